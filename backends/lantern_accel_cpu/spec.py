@@ -1,0 +1,55 @@
+"""The CPU before it is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from lantern_accel.spec import BackendSpec, Probe
+
+if TYPE_CHECKING:
+    from lantern_accel.backend import Backend
+
+
+class Spec(BackendSpec):
+    """The reference device: always there."""
+
+    name = "cpu"
+    summary = "the reference, on any processor that torch runs on"
+    api_version = 1
+    priority = 0
+
+    def prepare(self, environ: MutableMapping[str, str]) -> None:
+        """Set nothing: the CPU needs no environment."""
+
+    def probe(self) -> Probe:
+        """Describe the processor; it is always available."""
+        import torch
+
+        from lantern_accel_cpu.backend import computes_bfloat16, cpu_name
+
+        dtype = "bfloat16" if computes_bfloat16() else "float32"
+        threads = torch.get_num_threads()
+        return Probe.found(f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}, {dtype}")
+
+    def open(self, index: int, options: Mapping[str, Any]) -> Backend:
+        """Open the CPU; option ``threads`` sets torch's thread count until it is closed."""
+        from lantern_accel.backend import check_options
+        from lantern_accel.errors import BackendError
+        from lantern_accel_cpu.backend import DeviceBackend
+
+        check_options(self.name, options, {"threads": "how many threads torch uses"})
+        threads = options.get("threads")
+        if threads is not None:
+            most = os.cpu_count() or 1
+            try:
+                threads = int(threads)
+            except (TypeError, ValueError):
+                threads = 0
+            if not 1 <= threads <= most:
+                raise BackendError(
+                    f"backend 'cpu' got threads={options['threads']!r}; give a number from 1 to "
+                    f"{most}"
+                )
+        return DeviceBackend(index, threads=threads)

@@ -1,0 +1,271 @@
+"""The seam: what a device must provide to decode on it, with a reference for most of it.
+
+A backend inherits :class:`Backend` and writes :meth:`~Backend.facts` and
+:meth:`~Backend.synchronize`. Everything else has a reference implementation that is correct on any
+device torch knows; override what the device does better. Hooks choose a backend once a call;
+inside a step there are only these methods and tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.ops import KVCache, KVLayout, TensorOps
+from lantern_accel.spec import API_VERSION, BackendSpec, Probe
+
+__all__ = [
+    "API_VERSION",
+    "CAPABILITIES",
+    "Backend",
+    "BackendSpec",
+    "DTypePolicy",
+    "DeviceFacts",
+    "KVCache",
+    "KVLayout",
+    "MemoryUse",
+    "Probe",
+    "Replay",
+    "Stopwatch",
+    "Support",
+    "TensorOps",
+    "check_options",
+]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+CAPABILITIES = {
+    "capture": "a step is captured once and replayed without Python",
+    "energy": "energy_mj() reads a meter",
+    "memory": "memory() reads the memory in use",
+    **{name: f"computes in {name}" for name in DTYPES},
+}
+"""What may be asked of :meth:`Backend.support`, and what 'yes' means."""
+
+
+class DeviceFacts(BaseModel):
+    """What is known about one opened device; what is not known stays None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: str
+    device: str
+    name: str
+    torch: str
+    vendor: str | None = None
+    architecture: str | None = None
+    memory_bytes: int | None = None
+    cores: int | None = None
+    threads: int | None = None
+    driver: str | None = None
+    sdk: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Support:
+    """Answer to 'can this backend ...?'; true or false in an ``if``, with the reason for a no."""
+
+    yes: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.yes
+
+
+@dataclass(frozen=True)
+class DTypePolicy:
+    """Which dtype each kind of number has on a device.
+
+    ``compute``: weights and activations. ``kv``: the cache. ``accumulate`` and ``logits``: never
+    below float32, so that acceptance decides alike everywhere. ``index``: token ids, positions and
+    cache slots. ``table``: stored neighbour tables.
+    """
+
+    compute: torch.dtype
+    kv: torch.dtype
+    accumulate: torch.dtype = torch.float32
+    logits: torch.dtype = torch.float32
+    index: torch.dtype = torch.int64
+    table: torch.dtype = torch.int32
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of one device as seen from this process, in bytes; None where it is not known."""
+
+    in_use: int | None = None
+    peak: int | None = None
+    limit: int | None = None
+
+
+class Replay:
+    """A step that is ready to run again; the reference calls the Python function.
+
+    ``captured`` says whether the device replays a recording instead; ``nbytes`` is the device
+    memory that the recording holds.
+    """
+
+    captured: bool = False
+    nbytes: int = 0
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step: Callable[[], None] | None = step
+
+    def __call__(self) -> None:
+        """Run the step once on the buffers it was captured with; returns before it has ended."""
+        if self._step is None:
+            raise BackendError("this replay was released; capture the step again")
+        self._step()
+
+    def release(self) -> None:
+        """Free what the recording holds; calling it twice is harmless."""
+        self._step = None
+
+
+class Stopwatch:
+    """Wall time of a ``with`` block in ``seconds``, the device's pending work waited for.
+
+    The device is synchronised before the start, so that earlier work is not counted, and before
+    the end, so that the block's own work is.
+    """
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
+        self._start = 0.0
+        self.seconds = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._synchronize()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._synchronize()
+        self.seconds = time.perf_counter() - self._start
+
+
+class Backend(TensorOps, ABC):
+    """One opened device; a context manager that closes itself.
+
+    Subclasses set ``name`` (the spec's) and ``version`` (their own) and give ``device``.
+    """
+
+    name: str
+    version: str
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    # --- what the device is --------------------------------------------------------------------
+
+    @abstractmethod
+    def facts(self) -> DeviceFacts:
+        """Describe the device, its driver and its software."""
+
+    def compute_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtypes the device computes in, the best one for decoding first."""
+        return (torch.float32,)
+
+    def support(self, capability: str) -> Support:
+        """Answer for one of :data:`CAPABILITIES`; raises BackendError for any other name."""
+        if capability not in CAPABILITIES:
+            raise BackendError(
+                f"no capability is named {capability!r}{did_you_mean(capability, CAPABILITIES)}"
+            )
+        if capability in DTYPES:
+            yes = DTYPES[capability] in self.compute_dtypes()
+            return Support(yes, "" if yes else f"{self.device} does not compute in {capability}")
+        if capability == "energy":
+            yes = self.energy_mj() is not None
+            return Support(yes, "" if yes else f"backend {self.name!r} reads no energy meter")
+        if capability == "memory":
+            yes = self.memory().in_use is not None
+            return Support(yes, "" if yes else f"backend {self.name!r} reads no memory use")
+        return Support(False, f"backend {self.name!r} runs each step eagerly")
+
+    def dtypes(self, requested: str = "auto") -> DTypePolicy:
+        """Choose the dtypes for ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+
+        Raises BackendError for another name and for a dtype the device does not compute in.
+        """
+        able = self.compute_dtypes()
+        if requested == "auto":
+            return DTypePolicy(compute=able[0], kv=able[0])
+        if requested not in DTYPES:
+            near = did_you_mean(requested, ["auto", *DTYPES])
+            raise BackendError(f"no dtype is named {requested!r}{near}")
+        dtype = DTYPES[requested]
+        if dtype not in able:
+            names = ", ".join(str(one).removeprefix("torch.") for one in able)
+            raise BackendError(
+                f"device {self.device} does not compute in {requested}; use auto or one of: {names}"
+            )
+        return DTypePolicy(compute=dtype, kv=dtype)
+
+    # --- running -------------------------------------------------------------------------------
+
+    def capture(self, step: Callable[[], None]) -> Replay:
+        """Make ``step``, a function of static buffers without a host read, ready to be replayed.
+
+        A backend may run ``step`` any number of times to warm up and record it: the caller resets
+        the buffers that the step writes before the first replay.
+        """
+        return Replay(step)
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done all the work given to it."""
+
+    def stopwatch(self) -> Stopwatch:
+        """Return a new stopwatch that measures this device's time: ``with ... as watch:``."""
+        return Stopwatch(self.synchronize)
+
+    # --- meters --------------------------------------------------------------------------------
+
+    def memory(self) -> MemoryUse:
+        """Read the memory in use, its peak since :meth:`reset_peak_memory`, and its limit."""
+        return MemoryUse()
+
+    def reset_peak_memory(self) -> None:
+        """Start a new peak, where the device allows it."""
+
+    def counters(self) -> dict[str, int]:
+        """Read the device's own counters, such as graph compilations and CPU fall-backs."""
+        return {}
+
+    def energy_mj(self) -> int | None:
+        """Read the energy meter in millijoules since some fixed time; None without a meter."""
+        return None
+
+    def close(self) -> None:
+        """Give back what the backend holds; calling it twice is harmless."""
+
+    def __enter__(self) -> Backend:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_options(backend: str, options: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Raise BackendError for an option that ``known`` (name to meaning) does not list."""
+    for name in options:
+        if name not in known:
+            listing = "; ".join(f"{key}: {meaning}" for key, meaning in known.items())
+            raise BackendError(
+                f"backend {backend!r} has no option {name!r}; it takes {listing or 'none'}"
+            )

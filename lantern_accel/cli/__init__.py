@@ -1,0 +1,47 @@
+"""The command ``lantern-accel``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TextIO
+
+from lantern_accel.cli.console import say
+from lantern_accel.errors import LanternError, LanternWarning
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 2 for a wrong request, 130 when interrupted."""
+    from lantern_accel.cli.app import app
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LanternWarning)
+        show_others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            # Where in our source a warning was raised helps no user.
+            if issubclass(category, LanternWarning):
+                say(str(message), label="warning", style="yellow", to_stderr=True)
+            else:
+                show_others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        try:
+            app(args=None if argv is None else list(argv), prog_name="lantern-accel")
+        except SystemExit as stop:  # how typer ends, also after a command that worked
+            return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except LanternError as error:
+            say(str(error), label="error", style="bold red", to_stderr=True)
+            return 2
+        except KeyboardInterrupt:
+            return 130
+    return 0

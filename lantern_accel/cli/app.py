@@ -1,0 +1,43 @@
+"""The commands by name; each module registers its own and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import typer
+
+from lantern_accel.cli import devices, generate, train
+
+app = typer.Typer(
+    name="lantern-accel",
+    help="Generate images with LANTERN speculative decoding, on any accelerator.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain text: the same on a terminal, in a pipe and in the documentation.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lantern-accel {importlib.metadata.version('lantern-accel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version and exit.",
+    ),
+) -> None:
+    pass
+
+
+generate.register(app)
+devices.register(app)
+train.register(app)

@@ -1,0 +1,47 @@
+"""Errors that a user can act on: one sentence on what was wrong, one on the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LanternError(Exception):
+    """Base of every error raised on purpose; the CLI prints it without a traceback and exits 2."""
+
+
+class BackendError(LanternError):
+    """A backend is unknown, not available, failed to load, or failed in one of its hooks."""
+
+
+class ModelError(LanternError):
+    """A model name is unknown or a checkpoint cannot be used."""
+
+
+class CheckpointError(ModelError):
+    """A checkpoint file is truncated, of another architecture, or disagrees with its config."""
+
+
+class StrategyError(LanternError):
+    """A strategy, tree, acceptance rule or sampling setting is out of range."""
+
+
+class RequestError(LanternError):
+    """A generation request is empty, malformed or cannot be served by the model."""
+
+
+class DataError(LanternError):
+    """Training data cannot be had, is damaged, or does not fit the configuration."""
+
+
+class LanternWarning(UserWarning):
+    """Something was adjusted to keep going, such as a prompt that was cut to the prefix length."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return ``'; did you mean a, b?'`` for the choices nearest to ``word``, else all of them."""
+    names = sorted(choices)
+    near = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {', '.join(near)}?"
+    return f"; known: {', '.join(names)}" if names else ""

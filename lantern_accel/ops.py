@@ -1,0 +1,137 @@
+"""The tensor operations that a device may implement its own way, with reference implementations.
+
+Models call these and nothing device-specific. A backend inherits :class:`TensorOps` and overrides
+what its device does better; the reference runs on every device that torch knows.
+
+Shapes: ``R`` rows (images x CFG branches), ``T`` query positions, ``H`` heads, ``d`` head width,
+``L`` cache capacity in slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """Size and order of one static key-value cache.
+
+    ``capacity`` counts slots a row, the trash slot (the last one) included. The reference order is
+    ``[layers, 2, rows, capacity, heads, head_dim]``: a slot of a row is one contiguous piece of
+    memory, so that writing and committing are copies of whole pieces.
+    """
+
+    layers: int
+    rows: int
+    capacity: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.layers, 2, self.rows, self.capacity, self.heads, self.head_dim)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a cache of this layout holds."""
+        size = self.dtype.itemsize
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """A key-value cache at a fixed address; only :class:`TensorOps` looks inside ``data``."""
+
+    layout: KVLayout
+    data: Tensor
+
+
+class TensorOps:
+    """Reference implementation of every operation a device may replace."""
+
+    device: torch.device = torch.device("cpu")
+
+    # --- key-value cache -----------------------------------------------------------------------
+
+    def kv_layout(
+        self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
+    ) -> KVLayout:
+        """Choose the layout of a cache with at least ``capacity`` slots a row."""
+        return KVLayout(layers, rows, capacity, heads, head_dim, dtype)
+
+    def allocate(self, layout: KVLayout) -> KVCache:
+        """Allocate a zeroed cache that keeps its address."""
+        return KVCache(layout, torch.zeros(layout.shape, dtype=layout.dtype, device=self.device))
+
+    def address(self, kv: KVCache, slots: Tensor) -> Tensor:
+        """Turn slots, int ``[R, T]``, into the form that :meth:`write` and :meth:`commit` take.
+
+        Computed once a pass and used by all layers. The reference gives row-major indices, [R*T].
+        """
+        rows = torch.arange(kv.layout.rows, device=slots.device, dtype=slots.dtype).unsqueeze(1)
+        return (slots + rows * kv.layout.capacity).reshape(-1)
+
+    def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
+        flat = kv.data[layer].flatten(1, 2)
+        flat[0].index_copy_(0, address, k.flatten(0, 1))
+        flat[1].index_copy_(0, address, v.flatten(0, 1))
+
+    def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
+        """Move entries of all layers from addresses ``source`` to ``target``, both [R*J]."""
+        flat = kv.data.flatten(2, 3).flatten(0, 1)
+        flat.index_copy_(1, target, flat.index_select(1, source))
+
+    # --- arithmetic ----------------------------------------------------------------------------
+
+    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """Turn a boolean mask (True = visible) into the form that :meth:`attend` takes.
+
+        The reference is additive: 0 where visible, the smallest finite number elsewhere.
+        """
+        zero = torch.zeros((), dtype=dtype, device=visible.device)
+        return torch.where(visible, zero, torch.finfo(dtype).min)
+
+    def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
+        """Attention of ``q [R, T, H, d]`` over a layer's cache under ``mask [R, 1, T, L]``."""
+        k, v = kv.data[layer].unbind(0)
+        return self.attend_dense(q, k, v, mask)
+
+    def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Softmax attention, scale ``d ** -0.5``; ``k, v [R, L, H, d]``; ``mask=None`` is causal."""
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+        )
+        return out.transpose(1, 2)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise in float32, return to the dtype of ``x``, then scale (LlamaGen's order)."""
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+        return y.to(x.dtype) * weight
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` in float32.
+
+        ``x [R, T, ..., d]``; ``cos, sin`` broadcast against ``[R, T, ..., d/2]``.
+        """
+        pairs = x.float().reshape(*x.shape[:-1], -1, 2)
+        even, odd = pairs[..., 0], pairs[..., 1]
+        turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+        return turned.flatten(-2).to(x.dtype)
+
+    def swiglu(self, x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        """``w2(silu(w1 x) * w3 x)`` with ``w13 = [w1; w3]`` stacked, ``[2F, D]``."""
+        gate, up = F.linear(x, w13).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, w2)

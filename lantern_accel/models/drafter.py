@@ -1,0 +1,99 @@
+"""The EAGLE drafter: one decoder block on (next token's embedding, target feature).
+
+Source: EAGLE (arXiv 2401.15077) as published for LlamaGen by jadohu/LANTERN: no norm before
+attention, no final norm; the target's head reads its output. Drafter position ``p`` consumes the
+target feature at ``p`` and token ``p + 1``, so its table has one prefix row fewer than the target's.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.models.transformer import (
+    REFERENCE,
+    Block,
+    Pass,
+    dense_visible,
+    rotary_table_2d,
+)
+from lantern_accel.ops import TensorOps
+
+
+class DrafterConfig(BaseModel):
+    """Sizes of an EAGLE drafter for a LlamaGen target."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dim: int = Field(ge=4)
+    n_head: int = Field(ge=1)
+    ffn_dim: int = Field(ge=1)
+    vocab_size: int = Field(ge=2)
+    grid: int = Field(ge=1)
+    prefix_length: int = Field(ge=0, description="the target's prefix length less one")
+    norm_eps: float = 1e-6
+    bias: bool = True
+    rope_base: float = 10000.0
+    mask_padding: bool = Field(
+        True, description="hide the caption's pads; the published drafters were trained seeing them"
+    )
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_head
+
+
+class EagleDrafter(nn.Module):
+    """Predicts the target's next feature from its last features and the token drawn from them."""
+
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def __init__(
+        self, config: DrafterConfig, *, ops: TensorOps = REFERENCE, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.fc = nn.Linear(2 * config.dim, config.dim, bias=config.bias)
+        self.layers = nn.ModuleList(
+            [
+                Block(
+                    config.dim,
+                    config.n_head,
+                    config.ffn_dim,
+                    config.norm_eps,
+                    input_norm=False,
+                    dropout=dropout,
+                )
+            ]
+        )
+        cos, sin = rotary_table_2d(
+            config.prefix_length, config.grid, config.head_dim, config.rope_base
+        )
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+
+    def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""
+        pair = torch.cat((F.embedding(codes, self.embed_tokens.weight), features), dim=-1)
+        x: Tensor = self.fc(pair)
+        for i, block in enumerate(self.layers):
+            x = block(x, i, at, self.ops)
+        return x
+
+    def forward_dense(
+        self, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None
+    ) -> Tensor:
+        """Run a whole sequence without a cache; ``prefix_mask`` bool ``[R, prefix_length]``."""
+        length = codes.shape[1]
+        mask = None
+        if prefix_mask is not None:
+            mask = self.ops.mask(dense_visible(prefix_mask, length), features.dtype)
+        cos = self.rope_cos[:length].view(1, length, 1, -1)
+        sin = self.rope_sin[:length].view(1, length, 1, -1)
+        out: Tensor = self(codes, features, Pass(cos, sin, mask))
+        return out

@@ -1,0 +1,102 @@
+"""The bundled model's text encoder: words to caption features, without any download.
+
+It stands where flan-t5 stands in LlamaGen: features ``[B, prefix, caption_dim]``, right-aligned
+(left-padded) with a mask. A small bidirectional transformer, trained together with the target.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.errors import LanternWarning, RequestError
+from lantern_accel.models.transformer import REFERENCE, Block, Pass, RMSNorm
+from lantern_accel.models.words import normalise
+from lantern_accel.ops import TensorOps
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD_ID = 0
+UNKNOWN_ID = 1
+
+
+class TextEncoderConfig(BaseModel):
+    """Sizes of the text encoder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    vocab_size: int = Field(ge=2)
+    dim: int = Field(192, ge=4)
+    n_layer: int = Field(2, ge=0)
+    n_head: int = Field(4, ge=1)
+    prefix_length: int = Field(16, ge=1)
+    norm_eps: float = 1e-5
+
+
+class TextEncoder(nn.Module):
+    """Token ids to caption features of width ``dim``."""
+
+    def __init__(self, config: TextEncoderConfig, *, ops: TensorOps = REFERENCE) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        self.words = nn.Embedding(config.vocab_size, config.dim)
+        self.positions = nn.Embedding(config.prefix_length, config.dim)
+        self.layers = nn.ModuleList(
+            Block(config.dim, config.n_head, 2 * config.dim, config.norm_eps)
+            for _ in range(config.n_layer)
+        )
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Encode left-padded ids, int ``[B, prefix]``, mask bool ``[B, prefix]``; pads come out 0."""
+        x = F.embedding(ids, self.words.weight)
+        # Positions count from the first word, wherever the padding puts it.
+        place = (mask.long().cumsum(1) - 1).clamp(min=0)
+        x = x + F.embedding(place, self.positions.weight)
+        eye = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+        seen = self.ops.mask((mask[:, None, :] | eye).unsqueeze(1), x.dtype)
+        half = self.config.dim // self.config.n_head // 2
+        cos = torch.ones(1, 1, 1, half, device=x.device)
+        at = Pass(cos, torch.zeros_like(cos), seen)
+        for i, block in enumerate(self.layers):
+            x = block(x, i, at, self.ops)
+        out: Tensor = self.norm(x, self.ops)
+        return out * mask.unsqueeze(-1).to(out.dtype)
+
+
+def tokenize(
+    tokenizer: Tokenizer, prompts: Sequence[str], prefix_length: int
+) -> tuple[Tensor, Tensor]:
+    """Turn prompts into left-padded ids int64 ``[B, prefix]`` and a mask bool ``[B, prefix]``.
+
+    A prompt longer than the prefix is cut with a :class:`LanternWarning`, as T5 pipelines do.
+    Raises :class:`RequestError` for a prompt without a single known word.
+    """
+    ids = torch.full((len(prompts), prefix_length), PAD_ID, dtype=torch.int64)
+    mask = torch.zeros((len(prompts), prefix_length), dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        tokens = tokenizer.encode(normalise(prompt)).ids
+        if all(t == UNKNOWN_ID for t in tokens):
+            raise RequestError(
+                f"the prompt {prompt!r} has no word that this model knows; describe a thing in "
+                "English, such as 'red heart'"
+            )
+        if len(tokens) > prefix_length:
+            warnings.warn(
+                f"the prompt has {len(tokens)} tokens, the model's prefix holds {prefix_length}: "
+                f"it was cut after {tokenizer.decode(tokens[:prefix_length])!r}",
+                LanternWarning,
+                stacklevel=2,
+            )
+            tokens = tokens[:prefix_length]
+        ids[row, prefix_length - len(tokens) :] = torch.tensor(tokens)
+        mask[row, prefix_length - len(tokens) :] = True
+    return ids, mask

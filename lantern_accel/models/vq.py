@@ -1,0 +1,266 @@
+"""LlamaGen's VQ image tokenizer: encoder, L2-normalised codebook and decoder.
+
+Parameter names are those of the official checkpoints, so that a released ``vq_ds16_t2i.pt`` loads
+without a conversion table. Source: FoundationVision/LlamaGen, ``tokenizer_image``; the architecture
+is VQGAN's (arXiv 2012.09841) with attention at the lowest resolution.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class VQConfig(BaseModel):
+    """Sizes of a VQ tokenizer; the defaults are LlamaGen's ds16 model (71.9M parameters)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    in_channels: int = 3
+    ch: int = Field(128, ge=32, multiple_of=32, description="width of the first level")
+    ch_mult: tuple[int, ...] = Field((1, 1, 2, 2, 4), min_length=1)
+    num_res_blocks: int = Field(2, ge=1)
+    z_channels: int = Field(256, ge=32, multiple_of=32)
+    codebook_size: int = Field(16384, ge=2)
+    codebook_dim: int = Field(8, ge=1)
+    l2_norm: bool = Field(True, description="codebook rows and latents are compared on the sphere")
+
+    @property
+    def downsample(self) -> int:
+        """Pixels per token along one side."""
+        return int(2 ** (len(self.ch_mult) - 1))
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(32, channels, eps=1e-6, affine=True)
+
+
+class ResnetBlock(nn.Module):
+    """Two 3x3 convolutions with group norm and swish; a 1x1 shortcut where the width changes."""
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.norm1 = _norm(c_in)
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm2 = _norm(c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1)
+        self.nin_shortcut = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h)))
+        out: Tensor = (x if self.nin_shortcut is None else self.nin_shortcut(x)) + h
+        return out
+
+
+class AttnBlock(nn.Module):
+    """Single-head self-attention over all pixels, scale ``c ** -0.5``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = _norm(channels)
+        self.q = nn.Conv2d(channels, channels, 1)
+        self.k = nn.Conv2d(channels, channels, 1)
+        self.v = nn.Conv2d(channels, channels, 1)
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        y = self.norm(x)
+        q, k, v = (m(y).reshape(b, c, h * w).transpose(1, 2) for m in (self.q, self.k, self.v))
+        scores = torch.softmax(torch.matmul(q, k.transpose(1, 2)) * c**-0.5, dim=-1)
+        y = torch.matmul(scores, v).transpose(1, 2).reshape(b, c, h, w)
+        out: Tensor = x + self.proj_out(y)
+        return out
+
+
+class Downsample(nn.Module):
+    """Stride-2 convolution after padding one pixel on the right and at the bottom."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
+        return out
+
+
+class Upsample(nn.Module):
+    """Nearest-neighbour doubling and a 3x3 convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return out
+
+
+class _Level(nn.Module):
+    """One resolution: residual blocks, attention at the lowest level, a change of resolution."""
+
+    def __init__(self, c_in: int, c_out: int, blocks: int, attend: bool, resample: str) -> None:
+        super().__init__()
+        widths = [c_in] + [c_out] * blocks
+        self.res = nn.ModuleList(ResnetBlock(a, b) for a, b in itertools.pairwise(widths))
+        self.attn = nn.ModuleList(AttnBlock(c_out) for _ in range(blocks if attend else 0))
+        if resample == "down":
+            self.downsample = Downsample(c_out)
+        elif resample == "up":
+            self.upsample = Upsample(c_out)
+        self._resample = resample
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.res):
+            x = block(x)
+            if len(self.attn):
+                x = self.attn[i](x)
+        if self._resample == "down":
+            x = self.downsample(x)
+        elif self._resample == "up":
+            x = self.upsample(x)
+        return x
+
+
+def _mid(channels: int) -> nn.ModuleList:
+    return nn.ModuleList(
+        [ResnetBlock(channels, channels), AttnBlock(channels), ResnetBlock(channels, channels)]
+    )
+
+
+class Encoder(nn.Module):
+    """Image ``[B, 3, H, W]`` to features ``[B, z, H/f, W/f]``."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths = [config.ch * m for m in config.ch_mult]
+        last = len(widths) - 1
+        self.conv_in = nn.Conv2d(config.in_channels, config.ch, 3, padding=1)
+        self.conv_blocks = nn.ModuleList(
+            _Level(
+                config.ch if i == 0 else widths[i - 1],
+                width,
+                config.num_res_blocks,
+                attend=i == last,
+                resample="down" if i != last else "",
+            )
+            for i, width in enumerate(widths)
+        )
+        self.mid = _mid(widths[-1])
+        self.norm_out = _norm(widths[-1])
+        self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for level in self.conv_blocks:
+            x = level(x)
+        for block in self.mid:
+            x = block(x)
+        out: Tensor = self.conv_out(F.silu(self.norm_out(x)))
+        return out
+
+
+class Decoder(nn.Module):
+    """Features ``[B, z, h, w]`` to an image ``[B, 3, h*f, w*f]``; level 0 is the lowest."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths = [config.ch * m for m in reversed(config.ch_mult)]
+        last = len(widths) - 1
+        self.conv_in = nn.Conv2d(config.z_channels, widths[0], 3, padding=1)
+        self.mid = _mid(widths[0])
+        self.conv_blocks = nn.ModuleList(
+            _Level(
+                widths[max(i - 1, 0)],
+                width,
+                config.num_res_blocks + 1,
+                attend=i == 0,
+                resample="up" if i != last else "",
+            )
+            for i, width in enumerate(widths)
+        )
+        self.norm_out = _norm(widths[-1])
+        self.conv_out = nn.Conv2d(widths[-1], config.in_channels, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.conv_in(z)
+        for block in self.mid:
+            x = block(x)
+        for level in self.conv_blocks:
+            x = level(x)
+        out: Tensor = self.conv_out(F.silu(self.norm_out(x)))
+        return out
+
+
+class _Codebook(nn.Module):
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.codebook_size, config.codebook_dim)
+
+
+class VQModel(nn.Module):
+    """The tokenizer: pixels in [-1, 1] to codes and back."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
+        self.quantize = _Codebook(config)
+
+    def codebook(self) -> Tensor:
+        """Return the codebook in the space that the decoder reads, ``[V, codebook_dim]``."""
+        rows: Tensor = self.quantize.embedding.weight
+        return F.normalize(rows, dim=-1) if self.config.l2_norm else rows
+
+    def encode_latents(self, images: Tensor) -> Tensor:
+        """Return latents before quantisation, ``[B, codebook_dim, h, w]``."""
+        out: Tensor = self.quant_conv(self.encoder(images))
+        return out
+
+    def nearest_code(self, latents: Tensor) -> Tensor:
+        """Return the code with the smallest squared distance, int64 ``[B, h, w]``."""
+        z = latents.permute(0, 2, 3, 1)
+        if self.config.l2_norm:
+            z = F.normalize(z, dim=-1)
+        book = self.codebook()
+        distance = (
+            z.square().sum(-1, keepdim=True)
+            + book.square().sum(-1)
+            - 2.0 * torch.matmul(z, book.t())
+        )
+        return distance.argmin(dim=-1)
+
+    def lookup(self, codes: Tensor) -> Tensor:
+        """Return codebook vectors of ``codes [B, h, w]`` as ``[B, codebook_dim, h, w]``."""
+        return F.embedding(codes.long(), self.codebook()).permute(0, 3, 1, 2)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the codes of images ``[B, 3, H, W]`` in [-1, 1], int64 ``[B, h, w]``."""
+        return self.nearest_code(self.encode_latents(images))
+
+    def decode_latents(self, zq: Tensor) -> Tensor:
+        """Return pixels about in [-1, 1], ``[B, 3, H, W]``, of quantised latents."""
+        out: Tensor = self.decoder(self.post_quant_conv(zq))
+        return out
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Return pixels about in [-1, 1], ``[B, 3, H, W]``, of codes ``[B, h, w]``."""
+        return self.decode_latents(self.lookup(codes))
+
+
+def pixels_to_uint8(pixels: Tensor) -> Tensor:
+    """Return uint8 ``[B, H, W, 3]`` of pixels in [-1, 1]: ``trunc(clamp(127.5 x + 128, 0, 255))``.
+
+    LlamaGen's evaluation code rounds this way.
+    """
+    scaled = (127.5 * pixels.float() + 128.0).clamp(0, 255)
+    return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous()

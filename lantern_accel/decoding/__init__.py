@@ -1,0 +1,1 @@
+"""Decoding, as the papers tell it: prefill, then draft, verify, accept, commit, until the end."""

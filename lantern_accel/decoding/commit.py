@@ -1,0 +1,63 @@
+"""Commit: keep what was accepted, in place, and hand the drafter its next tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.acceptance import Accepted
+from lantern_accel.decoding.state import State
+from lantern_accel.decoding.trees import DraftTree
+from lantern_accel.decoding.verify import Verifying
+
+
+def commit(
+    verifying: Verifying, state: State, tree: DraftTree, features: Tensor, accepted: Accepted
+) -> None:
+    """Move accepted keys and values to their slots, write tokens, update lengths and counters.
+
+    ``features [R, T, D]`` are the target's, after the final norm. Images that are complete stay as
+    they are: their writes go to trash slots.
+    """
+    g = verifying.geometry
+    entry = torch.arange(g.depth + 1, device=state.length.device)
+    open_ = state.length + 1 < g.tokens
+    if g.depth:
+        node = accepted.path[:, 1:]
+        source = verifying.base + node - 1
+        valid = (entry[1:] <= accepted.length.unsqueeze(1)) & open_.unsqueeze(1)
+        image = state.length.unsqueeze(1) + entry[1:]
+        valid = valid & (image < g.tokens)
+        target = torch.where(valid, g.prefix + image, verifying.trash)
+        source = torch.where(valid, source, verifying.trash)
+        ops, cache = verifying.ops, verifying.cache
+        rows_source, rows_target = verifying._rows(source), verifying._rows(target)
+        ops.commit(cache, ops.address(cache, rows_source), ops.address(cache, rows_target))
+    # Known tokens from the one after the root on: accepted drafts, then the bonus.
+    drafts = tree.tokens.gather(1, accepted.path)
+    shifted = torch.cat((drafts[:, 1:], accepted.bonus.unsqueeze(1)), dim=1)
+    following = torch.where(
+        entry == accepted.length.unsqueeze(1), accepted.bonus.unsqueeze(1), shifted
+    )
+    column = state.length.unsqueeze(1) + 1 + entry
+    fits = (entry <= accepted.length.unsqueeze(1)) & (column < g.tokens) & open_.unsqueeze(1)
+    state.tokens.scatter_(1, torch.where(fits, column, g.tokens), following)
+    gained = accepted.length + 1
+    length = (state.length + gained).clamp(max=g.tokens - 1)
+    index = verifying._rows(accepted.path).unsqueeze(-1).expand(-1, -1, features.shape[-1])
+    keep = open_.unsqueeze(1)
+    state.pending_tokens.copy_(torch.where(keep, following, state.pending_tokens))
+    rows_open = verifying._rows(open_).view(-1, 1, 1)
+    state.pending_features.copy_(
+        torch.where(rows_open, features.gather(1, index), state.pending_features)
+    )
+    state.pending_count.copy_(torch.where(open_, gained, state.pending_count))
+    state.root.copy_(torch.where(open_, accepted.bonus, state.root))
+    bucket = torch.nn.functional.one_hot(accepted.length, g.depth + 1) * open_.unsqueeze(1)
+    state.histogram.add_(bucket)
+    state.steps.add_(open_)
+    state.moved.add_(torch.where(open_, accepted.moved, 0.0))
+    state.last_path.copy_(accepted.path)
+    state.last_length.copy_(torch.where(open_, accepted.length, -1))
+    state.length.copy_(torch.where(open_, length, state.length))
+    state.step.add_(1)

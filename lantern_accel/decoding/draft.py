@@ -1,0 +1,321 @@
+"""Drafting: the drafter catches up on what was committed, then proposes a tree.
+
+Every pass has a fixed shape. The drafter's cache holds the prompt, the image tokens, scratch slots
+for the tree's inner nodes, and a trash slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.logits import distribution, draw_without_replacement, guide
+from lantern_accel.decoding.state import Geometry, State
+from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.models.drafter import EagleDrafter
+from lantern_accel.models.llamagen import LlamaGenGPT
+from lantern_accel.models.transformer import Pass
+from lantern_accel.ops import KVCache, TensorOps
+from lantern_accel.strategy import DynamicTree, Sampling
+
+#: Lowest log-probability of a draft: keeps sums finite and strictly falling from parent to child.
+FLOOR = -1e4
+
+
+@dataclass
+class Drafting:
+    """The drafter of one engine, with its cache and constants."""
+
+    drafter: EagleDrafter
+    target: LlamaGenGPT
+    ops: TensorOps
+    cache: KVCache
+    geometry: Geometry
+    sampling: Sampling
+    scale: Tensor | None
+    tables: TreeTables | None
+    dynamic: DynamicTree | None
+
+    def __post_init__(self) -> None:
+        g = self.geometry
+        device = self.target.output.weight.device
+        self.prefix = g.prefix - 1
+        self.slots = torch.arange(self.cache.layout.capacity, device=device)
+        self.trash = g.drafter_slots - 1
+        self.base = self.prefix + g.tokens
+        self.topology: dict[str, Tensor] = {}
+        self.levels: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        if self.tables is not None:
+            self.topology = self.tables.topology(g.batch, device)
+            self._plan_levels(self.tables, device)
+
+    def _plan_levels(self, tables: TreeTables, device: torch.device) -> None:
+        """Prepare the index tables of each level of a static tree."""
+        inner = [node for level in tables.inner[1:] for node in level]
+        place = {node: i for i, node in enumerate(inner)}
+        for depth, level in enumerate(tables.inner):
+            group = {node: i for i, node in enumerate(level)}
+            below = [i for i in range(tables.nodes) if tables.depths[i] == depth + 1]
+            width = tables.max_children[depth]
+            rank = {n: n - tables.children[tables.parents[n]][0] for n in below}
+            picks = [group[tables.parents[n]] * width + rank[n] for n in below]
+            following = tables.inner[depth + 1] if depth + 1 < len(tables.inner) else []
+            inputs = [below.index(n) for n in following]
+            parents = [group[tables.parents[n]] for n in following]
+            seen = torch.zeros(len(following), self.geometry.scratch, dtype=torch.bool)
+            for i, node in enumerate(following):
+                while node:
+                    seen[i, place[node]] = True
+                    node = tables.parents[node]
+            self.levels.append(
+                (
+                    torch.tensor(picks, device=device),
+                    torch.tensor(inputs, dtype=torch.int64, device=device),
+                    torch.tensor(parents, dtype=torch.int64, device=device),
+                    seen.to(device),
+                )
+            )
+
+    # --- passes --------------------------------------------------------------------------------
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """Repeat a tensor of images for every guidance branch."""
+        return torch.cat([x] * self.geometry.branches) if self.geometry.branches > 1 else x
+
+    def _pass(self, cells: Tensor, slots: Tensor, visible: Tensor) -> Pass:
+        """Describe a pass: grid cells ``[B, T]``, cache slots ``[B, T]``, mask bool ``[B, T, L]``."""
+        cells = cells.clamp(max=self.geometry.tokens - 1) + self.prefix
+        shape = (*cells.shape, 1, -1)
+        cos = self.drafter.rope_cos.index_select(0, cells.flatten()).view(shape)
+        sin = self.drafter.rope_sin.index_select(0, cells.flatten()).view(shape)
+        mask = self.ops.mask(visible.unsqueeze(1), self.target.output.weight.dtype)
+        return Pass(
+            self._rows(cos),
+            self._rows(sin),
+            self._rows(mask),
+            self.cache,
+            self.ops.address(self.cache, self._rows(slots)),
+        )
+
+    def _prefix_visible(self, state: State) -> Tensor:
+        """Return which slots are not hidden caption pads, bool ``[B, L]``."""
+        rest = self.cache.layout.capacity - self.prefix
+        ones = torch.ones(self.geometry.batch, rest, dtype=torch.bool, device=self.slots.device)
+        if not self.drafter.config.mask_padding:
+            head = torch.ones_like(state.prefix_mask[:, : self.prefix])
+        else:
+            head = state.prefix_mask[:, : self.prefix]
+        return torch.cat((head, ones), dim=1)
+
+    def prefill(self, state: State, features: Tensor) -> None:
+        """Run the drafter over the prompt: code 0 and the target's features ``[R, prefix, D]``."""
+        if not self.prefix:
+            return
+        g = self.geometry
+        codes = torch.zeros(g.rows, self.prefix, dtype=torch.int64, device=features.device)
+        place = self.slots[: self.prefix].expand(g.batch, -1)
+        visible = (self.slots <= place.unsqueeze(-1)) & self._prefix_visible(state).unsqueeze(1)
+        visible = visible | (self.slots == place.unsqueeze(-1))
+        cos = self.drafter.rope_cos[: self.prefix].view(1, self.prefix, 1, -1)
+        sin = self.drafter.rope_sin[: self.prefix].view(1, self.prefix, 1, -1)
+        at = Pass(
+            cos,
+            sin,
+            self._rows(self.ops.mask(visible.unsqueeze(1), features.dtype)),
+            self.cache,
+            self.ops.address(self.cache, self._rows(place)),
+        )
+        self.drafter(codes, features[:, :-1], at)
+
+    def catch_up(self, state: State) -> Tensor:
+        """Run the pending tokens, keep their keys and values; return the root's state [R, 1, D]."""
+        g = self.geometry
+        entry = torch.arange(g.depth + 1, device=self.slots.device)
+        cells = state.length.unsqueeze(1) - state.pending_count.unsqueeze(1) + 1 + entry
+        valid = entry < state.pending_count.unsqueeze(1)
+        place = torch.where(valid, self.prefix + cells, self.trash)
+        visible = (self.slots <= place.unsqueeze(-1)) & (self.slots < self.base)
+        visible = visible & self._prefix_visible(state).unsqueeze(1)
+        at = self._pass(cells.clamp(min=0), place, visible)
+        out: Tensor = self.drafter(self._rows(state.pending_tokens), state.pending_features, at)
+        last = self._rows(state.pending_count - 1).view(-1, 1, 1).expand(-1, 1, out.shape[-1])
+        return out.gather(1, last)
+
+    def _level(
+        self, state: State, depth: int, codes: Tensor, features: Tensor, seen: Tensor, first: int
+    ) -> Tensor:
+        """Run drafted nodes ``codes [B, n]`` at ``depth``; ``seen [B, n, scratch]``; states [R, n, D].
+
+        ``first`` is the scratch slot of the first node.
+        """
+        count = codes.shape[1]
+        cells = (state.length + depth).unsqueeze(1).expand(-1, count)
+        start = self.base + first
+        place = self.slots[start : start + count].expand(self.geometry.batch, -1)
+        committed = (self.slots[: self.base] <= self.prefix + state.length.unsqueeze(1)) & (
+            self._prefix_visible(state)[:, : self.base]
+        )
+        rest = self.cache.layout.capacity - self.base - seen.shape[-1]
+        hidden = torch.zeros(*seen.shape[:2], rest, dtype=torch.bool, device=seen.device)
+        visible = torch.cat((committed.unsqueeze(1).expand(-1, count, -1), seen, hidden), dim=-1)
+        out: Tensor = self.drafter(self._rows(codes), features, self._pass(cells, place, visible))
+        return out
+
+    def _guided(self, state: State, depth: int, features: Tensor) -> Tensor:
+        """Return the drafter's guided logits of the tokens after ``depth``, [B, n, V]."""
+        logits = self.target.head(features)
+        if self.scale is None:
+            return logits
+        following = (state.length + depth + 1).clamp(max=self.geometry.tokens - 1)
+        scale = self.scale.index_select(0, following).unsqueeze(1).expand(-1, features.shape[1])
+        return guide(logits, scale)
+
+    # --- trees ---------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> int:
+        """Uniforms that one image needs to draft one tree."""
+        if self.tables is None or self.sampling.greedy:
+            return 0
+        widths = self.tables.max_children
+        return sum(len(lv) * w for lv, w in zip(self.tables.inner, widths, strict=True))
+
+    def draft(self, state: State, uniforms: Tensor) -> DraftTree:
+        """Catch up and propose a tree; ``uniforms [B, columns]``."""
+        features = self.catch_up(state)
+        if self.dynamic is not None:
+            return self._draft_dynamic(state, features, self.dynamic)
+        return self._draft_static(state, features, uniforms)
+
+    def _draft_static(self, state: State, features: Tensor, uniforms: Tensor) -> DraftTree:
+        tables = self.tables
+        assert tables is not None
+        batch = self.geometry.batch
+        tokens, dists = [state.root.unsqueeze(1)], []
+        used = first = 0
+        for depth, (picks_at, inputs, parents, seen) in enumerate(self.levels):
+            width = tables.max_children[depth]
+            logits = self._guided(state, depth, features)
+            groups = logits.shape[1]
+            if self.sampling.greedy:
+                picks = logits.topk(width, dim=-1).indices
+            else:
+                q = distribution(logits, self.sampling)
+                here = uniforms[:, used : used + groups * width].view(batch, groups, width)
+                used += groups * width
+                picks = draw_without_replacement(q, here)
+                dists.append(q)
+            codes = picks.flatten(1).index_select(1, picks_at)
+            tokens.append(codes)
+            if inputs.numel():
+                features = self._level(
+                    state,
+                    depth + 1,
+                    codes.index_select(1, inputs),
+                    features.index_select(1, parents),
+                    seen.expand(batch, -1, -1),
+                    first,
+                )
+                first += inputs.numel()
+        topology = dict(self.topology)
+        group = topology.pop("group")
+        return DraftTree(
+            tokens=torch.cat(tokens, dim=1),
+            max_children=tables.max_children,
+            q=torch.cat(dists, dim=1) if dists else None,
+            group=group if dists else None,
+            **topology,
+        )
+
+    def _log_probs(self, logits: Tensor) -> Tensor:
+        if self.sampling.greedy:
+            return logits.log_softmax(dim=-1).clamp(min=FLOOR)
+        return distribution(logits, self.sampling).log().clamp(min=FLOOR)
+
+    def _draft_dynamic(self, state: State, features: Tensor, tree: DynamicTree) -> DraftTree:
+        """EAGLE-2: a beam of ``top_k`` paths, ``depth`` further levels, the best nodes kept.
+
+        The pool is laid out as ``top_k`` first-level candidates, then ``top_k`` rows of ``top_k``
+        children a level; flat index f sits in row ``f // top_k``.
+        """
+        batch, k = self.geometry.batch, tree.top_k
+        device = features.device
+        log_probs = self._log_probs(self._guided(state, 0, features))[:, 0]
+        scores, codes = log_probs.topk(k, dim=-1)
+        pool_codes, pool_scores = [codes], [scores]
+        #: For every row of the pool: the flat index + 1 of the node whose children it holds.
+        origin = [torch.zeros(batch, 1, dtype=torch.int64, device=device)]
+        beam_flat = torch.arange(k, device=device).expand(batch, -1)
+        features = features.expand(-1, k, -1)
+        seen = torch.zeros(batch, k, self.geometry.scratch, dtype=torch.bool, device=device)
+        eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        for level in range(tree.depth):
+            first = level * k
+            pads = (seen[..., :first], eye, seen[..., first + k :])
+            seen = torch.cat(pads, dim=-1)
+            features = self._level(state, level + 1, codes, features, seen, first)
+            log_probs = self._log_probs(self._guided(state, level + 1, features))
+            best, children = log_probs.topk(k, dim=-1)
+            # A child ranks strictly below its parent, so that ties cannot part the two.
+            margin = scores.abs().unsqueeze(-1) * 2.0**-22 + 2.0**-30
+            total = scores.unsqueeze(-1) + best.clamp(max=0.0) - margin
+            pool_codes.append(children.flatten(1))
+            pool_scores.append(total.flatten(1))
+            origin.append(beam_flat + 1)
+            scores, pick = total.flatten(1).topk(k, dim=-1)
+            codes = children.flatten(1).gather(1, pick)
+            row = pick // k
+            beam_flat = k + level * k * k + pick
+            rows = self._rows(row).unsqueeze(-1).expand(-1, -1, features.shape[-1])
+            features = features.gather(1, rows)
+            seen = seen.gather(1, row.unsqueeze(-1).expand(-1, -1, seen.shape[-1]))
+        return self._keep_best(
+            state.root,
+            tree,
+            torch.cat(pool_codes, dim=1),
+            torch.cat(pool_scores, dim=1),
+            torch.cat(origin, dim=1),
+        )
+
+    @staticmethod
+    def _keep_best(
+        root: Tensor, tree: DynamicTree, codes: Tensor, scores: Tensor, origin: Tensor
+    ) -> DraftTree:
+        """Keep the ``total - 1`` best candidates, in the order of the pool, and link them."""
+        batch, total, k = root.shape[0], tree.total, tree.top_k
+        device = root.device
+        kept = scores.topk(total - 1, dim=-1).indices.sort(dim=-1).values
+        tokens = torch.cat((root.unsqueeze(1), codes.gather(1, kept)), dim=1)
+        parent_flat = origin.gather(1, kept // k)
+        # Node ids by flat index + 1; the root has flat index -1.
+        flat = torch.cat((torch.zeros_like(root).unsqueeze(1), kept + 1), dim=1)
+        parent = torch.searchsorted(flat, parent_flat.contiguous())
+        parent = torch.cat((torch.zeros_like(root).unsqueeze(1), parent), dim=1)
+        ids = torch.arange(total, device=device).expand(batch, -1)
+        link = torch.nn.functional.one_hot(parent, total).bool()
+        link = link & (ids.unsqueeze(-1) > 0)
+        visible = torch.eye(total, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        for _ in range(tree.depth + 1):
+            above = visible.gather(1, parent.unsqueeze(-1).expand(-1, -1, total))
+            visible = visible | above
+        depth = visible.sum(dim=-1) - 1
+        is_child = link.transpose(1, 2)
+        num_children = is_child.sum(dim=-1)
+        first_child = is_child.to(torch.int32).argmax(dim=-1)
+        # Greedy prefers the path whose leaf comes first.
+        leaf = (num_children == 0).unsqueeze(-1) & visible
+        big = torch.full((), total, device=device)
+        row_rank = torch.where(leaf, ids.unsqueeze(-1), big).amin(dim=1)
+        levels = tree.depth + 1
+        return DraftTree(
+            tokens=tokens,
+            parent=parent,
+            depth=depth,
+            first_child=first_child,
+            num_children=num_children,
+            visible=visible,
+            row_rank=row_rank,
+            max_children=(k,) * levels,
+        )

@@ -1,0 +1,255 @@
+"""The engine: static buffers, and the step that reads like the papers.
+
+``prefill -> [draft -> verify -> accept -> commit] -> tokens``. One engine serves one batch size, one
+strategy and one set of sampling settings; calls with other prompts reuse all of its buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.acceptance import Accepted, Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.commit import commit
+from lantern_accel.decoding.draft import Drafting
+from lantern_accel.decoding.logits import distribution, draw
+from lantern_accel.decoding.state import Geometry, State
+from lantern_accel.decoding.trees import DraftTree, TreeTables, tree_paths, tree_size
+from lantern_accel.decoding.uniforms import draw_uniforms
+from lantern_accel.decoding.verify import Verifying
+from lantern_accel.errors import StrategyError
+from lantern_accel.models.drafter import EagleDrafter
+from lantern_accel.models.llamagen import LlamaGenGPT
+from lantern_accel.ops import TensorOps
+from lantern_accel.strategy import DynamicTree, NoTree, Sampling, Strategy
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What decoding gives, on the host: tokens int64 ``[B, N]`` and counters.
+
+    ``steps [B]`` target forwards after prefill; ``histogram [B, D + 1]`` steps by accepted drafts;
+    ``moved [B]`` total variation used by relaxed acceptance, summed.
+    """
+
+    tokens: Tensor
+    steps: Tensor
+    histogram: Tensor
+    moved: Tensor
+
+    @property
+    def step_compression(self) -> float:
+        """Tokens known through steps over target forwards (prefill's first token not counted)."""
+        steps = int(self.steps.sum())
+        gained = self.tokens.shape[0] * (self.tokens.shape[1] - 1)
+        return gained / steps if steps else 1.0
+
+
+class Engine:
+    """Decodes ``batch`` images a call on static buffers.
+
+    Raises :class:`StrategyError` where the strategy needs a drafter or a neighbour table that is not
+    there, or a tree that is deeper than the image has tokens.
+    """
+
+    def __init__(
+        self,
+        target: LlamaGenGPT,
+        drafter: EagleDrafter | None,
+        ops: TensorOps,
+        strategy: Strategy,
+        sampling: Sampling,
+        *,
+        batch: int = 1,
+        neighbours: Tensor | None = None,
+    ) -> None:
+        config = target.config
+        tree = strategy.tree
+        if isinstance(tree, NoTree):
+            drafter = None
+        elif drafter is None:
+            raise StrategyError(
+                f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; use "
+                "the strategy 'vanilla', or train one with `lantern-accel train drafter`"
+            )
+        nodes, depth = tree_size(tree)
+        if depth >= config.num_tokens:
+            raise StrategyError(
+                f"the tree is {depth} drafts deep, but an image has {config.num_tokens} tokens; "
+                "choose a shallower tree"
+            )
+        self._check_widths(strategy, sampling, config.vocab_size)
+        self.strategy, self.sampling = strategy, sampling
+        self.ops = ops
+        weight = target.output.weight
+        tables = None if isinstance(tree, DynamicTree) else TreeTables(tree_paths(tree))
+        if isinstance(tree, DynamicTree):
+            scratch = tree.depth * tree.top_k
+        else:
+            assert tables is not None
+            scratch = sum(len(level) for level in tables.inner[1:])
+        self.geometry = g = Geometry(
+            batch=batch,
+            branches=2 if sampling.guided else 1,
+            prefix=config.prefix_length,
+            tokens=config.num_tokens,
+            nodes=nodes,
+            depth=depth,
+            scratch=scratch,
+            vocab=config.vocab_size,
+            dim=config.dim,
+        )
+        if strategy.neighbours and neighbours is None:
+            raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
+        self.rule = Rule(
+            strategy.acceptance,
+            strategy.residual,
+            neighbours[:, : strategy.neighbours].to(weight.device)
+            if neighbours is not None
+            else None,
+        )
+        scale = self._scales(sampling, g.tokens, weight.device)
+        layout = ops.kv_layout(
+            config.n_layer, g.rows, g.target_slots, config.n_head, config.head_dim, weight.dtype
+        )
+        self.verifying = Verifying(target, ops, ops.allocate(layout), g, scale)
+        self.drafting: Drafting | None = None
+        if drafter is not None:
+            d = drafter.config
+            layout = ops.kv_layout(1, g.rows, g.drafter_slots, d.n_head, d.head_dim, weight.dtype)
+            dynamic = tree if isinstance(tree, DynamicTree) else None
+            self.drafting = Drafting(
+                drafter, target, ops, ops.allocate(layout), g, sampling, scale, tables, dynamic
+            )
+        self._root_only = None if tables is None else tables.topology(batch, weight.device)
+        self._widths = tables.max_children if tables is not None else ()
+        draft_columns = self.drafting.columns if self.drafting else 0
+        tests = tree.top_k * depth if isinstance(tree, DynamicTree) else sum(self._widths)
+        self._columns = (draft_columns, tests)
+        self.state = State(g, draft_columns + tests + 1, weight.dtype, weight.device)
+
+    @staticmethod
+    def _check_widths(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
+        if strategy.neighbours >= vocab:
+            raise StrategyError(
+                f"k = {strategy.neighbours} is not below the codebook's {vocab} codes; choose k "
+                f"between 1 and {vocab - 2}"
+            )
+        if sampling.top_k > vocab:
+            raise StrategyError(
+                f"top_k = {sampling.top_k} is more than the codebook's {vocab} codes; use 0 for all"
+            )
+        tree = strategy.tree
+        if isinstance(tree, DynamicTree) and tree.top_k > vocab:
+            raise StrategyError(f"the tree's top_k {tree.top_k} is more than {vocab} codes")
+
+    @staticmethod
+    def _scales(sampling: Sampling, tokens: int, device: torch.device) -> Tensor | None:
+        """Return the guidance scale of each token; outside LlamaGen's interval it is 1 (off)."""
+        if not sampling.guided:
+            return None
+        scale = torch.full((tokens,), float(sampling.cfg_scale), device=device)
+        if sampling.cfg_interval >= 0:
+            # Decode index i counts from the second token; the first is always guided.
+            scale[sampling.cfg_interval + 2 :] = 1.0
+        return scale
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the static buffers: caches and state."""
+        total = self.verifying.cache.layout.nbytes
+        if self.drafting is not None:
+            total += self.drafting.cache.layout.nbytes
+        return total + self.state.nbytes
+
+    # --- one image batch -----------------------------------------------------------------------
+
+    def start(self, condition: Tensor, prefix_mask: Tensor, uniforms: Tensor) -> None:
+        """Prefill and draw the first token.
+
+        ``condition``: rows ``[cond; uncond]`` with guidance, else ``[cond]``; ``prefix_mask`` bool
+        ``[B, prefix]``; ``uniforms`` float32 ``[B, N, columns]``.
+        """
+        state = self.state
+        state.reset()
+        state.prefix_mask.copy_(prefix_mask)
+        state.uniforms.copy_(uniforms)
+        features, logits = self.verifying.prefill(state, condition)
+        if self.sampling.greedy:
+            root = logits.argmax(dim=-1)
+        else:
+            root = draw(distribution(logits, self.sampling), state.uniforms[:, 0, -1])
+        state.root.copy_(root)
+        state.tokens[:, 0].copy_(root)
+        state.step.fill_(1)
+        if self.drafting is not None:
+            self.drafting.prefill(state, features)
+            state.pending_tokens[:, 0].copy_(root)
+            state.pending_features[:, 0].copy_(features[:, -1])
+            state.pending_count.fill_(1)
+
+    def step(self) -> None:
+        """One LANTERN step: draft, verify, accept, commit. No value is read by the host."""
+        state = self.state
+        now = state.step.clamp(max=self.geometry.tokens - 1)
+        uniforms = state.uniforms.index_select(1, now).squeeze(1)
+        drafts, tests = self._columns
+        tree = self._draft(uniforms[:, :drafts])
+        features, logits = self.verifying.verify(state, tree)
+        accepted = self._accept(tree, logits, uniforms[:, drafts : drafts + tests], uniforms[:, -1])
+        commit(self.verifying, state, tree, features, accepted)
+
+    def _draft(self, uniforms: Tensor) -> DraftTree:
+        if self.drafting is not None:
+            return self.drafting.draft(self.state, uniforms)
+        assert self._root_only is not None
+        topology = {k: v for k, v in self._root_only.items() if k != "group"}
+        return DraftTree(tokens=self.state.root.unsqueeze(1), max_children=(), **topology)
+
+    def _accept(self, tree: DraftTree, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
+        if self.sampling.greedy:
+            return accept_greedy(tree, logits, self.rule)
+        return accept_sampling(tree, distribution(logits, self.sampling), self.rule, tests, bonus)
+
+    def uniforms(self, seed: int, images: list[int]) -> Tensor:
+        """Draw the request's randomness: float32 ``[B, N, columns]`` on the engine's device.
+
+        ``images`` are the indices that pick each image's random stream.
+        """
+        columns = sum(self._columns) + 1
+        drawn = draw_uniforms(seed, images, self.geometry.tokens, columns)
+        return drawn.to(self.state.uniforms.device)
+
+    def run(
+        self,
+        step: Callable[[], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+        check_every: int = 1,
+    ) -> Decoded:
+        """Step until every image is complete; call :meth:`start` first.
+
+        ``step`` replays a captured :meth:`step`. ``on_progress`` gets the tokens known by the slowest
+        image. The host looks at the lengths only from the earliest step at which an image can be
+        complete, then every ``check_every`` steps, and every eighth step where progress is wanted.
+        """
+        g, state = self.geometry, self.state
+        replay = step or self.step
+        earliest = -(-(g.tokens - 1) // (g.depth + 1))
+        for index in range(1, g.tokens):
+            replay()
+            late = index >= earliest and (index - earliest) % check_every == 0
+            if late or (on_progress is not None and index % 8 == 0):
+                known = int(state.length.min()) + 1
+                if on_progress is not None:
+                    on_progress(known)
+                if known >= g.tokens:
+                    break
+        return Decoded(
+            state.tokens[:, : g.tokens].cpu().clone(),
+            state.steps.cpu().clone(),
+            state.histogram.cpu().clone(),
+            state.moved.cpu().clone(),
+        )

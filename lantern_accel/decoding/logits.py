@@ -1,0 +1,81 @@
+"""From logits to distributions and draws: guidance, temperature, top-k, top-p, inverse CDF."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lantern_accel.strategy import Sampling
+
+
+def guide(logits: Tensor, scale: Tensor | None) -> Tensor:
+    """Combine rows ``[cond; uncond]`` by classifier-free guidance, ``u + s (c - u)``.
+
+    ``logits`` float32 ``[2B, T, V]`` with ``scale`` float32 ``[B, T]``; None: rows pass as they are.
+    Where the scale is 1 or less the result is the conditional row, bit for bit.
+    """
+    if scale is None:
+        return logits
+    cond, uncond = logits.chunk(2, dim=0)
+    s = scale.unsqueeze(-1)
+    return torch.where(s > 1, uncond + s * (cond - uncond), cond)
+
+
+def _keep_top_k(logits: Tensor, k: int) -> Tensor:
+    if k <= 0 or k >= logits.shape[-1]:
+        return logits
+    # Values equal to the k-th stay (LlamaGen and transformers agree on this).
+    kth = logits.topk(k, dim=-1).values[..., -1:]
+    return torch.where(logits < kth, float("-inf"), logits)
+
+
+def _keep_top_p(logits: Tensor, p: float) -> Tensor:
+    if p >= 1:
+        return logits
+    ordered, index = logits.sort(dim=-1, descending=True)
+    mass = ordered.softmax(dim=-1)
+    # A code goes when the codes before it already hold more than p.
+    drop = (mass.cumsum(-1) - mass) > p
+    return torch.where(drop.gather(-1, index.argsort(-1)), float("-inf"), logits)
+
+
+def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Return float32 probabilities ``[..., V]`` after temperature and the two filters.
+
+    Greedy decoding (temperature 0) leaves the logits as they are: its rule compares probabilities of
+    the raw distribution.
+    """
+    if sampling.greedy:
+        return logits.softmax(dim=-1)
+    x = logits / sampling.temperature
+    if sampling.order == "top_k_first":
+        x = _keep_top_p(_keep_top_k(x, sampling.top_k), sampling.top_p)
+    else:
+        x = _keep_top_k(_keep_top_p(x, sampling.top_p), sampling.top_k)
+    return x.softmax(dim=-1)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Draw by inverse CDF: int64 ``[...]`` from weights ``[..., V]`` (any sum) and uniforms ``[...]``.
+
+    The uniforms are below ``1 - 2**-22`` (see :mod:`lantern_accel.decoding.uniforms`), so that rounding
+    cannot push a draw past the last code with a weight.
+    """
+    total = weights.cumsum(dim=-1)
+    bar = uniform.unsqueeze(-1) * total[..., -1:]
+    return (total <= bar).sum(dim=-1).clamp(max=weights.shape[-1] - 1)
+
+
+def draw_without_replacement(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw ``K`` different codes, int64 ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``.
+
+    Where fewer than K codes have a weight, the rest of the draws repeat code V - 1 with no weight;
+    acceptance skips drafts whose probability is 0.
+    """
+    picks = []
+    for r in range(uniforms.shape[-1]):
+        pick = draw(weights, uniforms[..., r])
+        picks.append(pick)
+        if r + 1 < uniforms.shape[-1]:
+            weights = weights.scatter(-1, pick.unsqueeze(-1), 0.0)
+    return torch.stack(picks, dim=-1)

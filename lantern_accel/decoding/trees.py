@@ -1,0 +1,190 @@
+"""Draft trees as tables of fixed size, and the static trees that the papers use.
+
+Node 0 is the root: a token that is known but not yet run through the target. Parents come before
+their children, and the children of a node are consecutive, in the order in which they are tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy import ChainTree, DynamicTree, NoTree, Path, StaticTree, Tree
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """One tree an image: the topology, the drafted tokens and what they were drawn from.
+
+    ``B`` images, ``T`` nodes, int64 unless said otherwise. ``tokens, parent, depth, first_child,
+    num_children, row_rank [B, T]``; ``visible`` bool ``[B, T, T]``: row i sees its ancestors and
+    itself. ``row_rank`` orders paths of equal length (greedy takes the lowest). ``q`` float32
+    ``[B, G, V]`` holds the drafter's distribution of each group of siblings and ``group [B, T]`` says
+    which one a node's *children* were drawn from; both are None for deterministic drafts (q = 1).
+    ``max_children[d]`` bounds the children of nodes at depth d (host integers: loop bounds).
+    """
+
+    tokens: Tensor
+    parent: Tensor
+    depth: Tensor
+    first_child: Tensor
+    num_children: Tensor
+    visible: Tensor
+    row_rank: Tensor
+    max_children: tuple[int, ...]
+    q: Tensor | None = None
+    group: Tensor | None = None
+
+
+class TreeTables:
+    """A static tree's topology as tables, built once from its paths."""
+
+    def __init__(self, paths: tuple[Path, ...]) -> None:
+        nodes: list[Path] = [(), *sorted(paths, key=lambda p: (len(p), p))]
+        index = {path: i for i, path in enumerate(nodes)}
+        self.nodes = len(nodes)
+        self.max_depth = max(len(p) for p in nodes)
+        self.parents = [max(index[p[:-1]] if p else 0, 0) for p in nodes]
+        self.depths = [len(p) for p in nodes]
+        self.children: list[list[int]] = [[] for _ in nodes]
+        for i, path in enumerate(nodes):
+            if path:
+                self.children[index[path[:-1]]].append(i)
+        #: Non-leaf nodes at each depth, in node order: the groups of siblings are drawn from them.
+        self.inner = [
+            [i for i in range(self.nodes) if self.depths[i] == d and self.children[i]]
+            for d in range(self.max_depth)
+        ]
+        self.max_children = tuple(max(len(self.children[i]) for i in level) for level in self.inner)
+        rank = {path: r for r, path in enumerate(sorted(nodes))}
+        self.row_ranks = [rank[p] for p in nodes]
+
+    @property
+    def groups(self) -> int:
+        """Groups of siblings, one a non-leaf node."""
+        return sum(len(level) for level in self.inner)
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Ancestors and self, bool ``[T, T]``."""
+        out = torch.eye(self.nodes, dtype=torch.bool)
+        for i in range(1, self.nodes):
+            out[i] |= out[self.parents[i]]
+        return out
+
+    def topology(self, batch: int, device: torch.device) -> dict[str, Tensor]:
+        """Return the tensors of :class:`DraftTree` that do not depend on the drafts."""
+        first = [kids[0] if kids else 0 for kids in self.children]
+        groups = {node: g for g, node in enumerate(i for level in self.inner for i in level)}
+        group = [groups.get(i, 0) for i in range(self.nodes)]
+
+        def table(values: list[int]) -> Tensor:
+            return torch.tensor(values, device=device).expand(batch, -1)
+
+        return {
+            "parent": table(self.parents),
+            "depth": table(self.depths),
+            "first_child": table(first),
+            "num_children": table([len(kids) for kids in self.children]),
+            "row_rank": table(self.row_ranks),
+            "group": table(group),
+            "visible": self.visible.to(device).expand(batch, -1, -1),
+        }
+
+
+def chain_paths(length: int) -> tuple[Path, ...]:
+    """Return the paths of a chain of ``length`` drafts."""
+    return tuple((0,) * (i + 1) for i in range(length))
+
+
+def tree_paths(tree: Tree) -> tuple[Path, ...]:
+    """Return the paths of a tree whose shape is known in advance; () without a tree."""
+    if isinstance(tree, NoTree):
+        return ()
+    if isinstance(tree, ChainTree):
+        return chain_paths(tree.length)
+    if isinstance(tree, StaticTree):
+        return tree.paths
+    raise StrategyError("a dynamic tree has no paths before it is drafted")
+
+
+def tree_size(tree: Tree) -> tuple[int, int]:
+    """Return ``(nodes with the root, depth of the deepest draft)``."""
+    if isinstance(tree, DynamicTree):
+        return tree.total, tree.depth + 1
+    paths = tree_paths(tree)
+    return 1 + len(paths), max((len(p) for p in paths), default=0)
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(tuple(int(c) for c in word) for word in text.split())
+
+
+#: Official default for LlamaGen and Anole: 57 drafts, 5/13/16/14/9 at depths 1 to 5.
+NAIVE_EXTEND_57 = StaticTree(
+    name="naive_extend_57",
+    paths=_paths(
+        "0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 "
+        "030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 "
+        "0200 00000 00001 00002 00010 00011 00100 00101 00110 00200"
+    ),
+)
+#: EAGLE-1's tree, the official default for Lumina-mGPT: 25 drafts, 4/8/8/3/2.
+MC_SIM_7B_63 = StaticTree(
+    name="mc_sim_7b_63",
+    paths=_paths(
+        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+    ),
+)
+#: Small trees for devices on which every verified node costs time.
+SMALL_8 = StaticTree(name="small_8", paths=_paths("0 1 2 00 01 000 0000"))
+SMALL_12 = StaticTree(name="small_12", paths=_paths("0 1 2 00 01 02 10 000 001 0000 00000"))
+SMALL_16 = StaticTree(
+    name="small_16", paths=_paths("0 1 2 3 00 01 02 10 11 000 001 010 0000 0001 00000")
+)
+
+STATIC_TREES = {
+    tree.name: tree for tree in (NAIVE_EXTEND_57, MC_SIM_7B_63, SMALL_8, SMALL_12, SMALL_16)
+}
+EAGLE2_TREE = DynamicTree(top_k=10, depth=4, total=59)
+
+
+def parse_tree(text: str) -> Tree:
+    """Read a tree from text, as ``--tree`` takes it.
+
+    ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths
+    of ranks such as ``0,1,00,01,000`` (single digits). Raises :class:`StrategyError`.
+    """
+    from lantern_accel.errors import did_you_mean
+    from lantern_accel.strategy import validated
+
+    kind, _, rest = text.strip().partition(":")
+    try:
+        if kind == "none" and not rest:
+            return NoTree()
+        if kind == "chain":
+            values = {"length": int(rest)} if rest else {}
+            return validated(ChainTree, values, "tree")  # type: ignore[no-any-return]
+        if kind == "dynamic":
+            if not rest:
+                return EAGLE2_TREE
+            top_k, depth, total = (int(part) for part in rest.split(","))
+            return validated(  # type: ignore[no-any-return]
+                DynamicTree, {"top_k": top_k, "depth": depth, "total": total}, "tree"
+            )
+    except ValueError:
+        raise StrategyError(
+            f"the tree {text!r} cannot be read; write chain:LENGTH or dynamic:TOP_K,DEPTH,TOTAL"
+        ) from None
+    if kind in STATIC_TREES and not rest:
+        return STATIC_TREES[kind]
+    words = text.replace(",", " ").split()
+    if words and all(word.isdigit() for word in words):
+        paths = [[int(c) for c in word] for word in words]
+        return validated(StaticTree, {"paths": paths}, "tree")  # type: ignore[no-any-return]
+    known = [*STATIC_TREES, "none", "chain:4", "dynamic"]
+    raise StrategyError(f"unknown tree {text!r}{did_you_mean(kind, known)}")

@@ -1,0 +1,219 @@
+"""Strategies as values: a tree, an acceptance rule and a residual; names are points of that space.
+
+``vanilla``, ``eagle``, ``eagle2``, ``lantern`` and ``lantern++`` are the papers' combinations:
+EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.06352.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from lantern_accel.errors import StrategyError, did_you_mean
+
+Residual = Literal["aggregate", "official", "optimal"]
+#: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
+Path = tuple[int, ...]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoTree(_Value):
+    """Plain autoregressive decoding: one token a step, no drafter."""
+
+    kind: Literal["none"] = "none"
+
+
+class ChainTree(_Value):
+    """One drafted token after another."""
+
+    kind: Literal["chain"] = "chain"
+    length: int = Field(4, ge=1, le=64, description="drafted tokens a step")
+
+
+class StaticTree(_Value):
+    """A tree of fixed shape, as in EAGLE-1 and LANTERN++; drafts are drawn without replacement.
+
+    ``paths`` lists every node but the root; the parent of a node must be there too, and siblings are
+    ranked 0, 1, 2, ... without gaps.
+    """
+
+    kind: Literal["static"] = "static"
+    name: str = "custom"
+    paths: tuple[Path, ...] = Field(min_length=1)
+
+    @field_validator("paths")
+    @classmethod
+    def _is_a_tree(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        nodes = set(paths)
+        if len(nodes) != len(paths):
+            raise ValueError("a tree lists every node once")
+        for path in paths:
+            if not path or any(rank < 0 for rank in path):
+                raise ValueError(f"{list(path)} is not a path of ranks from 0 on")
+            if len(path) > 1 and path[:-1] not in nodes:
+                raise ValueError(f"the node {list(path)} has no parent {list(path[:-1])}")
+            if path[-1] > 0 and (*path[:-1], path[-1] - 1) not in nodes:
+                raise ValueError(f"the node {list(path)} has no sibling of rank {path[-1] - 1}")
+        return tuple(sorted(paths, key=lambda p: (len(p), p)))
+
+
+class DynamicTree(_Value):
+    """EAGLE-2's tree: a beam of the drafter's most likely paths, the best ``total`` nodes kept."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    top_k: int = Field(10, ge=1, le=64, description="beam width, and children a node")
+    depth: int = Field(4, ge=0, le=32, description="levels below the first")
+    total: int = Field(59, ge=2, description="nodes, the root included")
+
+    @model_validator(mode="after")
+    def _has_candidates(self) -> DynamicTree:
+        pool = self.top_k + self.depth * self.top_k**2
+        if self.total - 1 > pool:
+            raise ValueError(
+                f"total {self.total} asks for more nodes than top_k {self.top_k} and depth "
+                f"{self.depth} propose ({pool} and the root)"
+            )
+        return self
+
+
+Tree = Annotated[NoTree | ChainTree | StaticTree | DynamicTree, Field(discriminator="kind")]
+
+
+class Exact(_Value):
+    """The ordinary speculative test; the output follows the target's distribution."""
+
+    kind: Literal["exact"] = "exact"
+
+
+class Lantern(_Value):
+    """LANTERN: neighbours count while the total variation stays under ``delta`` (absolute)."""
+
+    kind: Literal["lantern"] = "lantern"
+    k: int = Field(1000, ge=1, description="nearest codes that may count for a drafted one")
+    delta: float = Field(0.2, gt=0, le=1, description="bound on the total-variation distance")
+
+
+class LanternPP(_Value):
+    """LANTERN++: a drafted code may count for at most ``lam`` times its own probability."""
+
+    kind: Literal["lantern++"] = "lantern++"
+    k: int = Field(10, ge=1, description="nearest codes that may count for a drafted one")
+    lam: float = Field(2.0, ge=1, description="lambda: bound (lambda - 1) p(x) on the added mass")
+
+
+Acceptance = Annotated[Exact | Lantern | LanternPP, Field(discriminator="kind")]
+
+
+class Strategy(_Value):
+    """How a step drafts and accepts."""
+
+    name: str = "custom"
+    tree: Tree = NoTree()
+    acceptance: Acceptance = Exact()
+    residual: Residual = "aggregate"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Strategy:
+        if isinstance(self.tree, NoTree) and not isinstance(self.acceptance, Exact):
+            raise ValueError("a strategy without a tree drafts nothing that could be relaxed")
+        return self
+
+    @property
+    def neighbours(self) -> int:
+        """Columns of the neighbour table that the acceptance rule and the residual read."""
+        if isinstance(self.acceptance, Exact):
+            return 0
+        # The official residual removes one neighbour more than it may count.
+        return self.acceptance.k + (1 if self.residual == "official" else 0)
+
+    def override(self, **changes: Any) -> Strategy:
+        """Return this strategy with ``tree``, ``residual``, ``k``, ``delta`` or ``lam`` changed.
+
+        None leaves a field as it is. Raises :class:`StrategyError` where the acceptance rule has no
+        such field, or the value is out of range.
+        """
+        values = self.model_dump()
+        for key, value in changes.items():
+            if value is None:
+                continue
+            if key in ("tree", "residual", "name"):
+                values[key] = value.model_dump() if isinstance(value, BaseModel) else value
+            elif key in values["acceptance"] and key != "kind":
+                values["acceptance"][key] = value
+            else:
+                option = "lambda" if key == "lam" else key
+                raise StrategyError(
+                    f"the strategy {self.name!r} has no {option}: its acceptance rule is "
+                    f"{self.acceptance.kind!r}; leave {option} out or choose another strategy"
+                )
+        changed: Strategy = validated(Strategy, values, "strategy")
+        return changed
+
+
+def validated(model: type[Any], values: Any, what: str) -> Any:
+    """Build a pydantic model, turning its complaint into a one-sentence :class:`StrategyError`."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if str(part) not in _KINDS) or what
+        where = where.replace("lam", "lambda") if where.endswith("lam") else where
+        raise StrategyError(
+            f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}"
+            + (f", not {first['input']!r}" if first["type"] != "value_error" else "")
+        ) from None
+
+
+_KINDS = {"none", "chain", "static", "dynamic", "exact", "lantern", "lantern++"}
+STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
+
+
+def named_strategy(
+    name: str,
+    *,
+    static: StaticTree,
+    dynamic: DynamicTree,
+    lantern: Lantern | None = None,
+    lantern_pp: LanternPP | None = None,
+) -> Strategy:
+    """Return the strategy called ``name`` over the given trees; unknown names raise with the nearest."""
+    points: dict[str, tuple[Any, Any]] = {
+        "vanilla": (NoTree(), Exact()),
+        "eagle": (static, Exact()),
+        "eagle2": (dynamic, Exact()),
+        "lantern": (dynamic, lantern or Lantern()),
+        "lantern++": (static, lantern_pp or LanternPP()),
+    }
+    if name not in points:
+        raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, points)}")
+    tree, acceptance = points[name]
+    return Strategy(name=name, tree=tree, acceptance=acceptance)
+
+
+class Sampling(_Value):
+    """How logits become a distribution: guidance, temperature, then the two filters.
+
+    ``temperature=0`` is greedy. LlamaGen filters by top-k before top-p; LANTERN's code the other way
+    round (``order="top_p_first"``), which differs only where both are set.
+    """
+
+    temperature: float = Field(1.0, ge=0)
+    top_k: int = Field(0, ge=0, description="0: all codes")
+    top_p: float = Field(1.0, gt=0, le=1)
+    cfg_scale: float = Field(1.0, ge=0, description="u + s (c - u); 1 or less: no guidance")
+    cfg_interval: int = Field(
+        -1, ge=-1, description="guide only up to this decode index (0 is the second token); -1: all"
+    )
+    order: Literal["top_k_first", "top_p_first"] = "top_k_first"
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def guided(self) -> bool:
+        return self.cfg_scale > 1

@@ -1,0 +1,185 @@
+"""``lantern-accel generate``: images from prompts, with the figures of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from lantern_accel.cli.console import say
+
+if TYPE_CHECKING:
+    from lantern_accel.types import GenerationResult
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("generate")(generate)
+
+
+def generate(
+    prompts: list[str] = typer.Argument(
+        ..., metavar="PROMPT...", help="What to draw; class ids for class-conditional models."
+    ),
+    output: Path = typer.Option(
+        Path("lantern.png"), "--output", "-o", help="Picture to write; several get -0, -1, ..."
+    ),
+    json_path: str = typer.Option(
+        "", "--json", metavar="FILE", help="Write the run's figures here; - for standard output."
+    ),
+    device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
+    model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
+    strategy: str = typer.Option("lantern++", help="vanilla, eagle, eagle2, lantern or lantern++."),
+    num_images: int = typer.Option(1, min=1, help="Images a prompt."),
+    seed: int = typer.Option(None, min=0, help="Fixes the images; drawn and printed if left out."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    batch_size: int = typer.Option(None, min=1, help="Images decoded together."),
+    temperature: float = typer.Option(None, help="0 is greedy. Default: the model's."),
+    top_k: int = typer.Option(None, help="Keep the k most likely codes; 0 keeps all."),
+    top_p: float = typer.Option(None, help="Keep the codes that hold this share."),
+    cfg_scale: float = typer.Option(None, "--cfg-scale", help="Guidance; 1 or less is off."),
+    tree: str = typer.Option(
+        None, help="none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, or paths 0,1,00,01."
+    ),
+    k: int = typer.Option(None, "--k", help="Neighbours that may count for a drafted code."),
+    delta: float = typer.Option(None, help="LANTERN's bound on total variation, in (0, 1]."),
+    lam: float = typer.Option(None, "--lambda", help="LANTERN++'s bound, 1 or more."),
+    residual: str = typer.Option(None, help="aggregate, official or optimal."),
+    threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
+    scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
+    grid: bool = typer.Option(False, help="Write all images into one picture, a row a prompt."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
+) -> None:
+    """Draw PROMPT and write a picture.
+
+    Example: lantern-accel generate "red heart" --seed 7 -o heart.png
+    """
+    _check_output(output, json_path)
+    import lantern_accel
+
+    options = {"threads": threads} if threads is not None else None
+    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+        arguments = {
+            "strategy": strategy,
+            "num_images": num_images,
+            "seed": seed,
+            "batch_size": batch_size,
+            "tree": tree,
+            "k": k,
+            "delta": delta,
+            "lam": lam,
+            "residual": residual,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "cfg_scale": cfg_scale,
+        }
+        prompt: str | list[str] = prompts[0] if len(prompts) == 1 else prompts
+        with _bar(quiet) as report:
+            result = pipeline.generate(prompt, on_progress=report, **arguments)
+    written = _write(result, output, num_images if grid else 0, scale)
+    if json_path == "-":
+        typer.echo(result.stats.model_dump_json(indent=2))
+    elif json_path:
+        from lantern_accel.files import write_json
+
+        write_json(Path(json_path), result.stats.model_dump(mode="json"))
+    if not quiet and json_path != "-":
+        _summary(result, written)
+
+
+def _check_output(output: Path, json_path: str) -> None:
+    """Raise before any work where a file could not be written or its format is unknown."""
+    import tempfile
+
+    from PIL import Image
+
+    from lantern_accel.errors import RequestError
+
+    known = Image.registered_extensions()
+    if output.suffix.lower() not in known or known[output.suffix.lower()] not in Image.SAVE:
+        raise RequestError(
+            f"{output} has no picture format that can be written; name it .png, .jpg or .webp"
+        )
+    for path in (output, *([Path(json_path)] if json_path and json_path != "-" else [])):
+        if path.is_dir():
+            raise RequestError(f"{path} is a folder; name a file in it")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise RequestError(
+                f"{path} cannot be written ({error.strerror}); choose another folder with -o"
+            ) from None
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Show a live bar where standard error is a terminal."""
+    import sys
+
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("decoding"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tokens"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("decoding", total=None)
+        yield lambda known, total: bar.update(task, completed=known, total=total)
+
+
+def _write(result: GenerationResult, output: Path, columns: int, scale: int) -> list[Path]:
+    from dataclasses import replace
+
+    from PIL import Image
+
+    images = result.images
+    if scale > 1:
+        images = [
+            i.resize((i.width * scale, i.height * scale), Image.Resampling.LANCZOS) for i in images
+        ]
+    if columns:
+        width, height = images[0].size
+        rows = -(-len(images) // columns)
+        sheet = Image.new("RGB", (columns * width, rows * height), "white")
+        for i, image in enumerate(images):
+            sheet.paste(image, (i % columns * width, i // columns * height))
+        images = [sheet]
+    return replace(result, images=images).save(output)
+
+
+def _summary(result: GenerationResult, written: list[Path]) -> None:
+    stats = result.stats
+    seconds = stats.seconds
+    say(", ".join(str(path) for path in written), label="wrote", style="bold green")
+    say(
+        f"{stats.tokens} tokens in {seconds.prefill + seconds.decode:.2f} s "
+        f"({stats.tokens_per_second:.0f} tokens/s), {stats.step_compression:.2f} tokens a step; "
+        f"text {seconds.text:.2f} s, pixels {seconds.pixels:.2f} s",
+        label="decoded",
+        style="bold",
+    )
+    say(
+        f"{stats.strategy.name} on {stats.device} ({stats.device_name}, {stats.dtype}), "
+        f"model {stats.model}, seed {stats.seed}",
+        label="with",
+        style="bold",
+    )

@@ -1,0 +1,344 @@
+"""A loaded model on an opened device: what ``lantern_accel.load`` returns."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from lantern_accel.backend import Backend, Replay
+from lantern_accel.decoding.engine import Decoded, Engine
+from lantern_accel.decoding.neighbours import cached_neighbour_table
+from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.files import cache_dir
+from lantern_accel.models.bundle import Model
+from lantern_accel.models.text import tokenize
+from lantern_accel.models.vq import pixels_to_uint8
+from lantern_accel.strategy import Sampling, Strategy, Tree, named_strategy, validated
+from lantern_accel.types import GenerationRequest, GenerationResult, GenerationStats, PhaseSeconds
+
+#: Images decoded together unless a request says otherwise.
+DEFAULT_BATCH = 8
+#: Engines (buffers of one batch size, strategy and sampling) kept for reuse.
+KEPT_ENGINES = 4
+
+Prompt = str | int
+
+
+class Pipeline:
+    """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``."""
+
+    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
+        self.model = model
+        self.backend = backend
+        self.dtype = dtype
+        self._engines: OrderedDict[Any, tuple[Engine, Replay]] = OrderedDict()
+        self._neighbours: dict[int, Tensor] = {}
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release captured steps, buffers and the device."""
+        for _, replay in self._engines.values():
+            replay.release()
+        self._engines.clear()
+        self.backend.close()
+
+    # --- settings ------------------------------------------------------------------------------
+
+    def strategy(self, strategy: str | Strategy = "lantern++", **overrides: Any) -> Strategy:
+        """Return a strategy by name, with this model's trees and defaults, and overrides applied.
+
+        ``overrides``: ``tree`` (a tree, or text as ``--tree`` takes it), ``k``, ``delta``, ``lam``,
+        ``residual``; None leaves the default.
+        """
+        if isinstance(overrides.get("tree"), str):
+            from lantern_accel.decoding.trees import parse_tree
+
+            overrides["tree"] = parse_tree(overrides["tree"])
+        if isinstance(strategy, Strategy):
+            chosen = strategy
+        else:
+            defaults = self.model.manifest.defaults
+            chosen = named_strategy(
+                strategy,
+                static=defaults.static_tree,
+                dynamic=defaults.dynamic_tree,
+                lantern=defaults.lantern,
+                lantern_pp=defaults.lantern_pp,
+            )
+        return chosen.override(**overrides)
+
+    def sampling(self, **overrides: Any) -> Sampling:
+        """Return this model's sampling settings with overrides (None leaves the default)."""
+        values = self.model.manifest.defaults.sampling.model_dump()
+        values.update({k: v for k, v in overrides.items() if v is not None})
+        chosen: Sampling = validated(Sampling, values, "sampling")
+        return chosen
+
+    # --- conditions ----------------------------------------------------------------------------
+
+    def _conditions(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
+        """Return a condition a prompt and its prefix mask, bool ``[n, prefix]``."""
+        config = self.model.manifest.target
+        device = self.backend.device
+        if config.conditioning == "class":
+            ids = [self._class_id(p, config.num_classes) for p in prompts]
+            mask = torch.ones(len(ids), 1, dtype=torch.bool)
+            return torch.tensor(ids).to(device), mask.to(device)
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                raise RequestError(
+                    f"the model {self.model.manifest.name!r} takes text, not the class {prompt!r}"
+                )
+        if self.model.text is None:
+            raise RequestError(
+                f"the model {self.model.manifest.name!r} has no text encoder in its folder"
+            )
+        texts = [str(prompt) for prompt in prompts]
+        words, mask = tokenize(self.model.text_tokenizer, texts, config.prefix_length)
+        features = self.model.text(words, mask)
+        return features.to(device=device, dtype=self.dtype), mask.to(device)
+
+    def _class_id(self, prompt: Prompt, classes: int) -> int:
+        try:
+            value = int(prompt)
+        except ValueError:
+            value = -1
+        if not 0 <= value < classes:
+            raise RequestError(
+                f"the model {self.model.manifest.name!r} takes class ids from 0 to {classes - 1}, "
+                f"not {prompt!r}"
+            )
+        return value
+
+    def _with_unconditional(self, condition: Tensor, mask: Tensor) -> Tensor:
+        target = self.model.target
+        free = target.unconditional(condition.shape[0]).to(condition.dtype)
+        if condition.dim() == 3:
+            # LlamaGen hides the same positions in the unconditional row.
+            free = free * mask.unsqueeze(-1).to(free.dtype)
+        return torch.cat((condition, free))
+
+    # --- engines -------------------------------------------------------------------------------
+
+    def neighbours(self, k: int) -> Tensor:
+        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new."""
+        if k not in self._neighbours:
+            vq = self.model.vq
+            table = cached_neighbour_table(
+                vq.quantize.embedding.weight,
+                k,
+                normalise=vq.config.l2_norm and self.model.manifest.neighbour_space == "decoder",
+                cache=cache_dir(),
+            )
+            self._neighbours[k] = table.to(self.backend.device)
+        return self._neighbours[k]
+
+    def engine(self, batch: int, strategy: Strategy, sampling: Sampling) -> tuple[Engine, Replay]:
+        """Return the engine of these settings and its captured step, made on first use."""
+        key = (batch, strategy.model_dump_json(), sampling.model_dump_json())
+        if key not in self._engines:
+            k = strategy.neighbours
+            if k >= self.model.manifest.vq.codebook_size:
+                raise StrategyError(
+                    f"k = {k} is not below the codebook's {self.model.manifest.vq.codebook_size} "
+                    f"codes; choose a k below {self.model.manifest.vq.codebook_size - 1}"
+                )
+            engine = Engine(
+                self.model.target,
+                self.model.drafter,
+                self.backend,
+                strategy,
+                sampling,
+                batch=batch,
+                neighbours=self.neighbours(k) if k else None,
+            )
+            while len(self._engines) >= KEPT_ENGINES:
+                self._engines.popitem(last=False)[1][1].release()
+            self._engines[key] = (engine, self.backend.capture(engine.step))
+        self._engines.move_to_end(key)
+        return self._engines[key]
+
+    # --- generation ----------------------------------------------------------------------------
+
+    def request(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        strategy: str | Strategy = "lantern++",
+        num_images: int = 1,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        tree: str | Tree | None = None,
+        k: int | None = None,
+        delta: float | None = None,
+        lam: float | None = None,
+        residual: str | None = None,
+        **sampling: Any,
+    ) -> GenerationRequest:
+        """Check a request and fill in the model's defaults; raises before any work is done."""
+        prompts = (prompt,) if isinstance(prompt, str | int) else tuple(prompt)
+        if not prompts:
+            raise RequestError("there is no prompt; give at least one")
+        chosen = self.strategy(strategy, tree=tree, k=k, delta=delta, lam=lam, residual=residual)
+        settings = self.sampling(**sampling)
+        try:
+            return GenerationRequest(
+                prompts=prompts,
+                strategy=chosen,
+                sampling=settings,
+                num_images=num_images,
+                seed=secrets.randbits(31) if seed is None else seed,
+                batch_size=batch_size,
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            message = first["msg"].removeprefix("Value error, ")
+            raise RequestError(message if "empty" in message else f"{where}: {message}") from None
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> GenerationResult:
+        """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
+
+        ``on_progress`` gets the image tokens known so far and the total.
+        """
+        request = self.request(prompt, **options)
+        watch = self.backend.stopwatch
+        with watch() as total:
+            with watch() as text:
+                condition, mask = self._conditions(request.prompts)
+            picks = [i for i in range(len(request.prompts)) for _ in range(request.num_images)]
+            count = len(picks)
+            batch = min(request.batch_size or DEFAULT_BATCH, count)
+            size = self.model.manifest.target.num_tokens
+            prefill = decode = pixels = 0.0
+            parts: list[Decoded] = []
+            arrays: list[Tensor] = []
+            buffers = 0
+            for start in range(0, count, batch):
+                here = picks[start : start + batch]
+                engine, replay = self.engine(len(here), request.strategy, request.sampling)
+                buffers = max(buffers, engine.nbytes)
+                rows, rows_mask = condition[here], mask[here]
+                if request.sampling.guided:
+                    rows = self._with_unconditional(rows, rows_mask)
+                images = list(range(start, start + len(here)))
+                with watch() as prefill_watch:
+                    engine.start(rows, rows_mask, engine.uniforms(request.seed, images))
+                with watch() as decode_watch:
+                    done = engine.run(replay, _offset(on_progress, start, len(here), size, count))
+                with watch() as pixels_watch:
+                    arrays.append(self.pixels(done.tokens))
+                prefill += prefill_watch.seconds
+                decode += decode_watch.seconds
+                pixels += pixels_watch.seconds
+                parts.append(done)
+        stats = self._stats(
+            request,
+            parts,
+            PhaseSeconds(
+                text=text.seconds,
+                prefill=prefill,
+                decode=decode,
+                pixels=pixels,
+                total=total.seconds,
+            ),
+            batch,
+            buffers,
+        )
+        from PIL import Image
+
+        made = [Image.fromarray(a.numpy()) for array in arrays for a in array]
+        return GenerationResult(made, torch.cat([p.tokens for p in parts]).clone(), stats)
+
+    def pixels(self, tokens: Tensor) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
+        grid = self.model.manifest.target.grid
+        codes = tokens.to(self.backend.device).view(-1, grid, grid)
+        return pixels_to_uint8(self.model.vq.decode_codes(codes)).cpu()
+
+    def _stats(
+        self,
+        request: GenerationRequest,
+        parts: list[Decoded],
+        seconds: PhaseSeconds,
+        batch: int,
+        buffers: int,
+    ) -> GenerationStats:
+        import lantern_accel
+
+        steps = sum(int(p.steps.sum()) for p in parts)
+        tokens = sum(p.tokens.numel() for p in parts)
+        images = sum(len(p.tokens) for p in parts)
+        histogram = sum((p.histogram.sum(0) for p in parts[1:]), parts[0].histogram.sum(0))
+        busy = seconds.prefill + seconds.decode
+        return GenerationStats(
+            tokens=tokens,
+            steps=steps,
+            step_compression=(tokens - images) / steps if steps else 1.0,
+            accepted_histogram=histogram.tolist(),
+            total_variation=sum(float(p.moved.sum()) for p in parts) / tokens,
+            seconds=seconds,
+            tokens_per_second=tokens / busy if busy else 0.0,
+            images=images,
+            prompts=list(request.prompts),
+            device=str(self.backend.device),
+            device_name=self.backend.facts().name,
+            backend=self.backend.name,
+            backend_version=self.backend.version,
+            dtype=str(self.dtype).removeprefix("torch."),
+            model=self.model.manifest.name,
+            weights_hash=self.model.weights_hash,
+            strategy=request.strategy,
+            sampling=request.sampling,
+            seed=request.seed,
+            batch_size=batch,
+            buffers_bytes=buffers,
+            lantern_accel=lantern_accel.__version__,
+            torch=torch.__version__,
+        )
+
+
+def _offset(
+    report: Callable[[int, int], None] | None, start: int, images: int, size: int, count: int
+) -> Callable[[int], None] | None:
+    """Turn a batch's progress (tokens known by its slowest image) into the request's."""
+    if report is None:
+        return None
+    return lambda known: report(start * size + known * images, count * size)
+
+
+def open_pipeline(
+    model: str | Path, device: str, dtype: str, options: dict[str, Any] | None = None
+) -> Pipeline:
+    """Open the device, then load the model on it; see :func:`lantern_accel.load`."""
+    from lantern_accel.models.bundle import find_model, load_model
+    from lantern_accel.plugins import open_backend
+
+    folder = find_model(model)
+    backend = open_backend(device, options)
+    try:
+        policy = backend.dtypes(dtype)
+        loaded = load_model(folder, backend, dtype=policy.compute, device=backend.device)
+    except BaseException:
+        backend.close()
+        raise
+    return Pipeline(loaded, backend, policy.compute)

@@ -125,7 +125,10 @@ def find_model(name: str | Path) -> Path:
         return path
     if path.is_dir():
         raise ModelError(f"the folder {path} has no model.json, so it is not a model")
-    raise ModelError(f"unknown model {str(name)!r}{did_you_mean(str(name), known)}")
+    raise ModelError(
+        f"unknown model {str(name)!r}{did_you_mean(str(name), known)} (a model is a bundled name or "
+        "a folder with a model.json)"
+    )
 
 
 def read_manifest(folder: Path) -> ModelManifest:

@@ -1,0 +1,138 @@
+"""``lantern-accel train``: data, tokenizer, target, drafter, and the model folder they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from lantern_accel.cli.console import say
+
+train = typer.Typer(
+    help="Train an own model: data, tokenizer, target, drafter, bundle. All stages resume.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+WORK = typer.Option(Path("lantern-train"), "--work", "-w", help="Folder of the training run.")
+CONFIG = typer.Option(None, "--config", help="JSON or TOML with the trainer's settings.")
+STEPS = typer.Option(None, min=1, help="Optimizer steps.")
+MINUTES = typer.Option(None, min=0.01, help="Stop, with the schedule at its end, after this long.")
+SEED = typer.Option(None, min=0)
+RESUME = typer.Option(True, "--resume/--restart", help="Continue the checkpoint, or begin anew.")
+THREADS = typer.Option(None, min=1, help="Processor threads.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.add_typer(train, name="train")
+
+
+@train.command("data")
+def data() -> None:
+    """Fetch the openly licensed emoji sets and render them to the cache."""
+    from lantern_accel.training.common import console_progress
+    from lantern_accel.training.data import prepare_data
+
+    made = prepare_data(progress=console_progress())
+    say(f"{len(made.records)} images, {len(made.split('heldout'))} of them held out", label="data")
+
+
+def _stage(
+    name: str,
+    kind: str,
+    work: Path,
+    config: Path | None,
+    resume: bool,
+    threads: int | None,
+    **overrides: Any,
+) -> None:
+    from lantern_accel.training import workspace
+    from lantern_accel.training.common import console_progress
+
+    workspace.set_threads(threads)
+    chosen = workspace.read_config(getattr(workspace, kind), config, **overrides)
+    run: Callable[..., dict[str, Any]] = getattr(workspace, f"run_{name}")
+    report = run(chosen, work, console_progress(), resume=resume)
+    report = {k: v for k, v in report.items() if k not in ("curve", "config", "environment")}
+    typer.echo(json.dumps(report, indent=2))
+    say(str(work / name), label="wrote", style="bold green")
+
+
+@train.command("tokenizer")
+def tokenizer(
+    work: Path = WORK,
+    config: Path = CONFIG,
+    steps: int = STEPS,
+    minutes: float = MINUTES,
+    seed: int = SEED,
+    resume: bool = RESUME,
+    threads: int = THREADS,
+) -> None:
+    """Train the VQ tokenizer and encode the images."""
+    over = {"steps": steps, "max_minutes": minutes, "seed": seed}
+    _stage("tokenizer", "TokenizerConfig", work, config, resume, threads, **over)
+
+
+@train.command("target")
+def target(
+    work: Path = WORK,
+    config: Path = CONFIG,
+    steps: int = STEPS,
+    minutes: float = MINUTES,
+    seed: int = SEED,
+    resume: bool = RESUME,
+    threads: int = THREADS,
+) -> None:
+    """Train the target, a text-conditional LlamaGen transformer, with its text encoder."""
+    over = {"steps": steps, "max_minutes": minutes, "seed": seed}
+    _stage("target", "TargetConfig", work, config, resume, threads, **over)
+
+
+@train.command("drafter")
+def drafter(
+    work: Path = WORK,
+    config: Path = CONFIG,
+    steps: int = STEPS,
+    minutes: float = MINUTES,
+    seed: int = SEED,
+    resume: bool = RESUME,
+    threads: int = THREADS,
+) -> None:
+    """Train the EAGLE drafter on the final target."""
+    over = {"steps": steps, "max_minutes": minutes, "seed": seed}
+    _stage("drafter", "DrafterTrainConfig", work, config, resume, threads, **over)
+
+
+@train.command("bundle")
+def bundle(
+    to: Path = typer.Argument(..., help="Folder to write; generate takes it as --model."),
+    work: Path = WORK,
+    name: str = typer.Option("my-model", help="The model's name."),
+    cfg_scale: float = typer.Option(3.0, help="Default guidance."),
+    top_k: int = typer.Option(0, help="Default top-k; 0 keeps all codes."),
+    tree: str = typer.Option("small_8", help="Default static tree."),
+    k: int = typer.Option(10, help="LANTERN++'s default k."),
+    lam: float = typer.Option(2.0, "--lambda", help="LANTERN++'s default lambda."),
+) -> None:
+    """Put the trained parts together as a model folder."""
+    from lantern_accel.decoding.trees import parse_tree
+    from lantern_accel.errors import StrategyError
+    from lantern_accel.models.bundle import ModelDefaults
+    from lantern_accel.strategy import DynamicTree, LanternPP, Sampling, StaticTree, validated
+    from lantern_accel.training import workspace
+
+    static = parse_tree(tree)
+    if not isinstance(static, StaticTree):
+        raise StrategyError(f"--tree {tree} is not a static tree; name one or list its paths")
+    defaults = ModelDefaults(
+        sampling=validated(Sampling, {"cfg_scale": cfg_scale, "top_k": top_k}, "sampling"),
+        static_tree=static,
+        dynamic_tree=DynamicTree(top_k=4, depth=3, total=12),
+        lantern_pp=validated(LanternPP, {"k": k, "lam": lam}, "lantern++"),
+    )
+    made = workspace.bundle(work, to, name, defaults)
+    say(str(made), label="wrote", style="bold green")

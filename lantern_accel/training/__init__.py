@@ -1,0 +1,1 @@
+"""Training of the bundled model: data, captions, the image tokenizer and shared machinery."""

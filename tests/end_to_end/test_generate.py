@@ -1,0 +1,236 @@
+"""The command and the Python call on tiny random models: what they write, say and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import lantern_accel
+from lantern_accel.strategy import STRATEGIES
+
+
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tmp_path, strategy):
+    done = command(
+        "generate", "red heart", "--model", tiny_model, "--strategy", strategy, "--seed", 1,
+        "-o", tmp_path / "out.png", "--json", tmp_path / "out.json",
+        *(["--k", 3] if "lantern" in strategy else []),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert size(tmp_path / "out.png") == (8, 8)
+    stats = json.loads((tmp_path / "out.json").read_text())
+    assert stats["tokens"] == 16
+    assert stats["seed"] == 1
+    assert stats["strategy"]["name"] == strategy
+    assert set(stats["seconds"]) == {"text", "prefill", "decode", "pixels", "total"}
+    assert stats["step_compression"] == 15 / stats["steps"]
+    assert (stats["step_compression"] == 1) == (strategy == "vanilla" or stats["steps"] == 15)
+    assert sum(stats["accepted_histogram"]) == stats["steps"]
+    assert lantern_accel.GenerationStats.model_validate(stats).model_dump(mode="json") == stats
+
+
+def test_json_to_standard_output_is_nothing_but_json(command, tiny_model, tmp_path):
+    done = command(
+        "generate", "red heart", "--model", tiny_model, "--strategy", "vanilla",
+        "-o", tmp_path / "a.png", "--json", "-",
+    )  # fmt: skip
+    assert json.loads(done.stdout)["model"] == "tiny"
+
+
+def test_the_seed_fixes_the_image_and_is_drawn_and_told_without_one(tiny_model):
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
+        first = pipe.generate("red heart", seed=3, k=3)
+        again = pipe.generate("red heart", seed=3, k=3)
+        other = pipe.generate("red heart", seed=4, k=3)
+        drawn = pipe.generate("red heart", k=3)
+        repeated = pipe.generate("red heart", seed=drawn.stats.seed, k=3)
+    assert torch.equal(first.tokens, again.tokens)
+    assert first.images[0].tobytes() == again.images[0].tobytes()
+    assert not torch.equal(first.tokens, other.tokens)
+    assert torch.equal(drawn.tokens, repeated.tokens)
+
+
+def test_greedy_speculation_gives_vanilla_tokens(tiny_model):
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
+        tokens = [
+            pipe.generate("dog face", strategy=name, temperature=0).tokens
+            for name in ("vanilla", "eagle", "eagle2")
+        ]
+    assert torch.equal(tokens[0], tokens[1])
+    assert torch.equal(tokens[0], tokens[2])
+
+
+def test_many_prompts_and_images_come_in_order_whatever_the_batch(tiny_model):
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
+        whole = pipe.generate(["red heart", "dog face"], num_images=2, seed=1, k=3)
+        parts = pipe.generate(["red heart", "dog face"], num_images=2, seed=1, k=3, batch_size=1)
+    assert whole.tokens.shape == (4, 16)
+    assert whole.tokens.dtype == torch.int64
+    assert len(whole.images) == 4
+    assert torch.equal(whole.tokens, parts.tokens)
+    assert whole.stats.batch_size == 4
+    assert parts.stats.batch_size == 1
+
+
+def test_progress_ends_at_the_total(tiny_model):
+    seen: list[tuple[int, int]] = []
+    with lantern_accel.load(tiny_model, device="cpu") as pipe:
+        pipe.generate(
+            ["red heart"] * 3,
+            strategy="vanilla",
+            batch_size=2,
+            on_progress=lambda known, total: seen.append((known, total)),
+        )
+    assert seen[-1] == (48, 48)
+    assert [known for known, _ in seen] == sorted(known for known, _ in seen)
+
+
+def test_class_ids(command, class_model, tmp_path):
+    done = command(
+        "generate", "3", "--model", class_model, "--k", 3, "-o", tmp_path / "c.png", "--json", "-"
+    )
+    assert json.loads(done.stdout)["prompts"] == ["3"]
+    result = lantern_accel.generate([0, 6], model=class_model, device="cpu", k=3, seed=0)
+    assert result.tokens.shape == (2, 16)
+    for wrong in ("7", "-1", "a heart"):
+        done = command("generate", "--model", class_model, "-o", tmp_path / "d.png", "--", wrong)
+        assert done.returncode == 2
+        assert "class ids from 0 to 6" in done.stderr
+
+
+def test_several_images_get_numbers_or_one_grid(command, tiny_model, tmp_path):
+    words = ("generate", "red heart", "dog face", "--model", tiny_model, "--strategy", "vanilla")
+    done = command(*words, "--num-images", 2, "-o", tmp_path / "p.png", "--scale", 2)
+    assert done.returncode == 0, done.stderr
+    assert [size(tmp_path / f"p-{i}.png") for i in range(4)] == [(16, 16)] * 4
+    command(*words, "--num-images", 3, "-o", tmp_path / "g.png", "--grid")
+    assert size(tmp_path / "g.png") == (24, 16)
+
+
+def test_a_long_prompt_is_cut_with_a_warning(command, tiny_model, tmp_path):
+    done = command(
+        "generate", "a blue fish in the sea red heart", "--model", tiny_model, "--strategy",
+        "vanilla", "-o", tmp_path / "long.png",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "prefix holds 5" in done.stderr
+    with (
+        pytest.warns(lantern_accel.LanternWarning, match="cut after"),
+        lantern_accel.load(tiny_model, device="cpu") as pipe,
+    ):
+        pipe.generate("a blue fish in the sea red heart", strategy="vanilla")
+
+
+REFUSED = [
+    (["--strategy", "lantrn"], "unknown strategy 'lantrn'; did you mean lantern"),
+    (["--device", "cpx"], "cpx"),
+    (["--model", "lantern-emojy"], "did you mean lantern-emoji"),
+    (["--strategy", "lantern", "--delta", "0"], "delta"),
+    (["--strategy", "lantern", "--delta", "1.5"], "delta"),
+    (["--lambda", "0.5"], "lambda"),
+    (["--k", "48"], "k = 48"),
+    (["--k", "5000"], "k = 5000"),
+    (["--strategy", "eagle", "--lambda", "2"], "has no lambda"),
+    (["--residual", "best"], "residual"),
+    (["--tree", "chain:0"], "length"),
+    (["--tree", "1,2"], "no sibling of rank 0"),
+    (["--tree", "0,00,0100"], "has no parent"),
+    (["--tree", "chain:16"], "16 drafts deep"),
+    (["--dtype", "float8"], "float8"),
+    (["--temperature", "-1"], "temperature"),
+    (["--top-p", "0"], "top_p"),
+    (["--top-k", "49"], "top_k = 49"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), REFUSED, ids=[" ".join(w) for w, _ in REFUSED])
+def test_bad_values_are_refused_in_one_sentence(command, tiny_model, tmp_path, words, reason):
+    done = command("generate", "red heart", "--model", tiny_model, "-o", tmp_path / "x.png", *words)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize("prompt", ["", "   "])
+def test_an_empty_prompt_is_refused(command, tiny_model, prompt):
+    done = command("generate", prompt, "--model", tiny_model)
+    assert done.returncode == 2
+    assert "the prompt is empty" in done.stderr
+
+
+def test_a_model_without_a_drafter_says_how_to_get_one(command, undrafted_model, tmp_path):
+    done = command("generate", "dog", "--model", undrafted_model, "-o", tmp_path / "x.png")
+    assert done.returncode == 2
+    assert "lantern-accel train drafter" in done.stderr
+    done = command(
+        "generate", "dog", "--model", undrafted_model, "-o", tmp_path / "x.png",
+        "--strategy", "vanilla",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_found_before_decoding(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    for output, reason in (
+        (tmp_path / "file" / "x.png", "cannot be written"),
+        (tmp_path / "x.xyz", "no picture format"),
+        (tmp_path, "no picture format"),
+    ):
+        # The model does not exist either: the output is looked at first.
+        done = command("generate", "dog", "--model", "nowhere", "-o", output)
+        assert done.returncode == 2
+        assert reason in done.stderr
+
+
+def _damaged(folder: Path, tmp_path: Path) -> Path:
+    import shutil
+
+    copy = tmp_path / "model"
+    shutil.copytree(folder, copy)
+    return copy
+
+
+def test_a_truncated_checkpoint(command, tiny_model, tmp_path):
+    folder = _damaged(tiny_model, tmp_path)
+    data = (folder / "target.safetensors").read_bytes()
+    (folder / "target.safetensors").write_bytes(data[: len(data) // 2])
+    done = command("generate", "dog", "--model", folder, "-o", tmp_path / "x.png")
+    assert done.returncode == 2
+    assert "target.safetensors" in done.stderr
+    assert "truncated" in done.stderr
+
+
+def test_a_checkpoint_that_disagrees_with_its_config(command, tiny_model, tmp_path):
+    folder = _damaged(tiny_model, tmp_path)
+    manifest = json.loads((folder / "model.json").read_text())
+    manifest["target"]["ffn_dim"] = 64
+    (folder / "model.json").write_text(json.dumps(manifest))
+    done = command("generate", "dog", "--model", folder, "-o", tmp_path / "x.png")
+    assert done.returncode == 2
+    assert "layers.0.feed_forward.w13.weight has shape [96, 32]" in done.stderr
+    assert "[128, 32]" in done.stderr
+
+
+def test_a_manifest_whose_parts_do_not_fit(command, tiny_model, tmp_path):
+    folder = _damaged(tiny_model, tmp_path)
+    manifest = json.loads((folder / "model.json").read_text())
+    manifest["drafter"]["grid"] = 8
+    (folder / "model.json").write_text(json.dumps(manifest))
+    done = command("generate", "dog", "--model", folder, "-o", tmp_path / "x.png")
+    assert done.returncode == 2
+    assert "is not of this target" in done.stderr
+    (folder / "model.json").write_text("{")
+    done = command("generate", "dog", "--model", folder, "-o", tmp_path / "x.png")
+    assert done.returncode == 2
+    assert "model.json" in done.stderr

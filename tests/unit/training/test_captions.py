@@ -1,0 +1,72 @@
+"""Captions, normalisation and the text tokenizer."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from tokenizers import Tokenizer
+
+from lantern_accel.models.words import normalise
+from lantern_accel.training.captions import (
+    STYLES,
+    Captioned,
+    caption,
+    save_text_tokenizer,
+    train_text_tokenizer,
+    word_corpus,
+)
+
+
+def record(concept: str, group: str = "food-drink", tags: tuple[str, ...] = ("ripe",)) -> Captioned:
+    made = SimpleNamespace(concept=concept, style="noto v1", tags=tags, group=group)
+    return cast(Captioned, made)
+
+
+def test_captions_are_normalised_and_mostly_the_name() -> None:
+    rng = random.Random(0)
+    drawn = [caption(record("Red apple"), rng) for _ in range(400)]
+    assert all(text == normalise(text) and "red apple" in text for text in drawn)
+    assert 0.4 < sum(text == "red apple" for text in drawn) / 400 < 0.6
+    kinds = ("noto v1 red apple", "red apple ripe", "a picture of a red apple")
+    assert all(kind in drawn for kind in kinds)
+
+
+def test_captions_repeat_under_the_same_seed() -> None:
+    first = [caption(record("pear"), random.Random(5)) for _ in range(3)]
+    assert first == [caption(record("pear"), random.Random(5)) for _ in range(3)]
+
+
+def test_animal_faces_are_also_called_by_the_animal() -> None:
+    rng = random.Random(1)
+    assert "dog" in [caption(record("dog face", "animals-nature", ()), rng) for _ in range(100)]
+    smile = [caption(record("smiling face", "smileys-emotion", ()), rng) for _ in range(100)]
+    assert all("smiling face" in text for text in smile)
+
+
+def test_the_text_tokenizer_knows_whole_words_and_spells_others(tmp_path: Path) -> None:
+    texts = word_corpus([record(name) for name in ("red apple", "green apple", "blue whale")])
+    path = tmp_path / "text_tokenizer.json"
+    save_text_tokenizer(train_text_tokenizer(texts, vocab_size=400), path)
+    tokenizer = Tokenizer.from_file(str(path))
+    assert (tokenizer.token_to_id("[PAD]"), tokenizer.token_to_id("[UNK]")) == (0, 1)
+    assert tokenizer.encode("a picture of a red apple").tokens == [
+        "a",
+        "picture",
+        "of",
+        "a",
+        "red",
+        "apple",
+    ]
+    assert all(1 not in tokenizer.encode(style).ids for style in STYLES)
+    spelt = tokenizer.encode("zebra")
+    assert 1 not in spelt.ids
+    assert tokenizer.decode(spelt.ids) == "zebra"
+
+
+def test_the_text_tokenizer_does_not_depend_on_the_order_of_texts() -> None:
+    texts = word_corpus([record(name) for name in ("red apple", "green pear", "blue whale")])
+    one = train_text_tokenizer(texts, vocab_size=300).to_str()
+    assert one == train_text_tokenizer(texts[::-1], vocab_size=300).to_str()

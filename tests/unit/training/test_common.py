@@ -1,0 +1,126 @@
+"""The schedule, checkpoints and progress that all trainers share."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lantern_accel.errors import DataError
+from lantern_accel.files import write_json, write_whole
+from lantern_accel.training.common import (
+    BarProgress,
+    LineProgress,
+    NullProgress,
+    Progress,
+    TrainConfig,
+    console_progress,
+    fraction_done,
+    learning_rate,
+    load_checkpoint,
+    save_checkpoint,
+    seed_everything,
+)
+
+
+def test_the_rate_warms_up_then_falls() -> None:
+    config = TrainConfig(steps=100, warmup=10, lr=1.0, final_lr_ratio=0.1)
+    rates = [learning_rate(config, step, 0.0) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1, rel=1e-3)
+    assert max(rates) == pytest.approx(1.0, abs=0.05)
+    assert rates[100] == pytest.approx(0.1)
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+
+
+def test_the_clock_ends_the_schedule_early() -> None:
+    config = TrainConfig(steps=1000, max_minutes=1.0)
+    assert fraction_done(config, 10, 30.0) == pytest.approx(0.5)
+    assert fraction_done(config, 10, 61.0) == 1.0
+    assert fraction_done(config, 900, 1.0) == pytest.approx(0.9)
+    assert fraction_done(TrainConfig(steps=10), 5, 1e9) == pytest.approx(0.5)
+
+
+def test_a_checkpoint_restores_state_and_random_numbers(tmp_path: Path) -> None:
+    config = TrainConfig(steps=10)
+    path = tmp_path / "checkpoint.pt"
+    assert load_checkpoint(path, config) is None
+    seed_everything(3)
+    random.random(), np.random.rand(), torch.rand(1)
+    state = {"weights": torch.arange(4), "flag": True}
+    save_checkpoint(path, config, step=7, elapsed=1.5, state=state, best=0.25)
+    expected = (random.random(), float(np.random.rand()), float(torch.rand(1)))
+    seed_everything(99)
+    stored = load_checkpoint(path, config)
+    assert stored is not None
+    assert (stored["step"], stored["elapsed"], stored["best"]) == (7, 1.5, 0.25)
+    assert torch.equal(stored["state"]["weights"], torch.arange(4))
+    assert (random.random(), float(np.random.rand()), float(torch.rand(1))) == expected
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, TrainConfig(lr=1e-3), step=1, elapsed=0.0, state={})
+    with pytest.raises(DataError, match=r"lr was 0\.001, is 0\.002"):
+        load_checkpoint(path, TrainConfig(lr=2e-3))
+    assert load_checkpoint(path, TrainConfig(lr=1e-3, checkpoint_every=5)) is not None
+
+
+def test_a_broken_checkpoint_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"PK not a checkpoint")
+    with pytest.raises(DataError, match="delete it to start again"):
+        load_checkpoint(path, TrainConfig())
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_json(path, {"a": 1})
+    before = path.read_bytes()
+
+    def fail(stream: object) -> None:
+        raise RuntimeError("stopped half way")
+
+    with pytest.raises(RuntimeError):
+        write_whole(path, fail)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="extra"):
+        TrainConfig.model_validate({"learning_rate": 1.0})
+
+
+def test_lines_tell_step_loss_and_time_left() -> None:
+    stream = io.StringIO()
+    progress = LineProgress(every=0.0, stream=stream)
+    progress.start("training", 4)
+    for _ in range(4):
+        progress.advance(1, loss=0.5)
+    progress.finish()
+    said = stream.getvalue()
+    assert "training 2/4 loss 0.5" in said
+    assert "s left" in said
+    assert said.count("\n") == 6
+
+
+def test_a_pipe_gets_plain_lines() -> None:
+    assert isinstance(console_progress(), LineProgress)
+
+
+@pytest.mark.parametrize("progress", [BarProgress(), NullProgress()])
+def test_every_progress_takes_two_stages(
+    progress: Progress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for total in (2, None):
+        progress.start("stage", total)
+        progress.advance(1, loss=0.5)
+        progress.advance(1)
+        progress.log("said")
+        progress.finish()
+    assert capsys.readouterr().out == ""

@@ -140,7 +140,11 @@ class Drafting:
         visible = visible & self._prefix_visible(state).unsqueeze(1)
         at = self._pass(cells.clamp(min=0), place, visible)
         out: Tensor = self.drafter(self._rows(state.pending_tokens), state.pending_features, at)
-        last = self._rows((state.pending_count - 1).clamp(min=0)).view(-1, 1, 1).expand(-1, 1, out.shape[-1])
+        last = (
+            self._rows((state.pending_count - 1).clamp(min=0))
+            .view(-1, 1, 1)
+            .expand(-1, 1, out.shape[-1])
+        )
         return out.gather(1, last)
 
     def _level(

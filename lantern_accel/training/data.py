@@ -22,7 +22,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import write_json, write_whole
+from lantern_accel.files import cache_dir, write_json, write_whole
 from lantern_accel.training import catalogue, sources
 from lantern_accel.training.captions import STYLES
 from lantern_accel.training.common import NullProgress, Progress
@@ -234,7 +234,7 @@ def prepare_data(cache: Path | None = None, *, progress: Progress | None = None)
     not depend on the day or the machine. Raises ``DataError`` where a package cannot be had.
     """
     progress = progress or NullProgress()
-    root = sources.cache_folder(cache)
+    root = cache or cache_dir()
     folder = root / "data" / f"emoji-{SIZE}"
     tarballs = {}
     progress.start("fetching image sets", len(sources.PACKAGES))
@@ -298,16 +298,17 @@ def _manifest(records: list[Record], skipped: dict[str, dict[str, str]]) -> dict
 
 def load_data(cache: Path | None = None) -> EmojiDataset:
     """Return the images that ``prepare_data`` stored; ``DataError`` if they are not there."""
-    folder = sources.cache_folder(cache) / "data" / f"emoji-{SIZE}"
+    folder = (cache or cache_dir()) / "data" / f"emoji-{SIZE}"
+    command = "`lantern-accel train data`"
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         images = np.load(folder / "images.npy")
         with (folder / "records.jsonl").open(encoding="utf-8") as stream:
             records = [Record.model_validate_json(line) for line in stream]
     except FileNotFoundError as error:
-        raise DataError(f"no training images in {folder}; run prepare_data first") from error
+        raise DataError(f"no training images in {folder}; run {command} first") from error
     except (ValueError, ValidationError) as error:
-        raise DataError(f"{folder} is damaged ({error}); delete it and run prepare_data") from error
+        raise DataError(f"{folder} is damaged ({error}); delete it and run {command}") from error
     if images.shape != (len(records), SIZE, SIZE, 3) or manifest.get("images") != len(records):
-        raise DataError(f"{folder} is incomplete; delete it and run prepare_data")
+        raise DataError(f"{folder} is incomplete; delete it and run {command}")
     return EmojiDataset(images, records, manifest)

@@ -139,7 +139,6 @@ def train_drafter(
         drafter.load_state_dict(state["drafter"])
         optimizer.load_state_dict(state["optimizer"])
         kept, curve = state["kept"], state["curve"]
-    rng = random.Random(config.seed * 1_000_003 + step + 17)
     run = torch.compile(loss_of, dynamic=False) if config.compile else loss_of
     features_of = target.features
     if config.compile:
@@ -182,6 +181,8 @@ def train_drafter(
     say.advance(step)
     loss_seen = top_seen = 0.0
     while step < config.steps and time.monotonic() - began < budget:
+        # A stream a step, so that a continued run draws what an unbroken one would.
+        rng = random.Random(config.seed * 1_000_003 + step)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step, time.monotonic() - began)
         codes, features, mask = inputs(batches, config.batch_size, rng, plain=False)

@@ -102,14 +102,6 @@ IMAGE_SETS: dict[str, tuple[Package, str]] = {
 """Style word to its package and the folder of images, or the file of SVG bodies, inside it."""
 
 
-def cache_folder(cache: Path | None = None) -> Path:
-    """Return ``cache``, else ``$LANTERN_ACCEL_CACHE``, else ``~/.cache/lantern_accel``."""
-    if cache is not None:
-        return cache
-    named = os.environ.get("LANTERN_ACCEL_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "lantern_accel"
-
-
 def integrity(path: Path) -> str:
     """Return the SHA-512 of a file as npm writes it, ``sha512-<base64>``."""
     digest = hashlib.sha512()

@@ -215,7 +215,6 @@ def train_target(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         average, curve = state["average"], state["curve"]
-    rng = random.Random(config.seed * 1_000_003 + step)
     run = torch.compile(model, dynamic=False) if config.compile else model
     began = time.monotonic() - elapsed
     budget = config.max_minutes * 60 if config.max_minutes else float("inf")
@@ -238,6 +237,8 @@ def train_target(
     say.advance(step)
     running = 0.0
     while step < config.steps and time.monotonic() - began < budget:
+        # A stream a step, so that a continued run draws what an unbroken one would.
+        rng = random.Random(config.seed * 1_000_003 + step)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step, time.monotonic() - began)
         ids, mask, codes = train.draw(config.batch_size, rng)

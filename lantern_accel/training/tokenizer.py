@@ -363,7 +363,7 @@ def encode_dataset(
     something else); the rest are shifted, some also shrunk, and mirrored at random where allowed.
     """
     if not len(data.images):
-        raise DataError("there are no images to encode; run prepare_data first")
+        raise DataError("there are no images to encode; run `lantern-accel train data` first")
     progress = progress or NullProgress()
     progress.start("encoding the images", views * len(data.images))
     codes = [

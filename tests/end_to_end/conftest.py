@@ -58,7 +58,10 @@ def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool 
     if drafter:
         parts["drafter"] = EagleDrafter(draft)
     for name, module in parts.items():
-        save_file({k: v.contiguous() for k, v in module.state_dict().items()}, folder / f"{name}.safetensors")
+        save_file(
+            {k: v.contiguous() for k, v in module.state_dict().items()},
+            folder / f"{name}.safetensors",
+        )
     manifest = ModelManifest(
         name="tiny",
         target=target,
@@ -107,6 +110,8 @@ def command(capsys: pytest.CaptureFixture[str]) -> Run:
         capsys.readouterr()
         code = main([str(word) for word in words])
         text = capsys.readouterr()
-        return subprocess.CompletedProcess([sys.executable, *map(str, words)], code, text.out, text.err)
+        return subprocess.CompletedProcess(
+            [sys.executable, *map(str, words)], code, text.out, text.err
+        )
 
     return run

@@ -1,0 +1,149 @@
+"""Every training stage through the command, on made-up images, and a picture from the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lantern_accel.files import write_json
+from lantern_accel.training.data import SIZE, Record
+
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 180, 60),
+    "blue": (30, 60, 220),
+    "gold": (230, 180, 30),
+}
+TINY = {
+    "tokenizer": {
+        "steps": 4,
+        "batch_size": 4,
+        "precision": "fp32",
+        "vq": {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1, "z_channels": 32,
+               "codebook_size": 32, "codebook_dim": 4},
+    },
+    "target": {"steps": 4, "batch_size": 4, "dim": 32, "n_layer": 1, "n_head": 2, "ffn_dim": 32,
+               "text_dim": 16, "text_layers": 1, "text_heads": 2, "prefix_length": 6,
+               "compile": False, "evaluate_every": 2, "checkpoint_every": 2},
+    "drafter": {"steps": 4, "batch_size": 4, "compile": False, "evaluate_every": 2,
+                "checkpoint_every": 2},
+}  # fmt: skip
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A training folder, and a cache with 16 made-up images."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(cache))
+    folder = cache / "data" / f"emoji-{SIZE}"
+    images, records = [], []
+    for i in range(16):
+        name = list(COLOURS)[i % 4]
+        image = np.full((SIZE, SIZE, 3), 255, dtype=np.uint8)
+        image[8 + i : 40, 8:40] = COLOURS[name]
+        images.append(image)
+        records.append(
+            Record(
+                index=i, style="noto", concept=f"{name} square", tags=("shape",), group="symbols",
+                subgroup="geometric", hexcode=str(i), weight=1.0, flippable=True,
+                split="heldout" if name == "gold" else "train",
+            )
+        )  # fmt: skip
+    folder.mkdir(parents=True)
+    np.save(folder / "images.npy", np.stack(images))
+    (folder / "records.jsonl").write_text("".join(r.model_dump_json() + "\n" for r in records))
+    write_json(folder / "manifest.json", {"images": 16})
+    for name, values in TINY.items():
+        write_json(tmp_path / f"{name}.json", values)
+    return tmp_path
+
+
+def test_the_whole_pipeline_makes_a_model_that_draws(command, work):
+    for stage in TINY:
+        done = command("train", stage, "--work", work, "--config", work / f"{stage}.json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout[: done.stdout.rindex("}") + 1])["steps"] == 4
+    done = command(
+        "train", "bundle", work / "model", "--work", work, "--name", "squares", "--tree", "0,1,00"
+    )
+    assert done.returncode == 0, done.stderr
+    done = command(
+        "generate", "red square", "--model", work / "model", "--k", 3, "--seed", 0,
+        "-o", work / "square.png", "--json", "-",
+    )  # fmt: skip
+    stats = json.loads(done.stdout)
+    assert stats["model"] == "squares"
+    assert stats["tokens"] == 64
+
+
+def test_a_continued_run_ends_as_an_unbroken_one(command, work):
+    command("train", "tokenizer", "--work", work, "--config", work / "tokenizer.json")
+    final = work / "target" / "target.safetensors"
+    config = dict(TINY["target"])
+    assert (
+        command("train", "target", "--work", work, "--config", work / "target.json").returncode == 0
+    )
+    unbroken = load_file(final)
+    from lantern_accel.errors import LanternError
+    from lantern_accel.training import target, workspace
+
+    class Killed(Exception):
+        pass
+
+    saves = []
+
+    def dying(*args: object, **kwargs: object) -> None:
+        keep(*args, **kwargs)  # type: ignore[arg-type]
+        saves.append(kwargs["step"])
+        if len(saves) == 1:
+            raise Killed
+
+    keep = target.save_checkpoint
+    (work / "target" / "checkpoint.pt").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "save_checkpoint", dying)
+        chosen = workspace.read_config(workspace.TargetConfig, work / "target.json")
+        with pytest.raises(Killed):
+            workspace.run_target(chosen, work, None, resume=True)
+        report = workspace.run_target(chosen, work, None, resume=True)
+    assert saves[0] == 2
+    assert report["steps"] == 4
+    continued = load_file(final)
+    assert all(torch.equal(unbroken[k], continued[k]) for k in unbroken)
+    other = workspace.read_config(workspace.TargetConfig, None, **{**config, "lr": 0.5})
+    with pytest.raises(LanternError, match="lr was"):
+        workspace.run_target(other, work, None, resume=True)
+
+
+def test_a_stage_names_the_one_that_is_missing(command, work):
+    done = command("train", "target", "--work", work / "empty")
+    assert done.returncode == 2
+    assert "`lantern-accel train tokenizer` first" in done.stderr
+    done = command("train", "drafter", "--work", work / "empty")
+    assert "`lantern-accel train target` first" in done.stderr
+    done = command("train", "bundle", work / "m", "--work", work / "empty")
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [('{"lr": -1}', "lr"), ('{"layers": 3}', "layers"), ("{", "cannot be read")],
+)
+def test_a_wrong_configuration_names_its_field(command, work, text, reason):
+    (work / "bad.json").write_text(text)
+    done = command("train", "target", "--work", work, "--config", work / "bad.json")
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
+def test_toml_is_read_and_options_win(work):
+    from lantern_accel.training import workspace
+
+    (work / "c.toml").write_text("steps = 7\nlr = 0.002\n")
+    config = workspace.read_config(workspace.TargetConfig, work / "c.toml", steps=9, seed=None)
+    assert (config.steps, config.lr, config.seed) == (9, 0.002, 0)

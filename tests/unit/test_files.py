@@ -1,0 +1,40 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lantern_accel.files import cache_dir, write_json, write_whole
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    write_whole(path, lambda stream: stream.write(b"old"))
+
+    def fail(stream: object) -> None:
+        stream.write(b"new")  # type: ignore[attr-defined]
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, fail)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_json_is_readable_by_others_as_any_new_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "deep" / "a.json", {"b": "é"})
+    (tmp_path / "plain").write_text("")
+    assert json.loads((tmp_path / "deep" / "a.json").read_text(encoding="utf-8")) == {"b": "é"}
+    modes = [(tmp_path / n).stat().st_mode & 0o777 for n in ("deep/a.json", "plain")]
+    assert modes[0] == modes[1]
+
+
+def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    assert cache_dir() == tmp_path
+    monkeypatch.delenv("LANTERN_ACCEL_CACHE")
+    assert cache_dir().parts[-2:] == (".cache", "lantern_accel")

@@ -9,6 +9,7 @@ Shapes: ``R`` rows (images x CFG branches), ``T`` query positions, ``H`` heads, 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,10 @@ class TensorOps:
     """Reference implementation of every operation a device may replace."""
 
     device: torch.device = torch.device("cpu")
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Mark a phase of the step (draft, verify, accept, commit) for profilers; nothing here."""
+        return nullcontext()
 
     # --- key-value cache -----------------------------------------------------------------------
 

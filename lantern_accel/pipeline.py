@@ -122,7 +122,10 @@ class Pipeline:
             )
         return value
 
-    def _with_unconditional(self, condition: Tensor, mask: Tensor) -> Tensor:
+    def _rows(self, condition: Tensor, mask: Tensor, sampling: Sampling) -> Tensor:
+        """Return the engine's rows: ``[cond; uncond]`` with guidance, else ``[cond]``."""
+        if not sampling.guided:
+            return condition
         target = self.model.target
         free = target.unconditional(condition.shape[0]).to(condition.dtype)
         if condition.dim() == 3:
@@ -235,16 +238,15 @@ class Pipeline:
             buffers = 0
             for start in range(0, count, batch):
                 here = picks[start : start + batch]
+                images = list(range(start, start + len(here)))
+                report = _offset(on_progress, start, len(here), size, count)
                 engine, replay = self.engine(len(here), request.strategy, request.sampling)
                 buffers = max(buffers, engine.nbytes)
-                rows, rows_mask = condition[here], mask[here]
-                if request.sampling.guided:
-                    rows = self._with_unconditional(rows, rows_mask)
-                images = list(range(start, start + len(here)))
+                rows = self._rows(condition[here], mask[here], request.sampling)
                 with watch() as prefill_watch:
-                    engine.start(rows, rows_mask, engine.uniforms(request.seed, images))
+                    engine.start(rows, mask[here], engine.uniforms(request.seed, images))
                 with watch() as decode_watch:
-                    done = engine.run(replay, _offset(on_progress, start, len(here), size, count))
+                    done = engine.run(replay, report)
                 with watch() as pixels_watch:
                     arrays.append(self.pixels(done.tokens))
                 prefill += prefill_watch.seconds
@@ -268,6 +270,20 @@ class Pipeline:
 
         made = [Image.fromarray(a.numpy()) for array in arrays for a in array]
         return GenerationResult(made, torch.cat([p.tokens for p in parts]).clone(), stats)
+
+    @torch.inference_mode()
+    def decode_only(
+        self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, seed: int
+    ) -> tuple[Decoded, float]:
+        """Decode one batch without pixels; return it and the seconds of prefill and decode."""
+        condition, mask = self._conditions(prompts)
+        engine, replay = self.engine(len(prompts), strategy, sampling)
+        rows = self._rows(condition, mask, sampling)
+        uniforms = engine.uniforms(seed, list(range(len(prompts))))
+        with self.backend.stopwatch() as watch:
+            engine.start(rows, mask, uniforms)
+            decoded = engine.run(replay)
+        return decoded, watch.seconds
 
     def pixels(self, tokens: Tensor) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""

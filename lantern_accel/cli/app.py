@@ -6,7 +6,7 @@ import importlib.metadata
 
 import typer
 
-from lantern_accel.cli import devices, generate, train
+from lantern_accel.cli import bench, devices, generate, train
 
 app = typer.Typer(
     name="lantern-accel",
@@ -40,4 +40,5 @@ def _options(
 
 generate.register(app)
 devices.register(app)
+bench.register(app)
 train.register(app)

@@ -197,10 +197,16 @@ class Engine:
         now = state.step.clamp(max=self.geometry.tokens - 1)
         uniforms = state.uniforms.index_select(1, now).squeeze(1)
         drafts, tests = self._columns
-        tree = self._draft(uniforms[:, :drafts])
-        features, logits = self.verifying.verify(state, tree)
-        accepted = self._accept(tree, logits, uniforms[:, drafts : drafts + tests], uniforms[:, -1])
-        commit(self.verifying, state, tree, features, accepted)
+        with self.ops.phase("draft"):
+            tree = self._draft(uniforms[:, :drafts])
+        with self.ops.phase("verify"):
+            features, logits = self.verifying.verify(state, tree)
+        with self.ops.phase("accept"):
+            accepted = self._accept(
+                tree, logits, uniforms[:, drafts : drafts + tests], uniforms[:, -1]
+            )
+        with self.ops.phase("commit"):
+            commit(self.verifying, state, tree, features, accepted)
 
     def _draft(self, uniforms: Tensor) -> DraftTree:
         if self.drafting is not None:

@@ -1,0 +1,59 @@
+"""``lantern-accel bench``: strategies against vanilla on this device, with what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from lantern_accel.cli.console import say
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("bench")(bench)
+
+
+def bench(
+    strategies: list[str] = typer.Option(
+        ["vanilla", "eagle", "eagle2", "lantern", "lantern++"],
+        "--strategy",
+        help="Repeat for several; vanilla is the base of the ratios.",
+    ),
+    batch: list[int] = typer.Option([1], min=1, help="Images together; repeat for several."),
+    temperature: list[float] = typer.Option([1.0], min=0, help="Repeat for several."),
+    repeats: int = typer.Option(5, min=1, help="Samples a cell."),
+    prompt: list[str] = typer.Option([], help="Repeat for several; a built-in list otherwise."),
+    device: str = typer.Option("auto"),
+    model: str = typer.Option("lantern-emoji"),
+    dtype: str = typer.Option("auto"),
+    tree: str = typer.Option(None, help="For every strategy that drafts."),
+    threads: int = typer.Option(None, min=1),
+    output: Path = typer.Option(None, "--output", "-o", help="JSON; an interrupted run goes on."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
+) -> None:
+    """Measure tokens a second, step compression and conversion, strategies interleaved."""
+    import json
+
+    import lantern_accel
+    from lantern_accel import bench as measure
+
+    options = {"threads": threads} if threads is not None else None
+    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+        chosen = [
+            pipeline.strategy(name, tree=None if name == "vanilla" else tree) for name in strategies
+        ]
+        report = measure.run_bench(
+            pipeline,
+            chosen,
+            batches=batch,
+            temperatures=temperature,
+            repeats=repeats,
+            prompts=prompt or measure.PROMPTS,
+            out=output,
+            say=lambda text: say(text, to_stderr=True, style="dim"),
+        )
+    if as_json:
+        typer.echo(json.dumps(report.rows(), indent=2))
+    else:
+        typer.echo(measure.table(report))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ class KVLayout:
 
     ``capacity`` counts slots a row, the trash slot (the last one) included. The reference order is
     ``[layers, 2, rows, capacity, heads, head_dim]``: a slot of a row is one contiguous piece of
-    memory, so that writing and committing are copies of whole pieces.
+    memory, so that writing and committing are copies of whole pieces. With ``head_major`` it is
+    ``[layers, 2, rows, heads, capacity, head_dim]``: a head's keys are one matrix.
     """
 
     layers: int
@@ -32,9 +34,13 @@ class KVLayout:
     heads: int
     head_dim: int
     dtype: torch.dtype
+    head_major: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The order in memory."""
+        if self.head_major:
+            return (self.layers, 2, self.rows, self.heads, self.capacity, self.head_dim)
         return (self.layers, 2, self.rows, self.capacity, self.heads, self.head_dim)
 
     @property
@@ -126,11 +132,16 @@ class TensorOps:
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
         return y.to(x.dtype) * weight
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` in float32.
+    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
+        """Turn rotary rows into the form that :meth:`rotate` takes; made once a pass.
 
-        ``x [R, T, ..., d]``; ``cos, sin`` broadcast against ``[R, T, ..., d/2]``.
+        ``cos, sin`` float32, broadcasting against ``[R, T, ..., d/2]``.
         """
+        return cos, sin
+
+    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
+        """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32."""
+        cos, sin = rotary
         pairs = x.float().reshape(*x.shape[:-1], -1, 2)
         even, odd = pairs[..., 0], pairs[..., 1]
         turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)

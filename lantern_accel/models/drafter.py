@@ -18,6 +18,7 @@ from lantern_accel.models.transformer import (
     Pass,
     dense_visible,
     rotary_table_2d,
+    run_blocks,
 )
 from lantern_accel.ops import TensorOps
 
@@ -80,10 +81,7 @@ class EagleDrafter(nn.Module):
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""
         pair = torch.cat((F.embedding(codes, self.embed_tokens.weight), features), dim=-1)
-        x: Tensor = self.fc(pair)
-        for i, block in enumerate(self.layers):
-            x = block(x, i, at, self.ops)
-        return x
+        return run_blocks(self.layers, self.fc(pair), at, self.ops)
 
     def forward_dense(
         self, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None

@@ -20,6 +20,7 @@ from lantern_accel.models.transformer import (
     RMSNorm,
     dense_visible,
     rotary_table_2d,
+    run_blocks,
 )
 from lantern_accel.ops import TensorOps
 
@@ -167,9 +168,7 @@ class LlamaGenGPT(nn.Module):
 
     def forward(self, x: Tensor, at: Pass) -> Tensor:
         """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out."""
-        for i, block in enumerate(self.layers):
-            x = block(x, i, at, self.ops)
-        out: Tensor = self.norm(x, self.ops)
+        out: Tensor = self.norm(run_blocks(self.layers, x, at, self.ops), self.ops)
         return out
 
     def head(self, features: Tensor) -> Tensor:

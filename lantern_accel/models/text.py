@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.errors import LanternWarning, RequestError
-from lantern_accel.models.transformer import REFERENCE, Block, Pass, RMSNorm
+from lantern_accel.models.transformer import REFERENCE, Block, Pass, RMSNorm, run_blocks
 from lantern_accel.models.words import normalise
 from lantern_accel.ops import TensorOps
 
@@ -65,9 +65,7 @@ class TextEncoder(nn.Module):
         seen = self.ops.mask((mask[:, None, :] | eye).unsqueeze(1), x.dtype)
         half = self.config.dim // self.config.n_head // 2
         cos = torch.ones(1, 1, 1, half, device=x.device)
-        at = Pass(cos, torch.zeros_like(cos), seen)
-        for i, block in enumerate(self.layers):
-            x = block(x, i, at, self.ops)
+        x = run_blocks(self.layers, x, Pass(cos, torch.zeros_like(cos), seen), self.ops)
         out: Tensor = self.norm(x, self.ops)
         return out * mask.unsqueeze(-1).to(out.dtype)
 

@@ -6,6 +6,7 @@ Source: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTE
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,9 +84,9 @@ class Attention(nn.Module):
         self.wqkv = nn.Linear(dim, 3 * dim, bias=False)
         self.wo = nn.Linear(dim, dim, bias=False)
 
-    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps) -> Tensor:
+    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
         qkv = self.wqkv(x).unflatten(-1, (3, self.heads, -1))
-        turned = ops.rotate(qkv[:, :, :2], at.cos.unsqueeze(2), at.sin.unsqueeze(2))
+        turned = ops.rotate(qkv[:, :, :2], rotary)
         q, k, v = turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2]
         if at.cache is None:
             y = ops.attend_dense(q, k, v, at.mask)
@@ -129,9 +130,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(dim, hidden)
         self.dropout = dropout
 
-    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps) -> Tensor:
+    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
         y = x if self.attention_norm is None else self.attention_norm(x, ops)
-        y = self.attention(y, layer, at, ops)
+        y = self.attention(y, layer, at, ops, rotary)
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         x = x + y
@@ -139,3 +140,11 @@ class Block(nn.Module):
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         return x + y
+
+
+def run_blocks(blocks: nn.ModuleList, x: Tensor, at: Pass, ops: TensorOps) -> Tensor:
+    """Run blocks one after another on ``x [R, T, D]``; the rotary form is made once for all."""
+    rotary = ops.rotary(at.cos.unsqueeze(2), at.sin.unsqueeze(2))
+    for i, block in enumerate(blocks):
+        x = block(x, i, at, ops, rotary)
+    return x

@@ -1,0 +1,34 @@
+"""Goodness of fit without scipy."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def misfit(observed: Tensor, expected: Tensor) -> float:
+    """Return by how many standard deviations counts miss their distribution (about N(0, 1)).
+
+    ``observed`` counts and ``expected`` probabilities over the same cells. Cells that expect fewer
+    than 5 are pooled; counts where nothing is expected are an infinite misfit. Wilson and Hilferty's
+    approximation of the chi-square distribution.
+    """
+    observed, expected = observed.flatten().double(), expected.flatten().double()
+    total = observed.sum()
+    if observed[expected <= 0].any():
+        return float("inf")
+    counts = expected / expected.sum() * total
+    rare = counts < 5
+    chi2 = ((observed - counts).square() / counts)[~rare].sum()
+    cells = int((~rare).sum())
+    pooled = counts[rare].sum()
+    if pooled >= 5:
+        chi2 = chi2 + (observed[rare].sum() - pooled).square() / pooled
+        cells += 1
+    freedom = cells - 1
+    spread = 2 / (9 * freedom)
+    return float(((chi2 / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5)
+
+
+def total_variation(a: Tensor, b: Tensor) -> float:
+    """Half the absolute difference of two distributions, given as weights of any sum."""
+    return float((a.double() / a.sum() - b.double() / b.sum()).abs().sum() / 2)

@@ -1,0 +1,128 @@
+"""The small models that the golden tensors were recorded from."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.models.checkpoint import load_into, to_drafter_names, to_llamagen_names
+from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.ops import TensorOps
+from lantern_accel.strategy import Sampling, Strategy
+from support.golden import golden, golden_metadata
+
+
+def _frozen(module: torch.nn.Module) -> None:
+    module.eval().requires_grad_(False)
+
+
+@functools.cache
+def official_llamagen(name: str) -> LlamaGenGPT:
+    """``llamagen_c2i`` or ``llamagen_t2i``, from their official key layout."""
+    config = json.loads(golden_metadata(f"{name}/weights")["config"])
+    model = LlamaGenGPT(LlamaGenConfig.from_official(config))
+    load_into(model, to_llamagen_names(golden(f"{name}/weights")), name)
+    _frozen(model)
+    return model
+
+
+@functools.cache
+def lantern_target() -> LlamaGenGPT:
+    config = LlamaGenConfig(
+        dim=128, n_layer=4, n_head=4, ffn_dim=512, vocab_size=1024, grid=16, caption_dim=64
+    )
+    model = LlamaGenGPT(config)
+    load_into(model, to_llamagen_names(golden("lantern/target")), "target")
+    _frozen(model)
+    return model
+
+
+@functools.cache
+def lantern_drafter(mask_padding: bool = True) -> EagleDrafter:
+    config = DrafterConfig(
+        dim=128,
+        n_head=4,
+        ffn_dim=512,
+        vocab_size=1024,
+        grid=16,
+        prefix_length=119,
+        norm_eps=1e-5,
+        mask_padding=mask_padding,
+    )
+    model = EagleDrafter(config)
+    # The official loader took the drafter's embedding from the head of a single-file checkpoint.
+    head = {"embed_tokens.weight": golden("lantern/target")["output.weight"]}
+    load_into(model, to_drafter_names({**golden("lantern/drafter"), **head}), "drafter")
+    _frozen(model)
+    return model
+
+
+@functools.cache
+def published_drafter() -> tuple[LlamaGenGPT, EagleDrafter]:
+    """The drafter of ``lantern_drafters/llamagen`` with the head that reads it."""
+    config = DrafterConfig(
+        dim=64,
+        n_head=4,
+        ffn_dim=176,
+        vocab_size=128,
+        grid=16,
+        prefix_length=119,
+        mask_padding=False,
+    )
+    drafter = EagleDrafter(config)
+    load_into(drafter, to_drafter_names(golden("lantern_drafters/llamagen_weights")), "drafter")
+    _frozen(drafter)
+    target = LlamaGenGPT(
+        LlamaGenConfig(dim=64, n_layer=1, n_head=4, vocab_size=128, grid=16, caption_dim=8)
+    )
+    _frozen(target)
+    target.output.weight.copy_(golden("lantern_drafters/llamagen_io")["head_weight"])
+    return target, drafter
+
+
+def decode(
+    target: LlamaGenGPT,
+    condition: Tensor,
+    sampling: Sampling,
+    *,
+    mask: Tensor | None = None,
+    strategy: Strategy | None = None,
+    drafter: EagleDrafter | None = None,
+    neighbours: Tensor | None = None,
+) -> tuple[Tensor, list[list[int]], Engine]:
+    """Decode conditional rows through the engine.
+
+    Returns tokens ``[B, N]``, for each image the accepted drafts of its steps, and the engine.
+    """
+    batch = condition.shape[0]
+    engine = Engine(
+        target,
+        drafter,
+        TensorOps(),
+        strategy or Strategy(),
+        sampling,
+        batch=batch,
+        neighbours=neighbours,
+    )
+    if mask is None:
+        mask = torch.ones(batch, target.config.prefix_length, dtype=torch.bool)
+    rows = condition
+    if sampling.guided:
+        rows = torch.cat((condition, target.unconditional(batch)))
+    accepted: list[list[int]] = [[] for _ in range(batch)]
+
+    def step() -> None:
+        engine.step()
+        for image, count in enumerate(engine.state.last_length.tolist()):
+            if count >= 0:
+                accepted[image].append(count)
+
+    with torch.inference_mode():
+        engine.start(rows, mask, engine.uniforms(0, list(range(batch))))
+        decoded = engine.run(step)
+    return decoded.tokens, accepted, engine

@@ -1,0 +1,476 @@
+"""The engine on tiny random models: exact, reproducible, static, and silent towards the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.chi_square import misfit
+from support.tiny import captions, neighbours, tiny_models
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lantern_accel.decoding.engine import Decoded, Engine
+from lantern_accel.decoding.trees import MC_SIM_7B_63, SMALL_12
+from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.models.drafter import EagleDrafter
+from lantern_accel.models.llamagen import LlamaGenGPT
+from lantern_accel.ops import TensorOps
+from lantern_accel.strategy import (
+    ChainTree,
+    DynamicTree,
+    Lantern,
+    LanternPP,
+    Sampling,
+    StaticTree,
+    Strategy,
+    Tree,
+)
+
+GREEDY = Sampling(temperature=0, cfg_scale=3.0)
+SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, cfg_scale=2.0)
+WIDE = StaticTree(paths=tuple((i,) for i in range(8)))
+LOPSIDED = StaticTree(paths=((0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (0, 0)))
+TREES: dict[str, Tree] = {
+    "chain1": ChainTree(length=1),
+    "chain4": ChainTree(length=4),
+    "chain long": ChainTree(length=30),
+    "wide": WIDE,
+    "lopsided": LOPSIDED,
+    "small_12": SMALL_12,
+    "mc_sim": MC_SIM_7B_63,
+    "dynamic": DynamicTree(top_k=4, depth=3, total=20),
+    "dynamic flat": DynamicTree(top_k=8, depth=0, total=7),
+    "dynamic deep": DynamicTree(top_k=2, depth=9, total=30),
+    "dynamic narrow": DynamicTree(top_k=1, depth=5, total=7),
+}
+#: The five strategies by name, on trees of this file's size.
+NAMED: dict[str, Strategy] = {
+    "vanilla": Strategy(name="vanilla"),
+    "eagle": Strategy(name="eagle", tree=SMALL_12),
+    "eagle2": Strategy(name="eagle2", tree=TREES["dynamic"]),
+    "lantern": Strategy(name="lantern", tree=TREES["dynamic"], acceptance=Lantern(k=8, delta=0.3)),
+    "lantern++": Strategy(name="lantern++", tree=SMALL_12, acceptance=LanternPP(k=8, lam=4)),
+}
+
+Models = tuple[LlamaGenGPT, EagleDrafter]
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return tiny_models(0)
+
+
+def engine_of(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 1) -> Engine:
+    return Engine(
+        *models,
+        TensorOps(),
+        strategy,
+        sampling,
+        batch=batch,
+        neighbours=neighbours(models[0].config.vocab_size, 10),
+    )
+
+
+def start(engine: Engine, which: list[int] | None = None, seed: int = 0) -> None:
+    """Prefill captions ``which`` of eight, each with its own stream of randomness."""
+    target, batch = engine.verifying.target, engine.geometry.batch
+    which = which if which is not None else list(range(batch))
+    features, mask = captions(target, 8)
+    condition = features[which]
+    if engine.sampling.guided:
+        condition = torch.cat((condition, target.unconditional(batch)))
+    with torch.inference_mode():
+        engine.start(condition, mask[which], engine.uniforms(seed, which))
+
+
+def finish(engine: Engine, which: list[int] | None = None, seed: int = 0) -> Decoded:
+    start(engine, which, seed)
+    with torch.inference_mode():
+        return engine.run()
+
+
+# --- the same output, sooner -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_greedy_trees_give_vanillas_tokens(tree: str) -> None:
+    for seed in (0, 1, 2):
+        models = tiny_models(seed)
+        for sampling in (GREEDY, Sampling(temperature=0)):
+            plain = finish(engine_of(models, Strategy(), sampling, batch=4))
+            fast = finish(engine_of(models, Strategy(tree=TREES[tree]), sampling, batch=4))
+            assert torch.equal(plain.tokens, fast.tokens)
+            assert fast.histogram[:, 1:].sum() > 10, "drafts were accepted"
+            assert fast.step_compression > 1.05
+            assert len(plain.tokens.unique()) > 4, "the images are not one code over and over"
+
+
+def test_greedy_trees_give_vanillas_tokens_within_a_guidance_interval(models: Models) -> None:
+    sampling = Sampling(temperature=0, cfg_scale=4.0, cfg_interval=9)
+    plain = finish(engine_of(models, Strategy(), sampling, batch=4))
+    whole = finish(engine_of(models, Strategy(), GREEDY.model_copy(update={"cfg_scale": 4.0}), 4))
+    assert not torch.equal(plain.tokens, whole.tokens)
+    for tree in ("small_12", "dynamic"):
+        fast = finish(engine_of(models, Strategy(tree=TREES[tree]), sampling, batch=4))
+        assert torch.equal(plain.tokens, fast.tokens)
+
+
+@pytest.mark.parametrize(("interval", "guided"), [(-1, 36), (0, 2), (10, 12), (33, 35), (99, 36)])
+def test_the_guidance_interval_counts_from_the_second_token(
+    models: Models, interval: int, guided: int
+) -> None:
+    # LlamaGen: the prefill's token is guided, then those of decode steps i <= interval, i from 0.
+    engine = engine_of(models, Strategy(), Sampling(cfg_scale=4.0, cfg_interval=interval))
+    scale = engine.verifying.scale
+    assert scale is not None
+    assert scale.tolist() == [4.0] * guided + [1.0] * (36 - guided)
+
+
+def test_drafts_are_guided_as_the_token_that_they_stand_for(models: Models) -> None:
+    engine = engine_of(models, NAMED["eagle"], GREEDY, batch=2)
+    drafting, state = engine.drafting, engine.state
+    assert drafting is not None and drafting.scale is not None
+    # A scale of its own for every token: node n + depth predicts token n + depth + 1.
+    drafting.scale.copy_(torch.arange(36) + 2.0)
+    features = torch.randn(4, 3, 32)
+    logits = models[0].head(features)
+    for length, depth, token in ((0, 0, 1), (4, 0, 5), (4, 3, 8), (34, 4, 35)):
+        state.length.copy_(torch.tensor([length, 0]))
+        out = drafting._guided(state, depth, features)
+        cond, uncond = logits[0], logits[2]
+        assert torch.allclose(out[0], uncond + (token + 2) * (cond - uncond), atol=1e-3)
+        cond, uncond = logits[1], logits[3]
+        assert torch.allclose(out[1], uncond + (depth + 3) * (cond - uncond), atol=1e-3)
+
+
+def test_lambda_of_one_relaxes_nothing(models: Models) -> None:
+    plain = finish(engine_of(models, Strategy(), GREEDY, batch=4))
+    rule = LanternPP(k=8, lam=1.0)
+    fast = finish(engine_of(models, Strategy(tree=SMALL_12, acceptance=rule), GREEDY, batch=4))
+    assert torch.equal(plain.tokens, fast.tokens)
+    assert not fast.moved.any()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_relaxation_saves_steps_and_says_what_it_moved(models: Models, sampling: Sampling) -> None:
+    strict = finish(engine_of(models, Strategy(tree=SMALL_12), sampling, batch=8))
+    rule = Lantern(k=10, delta=0.9)
+    loose = finish(engine_of(models, Strategy(tree=SMALL_12, acceptance=rule), sampling, batch=8))
+    assert loose.steps.sum() < strict.steps.sum()
+    assert (loose.moved > 0).all() and not strict.moved.any()
+
+
+# --- the target's distribution, from end to end ----------------------------------------------------
+
+IMAGES, BATCH = 20_000, 1_000
+
+
+@pytest.fixture(scope="module")
+def small() -> Models:
+    return tiny_models(3, vocab=6, grid=2, prefix=2, dim=16, mixing=0.7, sharpness=0.9)
+
+
+def joint(models: Models, sampling: Sampling) -> Tensor:
+    """Enumerate the distribution of all four tokens of an image, ``[6, 6, 6, 6]``."""
+    from lantern_accel.decoding.logits import distribution, guide
+
+    target = models[0]
+    features, mask = captions(target, 2)
+    codes = torch.cartesian_prod(*[torch.arange(6)] * 3)
+    count = len(codes)
+    rows = features[1:2].expand(count, -1, -1)
+    seen = mask[1:2].expand(count, -1)
+    rows = torch.cat((rows, target.unconditional(count)))
+    dense = target.forward_dense(rows, codes.repeat(2, 1), seen.repeat(2, 1))
+    logits = target.head(dense[:, 1:])
+    logits = guide(logits, torch.full((count, 4), sampling.cfg_scale))
+    p = distribution(logits, sampling).double().view(6, 6, 6, 4, 6)
+    first, second, third = p[0, 0, 0, 0], p[:, 0, 0, 1], p[:, :, 0, 2]
+    return first.view(6, 1, 1, 1) * second.view(6, 6, 1, 1) * third.view(6, 6, 6, 1) * p[..., 3, :]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        ChainTree(length=2),
+        StaticTree(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
+        DynamicTree(top_k=3, depth=1, total=9),
+        DynamicTree(top_k=2, depth=2, total=7),
+    ],
+    ids=["chain", "eagle", "eagle2", "eagle2 deep"],
+)
+def test_sampled_images_follow_the_targets_joint_distribution(small: Models, tree: Tree) -> None:
+    sampling = Sampling(temperature=1.1, top_k=5, cfg_scale=1.7)
+    expected = joint(small, sampling)
+    assert float(expected.sum()) == pytest.approx(1.0, abs=1e-5)
+    engine = Engine(*small, TensorOps(), Strategy(tree=tree), sampling, batch=BATCH)
+    features, mask = captions(small[0], 2)
+    rows = features[1:2].expand(BATCH, -1, -1)
+    generator = torch.Generator().manual_seed(11)
+    parts, counts_of_steps = [], []
+    for _ in range(IMAGES // BATCH):
+        uniforms = torch.rand(engine.state.uniforms.shape, generator=generator)
+        with torch.inference_mode():
+            engine.start(
+                torch.cat((rows, small[0].unconditional(BATCH))),
+                mask[1:2].expand(BATCH, -1),
+                uniforms.clamp(2.0**-24, 1 - 2.0**-22),
+            )
+            decoded = engine.run()
+        parts.append(decoded.tokens)
+        counts_of_steps.append(decoded.histogram.sum(0))
+    histogram = torch.stack(counts_of_steps).sum(0)
+    assert (histogram[:2] > 0.05 * histogram.sum()).all(), "both acceptance and refusal take part"
+    tokens = torch.cat(parts)
+    cells = ((tokens[:, 0] * 6 + tokens[:, 1]) * 6 + tokens[:, 2]) * 6 + tokens[:, 3]
+    counts = torch.bincount(cells, minlength=6**4).view(6, 6, 6, 6)
+    for marginal in ((1, 2, 3), (2, 3), (3,), (0,), ()):
+        seen, wanted = counts, expected
+        for axis in sorted(marginal, reverse=True):
+            seen, wanted = seen.sum(axis), wanted.sum(axis)
+        assert misfit(seen, wanted) < 4.9, marginal
+    # The same counts refute a target whose guidance is a little stronger.
+    other = joint(small, sampling.model_copy(update={"cfg_scale": 2.2}))
+    assert misfit(counts, other) > 10
+
+
+# --- reproducible ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_same_seed_gives_the_same_tokens(models: Models, name: str) -> None:
+    engine = engine_of(models, NAMED[name], SAMPLED, batch=2)
+    first = finish(engine, seed=5)
+    other = finish(engine, seed=6)
+    again = finish(engine, seed=5)
+    assert torch.equal(first.tokens, again.tokens)
+    assert torch.equal(first.histogram, again.histogram)
+    assert not torch.equal(first.tokens, other.tokens)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMED)
+def test_an_image_is_the_same_alone_and_in_a_batch(
+    models: Models, name: str, sampling: Sampling
+) -> None:
+    together = finish(engine_of(models, NAMED[name], sampling, batch=5))
+    alone = engine_of(models, NAMED[name], sampling)
+    for image in range(5):
+        one = finish(alone, [image])
+        assert torch.equal(one.tokens[0], together.tokens[image])
+        assert int(one.steps) == int(together.steps[image])
+        assert torch.equal(one.histogram[0], together.histogram[image])
+
+
+# --- counted -----------------------------------------------------------------------------------------
+
+
+def test_vanilla_takes_a_step_a_token(models: Models) -> None:
+    decoded = finish(engine_of(models, Strategy(), SAMPLED, batch=3))
+    assert decoded.steps.tolist() == [35, 35, 35]
+    assert decoded.histogram.tolist() == [[35]] * 3
+    assert decoded.step_compression == 1.0
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle2", "lantern"])
+def test_steps_and_accepted_drafts_add_up_to_the_image(models: Models, name: str) -> None:
+    decoded = finish(engine_of(models, NAMED[name], SAMPLED, batch=3))
+    depth = decoded.histogram.shape[1]
+    gained = (decoded.histogram * torch.arange(1, depth + 1)).sum(1)
+    assert torch.equal(decoded.histogram.sum(1), decoded.steps)
+    # The last step may accept past the end of the image.
+    assert ((gained >= 35) & (gained < 35 + depth)).all()
+    assert decoded.step_compression == pytest.approx(3 * 35 / int(decoded.steps.sum()))
+
+
+def test_run_reports_progress_and_stops(models: Models) -> None:
+    engine = engine_of(models, NAMED["eagle"], GREEDY, batch=2)
+    expected = finish(engine)
+    start(engine)
+    known: list[int] = []
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        engine.step()
+
+    with torch.inference_mode():
+        decoded = engine.run(step, known.append, check_every=3)
+    assert torch.equal(decoded.tokens, expected.tokens)
+    assert known == sorted(known) and known[-1] == 36
+    assert int(decoded.steps.max()) <= steps <= int(decoded.steps.max()) + 3
+
+
+def test_a_strategy_that_cannot_run_says_why(models: Models) -> None:
+    target, drafter = models
+    ops, sampling = TensorOps(), Sampling()
+    with pytest.raises(StrategyError, match=r"no drafter.*vanilla"):
+        Engine(target, None, ops, NAMED["eagle"], sampling)
+    with pytest.raises(StrategyError, match="needs a neighbour table"):
+        Engine(target, drafter, ops, NAMED["lantern"], sampling)
+    with pytest.raises(StrategyError, match=r"36 drafts deep.*36 tokens"):
+        Engine(target, drafter, ops, Strategy(tree=ChainTree(length=36)), sampling)
+    with pytest.raises(StrategyError, match=r"k = 64 .*64 codes"):
+        rule = Lantern(k=64)
+        Engine(target, drafter, ops, Strategy(tree=SMALL_12, acceptance=rule), sampling)
+    with pytest.raises(StrategyError, match="top_k = 65"):
+        Engine(target, drafter, ops, Strategy(), Sampling(top_k=65))
+    with pytest.raises(StrategyError, match="10 siblings, but there are 6 codes"):
+        few = tiny_models(0, vocab=6)
+        Engine(*few, ops, Strategy(tree=DynamicTree(top_k=10)), sampling)
+
+
+def test_a_static_tree_with_more_siblings_than_codes_says_why() -> None:
+    few = tiny_models(0, vocab=6)
+    with pytest.raises(StrategyError, match="siblings, but there are 6 codes"):
+        finish(Engine(*few, TensorOps(), Strategy(tree=WIDE), Sampling(temperature=0)))
+
+
+# --- static ------------------------------------------------------------------------------------------
+
+
+def buffers(engine: Engine) -> dict[str, Tensor]:
+    found = dict(vars(engine.state))
+    found["target cache"] = engine.verifying.cache.data
+    if engine.drafting is not None:
+        found["drafter cache"] = engine.drafting.cache.data
+    return found
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_buffers_keep_their_address(models: Models, name: str) -> None:
+    engine = engine_of(models, NAMED[name], SAMPLED, batch=2)
+    before = {k: v.data_ptr() for k, v in buffers(engine).items()}
+    first = finish(engine, seed=1)
+    finish(engine, [3, 4], seed=2)
+    assert {k: v.data_ptr() for k, v in buffers(engine).items()} == before
+    # Nothing of the call between is left.
+    assert torch.equal(finish(engine, seed=1).tokens, first.tokens)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMED)
+def test_steps_after_the_end_change_nothing(models: Models, name: str, sampling: Sampling) -> None:
+    engine = engine_of(models, NAMED[name], sampling, batch=3)
+    finish(engine)
+    skip = {"step", "last_path", "last_length", "tokens"}
+    before = {k: v.clone() for k, v in vars(engine.state).items()}
+    kept = engine.verifying.cache.data[:, :, :, : 5 + 35].clone()
+    with torch.inference_mode():
+        for _ in range(3):
+            engine.step()
+    for key, value in vars(engine.state).items():
+        if key not in skip:
+            assert torch.equal(value, before[key]), key
+    # Column 36 is where finished images write to.
+    assert torch.equal(engine.state.tokens[:, :36], before["tokens"][:, :36])
+    assert torch.equal(engine.verifying.cache.data[:, :, :, : 5 + 35], kept)
+    assert (engine.state.last_length == -1).all()
+
+
+class Recorder(TorchDispatchMode):
+    """Lists operators with the shapes they return; refuses those that the host must wait for."""
+
+    BARRED = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "is_nonzero",
+        "item",
+        "unique",
+        "equal",
+        "bincount",
+        "repeat_interleave",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in self.BARRED:
+            raise AssertionError(f"{name} makes the host wait for the device")
+        masks = args[1] if name in ("index", "index_put", "index_put_") else ()
+        if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in masks):
+            raise AssertionError("an index by mask has a shape that depends on values")
+        out = func(*args, **(kwargs or {}))
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        shapes = tuple(tuple(r.shape) for r in results if isinstance(r, Tensor))
+        self.seen.append((str(func), shapes))
+        return out
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMED)
+def test_every_step_runs_the_same_operators_and_reads_nothing(
+    models: Models, name: str, sampling: Sampling
+) -> None:
+    engine = engine_of(models, NAMED[name], sampling, batch=2)
+    start(engine)
+    runs = []
+    for _ in range(38):
+        with Recorder() as recorder, torch.inference_mode():
+            engine.step()
+        runs.append(recorder.seen)
+    assert len(runs[0]) > 50
+    assert all(run == runs[0] for run in runs[1:])
+    assert int(engine.state.length.min()) == 35, "steps after the end are among them"
+
+
+@pytest.mark.parametrize("wait", [lambda t: t.sum().item(), lambda t: t[t > 0], torch.nonzero])
+def test_the_recorder_refuses_reads(wait: Any) -> None:
+    with pytest.raises(AssertionError), Recorder():
+        wait(torch.ones(3))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_step_runs_on_tensors_without_values(name: str, sampling: Sampling) -> None:
+    with FakeTensorMode(), torch.no_grad():
+        engine = fake_engine(NAMED[name], sampling)
+        engine.state.length.fill_(3)
+        for _ in range(2):
+            engine.step()
+        with pytest.raises(Exception, match=r"item|data-dependent|_local_scalar_dense"):
+            int(engine.state.length.min())
+
+
+def fake_engine(strategy: Strategy, sampling: Sampling) -> Engine:
+    """Build an engine from the sizes alone; call it where tensors have no values."""
+    target = LlamaGenGPT(CONFIG[0])
+    drafter = EagleDrafter(CONFIG[1])
+    table = torch.zeros(CONFIG[0].vocab_size, 10, dtype=torch.int32)
+    return Engine(target, drafter, TensorOps(), strategy, sampling, batch=2, neighbours=table)
+
+
+CONFIG = tuple(model.config for model in tiny_models(0))
+
+
+def test_what_does_not_fit_the_engine_is_refused_before_decoding() -> None:
+    models = tiny_models(0)
+    vocab = models[0].config.vocab_size
+    table = torch.zeros(vocab, 10, dtype=torch.int32)
+    wide = Strategy(tree=SMALL_12, acceptance=Lantern(k=20))
+    with pytest.raises(StrategyError, match="reads 20 neighbours, the table has 10"):
+        Engine(*models, TensorOps(), wide, Sampling(), neighbours=table)
+    official = Strategy(tree=SMALL_12, acceptance=Lantern(k=vocab - 1), residual="official")
+    with pytest.raises(StrategyError, match=f"k between 1 and {vocab - 2}"):
+        Engine(*models, TensorOps(), official, Sampling(), neighbours=table)
+    engine = Engine(*models, TensorOps(), Strategy(), Sampling(), batch=3)
+    condition, mask = captions(models[0], 3)
+    with pytest.raises(RequestError, match="uniforms has shape"):
+        engine.start(condition, mask, engine.uniforms(0, [0]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", 1e-45), ("temperature", float("nan")), ("cfg_scale", float("inf"))],
+)
+def test_settings_that_would_give_nan_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        Sampling.model_validate({field: value})

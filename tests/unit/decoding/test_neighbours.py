@@ -1,0 +1,122 @@
+"""Neighbour tables: the official order, the space they are measured in, and their cache."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from support.golden import golden
+from torch.nn import functional as F
+
+from lantern_accel.decoding import neighbours
+from lantern_accel.decoding.neighbours import cached_neighbour_table, neighbour_table
+from lantern_accel.errors import StrategyError
+
+
+def codebook() -> torch.Tensor:
+    return golden("lantern/proximity")["codebook_raw"]
+
+
+def test_raw_neighbours_are_the_official_ones() -> None:
+    table = neighbour_table(codebook(), 32)
+    assert table.dtype == torch.int32
+    assert torch.equal(table, golden("lantern/proximity")["nearest_raw"].int())
+
+
+def test_neighbours_on_the_sphere_are_the_recorded_ones() -> None:
+    table = cached_neighbour_table(codebook(), 32, normalise=True, cache=None)
+    assert torch.equal(table, golden("lantern/proximity")["nearest_l2norm"].int())
+    raw = cached_neighbour_table(codebook(), 32, normalise=False, cache=None)
+    assert not torch.equal(table, raw)
+
+
+def test_every_row_is_sorted_by_distance_and_leaves_its_own_code_out() -> None:
+    book = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    table = neighbour_table(book, 39, chunk=7).long()
+    for code in range(40):
+        row = table[code]
+        assert sorted([code, *row.tolist()]) == list(range(40))
+        distance = (book[row] - book[code]).norm(dim=-1)
+        assert (distance.diff() > -1e-6).all()
+    assert torch.equal(table, neighbour_table(book, 39).long()), "chunks do not matter"
+    assert torch.equal(table[:, :4], neighbour_table(book, 4).long())
+
+
+def test_equal_distances_go_to_the_lower_code() -> None:
+    book = torch.tensor([[0.0], [1.0], [-1.0], [1.0], [3.0]])
+    assert neighbour_table(book, 3).tolist()[0] == [1, 2, 3]
+    assert neighbour_table(book, 1).tolist()[3] == [1]
+
+
+@pytest.mark.parametrize("k", [0, -1, 8, 100])
+def test_k_that_the_codebook_cannot_give_is_refused(k: int) -> None:
+    with pytest.raises(StrategyError, match=rf"k = {k} .*8 codes; k must be between 1 and 7"):
+        neighbour_table(torch.randn(8, 2), k)
+    assert neighbour_table(torch.randn(8, 2), 7).shape == (8, 7)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    plain = neighbours.neighbour_table
+
+    def counting(book: torch.Tensor, k: int, chunk: int = 1024) -> torch.Tensor:
+        calls.append(k)
+        return plain(book, k, chunk)
+
+    monkeypatch.setattr(neighbours, "neighbour_table", counting)
+    return calls
+
+
+def test_a_cached_table_is_read_back(tmp_path: Path, counted: list[int]) -> None:
+    book = torch.randn(30, 4)
+    first = cached_neighbour_table(book, 5, normalise=True, cache=tmp_path)
+    again = cached_neighbour_table(book, 5, normalise=True, cache=tmp_path)
+    assert torch.equal(first, again) and counted == [5]
+    # The space, k and the codebook each make another entry; a scaled book is the same on a sphere.
+    cached_neighbour_table(book, 5, normalise=False, cache=tmp_path)
+    cached_neighbour_table(book, 6, normalise=True, cache=tmp_path)
+    cached_neighbour_table(book + 1, 5, normalise=True, cache=tmp_path)
+    assert counted == [5, 5, 6, 5]
+    assert len(list(tmp_path.glob("neighbours/*.safetensors"))) == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_a_damaged_cache_entry_is_made_anew(
+    content: bytes | None, tmp_path: Path, counted: list[int]
+) -> None:
+    book = torch.randn(30, 4)
+    first = cached_neighbour_table(book, 5, normalise=False, cache=tmp_path)
+    (entry,) = tmp_path.glob("neighbours/*.safetensors")
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    again = cached_neighbour_table(book, 5, normalise=False, cache=tmp_path)
+    assert torch.equal(first, again) and counted == [5, 5]
+    assert entry.read_bytes() == whole, "and put right"
+
+
+def test_an_entry_of_another_shape_is_made_anew(tmp_path: Path, counted: list[int]) -> None:
+    from safetensors.torch import save_file
+
+    book = torch.randn(30, 4)
+    first = cached_neighbour_table(book, 5, normalise=False, cache=tmp_path)
+    (entry,) = tmp_path.glob("neighbours/*.safetensors")
+    save_file({"neighbours": torch.zeros(30, 4, dtype=torch.int32)}, entry)
+    assert torch.equal(first, cached_neighbour_table(book, 5, normalise=False, cache=tmp_path))
+    assert counted == [5, 5]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "neighbours").write_text("a file where the folder should be")
+    book = torch.randn(30, 4)
+    table = cached_neighbour_table(book, 5, normalise=False, cache=tmp_path)
+    assert torch.equal(table, neighbour_table(book, 5))
+    assert stat.S_ISREG((tmp_path / "neighbours").stat().st_mode)
+
+
+def test_half_precision_codebooks_are_measured_in_full() -> None:
+    book = F.normalize(torch.randn(30, 4), dim=-1).half()
+    table = cached_neighbour_table(book, 5, normalise=False, cache=None)
+    assert torch.equal(table, neighbour_table(book.float(), 5))

@@ -162,6 +162,9 @@ class Backend(TensorOps, ABC):
     name: str
     version: str
 
+    default_batch: int = 8
+    """Images decoded together unless a request says otherwise."""
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
@@ -210,6 +213,10 @@ class Backend(TensorOps, ABC):
                 f"device {self.device} does not compute in {requested}; use auto or one of: {names}"
             )
         return DTypePolicy(compute=dtype, kv=dtype)
+
+    def operators(self) -> frozenset[str] | None:
+        """Name the operators (``aten::add.Tensor``) that the device has kernels for; None: all."""
+        return None
 
     # --- running -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from lantern_accel.backend import Backend, Replay
 from lantern_accel.decoding.engine import Decoded, Engine
 from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.errors import RequestError
 from lantern_accel.files import cache_dir
 from lantern_accel.models.bundle import Model
 from lantern_accel.models.text import tokenize
@@ -23,8 +23,6 @@ from lantern_accel.models.vq import pixels_to_uint8
 from lantern_accel.strategy import Sampling, Strategy, Tree, named_strategy, validated
 from lantern_accel.types import GenerationRequest, GenerationResult, GenerationStats, PhaseSeconds
 
-#: Images decoded together unless a request says otherwise.
-DEFAULT_BATCH = 8
 #: Engines (buffers of one batch size, strategy and sampling) kept for reuse.
 KEPT_ENGINES = 4
 
@@ -153,11 +151,7 @@ class Pipeline:
         key = (batch, strategy.model_dump_json(), sampling.model_dump_json())
         if key not in self._engines:
             k = strategy.neighbours
-            if k >= self.model.manifest.vq.codebook_size:
-                raise StrategyError(
-                    f"k = {k} is not below the codebook's {self.model.manifest.vq.codebook_size} "
-                    f"codes; choose a k below {self.model.manifest.vq.codebook_size - 1}"
-                )
+            Engine.check(strategy, sampling, self.model.manifest.target.vocab_size)
             engine = Engine(
                 self.model.target,
                 self.model.drafter,
@@ -230,7 +224,7 @@ class Pipeline:
                 condition, mask = self._conditions(request.prompts)
             picks = [i for i in range(len(request.prompts)) for _ in range(request.num_images)]
             count = len(picks)
-            batch = min(request.batch_size or DEFAULT_BATCH, count)
+            batch = min(request.batch_size or self.backend.default_batch, count)
             size = self.model.manifest.target.num_tokens
             prefill = decode = pixels = 0.0
             parts: list[Decoded] = []

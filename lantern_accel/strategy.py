@@ -102,7 +102,12 @@ class LanternPP(_Value):
 
     kind: Literal["lantern++"] = "lantern++"
     k: int = Field(10, ge=1, description="nearest codes that may count for a drafted one")
-    lam: float = Field(2.0, ge=1, description="lambda: bound (lambda - 1) p(x) on the added mass")
+    lam: float = Field(
+        2.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="lambda: bound (lambda - 1) p(x) on the added mass",
+    )
 
 
 Acceptance = Annotated[Exact | Lantern | LanternPP, Field(discriminator="kind")]
@@ -201,14 +206,23 @@ class Sampling(_Value):
     round (``order="top_p_first"``), which differs only where both are set.
     """
 
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     top_k: int = Field(0, ge=0, description="0: all codes")
     top_p: float = Field(1.0, gt=0, le=1)
-    cfg_scale: float = Field(1.0, ge=0, description="u + s (c - u); 1 or less: no guidance")
+    cfg_scale: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="u + s (c - u); 1 or less: no guidance"
+    )
     cfg_interval: int = Field(
         -1, ge=-1, description="guide only up to this decode index (0 is the second token); -1: all"
     )
     order: Literal["top_k_first", "top_p_first"] = "top_k_first"
+
+    @field_validator("temperature")
+    @classmethod
+    def _does_not_overflow(cls, value: float) -> float:
+        if 0 < value < 1e-3:
+            raise ValueError(f"{value} is too close to 0 for float32; 0 is greedy")
+        return value
 
     @property
     def greedy(self) -> bool:

@@ -19,6 +19,8 @@ class DeviceBackend(Backend):
 
     name = "cpu"
     version = "0.1.0"
+    # Two rows keep a core busy already, and an image alone is the same whatever is made beside it.
+    default_batch = 1
 
     def __init__(self, index: int, threads: int | None = None) -> None:
         super().__init__(torch.device("cpu"))

@@ -37,7 +37,7 @@ class Spec(BackendSpec):
         if importlib.util.find_spec("habana_frameworks") is None:
             return Probe.missing(
                 "habana_frameworks is not installed",
-                "install it by working in a Gaudi docker image (vault.habana.ai), which brings "
+                "install it by working in Intel's Gaudi PyTorch Docker image, which brings "
                 "torch and habana-torch-plugin",
             )
         devices = _devices()

@@ -6,7 +6,7 @@ import importlib.metadata
 
 import typer
 
-from lantern_accel.cli import bench, devices, generate, train
+from lantern_accel.cli import bench, conform, devices, generate, train
 
 app = typer.Typer(
     name="lantern-accel",
@@ -41,4 +41,5 @@ def _options(
 generate.register(app)
 devices.register(app)
 bench.register(app)
+conform.register(app)
 train.register(app)

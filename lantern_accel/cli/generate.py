@@ -45,7 +45,9 @@ def generate(
         None, help="none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, or paths 0,1,00,01."
     ),
     k: int = typer.Option(None, "--k", help="Neighbours that may count for a drafted code."),
-    delta: float = typer.Option(None, help="LANTERN's bound on total variation, in (0, 1]."),
+    delta: float = typer.Option(
+        None, help="LANTERN's bound on a draft's borrowed mass, in (0, 1]."
+    ),
     lam: float = typer.Option(None, "--lambda", help="LANTERN++'s bound, 1 or more."),
     residual: str = typer.Option(None, help="aggregate, official or optimal."),
     threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),

@@ -31,8 +31,8 @@ class Accepted:
 
     ``path`` int64 ``[B, D + 1]``: nodes from the root on, valid up to ``length``; ``length`` int64
     ``[B]``: accepted drafts; ``bonus`` int64 ``[B]``: the token after the path (the next root);
-    ``weights`` float32 ``[B, V]``: what it was drawn from; ``moved`` float32 ``[B]``: total variation
-    that the accepted drafts used.
+    ``weights`` float32 ``[B, V]``: what it was drawn from; ``moved`` float32 ``[B, D]``: the mass that
+    the accepted draft at each depth borrowed from its neighbours, c_J.
     """
 
     path: Tensor
@@ -57,15 +57,6 @@ def _absorbed(rule: Rule, px: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
     count = within.sum(dim=-1)
     moved = torch.where(within, mass, 0.0).amax(dim=-1)
     return count, moved
-
-
-def _relaxed_everywhere(rule: Rule, p: Tensor) -> Tensor:
-    """Return A(y) of every code y, float32 ``[B, V]`` (the optimal residual needs all of them)."""
-    if rule.neighbours is None or isinstance(rule.acceptance, Exact):
-        return p
-    table = rule.neighbours[:, : rule.acceptance.k].long()
-    near = p.index_select(1, table.flatten()).view(p.shape[0], *table.shape)
-    return p + _absorbed(rule, p, near)[1]
 
 
 def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
@@ -101,10 +92,9 @@ def residual(
         left = p.scatter(-1, column, 0.0) if q is None else (p - drafted).clamp(min=0.0)
         return _normalised(left, torch.full_like(p, 1.0 / p.shape[-1]))
     if rule.residual == "optimal":
-        if q is None:
-            accepted = drafted * relaxed_mass.unsqueeze(-1).clamp(max=1.0)
-        else:
-            accepted = torch.minimum(q, _relaxed_everywhere(rule, p))
+        # f(y) = min(1, A(y) / q(y)). For drawn drafts q f = min(q, A), and since A >= p, what is left
+        # of p is max(0, p - q), whatever A is.
+        accepted = q if q is not None else drafted * relaxed_mass.unsqueeze(-1).clamp(max=1.0)
         return _normalised((p - accepted).clamp(min=0.0), p)
     target = p
     if absorbed is not None and near_codes is not None and near_mass is not None:
@@ -129,7 +119,7 @@ def accept_sampling(
     node = torch.zeros(batch, dtype=torch.int64, device=probs.device)
     alive = torch.ones(batch, dtype=torch.bool, device=probs.device)
     length = torch.zeros_like(node)
-    moved = torch.zeros(batch, device=probs.device)
+    moved: list[Tensor] = []
     path = [node]
     p = probs[:, 0]
     slot = 0
@@ -144,6 +134,7 @@ def accept_sampling(
         first, count = at(tree.first_child, node), at(tree.num_children, node)
         taken = torch.zeros_like(alive)
         chosen = node
+        used = torch.zeros(batch, device=probs.device)
         q = None
         if tree.q is not None and tree.group is not None:
             q = row(tree.q, at(tree.group, node))
@@ -169,14 +160,16 @@ def accept_sampling(
                 less = q.scatter(-1, x.unsqueeze(-1), 0.0)
                 q = torch.where(refused, _normalised(less, less), q)
             chosen = torch.where(kept, child, chosen)
-            moved = moved + torch.where(kept, extra, 0.0)
+            used = used + torch.where(kept, extra, 0.0)
             taken = taken | kept
         alive = alive & taken
         node = chosen
         path.append(node)
+        moved.append(used)
         length = length + alive
         p = torch.where(alive.unsqueeze(-1), row(probs, node), p)
-    return Accepted(torch.stack(path, 1), length, draw(p, bonus_uniform), p, moved)
+    borrowed = torch.stack(moved, 1) if moved else probs.new_zeros(batch, 0)
+    return Accepted(torch.stack(path, 1), length, draw(p, bonus_uniform), p, borrowed)
 
 
 def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
@@ -219,5 +212,7 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     path = on_path.to(torch.int32).argmax(dim=-1)
     weights = logits.gather(1, last.view(-1, 1, 1).expand(-1, 1, vocab)).squeeze(1)
     bonus = best.gather(1, last.unsqueeze(1)).squeeze(1)
-    used = torch.where(on_path.any(1) & ~root, moved, 0.0).sum(dim=1)
+    # A draft that is the argmax anyway borrows nothing.
+    needed = torch.where(x == parent_best, 0.0, moved).gather(1, path)[:, 1:]
+    used = torch.where(levels[:, 1:, 0] <= length.unsqueeze(1), needed, 0.0)
     return Accepted(path, length, bonus, weights, used)

@@ -53,10 +53,10 @@ def commit(
     )
     state.pending_count.copy_(torch.where(open_, gained, state.pending_count))
     state.root.copy_(torch.where(open_, accepted.bonus, state.root))
-    bucket = torch.nn.functional.one_hot(accepted.length, g.depth + 1) * open_.unsqueeze(1)
-    state.histogram.add_(bucket)
+    # Drafts past the end of the image are dropped, and counted nowhere.
+    state.histogram.add_((entry == (length - state.length - 1).unsqueeze(1)) & open_.unsqueeze(1))
     state.steps.add_(open_)
-    state.moved.add_(torch.where(open_, accepted.moved, 0.0))
+    state.moved.add_(torch.where(fits[:, : g.depth], accepted.moved, 0.0).sum(dim=1))
     state.last_path.copy_(accepted.path)
     state.last_length.copy_(torch.where(open_, accepted.length, -1))
     state.length.copy_(torch.where(open_, length, state.length))

@@ -20,11 +20,11 @@ from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.trees import DraftTree, TreeTables, tree_paths, tree_size
 from lantern_accel.decoding.uniforms import draw_uniforms
 from lantern_accel.decoding.verify import Verifying
-from lantern_accel.errors import StrategyError
+from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.models.drafter import EagleDrafter
 from lantern_accel.models.llamagen import LlamaGenGPT
 from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import DynamicTree, NoTree, Sampling, Strategy
+from lantern_accel.strategy import DynamicTree, Exact, NoTree, Sampling, Strategy
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Engine:
                 f"the tree is {depth} drafts deep, but an image has {config.num_tokens} tokens; "
                 "choose a shallower tree"
             )
-        self._check_widths(strategy, sampling, config.vocab_size)
+        self.check(strategy, sampling, config.vocab_size)
         self.strategy, self.sampling = strategy, sampling
         self.ops = ops
         weight = target.output.weight
@@ -104,6 +104,11 @@ class Engine:
         )
         if strategy.neighbours and neighbours is None:
             raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
+        if neighbours is not None and neighbours.shape[1] < strategy.neighbours:
+            raise StrategyError(
+                f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table has "
+                f"{neighbours.shape[1]}; make a wider one"
+            )
         self.rule = Rule(
             strategy.acceptance,
             strategy.residual,
@@ -132,19 +137,27 @@ class Engine:
         self.state = State(g, draft_columns + tests + 1, weight.dtype, weight.device)
 
     @staticmethod
-    def _check_widths(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
-        if strategy.neighbours >= vocab:
+    def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
+        """Raise :class:`StrategyError` for a setting that ``vocab`` codes cannot serve."""
+        k = _k(strategy)
+        most = vocab - 1 - (strategy.neighbours - k)
+        if k > most:
             raise StrategyError(
-                f"k = {strategy.neighbours} is not below the codebook's {vocab} codes; choose k "
-                f"between 1 and {vocab - 2}"
+                f"k = {k} is too many for a codebook of {vocab} codes; choose k between 1 and {most}"
             )
         if sampling.top_k > vocab:
             raise StrategyError(
                 f"top_k = {sampling.top_k} is more than the codebook's {vocab} codes; use 0 for all"
             )
         tree = strategy.tree
-        if isinstance(tree, DynamicTree) and tree.top_k > vocab:
-            raise StrategyError(f"the tree's top_k {tree.top_k} is more than {vocab} codes")
+        widths = (
+            TreeTables(tree_paths(tree)).max_children if not isinstance(tree, DynamicTree) else ()
+        )
+        widest = tree.top_k if isinstance(tree, DynamicTree) else max(widths, default=0)
+        if widest > vocab:
+            raise StrategyError(
+                f"the tree has {widest} siblings, but there are {vocab} codes; choose a narrower tree"
+            )
 
     @staticmethod
     def _scales(sampling: Sampling, tokens: int, device: torch.device) -> Tensor | None:
@@ -174,6 +187,12 @@ class Engine:
         ``[B, prefix]``; ``uniforms`` float32 ``[B, N, columns]``.
         """
         state = self.state
+        for name, given in (("prefix_mask", prefix_mask), ("uniforms", uniforms)):
+            if given.shape != getattr(state, name).shape:
+                raise RequestError(
+                    f"{name} has shape {list(given.shape)}, this engine takes "
+                    f"{list(getattr(state, name).shape)}"
+                )
         state.reset()
         state.prefix_mask.copy_(prefix_mask)
         state.uniforms.copy_(uniforms)
@@ -259,3 +278,8 @@ class Engine:
             state.histogram.cpu().clone(),
             state.moved.cpu().clone(),
         )
+
+
+def _k(strategy: Strategy) -> int:
+    """Return the neighbours that may count, 0 when acceptance is exact."""
+    return 0 if isinstance(strategy.acceptance, Exact) else strategy.acceptance.k

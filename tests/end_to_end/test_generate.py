@@ -71,8 +71,8 @@ def test_greedy_speculation_gives_vanilla_tokens(tiny_model):
 
 def test_many_prompts_and_images_come_in_order_whatever_the_batch(tiny_model):
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
-        whole = pipe.generate(["red heart", "dog face"], num_images=2, seed=1, k=3)
-        parts = pipe.generate(["red heart", "dog face"], num_images=2, seed=1, k=3, batch_size=1)
+        whole = pipe.generate(["red heart", "dog face"], num_images=2, seed=1, k=3, batch_size=4)
+        parts = pipe.generate(["red heart", "dog face"], num_images=2, seed=1, k=3)
     assert whole.tokens.shape == (4, 16)
     assert whole.tokens.dtype == torch.int64
     assert len(whole.images) == 4

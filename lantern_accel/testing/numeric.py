@@ -1,0 +1,302 @@
+"""The numeric core: caches, attention, acceptance, decoding and replay, each against a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lantern_accel.backend import DTYPES, Backend
+from lantern_accel.decoding.acceptance import Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.trees import DraftTree, TreeTables, parse_tree, tree_paths
+from lantern_accel.ops import KVCache
+from lantern_accel.strategy import STRATEGIES, LanternPP
+from lantern_accel.testing import tiny
+from lantern_accel.testing.result import Failed, Measured, within
+
+#: Largest error of attention against float64, relative to values of about 1.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+LAYERS, ROWS, CAPACITY, HEADS, WIDTH = 2, 4, 29, 3, 16
+
+
+def _random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _dtypes(backend: Backend) -> list[torch.dtype]:
+    return [dtype for name, dtype in DTYPES.items() if backend.support(name)]
+
+
+def _filled(backend: Backend, dtype: torch.dtype) -> tuple[KVCache, Tensor, Tensor]:
+    """Return a cache with known random content, and that content: k, v [layers, R, L, H, d]."""
+    layout = backend.kv_layout(LAYERS, ROWS, CAPACITY, HEADS, WIDTH, dtype)
+    cache = backend.allocate(layout)
+    k = _random(1, LAYERS, ROWS, CAPACITY, HEADS, WIDTH).to(dtype)
+    v = _random(2, LAYERS, ROWS, CAPACITY, HEADS, WIDTH).to(dtype)
+    slots = torch.arange(CAPACITY, device=backend.device).expand(ROWS, -1)
+    address = backend.address(cache, slots)
+    for layer in range(LAYERS):
+        backend.write(
+            cache, layer, address, k[layer].to(backend.device), v[layer].to(backend.device)
+        )
+    return cache, k, v
+
+
+def _read(backend: Backend, cache: KVCache, layer: int) -> Tensor:
+    """Read all values back through attention that sees one slot at a time: [R, L, H, d]."""
+    capacity = cache.layout.capacity
+    eye = torch.eye(capacity, dtype=torch.bool, device=backend.device)[:CAPACITY]
+    mask = backend.mask(eye.expand(ROWS, 1, -1, -1), cache.layout.dtype)
+    q = torch.zeros(ROWS, CAPACITY, HEADS, WIDTH, dtype=cache.layout.dtype, device=backend.device)
+    return backend.attend(q, cache, layer, mask).cpu()
+
+
+def _holds(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:
+    """Say in which layer the cache does not hold ``k, v`` exactly; empty where it does."""
+    q = _random(4, ROWS, 5, HEADS, WIDTH).to(backend.device)
+    seen = torch.zeros(ROWS, 1, 5, cache.layout.capacity, dtype=torch.bool)
+    seen[..., :CAPACITY] = True
+    mask = backend.mask(seen.to(backend.device), torch.float32)
+    for layer in range(LAYERS):
+        if not torch.equal(_read(backend, cache, layer), v[layer]):
+            return f"values of layer {layer}"
+        # Keys show in the scores: attention over all slots, against float64.
+        scores = torch.einsum("rthd,rlhd->rhtl", q.cpu().double(), k[layer].double())
+        want = torch.einsum(
+            "rhtl,rlhd->rthd", (scores * WIDTH**-0.5).softmax(-1), v[layer].double()
+        )
+        error = (backend.attend(q, cache, layer, mask).cpu().double() - want).abs().max()
+        if not error <= TOLERANCE[torch.float32]:
+            return f"keys of layer {layer}"
+    return ""
+
+
+def round_trip(backend: Backend) -> Measured:
+    """Write every slot of every layer and read it back."""
+    for dtype in _dtypes(backend):
+        cache, _, v = _filled(backend, dtype)
+        for layer in range(LAYERS):
+            if not torch.equal(_read(backend, cache, layer), v[layer]):
+                raise Failed(f"layer {layer} in {dtype} does not come back as it was written")
+    return Measured("what is written is read, slot by slot")
+
+
+def sentinels(backend: Backend) -> Measured:
+    """Overwrite two slots a row, through int64 addresses; the others stay."""
+    cache, k, v = _filled(backend, torch.float32)
+    slots = torch.tensor([[3, 7], [0, 27], [5, 6], [28, 1]], device=backend.device)
+    new = _random(3, ROWS, 2, HEADS, WIDTH)
+    backend.write(
+        cache, 1, backend.address(cache, slots), new.to(backend.device), new.to(backend.device)
+    )
+    for row in range(ROWS):
+        k[1, row, slots[row].cpu()] = v[1, row, slots[row].cpu()] = new[row]
+    if wrong := _holds(backend, cache, k, v):
+        raise Failed(f"writing two slots of layer 1 changed others (seen in {wrong})")
+    return Measured("a write touches its slots alone")
+
+
+def commit(backend: Backend) -> Measured:
+    """Move slots in all layers; sources stay, targets get exactly the source's content."""
+    cache, k, v = _filled(backend, torch.float32)
+    source = torch.tensor([[20, 22], [21, 23], [20, 21], [24, 25]], device=backend.device)
+    target = torch.tensor([[4, 5], [9, 10], [0, 1], [12, 28]], device=backend.device)
+    backend.commit(cache, backend.address(cache, source), backend.address(cache, target))
+    for row in range(ROWS):
+        for content in (k, v):
+            content[:, row, target[row].cpu()] = content[:, row, source[row].cpu()]
+    if wrong := _holds(backend, cache, k, v):
+        raise Failed(f"the committed slots do not hold what was accepted (seen in {wrong})")
+    return Measured("accepted entries land in their slots")
+
+
+def attention(backend: Backend) -> Measured:
+    """Compare tree attention with float64 on the host, in every dtype of the device."""
+    worst, at = 0.0, 1.0
+    tree = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
+    for dtype in _dtypes(backend):
+        cache, k, v = _filled(backend, dtype)
+        nodes = tree.nodes
+        visible = torch.zeros(ROWS, 1, nodes, cache.layout.capacity, dtype=torch.bool)
+        visible[..., :11] = True
+        visible[..., 12 : 12 + nodes] = tree.visible
+        q = _random(5, ROWS, nodes, HEADS, WIDTH).to(dtype)
+        mask = backend.mask(visible.to(backend.device), dtype)
+        got = backend.attend(q.to(backend.device), cache, 1, mask).cpu().double()
+        scores = torch.einsum("rthd,rlhd->rhtl", q.double(), k[1].double()) * WIDTH**-0.5
+        scores = scores.masked_fill(~visible[..., :CAPACITY], float("-inf"))
+        want = torch.einsum("rhtl,rlhd->rthd", scores.softmax(-1), v[1].double())
+        error = float((got - want).abs().max())
+        if error / TOLERANCE[dtype] >= worst / at:
+            worst, at = error, TOLERANCE[dtype]
+        within(error, TOLERANCE[dtype], f"tree attention in {dtype}")
+    return within(worst, at, "tree attention against float64")
+
+
+def addresses(backend: Backend) -> Measured:
+    """Show that a second request runs on the first one's memory."""
+    engine = tiny.tiny_engine(backend, "lantern++")
+    caches = [engine.verifying.cache.data]
+    if engine.drafting is not None:
+        caches.append(engine.drafting.cache.data)
+    buffers = [*vars(engine.state).values(), *caches]
+    before = [b.data_ptr() for b in buffers]
+    for seed in (0, 1):
+        tiny.start(engine, seed)
+        for _ in range(3):
+            engine.step()
+    after = [b.data_ptr() for b in [*vars(engine.state).values(), *caches]]
+    if before != after:
+        raise Failed("a buffer moved between requests: a captured graph would read the old one")
+    return Measured(f"{len(buffers)} buffers keep their address")
+
+
+def _tree(device: torch.device, tokens: Tensor, vocab: int, sampled: bool) -> DraftTree:
+    tables = TreeTables(tree_paths(parse_tree("0,1,2,00,01,10,000")))
+    batch = tokens.shape[0]
+    topology = tables.topology(batch, device)
+    group = topology.pop("group")
+    q = _random(9, batch, tables.groups, vocab).softmax(-1).to(device) if sampled else None
+    return DraftTree(
+        tokens=tokens.to(device),
+        max_children=tables.max_children,
+        q=q,
+        group=group if sampled else None,
+        **topology,
+    )
+
+
+def ties(backend: Backend) -> Measured:
+    """Give logits with equal maxima: the lower code is the argmax, the first of equal paths wins."""
+    vocab, nodes = 16, 8
+    logits = torch.zeros(1, nodes, vocab)
+    logits[..., 3] = logits[..., 9] = 2.0
+    for tokens, length, bonus in (
+        ([5, 9, 3, 1, 3, 9, 3, 3], 2, 3),
+        ([5, 3, 9, 1, 9, 3, 3, 9], 2, 3),
+        ([5, 9, 1, 9, 3, 3, 3, 3], 0, 3),
+    ):
+        tree = _tree(backend.device, torch.tensor([tokens]), vocab, sampled=False)
+        found = accept_greedy(tree, logits.to(backend.device), Rule(LanternPP(k=1, lam=1.0)))
+        if (int(found.length), int(found.bonus)) != (length, bonus):
+            raise Failed(
+                f"drafts {tokens} among equal logits: kept {int(found.length)} drafts and code "
+                f"{int(found.bonus)}, the lower code wins: {length} and {bonus}"
+            )
+    return Measured("ties go to the lower code and the first path")
+
+
+def decisions(backend: Backend) -> Measured:
+    """Give logits and uniforms: the decisions are those of the reference on the host."""
+    vocab, nodes, batch = 24, 8, 64
+    reference = torch.device("cpu")
+    probs = (2 * _random(7, batch, nodes, vocab)).softmax(-1)
+    tokens = _random(10, batch, vocab).argsort(-1)[:, :nodes]
+    uniforms = torch.rand(batch, 16, generator=torch.Generator().manual_seed(8)).clamp(
+        1e-6, 0.999999
+    )
+    table = neighbour_table(_random(6, vocab, 3), 5)
+    compared = 0
+    for sampled in (False, True):
+        for lam in (1.0, 3.0):
+            got = []
+            for device in (backend.device, reference):
+                tree = _tree(device, tokens, vocab, sampled)
+                rule = Rule(LanternPP(k=5, lam=lam), "aggregate", table.to(device))
+                u = uniforms.to(device)
+                tests = sum(tree.max_children)
+                found = accept_sampling(tree, probs.to(device), rule, u[:, :tests], u[:, -1])
+                got.append([t.cpu() for t in (found.path, found.length, found.bonus)])
+            for one, other in zip(*got, strict=True):
+                if not torch.equal(one, other):
+                    raise Failed(f"lambda {lam:g}, sampled {sampled}: decisions differ")
+            compared += batch
+    return Measured(f"{compared} walks decided alike")
+
+
+def _run(engine: Engine, seed: int, step: Callable[[], None] | None = None) -> Tensor:
+    tiny.start(engine, seed)
+    return engine.run(step).tokens
+
+
+def greedy(backend: Backend) -> Measured:
+    """Decode greedily in float32: every exact strategy gives vanilla's tokens, and the dense model's."""
+    base = tiny.tiny_engine(backend, "vanilla", batch=2, temperature=0.0)
+    want = _run(base, 4)
+    for strategy in ("eagle", "eagle2"):
+        engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=0.0)
+        if not torch.equal(_run(engine, 4), want):
+            raise Failed(f"{strategy} is not vanilla token for token in float32")
+    return Measured("eagle and eagle2 give vanilla's tokens")
+
+
+def distribution(backend: Backend) -> Measured:
+    """Sample thousands of images' first tokens: eagle's second token follows vanilla's law."""
+    counts = {}
+    for strategy in ("vanilla", "eagle", "eagle2"):
+        engine = tiny.tiny_engine(backend, strategy, batch=256)
+        seen = torch.zeros(tiny.VOCAB)
+        for seed in range(10):
+            _start_alike(engine, seed)
+            engine.step()
+            seen += torch.bincount(engine.state.tokens[:, 1].cpu(), minlength=tiny.VOCAB)
+        counts[strategy] = seen
+    worst = 0.0
+    for strategy in ("eagle", "eagle2"):
+        a, b = counts["vanilla"], counts[strategy]
+        used = (a + b) > 8
+        chi = ((a - b).square() / (a + b).clamp(min=1))[used].sum()
+        degrees = float(used.sum() - 1)
+        # Wilson-Hilferty: chi-square to a standard normal.
+        z = ((chi / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5
+        worst = max(worst, float(z))
+    return within(worst, 4.5, "second token's law, in standard deviations")
+
+
+def _start_alike(engine: Engine, seed: int) -> None:
+    """Prefill one prompt for all images; only the uniforms differ."""
+    g = engine.geometry
+    weight = engine.verifying.target.output.weight
+    features = _random(21, 1, g.prefix, 16).expand(g.batch, -1, -1)
+    rows = torch.cat([features, torch.zeros_like(features)])
+    mask = torch.ones(g.batch, g.prefix, dtype=torch.bool)
+    engine.start(
+        rows.to(device=weight.device, dtype=weight.dtype),
+        mask.to(weight.device),
+        engine.uniforms(seed, list(range(g.batch))),
+    )
+
+
+def replay(backend: Backend) -> Measured:
+    """Compare the captured step with the eager one, for two prompts: a stale replay shows."""
+    for strategy in STRATEGIES:
+        engine = tiny.tiny_engine(backend, strategy)
+        tiny.start(engine, 9)
+        captured = backend.capture(engine.step)
+        try:
+            results = [(_run(engine, seed, captured), _run(engine, seed)) for seed in (0, 1)]
+        finally:
+            captured.release()
+        for seed, (got, want) in enumerate(results):
+            if not torch.equal(got, want):
+                raise Failed(
+                    f"{strategy}: the replayed step differs from the eager one (prompt {seed})"
+                )
+    return Measured("replay equals eager for two prompts a strategy")
+
+
+CHECKS: dict[str, Callable[[Backend], Measured]] = {
+    "kv.round_trip": round_trip,
+    "kv.sentinels": sentinels,
+    "kv.commit": commit,
+    "kv.addresses": addresses,
+    "attention.float64": attention,
+    "accept.ties": ties,
+    "accept.decisions": decisions,
+    "decode.greedy": greedy,
+    "decode.distribution": distribution,
+    "replay.eager": replay,
+}

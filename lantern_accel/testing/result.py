@@ -1,0 +1,33 @@
+"""What a check returns or raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A check that passed: what it looked at, and its largest error where it compared numbers."""
+
+    detail: str = ""
+    error: float | None = None
+    tolerance: float | None = None
+
+
+class Failed(Exception):
+    """A check that failed, with the reason a backend author needs."""
+
+    def __init__(self, message: str, **figures: float) -> None:
+        super().__init__(message)
+        self.figures = figures
+
+
+class NotApplicable(Exception):
+    """A check that says nothing about this backend, with the reason."""
+
+
+def within(error: float, tolerance: float, what: str) -> Measured:
+    """Pass where ``error <= tolerance``; a NaN fails."""
+    if not error <= tolerance:
+        raise Failed(f"{what} is off", error=error, tolerance=tolerance)
+    return Measured(what, error, tolerance)

@@ -1,0 +1,123 @@
+"""The static-shape proof: prefill and step on fake tensors, then on the device, operator by operator.
+
+On fake tensors a host read or a data-dependent shape cannot even be executed; what they let pass
+(another device, float64, a device's generator, an operator the backend does not list) is refused by
+rule. The same step with other content must give the same operators, shapes and Python arguments:
+then a compiled or captured graph is reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from lantern_accel.backend import Backend
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.strategy import STRATEGIES
+from lantern_accel.testing import tiny
+from lantern_accel.testing.result import Failed, Measured
+from lantern_accel.testing.trace import Recorder, fake, first_difference, source_line
+
+TEMPERATURES = (0.0, 1.0)
+BATCHES = (1, 4)
+STEPS = 6
+
+
+def _refused(error: Exception) -> str | None:
+    """Return the rule that a fake tensor's refusal stands for."""
+    rules = {
+        "DataDependentOutputException": "host_read",
+        "DynamicOutputShapeException": "dynamic_shape",
+        "FakeTensorDeviceMismatchError": "other_device",
+        "UnsupportedOperatorException": "unlisted_operator",
+    }
+    chain: BaseException | None = error
+    while chain is not None:
+        if type(chain).__name__ in rules:
+            return rules[type(chain).__name__]
+        chain = chain.__cause__
+    return None
+
+
+def trace_fake(backend: Backend, strategy: str, batch: int, temperature: float) -> Recorder:
+    """Run prefill and one step on fake tensors of this backend's device; return what was seen."""
+    engine, mode = fake(
+        lambda: tiny.tiny_engine(backend, strategy, batch=batch, temperature=temperature)
+    )
+    recorder = Recorder(backend.device, backend.operators())
+    with mode:
+        try:
+            # The condition and the uniforms come from the host, before the step.
+            tiny.start(engine, 0)
+            with recorder:
+                engine.step()
+        except Exception as error:
+            rule = _refused(error)
+            if rule is None:
+                raise
+            from lantern_accel.testing.trace import Violation
+
+            recorder.violations.append(Violation(rule, type(error).__name__, source_line(error)))
+    return recorder
+
+
+def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
+    """Trace every strategy, batch size and temperature, one by one; each only once a backend."""
+    kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})
+    for strategy in STRATEGIES:
+        for batch in BATCHES:
+            for temperature in TEMPERATURES:
+                where = f"{strategy}, batch {batch}, temperature {temperature:g}"
+                if where not in kept:
+                    kept[where] = trace_fake(backend, strategy, batch, temperature)
+                yield where, kept[where]
+
+
+def _rule(rule: str, what: str) -> Callable[[Backend], Measured]:
+    def check(backend: Backend) -> Measured:
+        seen = 0
+        for where, recorder in traces(backend):
+            seen += len(recorder.signature)
+            for violation in recorder.violations:
+                if violation.rule == rule:
+                    raise Failed(f"{where}: {violation}")
+        return Measured(f"{what} in {seen} operators")
+
+    return check
+
+
+def record_step(engine: Engine, backend: Backend) -> Recorder:
+    """Run one step on the device itself and return its operators."""
+    recorder = Recorder(backend.device)
+    with recorder:
+        engine.step()
+    return recorder
+
+
+def one_graph(backend: Backend) -> Measured:
+    """Show that steps of different content, and of different prompts, are one graph."""
+    for strategy in STRATEGIES:
+        for temperature in TEMPERATURES:
+            engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=temperature)
+            first = None
+            for seed in (0, 1):
+                tiny.start(engine, seed)
+                for step in range(STEPS):
+                    now = record_step(engine, backend).signature
+                    first = first or now
+                    change = first_difference(first, now)
+                    if change:
+                        raise Failed(
+                            f"{strategy}, temperature {temperature:g}, step {step}: {change}"
+                        )
+    return Measured(f"{2 * STEPS} steps a strategy, no new graph")
+
+
+CHECKS: dict[str, Callable[[Backend], Measured]] = {
+    "static.host_read": _rule("host_read", "no host read"),
+    "static.dynamic_shape": _rule("dynamic_shape", "no data-dependent shape"),
+    "static.float64": _rule("float64", "no float64"),
+    "static.other_device": _rule("other_device", "no tensor of another device"),
+    "static.device_generator": _rule("device_generator", "no device generator"),
+    "static.operators": _rule("unlisted_operator", "only operators that the backend lists"),
+    "static.one_graph": one_graph,
+}

@@ -1,0 +1,129 @@
+"""Watching a step operator by operator: what it may not do, and whether it is the same every time."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+#: Operators whose result the host must wait for.
+HOST_READS = _aten("_local_scalar_dense item is_nonzero equal")
+#: Operators whose output shape depends on data.
+DYNAMIC = _aten(
+    "nonzero masked_select _unique2 unique_dim unique_consecutive bincount repeat_interleave.Tensor"
+)
+#: Operators that draw from a device's own generator.
+RANDOM = _aten("multinomial bernoulli rand randn randint uniform_ normal_ exponential_")
+_HERE = Path(__file__).resolve()
+_OURS = _HERE.parents[1].name
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Something a step may not do: the rule, the operator, and the source line that did it."""
+
+    rule: str
+    operator: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} at {self.source}"
+
+
+def source_line(error: BaseException | None = None) -> str:
+    """Return ``file:line: code`` of the innermost frame that is not torch's or the kit's."""
+    frames = traceback.extract_tb(error.__traceback__) if error else traceback.extract_stack()
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if "torch" not in path.parts and path.parent != _HERE.parent:
+            return f"{path.parent.name}/{path.name}:{frame.lineno}: {frame.line}"
+    return "unknown"
+
+
+def _plain(value: Any) -> Any:
+    """Return an argument as the graph would freeze it: shapes and dtypes of tensors, scalars as is."""
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), str(value.dtype), tuple(value.stride()))
+    return str(value)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every operator of a block and what is forbidden in it.
+
+    ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
+    signatures replay as one graph. ``operators`` None allows any.
+    """
+
+    def __init__(self, device: torch.device, operators: frozenset[str] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.operators = operators
+        self.signature: list[tuple[Any, ...]] = []
+        self.violations: list[Violation] = []
+
+    def _refuse(self, rule: str, operator: str) -> None:
+        self.violations.append(Violation(rule, operator, source_line()))
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        full = f"{name}.{func._overloadname}" if func._overloadname != "default" else name
+        given, _ = tree_flatten((args, kwargs))
+        if name in HOST_READS:
+            self._refuse("host_read", full)
+        if {name, full} & DYNAMIC:
+            self._refuse("dynamic_shape", full)
+        if name in ("aten::index", "aten::index_put_", "aten::index_put"):
+            masks = [a for a in given[1:] if isinstance(a, Tensor) and a.dtype == torch.bool]
+            if masks:
+                self._refuse("dynamic_shape", full)
+        if name in RANDOM:
+            self._refuse("device_generator", full)
+        if self.operators is not None and not {name, full} & self.operators:
+            self._refuse("unlisted_operator", full)
+        tensors = [a for a in given if isinstance(a, Tensor)]
+        if any(t.device.type != self.device.type for t in tensors):
+            self._refuse("other_device", full)
+        out = func(*args, **kwargs)
+        made = [o for o in tree_flatten(out)[0] if isinstance(o, Tensor)]
+        if any(t.dtype in (torch.float64, torch.complex128) for t in made):
+            self._refuse("float64", full)
+        if any(t.device.type != self.device.type for t in made):
+            self._refuse("other_device", full)
+        self.signature.append((full, *map(_plain, given), *map(_plain, made)))
+        return out
+
+
+def first_difference(a: list[tuple[Any, ...]], b: list[tuple[Any, ...]]) -> str:
+    """Say where two signatures part; empty where they are equal."""
+    for index, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one != other:
+            return f"operator {index}: {one} became {other}"
+    return "" if len(a) == len(b) else f"{len(a)} operators became {len(b)}"
+
+
+def fake(build: Callable[[], Any]) -> tuple[Any, Any]:
+    """Run ``build`` on fake tensors; return its result and the mode to go on with."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode()
+    with mode:
+        return build(), mode

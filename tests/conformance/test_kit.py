@@ -1,0 +1,166 @@
+"""The conformance kit passes the CPU, and every planted fault is caught by its named check."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import lantern_accel.decoding.engine as engine_module
+from lantern_accel.backend import Backend, Replay
+from lantern_accel.cli import main
+from lantern_accel.errors import BackendError
+from lantern_accel.plugins import open_backend
+from lantern_accel.testing import CHECKS, run_checks
+from lantern_accel.testing.kit import Report, select
+
+Plant = Callable[[pytest.MonkeyPatch, Backend], None]
+
+
+def after_commit(act: Callable[..., None]) -> Plant:
+    """Do something wrong at the end of every step."""
+
+    def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+        real = engine_module.commit
+
+        def wrong(verifying, state, tree, features, accepted):
+            real(verifying, state, tree, features, accepted)
+            act(state)
+
+        patch.setattr(engine_module, "commit", wrong)
+
+    return plant
+
+
+def method(name: str, make: Callable[[Callable], Callable]) -> Plant:
+    """Replace a method of the opened backend."""
+
+    def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+        patch.setattr(backend, name, make(getattr(backend, name)))
+
+    return plant
+
+
+def counting(state) -> None:
+    counting.n += 1
+    state.moved.add_(1e-9 * counting.n).sub_(1e-9 * counting.n)
+
+
+counting.n = 0
+
+
+def rebinding(state) -> None:
+    state.length = state.length + 0
+
+
+class Stale(Replay):
+    """Records the first request's states and gives them again to every later one."""
+
+    def __init__(self, step, state) -> None:
+        super().__init__(step)
+        self.state, self.seen, self.index = state, [], 0
+
+    def __call__(self) -> None:
+        if self.index < len(self.seen):
+            for name, value in self.seen[self.index].items():
+                getattr(self.state, name).copy_(value)
+        else:
+            super().__call__()
+            self.seen.append({k: v.clone() for k, v in vars(self.state).items()})
+        self.index += 1
+        if int(self.state.length.min()) + 1 >= self.state.tokens.shape[1] - 1:
+            self.index = 0
+
+
+def last_argmax(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+    real = torch.Tensor.argmax
+
+    def argmax(self, dim=None, keepdim=False):
+        if not self.is_floating_point():
+            return real(self, dim=dim, keepdim=keepdim)
+        return self.shape[dim] - 1 - real(self.flip(dim), dim=dim, keepdim=keepdim)
+
+    patch.setattr(torch.Tensor, "argmax", argmax)
+
+
+def spilling(write):
+    def wrong(kv, layer, address, k, v):
+        write(kv, layer, address, k, v)
+        kv.data[0].view(-1)[0] += 1
+
+    return wrong
+
+
+MUTANTS: list[tuple[str, str, Plant]] = [
+    ("a hidden .item()", "static.host_read", after_commit(lambda s: s.length.sum().item())),
+    ("a Python branch", "static.host_read", after_commit(lambda s: bool((s.length > 3).all()))),
+    ("a boolean index", "static.dynamic_shape", after_commit(lambda s: s.tokens[s.tokens > 3])),
+    ("nonzero", "static.dynamic_shape", after_commit(lambda s: s.tokens.nonzero())),
+    ("float64", "static.float64", after_commit(lambda s: s.moved.double())),
+    ("a draw", "static.device_generator", after_commit(lambda s: torch.rand_like(s.moved).uniform_())),
+    ("an operator not listed", "static.operators",
+     method("operators", lambda real: lambda: frozenset({"aten::mm"}))),
+    ("a Python int that changes", "static.one_graph", after_commit(counting)),
+    ("an off-by-one commit", "kv.commit",
+     method("commit", lambda real: lambda kv, a, b: real(kv, a, b + 1))),
+    ("a lost layer", "kv.round_trip",
+     method("write", lambda real: lambda kv, layer, *rest: real(kv, 0, *rest))),
+    ("a write that spills", "kv.sentinels", method("write", spilling)),
+    ("a buffer that moves", "kv.addresses", after_commit(rebinding)),
+    ("a mask that is ignored", "attention.float64",
+     method("mask", lambda real: lambda seen, dtype: real(torch.ones_like(seen), dtype))),
+    ("a wrong scale", "attention.float64",
+     method("attend", lambda real: lambda q, *rest: real(2 * q, *rest))),
+    ("a wrong tie-break", "accept.ties", last_argmax),
+    ("a stale replay", "replay.eager",
+     method("capture", lambda real: lambda step: Stale(step, step.__self__.state))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "plant"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
+def test_a_planted_fault_is_caught_by_its_check(monkeypatch, check, plant):
+    with open_backend("cpu") as backend:
+        plant(monkeypatch, backend)
+        outcome = run_checks(backend, {check: CHECKS[check]}).outcomes[0]
+    assert outcome.state == "failed", outcome
+
+
+def test_a_static_failure_names_the_source_line(monkeypatch):
+    plant = after_commit(lambda s: s.length.sum().item())
+    with open_backend("cpu") as backend:
+        plant(monkeypatch, backend)
+        report = run_checks(backend, select("static.host_read"))
+    assert "test_kit.py" in report.outcomes[0].detail
+    assert ".item()" in report.outcomes[0].detail
+
+
+def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys):
+    files = tmp_path / "report.json", tmp_path / "junit.xml"
+    assert main(["conform", "cpu", "--json", str(files[0]), "--junit", str(files[1])]) == 0
+    report = Report.model_validate(json.loads(files[0].read_text()))
+    assert report.passed
+    assert {o.name for o in report.outcomes} == set(CHECKS)
+    suite = ET.parse(files[1]).getroot()
+    assert suite.get("failures") == "0"
+    assert len(suite) == len(CHECKS)
+    assert f"{len(CHECKS)} passed, 0 failed" in capsys.readouterr().out
+
+
+def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
+    from lantern_accel_cpu.backend import DeviceBackend
+
+    real = DeviceBackend.commit
+    monkeypatch.setattr(DeviceBackend, "commit", lambda self, kv, a, b: real(self, kv, a, b + 1))
+    assert main(["conform", "cpu", "--only", "kv"]) == 1
+    out = capsys.readouterr().out
+    assert "failed: kv.commit" in out
+    assert "passed: kv.round_trip" in out
+
+
+def test_an_unknown_check_is_named(capsys):
+    with pytest.raises(BackendError, match="did you mean static"):
+        select("statik")
+    assert main(["conform", "nowhere"]) == 2

@@ -1,0 +1,76 @@
+"""The bundled model: every strategy draws with it, and speculation earns tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+import lantern_accel
+from lantern_accel.models.bundle import bundled_models, find_model, read_manifest
+from lantern_accel.strategy import STRATEGIES
+
+MODEL = "lantern-emoji"
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    with lantern_accel.load(MODEL, device="cpu") as pipe:
+        yield pipe
+
+
+def test_it_is_small_and_complete():
+    folder = find_model(MODEL)
+    assert bundled_models()[MODEL] == folder
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 60_000_000
+    manifest = read_manifest(folder)
+    assert manifest.target.num_tokens == 256
+    assert manifest.drafter is not None
+    assert (folder / "README.md").is_file()
+
+
+def test_a_red_heart_is_red_and_in_the_middle(command, tmp_path):
+    out, figures = tmp_path / "heart.png", tmp_path / "heart.json"
+    done = command("generate", "red heart", "--seed", 7, "-o", out, "--json", figures)
+    assert done.returncode == 0, done.stderr
+    stats = json.loads(figures.read_text())
+    assert stats["model"] == MODEL
+    assert stats["seconds"]["decode"] < 20
+    with Image.open(out) as image:
+        pixels = torch.tensor(list(image.convert("RGB").tobytes())).view(64, 64, 3)
+    red = (pixels[..., 0] > 150) & (pixels[..., 1] < 110) & (pixels[..., 2] < 110)
+    assert red.float().mean() > 0.2
+    assert red[16:48, 16:48].float().mean() > red.float().mean()
+
+
+def test_compression_rises_from_vanilla_to_eagle_to_lantern_pp(pipeline):
+    compression = {}
+    for name in STRATEGIES:
+        steps = tokens = 0
+        for prompt in ("dog face", "red heart", "pizza"):
+            stats = pipeline.generate(prompt, strategy=name, seed=1, temperature=1.0).stats
+            steps, tokens = steps + stats.steps, tokens + stats.tokens - 1
+        compression[name] = tokens / steps
+    assert compression["vanilla"] == 1
+    assert compression["eagle"] > 1.3
+    assert compression["lantern++"] > compression["eagle"]
+    assert compression["lantern"] > compression["eagle2"] > 1
+
+
+def test_greedy_speculation_gives_vanilla_tokens_in_float32():
+    with lantern_accel.load(MODEL, device="cpu", dtype="float32") as pipe:
+        tokens = {
+            name: pipe.generate("dog face", strategy=name, temperature=0, seed=1).tokens
+            for name in ("vanilla", "eagle", "eagle2")
+        }
+    assert torch.equal(tokens["eagle"], tokens["vanilla"])
+    assert torch.equal(tokens["eagle2"], tokens["vanilla"])
+
+
+def test_the_seed_fixes_the_picture(pipeline):
+    first = pipeline.generate("pizza", seed=3)
+    again = pipeline.generate("pizza", seed=3)
+    assert first.images[0].tobytes() == again.images[0].tobytes()
+    assert torch.equal(first.tokens, again.tokens)

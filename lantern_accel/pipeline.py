@@ -15,7 +15,7 @@ from torch import Tensor
 from lantern_accel.backend import Backend, Replay
 from lantern_accel.decoding.engine import Decoded, Engine
 from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.files import cache_dir
 from lantern_accel.models.bundle import Model
 from lantern_accel.models.text import tokenize
@@ -104,7 +104,7 @@ class Pipeline:
                 f"the model {self.model.manifest.name!r} has no text encoder in its folder"
             )
         texts = [str(prompt) for prompt in prompts]
-        words, mask = tokenize(self.model.text_tokenizer, texts, config.prefix_length)
+        words, mask = tokenize(self.model.text_tokenizer, texts, self.model.text.config)
         features = self.model.text(words, mask)
         return features.to(device=device, dtype=self.dtype), mask.to(device)
 
@@ -346,6 +346,11 @@ def open_pipeline(
     folder = find_model(model)
     backend = open_backend(device, options)
     try:
+        if backend.device.type == "meta":
+            raise BackendError(
+                f"the backend {backend.name!r} has shapes and no data, so it draws nothing; choose "
+                "another device (`lantern-accel devices` lists them)"
+            )
         policy = backend.dtypes(dtype)
         loaded = load_model(folder, backend, dtype=policy.compute, device=backend.device)
     except BaseException:

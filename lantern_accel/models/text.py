@@ -37,6 +37,11 @@ class TextEncoderConfig(BaseModel):
     n_layer: int = Field(2, ge=0)
     n_head: int = Field(4, ge=1)
     prefix_length: int = Field(16, ge=1)
+    repeat: bool = Field(
+        False,
+        description="say a short caption again until the prefix is full: prompt positions have score "
+        "0 in LlamaGen, so that their weight among 256 image tokens is their number",
+    )
     norm_eps: float = 1e-5
 
 
@@ -70,31 +75,39 @@ class TextEncoder(nn.Module):
         return out * mask.unsqueeze(-1).to(out.dtype)
 
 
+def place(tokens: Sequence[int], config: TextEncoderConfig) -> list[int]:
+    """Return exactly ``prefix_length`` ids: cut, repeated where the model was trained so, left-padded."""
+    size = config.prefix_length
+    if config.repeat and tokens:
+        tokens = list(tokens) * (-(-size // len(tokens)))
+    kept = list(tokens[:size])
+    return [PAD_ID] * (size - len(kept)) + kept
+
+
 def tokenize(
-    tokenizer: Tokenizer, prompts: Sequence[str], prefix_length: int
+    tokenizer: Tokenizer, prompts: Sequence[str], config: TextEncoderConfig
 ) -> tuple[Tensor, Tensor]:
-    """Turn prompts into left-padded ids int64 ``[B, prefix]`` and a mask bool ``[B, prefix]``.
+    """Turn prompts into ids int64 ``[B, prefix]`` and a mask bool ``[B, prefix]``.
 
     A prompt longer than the prefix is cut with a :class:`LanternWarning`, as T5 pipelines do.
     Raises :class:`RequestError` for a prompt without a single known word.
     """
-    ids = torch.full((len(prompts), prefix_length), PAD_ID, dtype=torch.int64)
-    mask = torch.zeros((len(prompts), prefix_length), dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
+    rows = []
+    for prompt in prompts:
         tokens = tokenizer.encode(normalise(prompt)).ids
         if all(t == UNKNOWN_ID for t in tokens):
             raise RequestError(
                 f"the prompt {prompt!r} has no word that this model knows; describe a thing in "
                 "English, such as 'red heart'"
             )
-        if len(tokens) > prefix_length:
+        if len(tokens) > config.prefix_length:
+            kept = tokenizer.decode(tokens[: config.prefix_length])
             warnings.warn(
-                f"the prompt has {len(tokens)} tokens, the model's prefix holds {prefix_length}: "
-                f"it was cut after {tokenizer.decode(tokens[:prefix_length])!r}",
+                f"the prompt has {len(tokens)} tokens, the model's prefix holds "
+                f"{config.prefix_length}: it was cut after {kept!r}",
                 LanternWarning,
                 stacklevel=2,
             )
-            tokens = tokens[:prefix_length]
-        ids[row, prefix_length - len(tokens) :] = torch.tensor(tokens)
-        mask[row, prefix_length - len(tokens) :] = True
-    return ids, mask
+        rows.append(place(tokens, config))
+    ids = torch.tensor(rows, dtype=torch.int64)
+    return ids, ids != PAD_ID

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.models.text import PAD_ID, TextEncoder, TextEncoderConfig
+from lantern_accel.models.text import PAD_ID, TextEncoder, TextEncoderConfig, place
 from lantern_accel.models.words import normalise
 from lantern_accel.training.captions import caption
 from lantern_accel.training.common import (
@@ -41,6 +41,9 @@ class TargetConfig(TrainConfig):
     text_layers: int = 2
     text_heads: int = 4
     prefix_length: int = 16
+    repeat_caption: bool = Field(
+        True, description="fill the prefix with the caption again and again"
+    )
     dropout: float = Field(0.0, ge=0, lt=1)
     text_dropout: float = Field(
         0.1, ge=0, lt=1, description="share of unconditional examples (CFG)"
@@ -57,6 +60,9 @@ class TargetConfig(TrainConfig):
             "people-body": 0.4,
         },
         description="factors on the records' sampling weights, by emoji group",
+    )
+    concept_weights: dict[str, float] = Field(
+        default={}, description="further factors by concept name, such as {'red heart': 5}"
     )
     compile: bool = Field(True, description="torch.compile the loss; about twice as fast on CPU")
 
@@ -80,6 +86,7 @@ class TextTarget(nn.Module):
             n_layer=config.text_layers,
             n_head=config.text_heads,
             prefix_length=config.prefix_length,
+            repeat=config.repeat_caption,
         )
         gpt = LlamaGenConfig(
             dim=config.dim,
@@ -127,24 +134,25 @@ class Batches:
         records: list[Record],
         tokens: np.ndarray[Any, Any],
         tokenizer: Any,
-        prefix: int,
+        text: TextEncoderConfig,
         split: str,
         group_weights: dict[str, float] | None = None,
+        concept_weights: dict[str, float] | None = None,
     ) -> None:
-        factor = group_weights or {}
+        factor, further = group_weights or {}, concept_weights or {}
         chosen = [r for r in records if r.split == split]
         self.rows = np.array([r.index for r in chosen])
-        weights = np.array([r.weight * factor.get(r.group, 1.0) for r in chosen])
+        weights = np.array(
+            [r.weight * factor.get(r.group, 1.0) * further.get(r.concept, 1.0) for r in chosen]
+        )
         self.weights = weights / weights.sum()
         self.records = {r.index: r for r in records}
-        self.tokens, self.tokenizer, self.prefix = tokens, tokenizer, prefix
+        self.tokens, self.tokenizer, self.text = tokens, tokenizer, text
 
     def encode(self, texts: list[str]) -> tuple[Tensor, Tensor]:
-        """Tokenise captions, left-padded: ids int64 and mask bool, both ``[B, prefix]``."""
-        ids = torch.full((len(texts), self.prefix), PAD_ID)
-        for row, text in enumerate(texts):
-            found = self.tokenizer.encode(normalise(text)).ids[: self.prefix]
-            ids[row, self.prefix - len(found) :] = torch.tensor(found)
+        """Tokenise captions as a request would: ids int64 and mask bool, both ``[B, prefix]``."""
+        rows = [place(self.tokenizer.encode(normalise(text)).ids, self.text) for text in texts]
+        ids = torch.tensor(rows)
         return ids, ids != PAD_ID
 
     def draw(self, size: int, rng: random.Random, *, plain: bool = False) -> tuple[Tensor, ...]:
@@ -203,9 +211,15 @@ def train_target(
         fused=True,
     )
     train = Batches(
-        data.records, tokens, tokenizer, config.prefix_length, "train", config.group_weights
+        data.records,
+        tokens,
+        tokenizer,
+        model.text.config,
+        "train",
+        config.group_weights,
+        config.concept_weights,
     )
-    held = Batches(data.records, tokens, tokenizer, config.prefix_length, "heldout")
+    held = Batches(data.records, tokens, tokenizer, model.text.config, "heldout")
     path = out / "checkpoint.pt"
     step, elapsed, curve = 0, 0.0, []
     stored = load_checkpoint(path, config) if resume else None
@@ -235,7 +249,7 @@ def train_target(
 
     say.start("target", config.steps)
     say.advance(step)
-    running = 0.0
+    running = curve[-1]["train"] if curve else None
     while step < config.steps and time.monotonic() - began < budget:
         # A stream a step, so that a continued run draws what an unbroken one would.
         rng = random.Random(config.seed * 1_000_003 + step)
@@ -255,7 +269,7 @@ def train_target(
             for name, weight in model.named_parameters():
                 average[name].lerp_(weight, 1 - decay)
         seen = float(loss.detach())
-        running = seen if step == 1 else 0.98 * running + 0.02 * seen
+        running = seen if running is None else 0.98 * running + 0.02 * seen
         say.advance(1, loss=running)
         if step % config.evaluate_every == 0:
             curve.append({"step": step, "train": running, "heldout": evaluate(model, held)})

@@ -144,12 +144,12 @@ def run_drafter(
     data = load_data()
     tokens = _tokens(work, data, progress)
     tokenizer = _text_tokenizer(work, data)
-    prefix = target.gpt.config.prefix_length
+    text = target.text.config
     # The factors that the target was trained with: the drafter sees the same mixture.
     trained = json.loads((work / "target" / "report.json").read_text(encoding="utf-8"))["config"]
-    factors = trained["group_weights"]
-    train = Batches(data.records, tokens, tokenizer, prefix, "train", factors)
-    held = Batches(data.records, tokens, tokenizer, prefix, "heldout")
+    factors = trained["group_weights"], trained.get("concept_weights")
+    train = Batches(data.records, tokens, tokenizer, text, "train", *factors)
+    held = Batches(data.records, tokens, tokenizer, text, "heldout")
     return train_drafter(config, target, train, held, work / "drafter", progress, resume=resume)
 
 

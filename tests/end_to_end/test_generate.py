@@ -133,6 +133,8 @@ def test_a_long_prompt_is_cut_with_a_warning(command, tiny_model, tmp_path):
 REFUSED = [
     (["--strategy", "lantrn"], "unknown strategy 'lantrn'; did you mean lantern"),
     (["--device", "cpx"], "cpx"),
+    (["--device", "null"], "shapes and no data"),
+    (["--device", "cpu:1"], "cpu"),
     (["--model", "lantern-emojy"], "did you mean lantern-emoji"),
     (["--strategy", "lantern", "--delta", "0"], "delta"),
     (["--strategy", "lantern", "--delta", "1.5"], "delta"),

@@ -29,6 +29,7 @@ TINY = {
     },
     "target": {"steps": 4, "batch_size": 4, "dim": 32, "n_layer": 1, "n_head": 2, "ffn_dim": 32,
                "text_dim": 16, "text_layers": 1, "text_heads": 2, "prefix_length": 6,
+               "concept_weights": {"red square": 2.0},
                "compile": False, "evaluate_every": 2, "checkpoint_every": 2},
     "drafter": {"steps": 4, "batch_size": 4, "compile": False, "evaluate_every": 2,
                 "checkpoint_every": 2},

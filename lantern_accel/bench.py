@@ -208,7 +208,7 @@ def run_bench(
     :class:`RequestError` where ``out`` holds a run with other settings.
     """
     cells = [
-        Cell(strategy=s, batch=b, temperature=t)
+        Cell(strategy=pipeline.tuned(s, t), batch=b, temperature=t)
         for t in temperatures
         for b in batches
         for s in strategies

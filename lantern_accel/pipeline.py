@@ -77,6 +77,18 @@ class Pipeline:
             )
         return chosen.override(**overrides)
 
+    def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
+        """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any.
+
+        Only the model's default tree is replaced: a tree that was asked for stays.
+        """
+        from lantern_accel.tune import key_of, read_tuned
+
+        if strategy.tree != self.model.manifest.defaults.static_tree:
+            return strategy
+        found = read_tuned(key_of(self, strategy, temperature))
+        return strategy if found is None else strategy.override(tree=found.tree)
+
     def sampling(self, **overrides: Any) -> Sampling:
         """Return this model's sampling settings with overrides (None leaves the default)."""
         values = self.model.manifest.defaults.sampling.model_dump()
@@ -190,6 +202,8 @@ class Pipeline:
             raise RequestError("there is no prompt; give at least one")
         chosen = self.strategy(strategy, tree=tree, k=k, delta=delta, lam=lam, residual=residual)
         settings = self.sampling(**sampling)
+        if tree is None and isinstance(strategy, str):
+            chosen = self.tuned(chosen, settings.temperature)
         try:
             return GenerationRequest(
                 prompts=prompts,
@@ -267,16 +281,24 @@ class Pipeline:
 
     @torch.inference_mode()
     def decode_only(
-        self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, seed: int
+        self,
+        prompts: Sequence[Prompt],
+        strategy: Strategy,
+        sampling: Sampling,
+        seed: int,
+        step: Callable[[], None] | None = None,
     ) -> tuple[Decoded, float]:
-        """Decode one batch without pixels; return it and the seconds of prefill and decode."""
+        """Decode one batch without pixels; return it and the seconds of prefill and decode.
+
+        ``step`` runs in place of the captured step (for measurements that look at the state).
+        """
         condition, mask = self._conditions(prompts)
         engine, replay = self.engine(len(prompts), strategy, sampling)
         rows = self._rows(condition, mask, sampling)
         uniforms = engine.uniforms(seed, list(range(len(prompts))))
         with self.backend.stopwatch() as watch:
             engine.start(rows, mask, uniforms)
-            decoded = engine.run(replay)
+            decoded = engine.run(step or replay)
         return decoded, watch.seconds
 
     def pixels(self, tokens: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import importlib.metadata
 
 import typer
 
-from lantern_accel.cli import bench, conform, devices, generate, train
+from lantern_accel.cli import bench, conform, devices, generate, train, tune
 
 app = typer.Typer(
     name="lantern-accel",
@@ -41,5 +41,6 @@ def _options(
 generate.register(app)
 devices.register(app)
 bench.register(app)
+tune.register(app)
 conform.register(app)
 train.register(app)

@@ -169,6 +169,8 @@ def _write(result: GenerationResult, output: Path, columns: int, scale: int) -> 
 
 
 def _summary(result: GenerationResult, written: list[Path]) -> None:
+    from lantern_accel.strategy import StaticTree
+
     stats = result.stats
     seconds = stats.seconds
     say(", ".join(str(path) for path in written), label="wrote", style="bold green")
@@ -179,9 +181,12 @@ def _summary(result: GenerationResult, written: list[Path]) -> None:
         label="decoded",
         style="bold",
     )
+    tree = stats.strategy.tree
+    shape = getattr(tree, "name", tree.kind)
+    nodes = f" ({len(tree.paths)} drafts)" if isinstance(tree, StaticTree) else ""
     say(
-        f"{stats.strategy.name} on {stats.device} ({stats.device_name}, {stats.dtype}), "
-        f"model {stats.model}, seed {stats.seed}",
+        f"{stats.strategy.name} over the tree {shape}{nodes} on {stats.device} "
+        f"({stats.device_name}, {stats.dtype}), model {stats.model}, seed {stats.seed}",
         label="with",
         style="bold",
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.models.llamagen import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.models.text import PAD_ID, TextEncoder, TextEncoderConfig, place
 from lantern_accel.models.words import normalise
 from lantern_accel.training.captions import caption
@@ -104,7 +104,22 @@ class TextTarget(nn.Module):
                 nn.init.normal_(weight, std=0.02)
             if name.endswith(("wo.weight", "w2.weight")):
                 nn.init.normal_(weight, std=0.02 / (2 * config.n_layer) ** 0.5)
+        model.spread_words()
         return model
+
+    @torch.no_grad()
+    def spread_words(self) -> None:
+        """Start the text path with captions far apart.
+
+        With GPT-2's small embeddings the encoder's shared directions drown the words: captions come
+        out nearly parallel, and the target learns to ignore them.
+        """
+        nn.init.normal_(self.text.words.weight, std=1.0)
+        nn.init.normal_(self.text.positions.weight, std=0.3)
+        cls = self.gpt.cls_embedding
+        assert isinstance(cls, CaptionEmbedder)
+        for layer in (cls.cap_proj.fc1, cls.cap_proj.fc2):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
     def features(self, ids: Tensor, mask: Tensor, drop: Tensor, codes: Tensor) -> Tensor:
         """Return the states over prompt and image, ``[B, prefix + n - 1, D]``.

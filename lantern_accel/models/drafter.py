@@ -16,6 +16,7 @@ from lantern_accel.models.transformer import (
     REFERENCE,
     Block,
     Pass,
+    PrefixRotary,
     dense_visible,
     rotary_table_2d,
     run_blocks,
@@ -37,6 +38,7 @@ class DrafterConfig(BaseModel):
     norm_eps: float = 1e-6
     bias: bool = True
     rope_base: float = 10000.0
+    prefix_rotary: PrefixRotary = Field("zero", description="LlamaGen: zero, prompt scores are 0")
     mask_padding: bool = Field(
         True, description="hide the caption's pads; the published drafters were trained seeing them"
     )
@@ -73,7 +75,11 @@ class EagleDrafter(nn.Module):
             ]
         )
         cos, sin = rotary_table_2d(
-            config.prefix_length, config.grid, config.head_dim, config.rope_base
+            config.prefix_length,
+            config.grid,
+            config.head_dim,
+            config.rope_base,
+            config.prefix_rotary,
         )
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)

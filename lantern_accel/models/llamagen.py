@@ -17,6 +17,7 @@ from lantern_accel.models.transformer import (
     REFERENCE,
     Block,
     Pass,
+    PrefixRotary,
     RMSNorm,
     dense_visible,
     rotary_table_2d,
@@ -47,6 +48,7 @@ class LlamaGenConfig(BaseModel):
     caption_dim: int = Field(2048, ge=1)
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
+    prefix_rotary: PrefixRotary = Field("zero", description="LlamaGen: zero, prompt scores are 0")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> LlamaGenConfig:
@@ -145,7 +147,11 @@ class LlamaGenGPT(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         cos, sin = rotary_table_2d(
-            config.prefix_length, config.grid, config.head_dim, config.rope_base
+            config.prefix_length,
+            config.grid,
+            config.head_dim,
+            config.rope_base,
+            config.prefix_rotary,
         )
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)

@@ -6,7 +6,7 @@ Source: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTE
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +33,22 @@ class Pass:
     address: Tensor | None = None
 
 
+PrefixRotary = Literal["zero", "identity"]
+
+
 def rotary_table_2d(
-    prefix: int, grid: int, head_dim: int, base: float = 10000.0
+    prefix: int,
+    grid: int,
+    head_dim: int,
+    base: float = 10000.0,
+    prefix_rotary: PrefixRotary = "zero",
 ) -> tuple[Tensor, Tensor]:
     """Return LlamaGen's 2D rotary table as ``cos, sin``, float32 ``[prefix + grid*grid, d/2]``.
 
     With ``h = d/2`` there are ``h/2`` frequencies ``base ** (-2j/h)``; the first half of the angles
-    takes the row, the second the column. Prefix rows are zero in both tables: not the identity, so
-    that every score that involves a prefix position is 0.
+    takes the row, the second the column. Prefix rows are zero in both tables, as LlamaGen has them:
+    not the identity, so that every score that involves a prefix position is 0. ``"identity"`` lets
+    the image attend to the prompt by content.
     """
     half = head_dim // 2
     freqs = 1.0 / (base ** (torch.arange(0, half, 2).float()[: half // 2] / half))
@@ -49,7 +57,8 @@ def rotary_table_2d(
     cols = angles[None, :, :].expand(grid, grid, -1)
     flat = torch.cat((rows, cols), dim=-1).reshape(grid * grid, half)
     zeros = torch.zeros(prefix, half)
-    return torch.cat((zeros, flat.cos())), torch.cat((zeros, flat.sin()))
+    first = zeros if prefix_rotary == "zero" else torch.ones(prefix, half)
+    return torch.cat((first, flat.cos())), torch.cat((zeros, flat.sin()))
 
 
 def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:

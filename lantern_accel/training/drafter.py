@@ -53,6 +53,7 @@ def drafter_config(target: TextTarget) -> DrafterConfig:
         grid=config.grid,
         prefix_length=config.prefix_length - 1,
         norm_eps=config.norm_eps,
+        prefix_rotary=config.prefix_rotary,
     )
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.models.llamagen import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.models.text import PAD_ID, TextEncoder, TextEncoderConfig, place
+from lantern_accel.models.transformer import PrefixRotary
 from lantern_accel.models.words import normalise
 from lantern_accel.training.captions import caption
 from lantern_accel.training.common import (
@@ -43,6 +44,9 @@ class TargetConfig(TrainConfig):
     prefix_length: int = 16
     repeat_caption: bool = Field(
         True, description="fill the prefix with the caption again and again"
+    )
+    prefix_rotary: PrefixRotary = Field(
+        "identity", description="identity: the image attends to the prompt by content"
     )
     dropout: float = Field(0.0, ge=0, lt=1)
     text_dropout: float = Field(
@@ -97,6 +101,7 @@ class TextTarget(nn.Module):
             grid=grid,
             prefix_length=config.prefix_length,
             caption_dim=config.text_dim,
+            prefix_rotary=config.prefix_rotary,
         )
         model = cls(gpt, text, dropout=config.dropout)
         for name, weight in model.named_parameters():

@@ -117,12 +117,22 @@ def bundle(
     tree: str = typer.Option("small_8", help="Default static tree."),
     k: int = typer.Option(10, help="LANTERN++'s default k."),
     lam: float = typer.Option(2.0, "--lambda", help="LANTERN++'s default lambda."),
+    lantern_k: int = typer.Option(100, help="LANTERN's default k."),
+    delta: float = typer.Option(0.2, help="LANTERN's default delta."),
+    summary: str = typer.Option("", help="One line for listings."),
 ) -> None:
     """Put the trained parts together as a model folder."""
     from lantern_accel.decoding.trees import parse_tree
     from lantern_accel.errors import StrategyError
     from lantern_accel.models.bundle import ModelDefaults
-    from lantern_accel.strategy import DynamicTree, LanternPP, Sampling, StaticTree, validated
+    from lantern_accel.strategy import (
+        DynamicTree,
+        Lantern,
+        LanternPP,
+        Sampling,
+        StaticTree,
+        validated,
+    )
     from lantern_accel.training import workspace
 
     static = parse_tree(tree)
@@ -132,7 +142,8 @@ def bundle(
         sampling=validated(Sampling, {"cfg_scale": cfg_scale, "top_k": top_k}, "sampling"),
         static_tree=static,
         dynamic_tree=DynamicTree(top_k=4, depth=3, total=12),
+        lantern=validated(Lantern, {"k": lantern_k, "delta": delta}, "lantern"),
         lantern_pp=validated(LanternPP, {"k": k, "lam": lam}, "lantern++"),
     )
-    made = workspace.bundle(work, to, name, defaults)
+    made = workspace.bundle(work, to, name, defaults, summary)
     say(str(made), label="wrote", style="bold green")

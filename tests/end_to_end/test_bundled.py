@@ -17,7 +17,8 @@ MODEL = "lantern-emoji"
 
 @pytest.fixture(scope="module")
 def pipeline():
-    with lantern_accel.load(MODEL, device="cpu") as pipe:
+    # float32: the same decisions on every processor.
+    with lantern_accel.load(MODEL, device="cpu", dtype="float32") as pipe:
         yield pipe
 
 
@@ -49,7 +50,7 @@ def test_compression_rises_from_vanilla_to_eagle_to_lantern_pp(pipeline):
     compression = {}
     for name in STRATEGIES:
         steps = tokens = 0
-        for prompt in ("dog face", "red heart", "pizza"):
+        for prompt in ("dog face", "red heart", "pizza", "cat face"):
             stats = pipeline.generate(prompt, strategy=name, seed=1, temperature=1.0).stats
             steps, tokens = steps + stats.steps, tokens + stats.tokens - 1
         compression[name] = tokens / steps

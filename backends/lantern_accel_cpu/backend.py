@@ -28,26 +28,6 @@ class DeviceBackend(Backend):
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def facts(self) -> DeviceFacts:
-        """Describe the processor and its memory."""
-        return DeviceFacts(
-            backend=self.name,
-            device=str(self.device),
-            name=cpu_name(),
-            torch=torch.__version__,
-            architecture=platform.machine() or None,
-            memory_bytes=_memory_bytes(),
-            cores=_cores(),
-            threads=torch.get_num_threads(),
-            notes=(f"instruction set: {torch.backends.cpu.get_cpu_capability()}",),
-        )
-
-    def compute_dtypes(self) -> tuple[torch.dtype, ...]:
-        """bfloat16 first only where the processor has the instructions; elsewhere it is slow."""
-        if computes_bfloat16():
-            return (torch.bfloat16, torch.float32, torch.float16)
-        return (torch.float32, torch.bfloat16, torch.float16)
-
     # A head's keys as one matrix: batched matrix products in bfloat16 take a third of the time of
     # torch's attention kernel at the few rows of a step, which is made for long queries.
 
@@ -94,6 +74,26 @@ class DeviceBackend(Backend):
         """Rotate adjacent pairs of ``x [R, T, ..., d]`` by one complex product, in float32."""
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * rotary).flatten(-2).to(x.dtype)
+
+    def facts(self) -> DeviceFacts:
+        """Describe the processor and its memory."""
+        return DeviceFacts(
+            backend=self.name,
+            device=str(self.device),
+            name=cpu_name(),
+            torch=torch.__version__,
+            architecture=platform.machine() or None,
+            memory_bytes=_memory_bytes(),
+            cores=_cores(),
+            threads=torch.get_num_threads(),
+            notes=(f"instruction set: {torch.backends.cpu.get_cpu_capability()}",),
+        )
+
+    def compute_dtypes(self) -> tuple[torch.dtype, ...]:
+        """bfloat16 first only where the processor has the instructions; elsewhere it is slow."""
+        if computes_bfloat16():
+            return (torch.bfloat16, torch.float32, torch.float16)
+        return (torch.float32, torch.bfloat16, torch.float16)
 
     def synchronize(self) -> None:
         """Do nothing: a CPU operation has ended when it returns."""

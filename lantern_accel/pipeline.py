@@ -93,8 +93,7 @@ class Pipeline:
         """Return this model's sampling settings with overrides (None leaves the default)."""
         values = self.model.manifest.defaults.sampling.model_dump()
         values.update({k: v for k, v in overrides.items() if v is not None})
-        chosen: Sampling = validated(Sampling, values, "sampling")
-        return chosen
+        return validated(Sampling, values, "sampling")
 
     # --- conditions ----------------------------------------------------------------------------
 

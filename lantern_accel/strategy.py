@@ -6,13 +6,14 @@ EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.0
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lantern_accel.errors import StrategyError, did_you_mean
 
 Residual = Literal["aggregate", "official", "optimal"]
+Model = TypeVar("Model", bound=BaseModel)
 #: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
 Path = tuple[int, ...]
 
@@ -155,11 +156,10 @@ class Strategy(_Value):
                     f"the strategy {self.name!r} has no {option}: its acceptance rule is "
                     f"{self.acceptance.kind!r}; leave {option} out or choose another strategy"
                 )
-        changed: Strategy = validated(Strategy, values, "strategy")
-        return changed
+        return validated(Strategy, values, "strategy")
 
 
-def validated(model: type[Any], values: Any, what: str) -> Any:
+def validated(model: type[Model], values: Any, what: str) -> Model:
     """Build a pydantic model, turning its complaint into a one-sentence :class:`StrategyError`."""
     try:
         return model.model_validate(values)

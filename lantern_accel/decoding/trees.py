@@ -168,14 +168,12 @@ def parse_tree(text: str) -> Tree:
             return NoTree()
         if kind == "chain":
             values = {"length": int(rest)} if rest else {}
-            return validated(ChainTree, values, "tree")  # type: ignore[no-any-return]
+            return validated(ChainTree, values, "tree")
         if kind == "dynamic":
             if not rest:
                 return EAGLE2_TREE
             top_k, depth, total = (int(part) for part in rest.split(","))
-            return validated(  # type: ignore[no-any-return]
-                DynamicTree, {"top_k": top_k, "depth": depth, "total": total}, "tree"
-            )
+            return validated(DynamicTree, {"top_k": top_k, "depth": depth, "total": total}, "tree")
     except ValueError:
         raise StrategyError(
             f"the tree {text!r} cannot be read; write chain:LENGTH or dynamic:TOP_K,DEPTH,TOTAL"
@@ -185,6 +183,6 @@ def parse_tree(text: str) -> Tree:
     words = text.replace(",", " ").split()
     if words and all(word.isdigit() for word in words):
         paths = [[int(c) for c in word] for word in words]
-        return validated(StaticTree, {"paths": paths}, "tree")  # type: ignore[no-any-return]
+        return validated(StaticTree, {"paths": paths}, "tree")
     known = [*STATIC_TREES, "none", "chain:4", "dynamic"]
     raise StrategyError(f"unknown tree {text!r}{did_you_mean(kind, known)}")

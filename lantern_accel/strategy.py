@@ -6,7 +6,7 @@ EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.0
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -88,6 +88,7 @@ class Exact(_Value):
     """The ordinary speculative test; the output follows the target's distribution."""
 
     kind: Literal["exact"] = "exact"
+    k: ClassVar[int] = 0  # no neighbour counts
 
 
 class Lantern(_Value):

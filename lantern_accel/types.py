@@ -105,6 +105,7 @@ class GenerationResult:
             many = len(self.images) > 1
             out = path.with_name(f"{path.stem}-{i}{path.suffix or '.png'}") if many else path
             picture: Any = image
+            # The default binds this picture; mypy cannot type a lambda with one.
             write_whole(out, lambda stream, p=picture: p.save(stream, format=kind))  # type: ignore[misc]
             written.append(out)
         return written

@@ -83,7 +83,7 @@ def residual(
     drafted = torch.zeros_like(p).scatter(-1, column, 1.0) if q is None else q
     if rule.residual == "official":
         if absorbed is not None and near_codes is not None:
-            wide = near_codes[:, : rule.acceptance.k + 1]  # type: ignore[union-attr]
+            wide = near_codes[:, : rule.acceptance.k + 1]
             hit = (absorbed > 0).unsqueeze(-1)
             if q is None:
                 p = torch.where(hit, p.scatter(-1, wide, 0.0), p)
@@ -98,7 +98,7 @@ def residual(
         return _normalised((p - accepted).clamp(min=0.0), p)
     target = p
     if absorbed is not None and near_codes is not None and near_mass is not None:
-        k = rule.acceptance.k  # type: ignore[union-attr]
+        k = rule.acceptance.k
         order = torch.arange(k, device=p.device)
         kept = torch.where(order < absorbed.unsqueeze(-1), 0.0, near_mass[:, :k])
         target = p.scatter(-1, near_codes[:, :k], kept)

@@ -24,7 +24,7 @@ from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.models.drafter import EagleDrafter
 from lantern_accel.models.llamagen import LlamaGenGPT
 from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import DynamicTree, Exact, NoTree, Sampling, Strategy
+from lantern_accel.strategy import DynamicTree, NoTree, Sampling, Strategy
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Engine:
     @staticmethod
     def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
         """Raise :class:`StrategyError` for a setting that ``vocab`` codes cannot serve."""
-        k = _k(strategy)
+        k = strategy.acceptance.k
         most = vocab - 1 - (strategy.neighbours - k)
         if k > most:
             raise StrategyError(
@@ -278,8 +278,3 @@ class Engine:
             state.histogram.cpu().clone(),
             state.moved.cpu().clone(),
         )
-
-
-def _k(strategy: Strategy) -> int:
-    """Return the neighbours that may count, 0 when acceptance is exact."""
-    return 0 if isinstance(strategy.acceptance, Exact) else strategy.acceptance.k

@@ -59,6 +59,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+# torch leaves the base class untyped.
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every operator of a block and what is forbidden in it.
 

@@ -209,6 +209,7 @@ def save_checkpoint(
         "state": state,
         "rng": {
             "python": random.getstate(),
+            # numpy types the state as a dict or a tuple; legacy=True gives the tuple.
             "numpy": (numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]),  # type: ignore[index]
             "torch": torch.get_rng_state(),
         },

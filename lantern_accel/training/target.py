@@ -116,8 +116,8 @@ class TextTarget(nn.Module):
     def spread_words(self) -> None:
         """Start the text path with captions far apart.
 
-        With GPT-2's small embeddings the encoder's shared directions drown the words: captions come
-        out nearly parallel, and the target learns to ignore them.
+        With GPT-2's small embeddings the shared directions drowned the words: captions came out
+        nearly parallel (cosine 0.94 and more within two clusters).
         """
         nn.init.normal_(self.text.words.weight, std=1.0)
         nn.init.normal_(self.text.positions.weight, std=0.3)

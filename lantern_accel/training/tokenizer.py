@@ -190,6 +190,7 @@ class _Trainer:
             output = self.model.decode_latents(through)
         loss = reconstruction_loss(output.float(), pixels) + self.config.commitment * commitment
         self.optimizer.zero_grad(set_to_none=True)
+        # torch leaves backward untyped.
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimizer.step()

@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.errors import BackendError, did_you_mean
-from lantern_accel.ops import KVCache, KVLayout, TensorOps
+from lantern_accel.ops import HostCopy, KVCache, KVLayout, TensorOps
 from lantern_accel.spec import API_VERSION, BackendSpec, Probe
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "BackendSpec",
     "DTypePolicy",
     "DeviceFacts",
+    "HostCopy",
     "KVCache",
     "KVLayout",
     "MemoryUse",
@@ -110,12 +111,13 @@ class MemoryUse:
 class Replay:
     """A step that is ready to run again; the reference calls the Python function.
 
-    ``captured`` says whether the device replays a recording instead; ``nbytes`` is the device
-    memory that the recording holds.
+    ``captured`` says whether the device replays a recording or runs compiled code instead;
+    ``nbytes`` is the device memory that it holds, ``seconds`` what making it took.
     """
 
     captured: bool = False
     nbytes: int = 0
+    seconds: float = 0.0
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step: Callable[[], None] | None = step
@@ -220,11 +222,12 @@ class Backend(TensorOps, ABC):
 
     # --- running -------------------------------------------------------------------------------
 
-    def capture(self, step: Callable[[], None]) -> Replay:
+    def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Make ``step``, a function of static buffers without a host read, ready to be replayed.
 
         A backend may run ``step`` any number of times to warm up and record it: the caller resets
-        the buffers that the step writes before the first replay.
+        the buffers that the step writes before the first replay. ``name`` says which function it is
+        (``prefill`` or ``step``) in traces and errors.
         """
         return Replay(step)
 

@@ -60,6 +60,27 @@ class KVCache:
     data: Tensor
 
 
+class HostCopy:
+    """Brings a small buffer to the host without making the device wait for the host.
+
+    ``post`` starts a copy of what the buffer holds once the work given so far has run; ``read`` waits
+    for the oldest posted copy. With ``lag`` steps between the two, a device that runs ahead of the
+    host never stands still. The reference copies when it is read, so it has no lag.
+    """
+
+    lag: int = 0
+
+    def __init__(self, source: Tensor) -> None:
+        self._source = source
+
+    def post(self) -> None:
+        """Start a copy."""
+
+    def read(self) -> Tensor:
+        """Return the oldest posted copy that was not read yet, on the host."""
+        return self._source.cpu()
+
+
 class TensorOps:
     """Reference implementation of every operation a device may replace."""
 
@@ -68,6 +89,10 @@ class TensorOps:
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase of the step (draft, verify, accept, commit) for profilers; nothing here."""
         return nullcontext()
+
+    def host_copy(self, source: Tensor) -> HostCopy:
+        """Return a way to read ``source``, a small static buffer, while steps run."""
+        return HostCopy(source)
 
     # --- key-value cache -----------------------------------------------------------------------
 

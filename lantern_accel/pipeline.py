@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,20 @@ KEPT_ENGINES = 4
 Prompt = str | int
 
 
+@dataclass(frozen=True)
+class Ready:
+    """An engine with its captured prefill and step."""
+
+    engine: Engine
+    prefill: Replay
+    step: Replay
+
+    def release(self) -> None:
+        """Free what the captured functions hold."""
+        self.prefill.release()
+        self.step.release()
+
+
 class Pipeline:
     """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``."""
 
@@ -36,7 +51,7 @@ class Pipeline:
         self.model = model
         self.backend = backend
         self.dtype = dtype
-        self._engines: OrderedDict[Any, tuple[Engine, Replay]] = OrderedDict()
+        self._engines: OrderedDict[Any, Ready] = OrderedDict()
         self._neighbours: dict[int, Tensor] = {}
 
     def __enter__(self) -> Pipeline:
@@ -47,8 +62,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Release captured steps, buffers and the device."""
-        for _, replay in self._engines.values():
-            replay.release()
+        for ready in self._engines.values():
+            ready.release()
         self._engines.clear()
         self.backend.close()
 
@@ -157,8 +172,8 @@ class Pipeline:
             self._neighbours[k] = table.to(self.backend.device)
         return self._neighbours[k]
 
-    def engine(self, batch: int, strategy: Strategy, sampling: Sampling) -> tuple[Engine, Replay]:
-        """Return the engine of these settings and its captured step, made on first use."""
+    def engine(self, batch: int, strategy: Strategy, sampling: Sampling) -> Ready:
+        """Return the engine of these settings with its captured functions, made on first use."""
         key = (batch, strategy.model_dump_json(), sampling.model_dump_json())
         if key not in self._engines:
             k = strategy.neighbours
@@ -173,8 +188,12 @@ class Pipeline:
                 neighbours=self.neighbours(k) if k else None,
             )
             while len(self._engines) >= KEPT_ENGINES:
-                self._engines.popitem(last=False)[1][1].release()
-            self._engines[key] = (engine, self.backend.capture(engine.step))
+                self._engines.popitem(last=False)[1].release()
+            self._engines[key] = Ready(
+                engine,
+                self.backend.capture(engine.prefill, "prefill"),
+                self.backend.capture(engine.step, "step"),
+            )
         self._engines.move_to_end(key)
         return self._engines[key]
 
@@ -247,13 +266,15 @@ class Pipeline:
                 here = picks[start : start + batch]
                 images = list(range(start, start + len(here)))
                 report = _offset(on_progress, start, len(here), size, count)
-                engine, replay = self.engine(len(here), request.strategy, request.sampling)
+                ready = self.engine(len(here), request.strategy, request.sampling)
+                engine = ready.engine
                 buffers = max(buffers, engine.nbytes)
                 rows = self._rows(condition[here], mask[here], request.sampling)
                 with watch() as prefill_watch:
-                    engine.start(rows, mask[here], engine.uniforms(request.seed, images))
+                    uniforms = engine.uniforms(request.seed, images)
+                    engine.start(rows, mask[here], uniforms, ready.prefill)
                 with watch() as decode_watch:
-                    done = engine.run(replay, report)
+                    done = engine.run(ready.step, report)
                 with watch() as pixels_watch:
                     arrays.append(self.pixels(done.tokens))
                 prefill += prefill_watch.seconds
@@ -292,12 +313,13 @@ class Pipeline:
         ``step`` runs in place of the captured step (for measurements that look at the state).
         """
         condition, mask = self._conditions(prompts)
-        engine, replay = self.engine(len(prompts), strategy, sampling)
+        ready = self.engine(len(prompts), strategy, sampling)
+        engine = ready.engine
         rows = self._rows(condition, mask, sampling)
         uniforms = engine.uniforms(seed, list(range(len(prompts))))
         with self.backend.stopwatch() as watch:
-            engine.start(rows, mask, uniforms)
-            decoded = engine.run(step or replay)
+            engine.start(rows, mask, uniforms, ready.prefill)
+            decoded = engine.run(step or ready.step)
         return decoded, watch.seconds
 
     def pixels(self, tokens: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lantern_accel.bench import PROMPTS, Cell, decode_once
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
 from lantern_accel.files import cache_dir, write_json
 from lantern_accel.pipeline import Pipeline
@@ -168,9 +169,9 @@ def measure_rates(
     visits = [[0.0] * width for width in PROBE]
     sampling = pipeline.sampling(temperature=temperature)
     for number, prompt in enumerate(prompts):
-        engine, step = pipeline.engine(1, chosen, sampling)
+        ready = pipeline.engine(1, chosen, sampling)
 
-        def watched(engine: Any = engine, step: Callable[[], None] = step) -> None:
+        def watched(engine: Engine = ready.engine, step: Callable[[], None] = ready.step) -> None:
             step()
             last = int(engine.state.last_length)
             path = engine.state.last_path[0].tolist()

@@ -134,7 +134,14 @@ class Engine:
         draft_columns = self.drafting.columns if self.drafting else 0
         tests = tree.top_k * depth if isinstance(tree, DynamicTree) else sum(self._widths)
         self._columns = (draft_columns, tests)
-        self.state = State(g, draft_columns + tests + 1, weight.dtype, weight.device)
+        self.state = State(
+            g,
+            draft_columns + tests + 1,
+            target.condition_buffer(g.rows),
+            weight.dtype,
+            weight.device,
+        )
+        self._progress = ops.host_copy(self.state.length)
 
     @staticmethod
     def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
@@ -180,23 +187,40 @@ class Engine:
 
     # --- one image batch -----------------------------------------------------------------------
 
-    def start(self, condition: Tensor, prefix_mask: Tensor, uniforms: Tensor) -> None:
-        """Prefill and draw the first token.
+    def start(
+        self,
+        condition: Tensor,
+        prefix_mask: Tensor,
+        uniforms: Tensor,
+        prefill: Callable[[], None] | None = None,
+    ) -> None:
+        """Load a request and prefill; ``prefill`` replays a captured :meth:`prefill`."""
+        self.load(condition, prefix_mask, uniforms)
+        (prefill or self.prefill)()
 
-        ``condition``: rows ``[cond; uncond]`` with guidance, else ``[cond]``; ``prefix_mask`` bool
-        ``[B, prefix]``; ``uniforms`` float32 ``[B, N, columns]``.
+    def load(self, condition: Tensor, prefix_mask: Tensor, uniforms: Tensor) -> None:
+        """Clear the buffers and copy a request into them.
+
+        ``condition``: rows ``[cond; uncond]`` with guidance, else ``[cond]``, each caption features
+        ``[prefix, caption_dim]`` or a class id; ``prefix_mask`` bool ``[B, prefix]``; ``uniforms``
+        float32 ``[B, N, columns]``. Raises :class:`RequestError` for another shape.
         """
         state = self.state
-        for name, given in (("prefix_mask", prefix_mask), ("uniforms", uniforms)):
-            if given.shape != getattr(state, name).shape:
+        given = {"condition": condition, "prefix_mask": prefix_mask, "uniforms": uniforms}
+        for name, value in given.items():
+            if value.shape != getattr(state, name).shape:
                 raise RequestError(
-                    f"{name} has shape {list(given.shape)}, this engine takes "
+                    f"{name} has shape {list(value.shape)}, this engine takes "
                     f"{list(getattr(state, name).shape)}"
                 )
         state.reset()
-        state.prefix_mask.copy_(prefix_mask)
-        state.uniforms.copy_(uniforms)
-        features, logits = self.verifying.prefill(state, condition)
+        for name, value in given.items():
+            getattr(state, name).copy_(value)
+
+    def prefill(self) -> None:
+        """Run the prompt and draw the first token. No value is read by the host."""
+        state = self.state
+        features, logits = self.verifying.prefill(state)
         if self.sampling.greedy:
             root = logits.argmax(dim=-1)
         else:
@@ -258,20 +282,31 @@ class Engine:
 
         ``step`` replays a captured :meth:`step`. ``on_progress`` gets the tokens known by the slowest
         image. The host looks at the lengths only from the earliest step at which an image can be
-        complete, then every ``check_every`` steps, and every eighth step where progress is wanted.
+        complete, then every ``check_every`` steps, and every eighth step where progress is wanted; a
+        device that lets its copies lag runs that many steps more (no-ops on complete images).
         """
         g, state = self.geometry, self.state
         replay = step or self.step
         earliest = -(-(g.tokens - 1) // (g.depth + 1))
+        posted: list[int] = []
+
+        def known() -> int:
+            del posted[0]
+            count = int(self._progress.read().min()) + 1
+            if on_progress is not None:
+                on_progress(count)
+            return count
+
         for index in range(1, g.tokens):
             replay()
             late = index >= earliest and (index - earliest) % check_every == 0
             if late or (on_progress is not None and index % 8 == 0):
-                known = int(state.length.min()) + 1
-                if on_progress is not None:
-                    on_progress(known)
-                if known >= g.tokens:
-                    break
+                self._progress.post()
+                posted.append(index)
+            if posted and index - posted[0] >= self._progress.lag and known() >= g.tokens:
+                break
+        while posted:  # so that the next request does not read this one's
+            known()
         return Decoded(
             state.tokens[:, : g.tokens].cpu().clone(),
             state.steps.cpu().clone(),

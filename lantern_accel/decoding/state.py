@@ -45,19 +45,28 @@ class Geometry:
 class State:
     """What a step reads and updates in place; nothing here changes its address.
 
-    ``length [B]``: image tokens whose keys and values are committed; the root (known, not yet run
-    through the target) is token ``length``. ``tokens [B, N + 1]``: known tokens; column N is trash.
-    ``pending_*``: tokens that the drafter has yet to catch up on, ``depth + 1`` at most, with the
-    target features they follow from. ``histogram [B, D + 1]``: steps by accepted drafts.
+    ``condition``: what the prompt is prefilled from, a row an image and branch. ``length [B]``: image
+    tokens whose keys and values are committed; the root (known, not yet run through the target) is
+    token ``length``. ``tokens [B, N + 1]``: known tokens; column N is trash. ``pending_*``: tokens that
+    the drafter has yet to catch up on, ``depth + 1`` at most, with the target features they follow
+    from. ``histogram [B, D + 1]``: steps by accepted drafts.
     """
 
-    def __init__(self, g: Geometry, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        g: Geometry,
+        columns: int,
+        condition: Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
         def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        self.condition = condition
         self.length = ints(g.batch)
         self.root = ints(g.batch)
         self.tokens = ints(g.batch, g.tokens + 1)

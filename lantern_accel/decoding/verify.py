@@ -41,13 +41,10 @@ class Verifying:
         """Repeat a tensor of images for every guidance branch."""
         return torch.cat([x] * self.geometry.branches) if self.geometry.branches > 1 else x
 
-    def prefill(self, state: State, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the prompt; return features ``[R, prefix, D]`` and guided logits ``[B, V]``.
-
-        ``condition``: caption features ``[R, prefix, caption_dim]`` or class ids ``[R]``.
-        """
+    def prefill(self, state: State) -> tuple[Tensor, Tensor]:
+        """Run the prompt; return features ``[R, prefix, D]`` and guided logits ``[B, V]``."""
         g = self.geometry
-        x = self.target.embed_prefix(condition)
+        x = self.target.embed_prefix(state.condition)
         seen = dense_visible(state.prefix_mask, g.prefix)
         rest = seen.new_zeros(g.batch, 1, g.prefix, self.cache.layout.capacity - g.prefix)
         mask = self.ops.mask(torch.cat((seen, rest), dim=-1), x.dtype)

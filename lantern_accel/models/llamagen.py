@@ -172,6 +172,14 @@ class LlamaGenGPT(nn.Module):
         weight = self.cls_embedding.embedding_table.weight
         return torch.full((rows,), self.config.num_classes, device=weight.device)
 
+    def condition_buffer(self, rows: int) -> Tensor:
+        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
+        weight = self.output.weight
+        if self.config.conditioning == "class":
+            return torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        shape = (rows, self.config.prefix_length, self.config.caption_dim)
+        return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+
     def forward(self, x: Tensor, at: Pass) -> Tensor:
         """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out."""
         out: Tensor = self.norm(run_blocks(self.layers, x, at, self.ops), self.ops)

@@ -217,8 +217,13 @@ def decisions(backend: Backend) -> Measured:
     return Measured(f"{compared} walks decided alike")
 
 
-def _run(engine: Engine, seed: int, step: Callable[[], None] | None = None) -> Tensor:
-    tiny.start(engine, seed)
+def _run(
+    engine: Engine,
+    seed: int,
+    prefill: Callable[[], None] | None = None,
+    step: Callable[[], None] | None = None,
+) -> Tensor:
+    tiny.start(engine, seed, prefill)
     return engine.run(step).tokens
 
 
@@ -275,11 +280,15 @@ def replay(backend: Backend) -> Measured:
     for strategy in STRATEGIES:
         engine = tiny.tiny_engine(backend, strategy)
         tiny.start(engine, 9)
-        captured = backend.capture(engine.step)
+        captured = [
+            backend.capture(engine.prefill, "prefill"),
+            backend.capture(engine.step, "step"),
+        ]
         try:
-            results = [(_run(engine, seed, captured), _run(engine, seed)) for seed in (0, 1)]
+            results = [(_run(engine, seed, *captured), _run(engine, seed)) for seed in (0, 1)]
         finally:
-            captured.release()
+            for one in captured:
+                one.release()
         for seed, (got, want) in enumerate(results):
             if not torch.equal(got, want):
                 raise Failed(

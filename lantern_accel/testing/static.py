@@ -9,9 +9,9 @@ then a compiled or captured graph is reused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from lantern_accel.backend import Backend
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.strategy import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured
@@ -46,9 +46,10 @@ def trace_fake(backend: Backend, strategy: str, batch: int, temperature: float) 
     recorder = Recorder(backend.device, backend.operators())
     with mode:
         try:
-            # The condition and the uniforms come from the host, before the step.
-            tiny.start(engine, 0)
+            # The condition and the uniforms come from the host, before both functions.
+            tiny.load(engine, 0)
             with recorder:
+                engine.prefill()
                 engine.step()
         except Exception as error:
             rule = _refused(error)
@@ -85,11 +86,11 @@ def _rule(rule: str, what: str) -> Callable[[Backend], Measured]:
     return check
 
 
-def record_step(engine: Engine, backend: Backend) -> Recorder:
-    """Run one step on the device itself and return its operators."""
+def _record(function: Callable[[], None], backend: Backend) -> Recorder:
+    """Run a function on the device itself and return its operators."""
     recorder = Recorder(backend.device)
     with recorder:
-        engine.step()
+        function()
     return recorder
 
 
@@ -98,17 +99,16 @@ def one_graph(backend: Backend) -> Measured:
     for strategy in STRATEGIES:
         for temperature in TEMPERATURES:
             engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=temperature)
-            first = None
+            first: dict[str, list[tuple[Any, ...]]] = {}
             for seed in (0, 1):
-                tiny.start(engine, seed)
-                for step in range(STEPS):
-                    now = record_step(engine, backend).signature
-                    first = first or now
-                    change = first_difference(first, now)
+                tiny.load(engine, seed)
+                for step in range(STEPS + 1):
+                    name = "step" if step else "prefill"
+                    now = _record(getattr(engine, name), backend).signature
+                    change = first_difference(first.setdefault(name, now), now)
                     if change:
-                        raise Failed(
-                            f"{strategy}, temperature {temperature:g}, step {step}: {change}"
-                        )
+                        where = f"{name} {step}" if step else name
+                        raise Failed(f"{strategy}, temperature {temperature:g}, {where}: {change}")
     return Measured(f"{2 * STEPS} steps a strategy, no new graph")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -84,8 +85,14 @@ def tiny_engine(
     )
 
 
-def start(engine: Engine, seed: int) -> None:
-    """Prefill with random captions and random padding, both fixed by ``seed``."""
+def start(engine: Engine, seed: int, prefill: Callable[[], None] | None = None) -> None:
+    """Load a request (see :func:`load`) and prefill; ``prefill`` replays a captured one."""
+    load(engine, seed)
+    (prefill or engine.prefill)()
+
+
+def load(engine: Engine, seed: int) -> None:
+    """Load random captions and random padding, both fixed by ``seed``."""
     g = engine.geometry
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(g.rows, g.prefix, 16, generator=generator)
@@ -93,7 +100,7 @@ def start(engine: Engine, seed: int) -> None:
     mask = torch.arange(g.prefix) >= pads
     weight = engine.verifying.target.output.weight
     rows = features * torch.cat([mask] * g.branches).unsqueeze(-1)
-    engine.start(
+    engine.load(
         rows.to(device=weight.device, dtype=weight.dtype),
         mask.to(weight.device),
         engine.uniforms(seed, list(range(g.batch))),

@@ -94,6 +94,13 @@ def spilling(write):
     return wrong
 
 
+def stale_step(real):
+    """Capture prefill as it should be, and the step stale."""
+    return lambda function, name: (
+        real(function, name) if name == "prefill" else Stale(function, function.__self__.state)
+    )
+
+
 MUTANTS: list[tuple[str, str, Plant]] = [
     ("a hidden .item()", "static.host_read", after_commit(lambda s: s.length.sum().item())),
     ("a Python branch", "static.host_read", after_commit(lambda s: bool((s.length > 3).all()))),
@@ -116,7 +123,7 @@ MUTANTS: list[tuple[str, str, Plant]] = [
      method("attend", lambda real: lambda q, *rest: real(2 * q, *rest))),
     ("a wrong tie-break", "accept.ties", last_argmax),
     ("a stale replay", "replay.eager",
-     method("capture", lambda real: lambda step: Stale(step, step.__self__.state))),
+     method("capture", lambda real: stale_step(real))),
 ]  # fmt: skip
 
 

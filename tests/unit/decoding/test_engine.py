@@ -17,7 +17,7 @@ from lantern_accel.decoding.trees import MC_SIM_7B_63, SMALL_12
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.models.drafter import EagleDrafter
 from lantern_accel.models.llamagen import LlamaGenGPT
-from lantern_accel.ops import TensorOps
+from lantern_accel.ops import HostCopy, TensorOps
 from lantern_accel.strategy import (
     ChainTree,
     DynamicTree,
@@ -474,3 +474,39 @@ def test_what_does_not_fit_the_engine_is_refused_before_decoding() -> None:
 def test_settings_that_would_give_nan_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         Sampling.model_validate({field: value})
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_host_that_reads_late_gets_the_same_tokens(small: Models, lag: int) -> None:
+    class Late(HostCopy):
+        def __init__(self, source: torch.Tensor) -> None:
+            super().__init__(source)
+            self.lag, self.posted = lag, []
+
+        def post(self) -> None:
+            self.posted.append(self._source.clone())
+
+        def read(self) -> torch.Tensor:
+            return self.posted.pop(0)
+
+    class LateOps(TensorOps):
+        def host_copy(self, source: torch.Tensor) -> HostCopy:
+            return Late(source)
+
+    condition, mask = captions(small[0], 2)
+    rows = torch.cat((condition, small[0].unconditional(2)))
+    got = []
+    for ops in (TensorOps(), LateOps()):
+        tree = StaticTree(name="pair", paths=((0,), (1,)))
+        engine = Engine(*small, ops, Strategy(tree=tree), Sampling(top_k=5, cfg_scale=2), batch=2)
+        for seed in (0, 1):
+            known: list[int] = []
+            with torch.inference_mode():
+                engine.start(rows, mask, engine.uniforms(seed, [0, 1]))
+                got.append(engine.run(on_progress=known.append))
+            assert known == sorted(known)
+            assert known[-1] == engine.geometry.tokens
+        assert not getattr(engine._progress, "posted", [])
+    for now, late in zip(got[:2], got[2:], strict=True):
+        assert torch.equal(now.tokens, late.tokens)
+        assert torch.equal(now.steps, late.steps)

@@ -54,10 +54,14 @@ class KVLayout:
 
 @dataclass(frozen=True)
 class KVCache:
-    """A key-value cache at a fixed address; only :class:`TensorOps` looks inside ``data``."""
+    """A key-value cache at a fixed address; only :class:`TensorOps` looks inside.
+
+    ``views`` is whatever a backend keeps with ``data``, such as one view a layer.
+    """
 
     layout: KVLayout
     data: Tensor
+    views: Any = None
 
 
 class HostCopy:
@@ -86,6 +90,9 @@ class TensorOps:
 
     device: torch.device = torch.device("cpu")
 
+    index: torch.dtype = torch.int64
+    """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
+
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase of the step (draft, verify, accept, commit) for profilers; nothing here."""
         return nullcontext()
@@ -109,10 +116,11 @@ class TensorOps:
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
         """Turn slots, int ``[R, T]``, into the form that :meth:`write` and :meth:`commit` take.
 
-        Computed once a pass and used by all layers. The reference gives row-major indices, [R*T].
+        Computed once a pass and used by all layers. The reference gives row-major indices, int64
+        [R*T], because index_copy_ takes no other.
         """
         rows = torch.arange(kv.layout.rows, device=slots.device, dtype=slots.dtype).unsqueeze(1)
-        return (slots + rows * kv.layout.capacity).reshape(-1)
+        return (slots + rows * kv.layout.capacity).reshape(-1).long()
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
         """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
@@ -124,6 +132,20 @@ class TensorOps:
         """Move entries of all layers from addresses ``source`` to ``target``, both [R*J]."""
         flat = kv.data.flatten(2, 3).flatten(0, 1)
         flat.index_copy_(1, target, flat.index_select(1, source))
+
+    # --- matrix products -----------------------------------------------------------------------
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Return a weight matrix ``[out, in]`` in the memory order that :meth:`linear` wants.
+
+        Called once a matrix when a model is loaded; what it returns replaces ``weight``. The
+        reference wants it as it is.
+        """
+        return weight
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply ``x [..., in]`` by a packed weight: ``[..., out]``."""
+        return F.linear(x, weight, bias)
 
     # --- arithmetic ----------------------------------------------------------------------------
 
@@ -172,7 +194,7 @@ class TensorOps:
         turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
         return turned.flatten(-2).to(x.dtype)
 
-    def swiglu(self, x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-        """``w2(silu(w1 x) * w3 x)`` with ``w13 = [w1; w3]`` stacked, ``[2F, D]``."""
-        gate, up = F.linear(x, w13).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, w2)
+    def swiglu(self, x: Tensor) -> Tensor:
+        """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up

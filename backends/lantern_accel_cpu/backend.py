@@ -6,12 +6,14 @@ import contextlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lantern_accel.backend import Backend, DeviceFacts, KVCache, KVLayout, MemoryUse
+from lantern_accel_cpu import cache
+from lantern_accel_cpu.linear import linear, pack, packs
 
 
 class DeviceBackend(Backend):
@@ -28,50 +30,48 @@ class DeviceBackend(Backend):
         if threads is not None:
             torch.set_num_threads(threads)
 
-    # A head's keys as one matrix: batched matrix products in bfloat16 take a third of the time of
-    # torch's attention kernel at the few rows of a step, which is made for long queries.
-
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
     ) -> KVLayout:
-        """Order caches by head."""
+        """Order caches by head: a head's keys are one matrix."""
         return KVLayout(layers, rows, capacity, heads, head_dim, dtype, head_major=True)
 
+    def allocate(self, layout: KVLayout) -> KVCache:
+        """Allocate a zeroed cache that keeps its address."""
+        return cache.allocate(layout)
+
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
-        """Return indices of (row, slot, head), flat: ``[R * T * H]``."""
-        layout = kv.layout
-        rows = torch.arange(layout.rows, dtype=slots.dtype).view(-1, 1, 1)
-        heads = torch.arange(layout.heads, dtype=slots.dtype)
-        flat = (rows * layout.heads + heads) * layout.capacity + slots.unsqueeze(-1)
-        return flat.reshape(-1)
+        """Return the rows of the cache's matrix for slots ``[R, T]`` of all layers."""
+        return cache.address(kv.layout, slots)
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
         """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
-        flat = kv.data[layer].flatten(1, 3)
-        flat[0].index_copy_(0, address, k.reshape(-1, k.shape[-1]))
-        flat[1].index_copy_(0, address, v.reshape(-1, v.shape[-1]))
+        cache.write(kv, layer, address, k, v)
 
     def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
         """Move entries of all layers from addresses ``source`` to ``target``."""
-        flat = kv.data.flatten(2, 4).flatten(0, 1)
-        flat.index_copy_(1, target, flat.index_select(1, source))
+        cache.commit(kv, source, target)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Return the weight in oneDNN's order where there is one."""
+        return pack(weight) if packs(weight) else weight
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply by a weight that was packed, or by one that could not be."""
+        return linear(x, weight, bias)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's cache under ``mask [R, 1, T, L]``."""
-        k, v = kv.data[layer].unbind(0)
-        if q.dtype == torch.float32:
-            out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask)
-        else:
-            scores = torch.matmul(q.transpose(1, 2) * q.shape[-1] ** -0.5, k.transpose(2, 3))
-            out = torch.matmul((scores + mask).softmax(dim=-1), v)
-        return out.transpose(1, 2)
+        return cache.attend(q, kv, layer, mask)
 
-    def rotary(self, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return the rotations as complex numbers."""
-        return torch.complex(cos, sin)
+    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
+        """Return the rotations as complex numbers; the compiler takes them as they are."""
+        return (cos, sin) if torch.compiler.is_compiling() else torch.complex(cos, sin)
 
-    def rotate(self, x: Tensor, rotary: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
         """Rotate adjacent pairs of ``x [R, T, ..., d]`` by one complex product, in float32."""
+        if torch.compiler.is_compiling():
+            return super().rotate(x, rotary)
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * rotary).flatten(-2).to(x.dtype)
 

@@ -23,6 +23,7 @@ from lantern_accel.models.checkpoint import (
 from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.models.text import TextEncoder, TextEncoderConfig
+from lantern_accel.models.transformer import pack
 from lantern_accel.models.vq import VQConfig, VQModel
 from lantern_accel.ops import TensorOps
 from lantern_accel.strategy import DynamicTree, Lantern, LanternPP, Sampling, StaticTree
@@ -156,7 +157,8 @@ def load_model(folder: Path, ops: TensorOps, *, dtype: torch.dtype, device: torc
         tensors = read_tensors(path)
         digest.update(path.read_bytes())
         load_into(module, rename(tensors), path.name)
-        return module.to(device=where, dtype=to).eval().requires_grad_(False)
+        module.to(device=where, dtype=to).eval().requires_grad_(False)
+        return module
 
     def same(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return tensors
@@ -165,12 +167,14 @@ def load_model(folder: Path, ops: TensorOps, *, dtype: torch.dtype, device: torc
     tables = target.rope_cos, target.rope_sin
     part(target, "target", to_llamagen_names, dtype, device)
     target.rope_cos, target.rope_sin = (t.to(device) for t in tables)
+    pack(target, ops)
     drafter = None
     if manifest.drafter is not None:
         drafter = EagleDrafter(manifest.drafter, ops=ops)
         tables = drafter.rope_cos, drafter.rope_sin
         part(drafter, "drafter", to_drafter_names, dtype, device)
         drafter.rope_cos, drafter.rope_sin = (t.to(device) for t in tables)
+        pack(drafter, ops)
     vq = VQModel(manifest.vq)
     part(vq, "vq", same, torch.float32, device)
     text = text_tokenizer = None

@@ -17,6 +17,7 @@ from lantern_accel.models.transformer import (
     Block,
     Pass,
     PrefixRotary,
+    Projection,
     dense_visible,
     rotary_table_2d,
     run_blocks,
@@ -61,7 +62,7 @@ class EagleDrafter(nn.Module):
         self.config = config
         self.ops = ops
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
-        self.fc = nn.Linear(2 * config.dim, config.dim, bias=config.bias)
+        self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
         self.layers = nn.ModuleList(
             [
                 Block(
@@ -87,7 +88,7 @@ class EagleDrafter(nn.Module):
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""
         pair = torch.cat((F.embedding(codes, self.embed_tokens.weight), features), dim=-1)
-        return run_blocks(self.layers, self.fc(pair), at, self.ops)
+        return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
 
     def forward_dense(
         self, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None

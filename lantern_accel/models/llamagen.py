@@ -18,6 +18,7 @@ from lantern_accel.models.transformer import (
     Block,
     Pass,
     PrefixRotary,
+    Projection,
     RMSNorm,
     dense_visible,
     rotary_table_2d,
@@ -145,7 +146,7 @@ class LlamaGenGPT(nn.Module):
             for _ in range(config.n_layer)
         )
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.output = Projection(config.dim, config.vocab_size, bias=False)
         cos, sin = rotary_table_2d(
             config.prefix_length,
             config.grid,
@@ -176,7 +177,7 @@ class LlamaGenGPT(nn.Module):
         """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
         weight = self.output.weight
         if self.config.conditioning == "class":
-            return torch.zeros(rows, dtype=torch.int64, device=weight.device)
+            return torch.zeros(rows, dtype=self.ops.index, device=weight.device)
         shape = (rows, self.config.prefix_length, self.config.caption_dim)
         return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
 
@@ -187,7 +188,8 @@ class LlamaGenGPT(nn.Module):
 
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits ``[..., V]`` of features ``[..., D]``."""
-        return F.linear(features, self.output.weight).float()
+        out: Tensor = self.output(features, self.ops)
+        return out.float()
 
     def forward_dense(
         self, condition: Tensor, codes: Tensor, prefix_mask: Tensor | None = None

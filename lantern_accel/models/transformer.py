@@ -67,11 +67,36 @@ def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:
     ``prefix_mask``: bool ``[R, prefix]``. A padded position still sees itself (LlamaGen's rule).
     """
     rows, prefix = prefix_mask.shape
-    index = torch.arange(length, device=prefix_mask.device)
+    index = torch.arange(length, dtype=torch.int32, device=prefix_mask.device)
     causal = index[:, None] >= index[None, :]
     keys = torch.cat((prefix_mask, prefix_mask.new_ones(rows, length - prefix)), dim=1)
     visible = causal & keys[:, None, :] | (index[:, None] == index[None, :])
     return visible.unsqueeze(1)
+
+
+class Projection(nn.Linear):
+    """A linear layer whose weight a backend may keep in an order of its own (see :func:`pack`)."""
+
+    packed: Tensor | None = None
+
+    # A model's layers take the operations to use; nn.Linear's forward has one argument.
+    def forward(self, x: Tensor, ops: TensorOps) -> Tensor:  # type: ignore[override]
+        return ops.linear(x, self.weight if self.packed is None else self.packed, self.bias)
+
+
+def pack(module: nn.Module, ops: TensorOps) -> None:
+    """Hand every projection's weight to the backend; where it makes another one, the first is freed.
+
+    ``weight`` keeps its shape, dtype and device, but no memory.
+    """
+    for part in module.modules():
+        if isinstance(part, Projection) and part.packed is None:
+            weight = part.weight
+            packed = ops.pack(weight)
+            if packed is not weight:
+                part.packed = packed
+                empty = weight.new_zeros(()).expand(weight.shape)
+                part.weight = nn.Parameter(empty, requires_grad=False)
 
 
 class RMSNorm(nn.Module):
@@ -90,11 +115,11 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.wqkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.wo = nn.Linear(dim, dim, bias=False)
+        self.wqkv = Projection(dim, 3 * dim, bias=False)
+        self.wo = Projection(dim, dim, bias=False)
 
     def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
-        qkv = self.wqkv(x).unflatten(-1, (3, self.heads, -1))
+        qkv = self.wqkv(x, ops).unflatten(-1, (3, self.heads, -1))
         turned = ops.rotate(qkv[:, :, :2], rotary)
         q, k, v = turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2]
         if at.cache is None:
@@ -103,7 +128,7 @@ class Attention(nn.Module):
             assert at.address is not None and at.mask is not None
             ops.write(at.cache, layer, at.address, k, v)
             y = ops.attend(q, at.cache, layer, at.mask)
-        out: Tensor = self.wo(y.flatten(-2))
+        out: Tensor = self.wo(y.flatten(-2), ops)
         return out
 
 
@@ -112,11 +137,12 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.w13 = nn.Linear(dim, 2 * hidden, bias=False)
-        self.w2 = nn.Linear(hidden, dim, bias=False)
+        self.w13 = Projection(dim, 2 * hidden, bias=False)
+        self.w2 = Projection(hidden, dim, bias=False)
 
     def forward(self, x: Tensor, ops: TensorOps) -> Tensor:
-        return ops.swiglu(x, self.w13.weight, self.w2.weight)
+        out: Tensor = self.w2(ops.swiglu(self.w13(x, ops)), ops)
+        return out
 
 
 class Block(nn.Module):

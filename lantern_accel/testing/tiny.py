@@ -14,6 +14,7 @@ from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.models.transformer import pack
 from lantern_accel.ops import TensorOps
 from lantern_accel.strategy import DynamicTree, Sampling, StaticTree, Strategy, named_strategy
 
@@ -50,6 +51,7 @@ def tiny_model(ops: TensorOps, device: torch.device, dtype: torch.dtype) -> Tiny
                 moved = drawn.to(device=device, dtype=dtype)
                 setattr(module, name, torch.nn.Parameter(moved, requires_grad=False))
         part.eval()
+        pack(part, ops)
         part.rope_cos, part.rope_sin = part.rope_cos.to(device), part.rope_sin.to(device)
     codebook = torch.randn(VOCAB, 4, generator=generator)
     return TinyModel(*parts, neighbour_table(codebook, 12).to(device))

@@ -29,8 +29,8 @@ class Rule:
 class Accepted:
     """What one step keeps, for ``B`` images.
 
-    ``path`` int64 ``[B, D + 1]``: nodes from the root on, valid up to ``length``; ``length`` int64
-    ``[B]``: accepted drafts; ``bonus`` int64 ``[B]``: the token after the path (the next root);
+    ``path`` integer ``[B, D + 1]``: nodes from the root on, valid up to ``length``; ``length`` integer
+    ``[B]``: accepted drafts; ``bonus`` integer ``[B]``: the token after the path (the next root);
     ``weights`` float32 ``[B, V]``: what it was drawn from; ``moved`` float32 ``[B, D]``: the mass that
     the accepted draft at each depth borrowed from its neighbours, c_J.
     """
@@ -54,7 +54,7 @@ def _absorbed(rule: Rule, px: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
     else:
         assert not isinstance(rule.acceptance, Exact)
         within = mass <= (rule.acceptance.lam - 1.0) * px.unsqueeze(-1)
-    count = within.sum(dim=-1)
+    count = within.sum(dim=-1, dtype=torch.int32)
     moved = torch.where(within, mass, 0.0).amax(dim=-1)
     return count, moved
 
@@ -99,7 +99,7 @@ def residual(
     target = p
     if absorbed is not None and near_codes is not None and near_mass is not None:
         k = rule.acceptance.k
-        order = torch.arange(k, device=p.device)
+        order = torch.arange(k, dtype=torch.int32, device=p.device)
         kept = torch.where(order < absorbed.unsqueeze(-1), 0.0, near_mass[:, :k])
         target = p.scatter(-1, near_codes[:, :k], kept)
         target = target.scatter(-1, column, relaxed_mass.unsqueeze(-1))
@@ -116,7 +116,7 @@ def accept_sampling(
     ``u <= A(x) / q(x)``; after a rejection the distribution becomes the residual.
     """
     batch, _, vocab = probs.shape
-    node = torch.zeros(batch, dtype=torch.int64, device=probs.device)
+    node = torch.zeros(batch, dtype=tree.tokens.dtype, device=probs.device)
     alive = torch.ones(batch, dtype=torch.bool, device=probs.device)
     length = torch.zeros_like(node)
     moved: list[Tensor] = []
@@ -145,7 +145,7 @@ def accept_sampling(
             near_codes = near_mass = absorbed = None
             mass, extra = px, torch.zeros_like(px)
             if rule.neighbours is not None and not isinstance(rule.acceptance, Exact):
-                near_codes = rule.neighbours.index_select(0, x).long()
+                near_codes = rule.neighbours.index_select(0, x).to(x.dtype)
                 near_mass = p.gather(1, near_codes)
                 absorbed, extra = _absorbed(rule, px, near_mass[:, : rule.acceptance.k])
                 mass = px + extra
@@ -169,7 +169,8 @@ def accept_sampling(
         length = length + alive
         p = torch.where(alive.unsqueeze(-1), row(probs, node), p)
     borrowed = torch.stack(moved, 1) if moved else probs.new_zeros(batch, 0)
-    return Accepted(torch.stack(path, 1), length, draw(p, bonus_uniform), p, borrowed)
+    bonus = draw(p, bonus_uniform, node.dtype)
+    return Accepted(torch.stack(path, 1), length, bonus, p, borrowed)
 
 
 def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
@@ -180,7 +181,7 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     argmax of the unmodified logits at the last accepted node.
     """
     batch, nodes, vocab = logits.shape
-    best = logits.argmax(dim=-1)
+    best = logits.argmax(dim=-1).to(tree.tokens.dtype)
     depth = len(tree.max_children)
     parent_best = best.gather(1, tree.parent)
     x = tree.tokens
@@ -191,25 +192,25 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
         base = tree.parent * vocab
         px = flat.gather(1, base + x)
         top = flat.gather(1, base + parent_best)
-        near = rule.neighbours[:, : rule.acceptance.k].index_select(0, x.flatten()).long()
+        near = rule.neighbours[:, : rule.acceptance.k].index_select(0, x.flatten()).to(x.dtype)
         near = near.view(batch, nodes, -1) + base.unsqueeze(-1)
         mass = flat.gather(1, near.flatten(1)).view(near.shape)
         moved = _absorbed(rule, px, mass)[1]
         total = px + moved
         keep = keep | (total > top) | ((total == top) & (x < parent_best))
-    root = torch.arange(nodes, device=logits.device) == 0
+    root = torch.arange(nodes, dtype=best.dtype, device=logits.device) == 0
     keep = keep | root
     for _ in range(depth):
         keep = keep & keep.gather(1, tree.parent)
     reached = torch.where(keep, tree.depth, -1)
     length = reached.amax(dim=1)
     candidates = reached == length.unsqueeze(1)
-    rank = torch.where(candidates, tree.row_rank, torch.iinfo(torch.int64).max)
-    last = rank.argmin(dim=1)
+    rank = torch.where(candidates, tree.row_rank, nodes)
+    last = rank.argmin(dim=1).to(best.dtype)
     seen = tree.visible.gather(1, last.view(-1, 1, 1).expand(-1, 1, nodes)).squeeze(1)
-    levels = torch.arange(depth + 1, device=logits.device).view(1, -1, 1)
+    levels = torch.arange(depth + 1, dtype=best.dtype, device=logits.device).view(1, -1, 1)
     on_path = seen.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
-    path = on_path.to(torch.int32).argmax(dim=-1)
+    path = on_path.to(torch.int32).argmax(dim=-1).to(best.dtype)
     weights = logits.gather(1, last.view(-1, 1, 1).expand(-1, 1, vocab)).squeeze(1)
     bonus = best.gather(1, last.unsqueeze(1)).squeeze(1)
     # A draft that is the argmax anyway borrows nothing.

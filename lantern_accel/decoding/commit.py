@@ -20,7 +20,7 @@ def commit(
     they are: their writes go to trash slots.
     """
     g = verifying.geometry
-    entry = torch.arange(g.depth + 1, device=state.length.device)
+    entry = torch.arange(g.depth + 1, dtype=state.length.dtype, device=state.length.device)
     open_ = state.length + 1 < g.tokens
     if g.depth:
         node = accepted.path[:, 1:]

@@ -42,13 +42,13 @@ class Drafting:
         g = self.geometry
         device = self.target.output.weight.device
         self.prefix = g.prefix - 1
-        self.slots = torch.arange(self.cache.layout.capacity, device=device)
+        self.slots = torch.arange(self.cache.layout.capacity, dtype=self.ops.index, device=device)
         self.trash = g.drafter_slots - 1
         self.base = self.prefix + g.tokens
         self.topology: dict[str, Tensor] = {}
         self.levels: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         if self.tables is not None:
-            self.topology = self.tables.topology(g.batch, device)
+            self.topology = self.tables.topology(g.batch, device, self.ops.index)
             self._plan_levels(self.tables, device)
 
     def _plan_levels(self, tables: TreeTables, device: torch.device) -> None:
@@ -71,9 +71,9 @@ class Drafting:
                     node = tables.parents[node]
             self.levels.append(
                 (
-                    torch.tensor(picks, device=device),
-                    torch.tensor(inputs, dtype=torch.int64, device=device),
-                    torch.tensor(parents, dtype=torch.int64, device=device),
+                    torch.tensor(picks, dtype=self.ops.index, device=device),
+                    torch.tensor(inputs, dtype=self.ops.index, device=device),
+                    torch.tensor(parents, dtype=self.ops.index, device=device),
                     seen.to(device),
                 )
             )
@@ -114,7 +114,7 @@ class Drafting:
         if not self.prefix:
             return
         g = self.geometry
-        codes = torch.zeros(g.rows, self.prefix, dtype=torch.int64, device=features.device)
+        codes = torch.zeros(g.rows, self.prefix, dtype=self.ops.index, device=features.device)
         place = self.slots[: self.prefix].expand(g.batch, -1)
         visible = (self.slots <= place.unsqueeze(-1)) & self._prefix_visible(state).unsqueeze(1)
         visible = visible | (self.slots == place.unsqueeze(-1))
@@ -132,7 +132,7 @@ class Drafting:
     def catch_up(self, state: State) -> Tensor:
         """Run the pending tokens, keep their keys and values; return the root's state [R, 1, D]."""
         g = self.geometry
-        entry = torch.arange(g.depth + 1, device=self.slots.device)
+        entry = self.slots[: g.depth + 1]
         cells = state.length.unsqueeze(1) - state.pending_count.unsqueeze(1) + 1 + entry
         valid = entry < state.pending_count.unsqueeze(1)
         place = torch.where(valid, self.prefix + cells, self.trash)
@@ -204,12 +204,12 @@ class Drafting:
             logits = self._guided(state, depth, features)
             groups = logits.shape[1]
             if self.sampling.greedy:
-                picks = logits.topk(width, dim=-1).indices
+                picks = logits.topk(width, dim=-1).indices.to(self.ops.index)
             else:
                 q = distribution(logits, self.sampling)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
                 used += groups * width
-                picks = draw_without_replacement(q, here)
+                picks = draw_without_replacement(q, here, self.ops.index)
                 dists.append(q)
             codes = picks.flatten(1).index_select(1, picks_at)
             tokens.append(codes)
@@ -248,10 +248,11 @@ class Drafting:
         device = features.device
         log_probs = self._log_probs(self._guided(state, 0, features))[:, 0]
         scores, codes = log_probs.topk(k, dim=-1)
+        codes = codes.to(self.ops.index)
         pool_codes, pool_scores = [codes], [scores]
         #: For every row of the pool: the flat index + 1 of the node whose children it holds.
-        origin = [torch.zeros(batch, 1, dtype=torch.int64, device=device)]
-        beam_flat = torch.arange(k, device=device).expand(batch, -1)
+        origin = [torch.zeros(batch, 1, dtype=self.ops.index, device=device)]
+        beam_flat = torch.arange(k, dtype=self.ops.index, device=device).expand(batch, -1)
         features = features.expand(-1, k, -1)
         seen = torch.zeros(batch, k, self.geometry.scratch, dtype=torch.bool, device=device)
         eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
@@ -262,6 +263,7 @@ class Drafting:
             features = self._level(state, level + 1, codes, features, seen, first)
             log_probs = self._log_probs(self._guided(state, level + 1, features))
             best, children = log_probs.topk(k, dim=-1)
+            children = children.to(self.ops.index)
             # A child ranks strictly below its parent, so that ties cannot part the two.
             margin = scores.abs().unsqueeze(-1) * 2.0**-22 + 2.0**-30
             total = scores.unsqueeze(-1) + best.clamp(max=0.0) - margin
@@ -269,6 +271,7 @@ class Drafting:
             pool_scores.append(total.flatten(1))
             origin.append(beam_flat + 1)
             scores, pick = total.flatten(1).topk(k, dim=-1)
+            pick = pick.to(self.ops.index)
             codes = children.flatten(1).gather(1, pick)
             row = pick // k
             beam_flat = k + level * k * k + pick
@@ -290,28 +293,28 @@ class Drafting:
         """Keep the ``total - 1`` best candidates, in the order of the pool, and link them."""
         batch, total, k = root.shape[0], tree.total, tree.top_k
         device = root.device
-        kept = scores.topk(total - 1, dim=-1).indices.sort(dim=-1).values
+        kept = scores.topk(total - 1, dim=-1).indices.to(root.dtype).sort(dim=-1).values
         tokens = torch.cat((root.unsqueeze(1), codes.gather(1, kept)), dim=1)
         parent_flat = origin.gather(1, kept // k)
         # Node ids by flat index + 1; the root has flat index -1.
         flat = torch.cat((torch.zeros_like(root).unsqueeze(1), kept + 1), dim=1)
-        parent = torch.searchsorted(flat, parent_flat.contiguous())
+        parent = torch.searchsorted(
+            flat, parent_flat.contiguous(), out_int32=root.dtype == torch.int32
+        )
         parent = torch.cat((torch.zeros_like(root).unsqueeze(1), parent), dim=1)
-        ids = torch.arange(total, device=device).expand(batch, -1)
-        link = torch.nn.functional.one_hot(parent, total).bool()
-        link = link & (ids.unsqueeze(-1) > 0)
+        ids = torch.arange(total, dtype=root.dtype, device=device).expand(batch, -1)
+        link = (parent.unsqueeze(-1) == ids.unsqueeze(1)) & (ids.unsqueeze(-1) > 0)
         visible = torch.eye(total, dtype=torch.bool, device=device).expand(batch, -1, -1)
         for _ in range(tree.depth + 1):
             above = visible.gather(1, parent.unsqueeze(-1).expand(-1, -1, total))
             visible = visible | above
-        depth = visible.sum(dim=-1) - 1
+        depth = visible.sum(dim=-1, dtype=root.dtype) - 1
         is_child = link.transpose(1, 2)
-        num_children = is_child.sum(dim=-1)
-        first_child = is_child.to(torch.int32).argmax(dim=-1)
+        num_children = is_child.sum(dim=-1, dtype=root.dtype)
+        first_child = is_child.to(torch.int32).argmax(dim=-1).to(root.dtype)
         # Greedy prefers the path whose leaf comes first.
         leaf = (num_children == 0).unsqueeze(-1) & visible
-        big = torch.full((), total, device=device)
-        row_rank = torch.where(leaf, ids.unsqueeze(-1), big).amin(dim=1)
+        row_rank = torch.where(leaf, ids.unsqueeze(-1), total).amin(dim=1)
         levels = tree.depth + 1
         return DraftTree(
             tokens=tokens,

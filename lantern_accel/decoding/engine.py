@@ -129,7 +129,9 @@ class Engine:
             self.drafting = Drafting(
                 drafter, target, ops, ops.allocate(layout), g, sampling, scale, tables, dynamic
             )
-        self._root_only = None if tables is None else tables.topology(batch, weight.device)
+        self._root_only = (
+            None if tables is None else tables.topology(batch, weight.device, ops.index)
+        )
         self._widths = tables.max_children if tables is not None else ()
         draft_columns = self.drafting.columns if self.drafting else 0
         tests = tree.top_k * depth if isinstance(tree, DynamicTree) else sum(self._widths)
@@ -139,6 +141,7 @@ class Engine:
             draft_columns + tests + 1,
             target.condition_buffer(g.rows),
             weight.dtype,
+            ops.index,
             weight.device,
         )
         self._progress = ops.host_copy(self.state.length)
@@ -222,9 +225,10 @@ class Engine:
         state = self.state
         features, logits = self.verifying.prefill(state)
         if self.sampling.greedy:
-            root = logits.argmax(dim=-1)
+            root = logits.argmax(dim=-1).to(self.ops.index)
         else:
-            root = draw(distribution(logits, self.sampling), state.uniforms[:, 0, -1])
+            weights = distribution(logits, self.sampling)
+            root = draw(weights, state.uniforms[:, 0, -1], self.ops.index)
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
         state.step.fill_(1)
@@ -308,8 +312,8 @@ class Engine:
         while posted:  # so that the next request does not read this one's
             known()
         return Decoded(
-            state.tokens[:, : g.tokens].cpu().clone(),
-            state.steps.cpu().clone(),
-            state.histogram.cpu().clone(),
-            state.moved.cpu().clone(),
+            state.tokens[:, : g.tokens].to("cpu", torch.int64, copy=True),
+            state.steps.to("cpu", torch.int64, copy=True),
+            state.histogram.to("cpu", torch.int64, copy=True),
+            state.moved.to("cpu", copy=True),
         )

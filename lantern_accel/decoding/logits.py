@@ -55,26 +55,28 @@ def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     return x.softmax(dim=-1)
 
 
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw by inverse CDF: int64 ``[...]`` from weights ``[..., V]`` (any sum) and uniforms ``[...]``.
+def draw(weights: Tensor, uniform: Tensor, index: torch.dtype = torch.int64) -> Tensor:
+    """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum) and uniforms ``[...]``.
 
     The uniforms are below ``1 - 2**-22`` (see :mod:`lantern_accel.decoding.uniforms`), so that rounding
     cannot push a draw past the last code with a weight.
     """
     total = weights.cumsum(dim=-1)
     bar = uniform.unsqueeze(-1) * total[..., -1:]
-    return (total <= bar).sum(dim=-1).clamp(max=weights.shape[-1] - 1)
+    return (total <= bar).sum(dim=-1, dtype=index).clamp(max=weights.shape[-1] - 1)
 
 
-def draw_without_replacement(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw ``K`` different codes, int64 ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``.
+def draw_without_replacement(
+    weights: Tensor, uniforms: Tensor, index: torch.dtype = torch.int64
+) -> Tensor:
+    """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``.
 
     Where fewer than K codes have a weight, the rest of the draws repeat code V - 1 with no weight;
     acceptance skips drafts whose probability is 0.
     """
     picks = []
     for r in range(uniforms.shape[-1]):
-        pick = draw(weights, uniforms[..., r])
+        pick = draw(weights, uniforms[..., r], index)
         picks.append(pick)
         if r + 1 < uniforms.shape[-1]:
             weights = weights.scatter(-1, pick.unsqueeze(-1), 0.0)

@@ -58,10 +58,11 @@ class State:
         columns: int,
         condition: Tensor,
         dtype: torch.dtype,
+        index: torch.dtype,
         device: torch.device,
     ) -> None:
         def ints(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
+            return torch.zeros(shape, dtype=index, device=device)
 
         def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)

@@ -76,14 +76,16 @@ class TreeTables:
             out[i] |= out[self.parents[i]]
         return out
 
-    def topology(self, batch: int, device: torch.device) -> dict[str, Tensor]:
+    def topology(
+        self, batch: int, device: torch.device, index: torch.dtype = torch.int64
+    ) -> dict[str, Tensor]:
         """Return the tensors of :class:`DraftTree` that do not depend on the drafts."""
         first = [kids[0] if kids else 0 for kids in self.children]
         groups = {node: g for g, node in enumerate(i for level in self.inner for i in level)}
         group = [groups.get(i, 0) for i in range(self.nodes)]
 
         def table(values: list[int]) -> Tensor:
-            return torch.tensor(values, device=device).expand(batch, -1)
+            return torch.tensor(values, dtype=index, device=device).expand(batch, -1)
 
         return {
             "parent": table(self.parents),

@@ -32,7 +32,7 @@ class Verifying:
     def __post_init__(self) -> None:
         g = self.geometry
         device = self.target.output.weight.device
-        self.slots = torch.arange(self.cache.layout.capacity, device=device)
+        self.slots = torch.arange(self.cache.layout.capacity, dtype=self.ops.index, device=device)
         self.base = g.prefix + g.tokens
         self.trash = g.target_slots - 1
         self.scratch = self.slots[self.base : self.base + g.nodes - 1].expand(g.batch, -1)

@@ -128,6 +128,12 @@ class Replay:
             raise BackendError("this replay was released; capture the step again")
         self._step()
 
+    def expect(self, calls: int) -> None:
+        """Hear that about ``calls`` calls are coming; a backend may now make the step faster.
+
+        It may run the step: the caller loads its request afterwards.
+        """
+
     def release(self) -> None:
         """Free what the recording holds; calling it twice is harmless."""
         self._step = None

@@ -259,6 +259,7 @@ class Pipeline:
             batch = min(request.batch_size or self.backend.default_batch, count)
             size = self.model.manifest.target.num_tokens
             prefill = decode = pixels = 0.0
+            self._expect(request, count, batch)
             parts: list[Decoded] = []
             arrays: list[Tensor] = []
             buffers = 0
@@ -321,6 +322,17 @@ class Pipeline:
             engine.start(rows, mask, uniforms, ready.prefill)
             decoded = engine.run(step or ready.step)
         return decoded, watch.seconds
+
+    def _expect(self, request: GenerationRequest, count: int, batch: int) -> None:
+        """Tell the captured functions how often the request will call them."""
+        whole, rest = divmod(count, batch)
+        for size, times in ((batch, whole), (rest, 1)):
+            if size and times:
+                ready = self.engine(size, request.strategy, request.sampling)
+                ready.prefill.expect(times)
+                # Half as many steps as tokens: about what speculation leaves.
+                drafts = ready.engine.geometry.depth > 0
+                ready.step.expect(times * ready.engine.geometry.tokens // (2 if drafts else 1))
 
     def pixels(self, tokens: Tensor) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""

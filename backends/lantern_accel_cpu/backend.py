@@ -5,14 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel.backend import Backend, DeviceFacts, KVCache, KVLayout, MemoryUse
+from lantern_accel.backend import (
+    Backend,
+    DeviceFacts,
+    KVCache,
+    KVLayout,
+    MemoryUse,
+    Replay,
+    Support,
+)
 from lantern_accel_cpu import cache
+from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
 
 
@@ -24,8 +34,9 @@ class DeviceBackend(Backend):
     # Two rows keep a core busy already, and an image alone is the same whatever is made beside it.
     default_batch = 1
 
-    def __init__(self, index: int, threads: int | None = None) -> None:
+    def __init__(self, index: int, threads: int | None = None, compile: str = "off") -> None:
         super().__init__(torch.device("cpu"))
+        self._compile = compile
         self._threads_before = torch.get_num_threads()
         if threads is not None:
             torch.set_num_threads(threads)
@@ -94,6 +105,18 @@ class DeviceBackend(Backend):
         if computes_bfloat16():
             return (torch.bfloat16, torch.float32, torch.float16)
         return (torch.float32, torch.bfloat16, torch.float16)
+
+    def support(self, capability: str) -> Support:
+        """Steps are captured where they are compiled."""
+        if capability == "capture" and self._compile != "off":
+            return Support(True)
+        return super().support(capability)
+
+    def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
+        """Compile the step where the option ``compile`` says so; else run it eagerly."""
+        if self._compile == "off":
+            return Replay(step)
+        return CompiledReplay(step, name, self._compile)
 
     def synchronize(self) -> None:
         """Do nothing: a CPU operation has ended when it returns."""

@@ -34,12 +34,25 @@ class Spec(BackendSpec):
         return Probe.found(f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}, {dtype}")
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
-        """Open the CPU; option ``threads`` sets torch's thread count until it is closed."""
+        """Open the CPU; option ``threads`` sets torch's thread count until it is closed.
+
+        Option ``compile``: ``on``, ``off``, or ``auto``, which compiles a step where a request is so
+        long that it pays.
+        """
         from lantern_accel.backend import check_options
         from lantern_accel.errors import BackendError
         from lantern_accel_cpu.backend import DeviceBackend
 
-        check_options(self.name, options, {"threads": "how many threads torch uses"})
+        known = {
+            "threads": "how many threads torch uses",
+            "compile": "on compiles steps with torch.compile, auto where a request is long enough",
+        }
+        check_options(self.name, options, known)
+        compiled = str(options.get("compile", "auto"))
+        if compiled not in ("auto", "on", "off"):
+            raise BackendError(
+                f"backend 'cpu' got compile={compiled!r}; give on, off or auto (the default)"
+            )
         threads = options.get("threads")
         if threads is not None:
             most = os.cpu_count() or 1
@@ -52,4 +65,4 @@ class Spec(BackendSpec):
                     f"backend 'cpu' got threads={options['threads']!r}; give a number from 1 to "
                     f"{most}"
                 )
-        return DeviceBackend(index, threads=threads)
+        return DeviceBackend(index, threads=threads, compile=compiled)

@@ -1,0 +1,180 @@
+"""Races: several ways of doing the same work, timed alternately on one device.
+
+What disturbs a machine for a while then disturbs all of them. Every lap starts with the next
+runner, so that none always follows the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lantern_accel.backend import Backend
+from lantern_accel.errors import RequestError
+from lantern_accel.files import write_json
+
+Stored = TypeVar("Stored", bound=BaseModel)
+
+
+class Lap(BaseModel):
+    """One timed run: wall seconds, and the seconds of all this process's threads."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seconds: float
+    cpu_seconds: float
+
+
+class Runner(BaseModel):
+    """All laps of one way of doing the work; ``first_seconds`` is its first run, compiling included."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    note: str = ""
+    first_seconds: float | None = None
+    laps: list[Lap] = Field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Median over laps."""
+        return statistics.median(lap.seconds for lap in self.laps)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Median over laps."""
+        return statistics.median(lap.cpu_seconds for lap in self.laps)
+
+    @property
+    def spread(self) -> float:
+        """See :func:`relative_spread`."""
+        return relative_spread([lap.seconds for lap in self.laps])
+
+
+class Race(BaseModel):
+    """A race; ``settings`` must agree for one to be continued. A lap does ``work`` of ``unit``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = 1
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    work: float
+    unit: str
+    checks: dict[str, Any] = Field(default_factory=dict)
+    runners: list[Runner] = Field(default_factory=list)
+
+    def table(self) -> str:
+        """Return the race as a Markdown table; ratios are to the first runner."""
+        lines = [
+            f"| | {self.unit}/s | ± | speed-up | {self.unit} a CPU second | seconds a lap | first run |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        timed = [runner for runner in self.runners if runner.laps]
+        for one in timed:
+            first = "" if one.first_seconds is None else f"{one.first_seconds:.1f} s"
+            cpu = f"{self.work / one.cpu_seconds:.1f}" if one.cpu_seconds else ""
+            lines.append(
+                f"| {one.name} | {self.work / one.seconds:.1f} | {100 * one.spread:.0f} % "
+                f"| {timed[0].seconds / one.seconds:.2f}x | {cpu} | {one.seconds:.3f} | {first} |"
+            )
+        return "\n".join(lines)
+
+
+def relative_spread(values: Sequence[float]) -> float:
+    """Return half the distance between the quartiles (of few values: the ends) over the median."""
+    ordered = sorted(values)
+    if len(ordered) < 4:
+        return (ordered[-1] - ordered[0]) / 2 / statistics.median(ordered)
+    low, _, high = statistics.quantiles(ordered, n=4)
+    return (high - low) / 2 / statistics.median(ordered)
+
+
+def environment(backend: Backend, dtype: torch.dtype) -> dict[str, Any]:
+    """Return what a reader needs to judge figures measured on this device now."""
+    import lantern_accel
+
+    return {
+        "device": backend.facts().model_dump(mode="json"),
+        "backend": f"{backend.name} {backend.version}",
+        "dtype": str(dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "lantern_accel": lantern_accel.__version__,
+    }
+
+
+def read_stored(path: Path, kind: type[Stored], settings: Mapping[str, Any]) -> Stored:
+    """Read a report to continue; raises :class:`RequestError` where it is of another kind or setting."""
+    try:
+        stored = kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError, ValueError):
+        raise RequestError(
+            f"{path} is not a {kind.__name__} of this version; name another file or delete it"
+        ) from None
+    kept: dict[str, Any] = vars(stored)["settings"]
+    for key in sorted({*kept, *settings}):
+        if kept.get(key) != settings.get(key):
+            raise RequestError(
+                f"{path} was measured with {key} {kept.get(key)!r}, not {settings.get(key)!r}; name "
+                "another file or delete it"
+            )
+    return stored
+
+
+def timed(backend: Backend, run: Callable[[], object]) -> Lap:
+    """Run once between two waits for the device."""
+    with backend.stopwatch() as watch:
+        began = time.process_time()
+        run()
+        backend.synchronize()
+        cpu = time.process_time() - began
+    return Lap(seconds=watch.seconds, cpu_seconds=cpu)
+
+
+def race(
+    backend: Backend,
+    report: Race,
+    runners: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int,
+    warmups: int = 1,
+    out: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Race:
+    """Give every runner of ``report`` (which ``runners`` has by name) ``repeats`` laps, alternately.
+
+    Laps that the report already has count. ``out`` is written after every lap.
+    """
+    entries = [entry for entry in report.runners if entry.name in runners]
+    for entry in entries:
+        if len(entry.laps) >= repeats:
+            continue
+        say(f"warm-up: {entry.name}")
+        first = timed(backend, runners[entry.name]).seconds
+        entry.first_seconds = first if entry.first_seconds is None else entry.first_seconds
+        for _ in range(warmups - 1):
+            runners[entry.name]()
+    for lap in range(repeats):
+        turn = lap % len(entries)
+        for entry in entries[turn:] + entries[:turn]:
+            if len(entry.laps) > lap:
+                continue
+            entry.laps.append(timed(backend, runners[entry.name]))
+            say(f"lap {lap + 1} of {repeats}, {entry.name}: {entry.laps[-1].seconds:.3f} s")
+            if out is not None:
+                write_json(out, report.model_dump(mode="json"))
+    if out is not None:
+        write_json(out, report.model_dump(mode="json"))
+    return report

@@ -1,0 +1,302 @@
+"""Race the official LlamaGen sampler against ours on the same random weights.
+
+``python tools/race_official.py CLONE --size B --pixels 256 --device cpu --dtype bfloat16 -o race.json``
+with a clone of FoundationVision/LlamaGen. Nothing of it is copied: it is imported from the clone.
+
+Runners: ``official`` is ``generate`` as its sampling script calls it; ``official-compiled`` the same
+with the script's ``--compile`` (the model compiled, mode reduce-overhead); ``gpt-fast`` compiles the
+official ``decode_one_token`` whole, sampling included, as gpt-fast does; ``ours`` is the strategy
+vanilla, captured where the device captures. The compiled runners keep the official caches between
+calls, which the official code makes anew each time: this favours them, since new caches would be
+compiled for again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern_accel.backend import Backend
+from lantern_accel.cli.console import say
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.errors import LanternError, RequestError
+from lantern_accel.models.checkpoint import load_into, to_llamagen_names
+from lantern_accel.models.llamagen import LlamaGenGPT
+from lantern_accel.models.sizes import llamagen_config
+from lantern_accel.plugins import open_backend
+from lantern_accel.race import Race, Runner, environment, race, read_stored
+from lantern_accel.strategy import Sampling, Strategy
+
+RUNNERS = {
+    "official": "eager, caches made anew each call",
+    "official-compiled": "torch.compile(model, mode=reduce-overhead, fullgraph=True), caches kept",
+    "gpt-fast": "torch.compile(decode_one_token, mode=reduce-overhead, fullgraph=True), caches kept",
+    "ours": "vanilla",
+}
+CLASSES = (207, 360, 387, 974, 88, 979, 417, 279)
+
+
+def _modules(clone: Path) -> tuple[Any, Any]:
+    """Import the official model and sampler from the clone."""
+    if not (clone / "autoregressive" / "models" / "gpt.py").is_file():
+        raise RequestError(
+            f"{clone} has no autoregressive/models/gpt.py; give the folder of a clone of "
+            "https://github.com/FoundationVision/LlamaGen"
+        )
+    sys.path.insert(0, str(clone))
+    gpt = importlib.import_module("autoregressive.models.gpt")
+    return gpt, importlib.import_module("autoregressive.models.generate")
+
+
+def official_model(gpt: Any, size: str, pixels: int, seed: int) -> Any:
+    """Build the official model on the host in float32 with seeded random weights, head included."""
+    config = llamagen_config(size, pixels)
+    torch.manual_seed(seed)
+    model = gpt.GPT_models[f"GPT-{size}"](
+        vocab_size=config.vocab_size,
+        block_size=config.num_tokens,
+        num_classes=config.num_classes,
+        cls_token_num=1,
+        model_type="c2i",
+    )
+    torch.nn.init.normal_(model.output.weight, std=0.05)  # the official initial head is zero
+    return model.eval()
+
+
+def our_target(official: Any, size: str, pixels: int, backend: Backend) -> LlamaGenGPT:
+    """Build our target on the weights of the official model, in their dtype."""
+    weight = official.output.weight
+    target = LlamaGenGPT(llamagen_config(size, pixels), ops=backend)
+    tables = target.rope_cos, target.rope_sin
+    target.to(dtype=weight.dtype)
+    load_into(target, to_llamagen_names(official.state_dict()), "the official model")
+    target.to(device=backend.device).eval().requires_grad_(False)
+    target.rope_cos, target.rope_sin = (table.to(backend.device) for table in tables)
+    return target
+
+
+def sibling(model: Any) -> Any:
+    """Return a copy that has caches of its own and shares the weights."""
+    shared = {id(p): p for p in model.parameters()}
+    return copy.deepcopy(model, shared)
+
+
+def keep_caches(model: Any) -> None:
+    """Let ``setup_caches`` do its work once only."""
+    make = model.setup_caches
+    made: list[bool] = []
+
+    def once(**sizes: Any) -> None:
+        if not made:
+            make(**sizes)
+            made.append(True)
+
+    model.setup_caches = once
+
+
+class Ours:
+    """Our sampler: one engine, captured where the device captures."""
+
+    def __init__(self, engine: Engine, backend: Backend, classes: torch.Tensor) -> None:
+        g = engine.geometry
+        self.engine = engine
+        free = torch.full_like(classes, engine.verifying.target.config.num_classes)
+        self.rows = torch.cat((classes, free)) if g.branches > 1 else classes
+        self.mask = torch.ones(g.batch, g.prefix, dtype=torch.bool, device=backend.device)
+        self._prefill = backend.capture(engine.prefill, "prefill")
+        self._step = backend.capture(engine.step, "step")
+
+    @torch.inference_mode()
+    def __call__(self, tokens: int) -> torch.Tensor:
+        """Decode ``tokens`` tokens of every image; int64 ``[B, tokens]`` on the host."""
+        g = self.engine.geometry
+        uniforms = self.engine.uniforms(0, list(range(g.batch)))
+        self.engine.start(self.rows, self.mask, uniforms, self._prefill)
+        if tokens == g.tokens:
+            return self.engine.run(self._step).tokens
+        for _ in range(tokens - 1):
+            self._step()
+        return self.engine.state.tokens[:, :tokens].cpu()
+
+
+def same_tokens(
+    gpt: Callable[[], torch.Tensor], ours: Ours, tokens: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Compare greedy tokens; float32 must agree in all of them, or the models are not the same."""
+    official = gpt().cpu().long()
+    equal = int((official == ours(tokens)).sum())
+    if dtype == torch.float32 and equal != official.numel():
+        raise RequestError(
+            f"in float32 only {equal} of {official.numel()} greedy tokens agree with the official "
+            "model's: this is not a race of the same models"
+        )
+    return {"greedy_tokens": official.numel(), "greedy_tokens_equal": equal}
+
+
+def run(given: argparse.Namespace) -> Race:
+    """Build both, check that they are one model, race them."""
+    gpt, sampler = _modules(Path(given.clone))
+    options = {"threads": given.threads} if given.threads else None
+    with open_backend(given.device, options) as backend, warnings.catch_warnings():
+        # The official code asks for attention's backends by a name that torch wants replaced.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        dtype = backend.dtypes(given.dtype).compute
+        total = llamagen_config(given.size, given.pixels).num_tokens
+        tokens = given.tokens or total
+        sampling = Sampling(temperature=1.0, top_k=given.top_k, cfg_scale=given.cfg)
+        settings = {
+            "size": given.size,
+            "pixels": given.pixels,
+            "batch": given.batch,
+            "tokens": tokens,
+            "sampling": sampling.model_dump(mode="json"),
+            "seed": given.seed,
+            "device": str(backend.device),
+            "dtype": str(dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "matmul_precision": given.matmul_precision,
+        }
+        report = Race(
+            settings=settings,
+            environment=environment(backend, dtype),
+            work=given.batch * tokens,
+            unit="tokens",
+        )
+        if given.output is not None and given.output.is_file():
+            report = read_stored(given.output, Race, settings)
+        known = {runner.name for runner in report.runners}
+        report.runners += [Runner(name=n, note=RUNNERS[n]) for n in given.runner if n not in known]
+        base = official_model(gpt, given.size, given.pixels, given.seed).to(dtype)
+        target = our_target(base, given.size, given.pixels, backend)
+        base.to(backend.device)
+        classes = torch.tensor([CLASSES[i % len(CLASSES)] for i in range(given.batch)])
+        classes = classes.to(backend.device)
+
+        def ours(settings: Sampling) -> Ours:
+            engine = Engine(
+                target, None, backend, Strategy(name="vanilla"), settings, batch=given.batch
+            )
+            return Ours(engine, backend, classes)
+
+        def official(model: Any, greedy: bool = False) -> Callable[[], torch.Tensor]:
+            def generate() -> torch.Tensor:
+                made: torch.Tensor = sampler.generate(
+                    model,
+                    classes,
+                    min(tokens, 32) if greedy else tokens,
+                    cfg_scale=given.cfg,
+                    temperature=1.0,
+                    top_k=0 if greedy else given.top_k,
+                    top_p=1.0,
+                    sample_logits=not greedy,
+                )
+                return made
+
+            return generate
+
+        say("greedy tokens of both, compared", to_stderr=True, style="dim")
+        greedy = ours(sampling.model_copy(update={"temperature": 0.0, "top_k": 0}))
+        report.checks = same_tokens(official(base, greedy=True), greedy, min(tokens, 32), dtype)
+        del greedy
+        torch.set_float32_matmul_precision(given.matmul_precision)
+        racers: dict[str, Callable[[], object]] = {}
+        for name in given.runner:
+            if name == "official":
+                racers[name] = official(base)
+            elif name == "official-compiled":
+                model = sibling(base)
+                keep_caches(model)
+                racers[name] = official(
+                    torch.compile(model, mode="reduce-overhead", fullgraph=True)
+                )
+            elif name == "gpt-fast":
+                model = sibling(base)
+                keep_caches(model)
+                racers[name] = _gpt_fast(sampler, official(model))
+            else:
+                mine = ours(sampling)
+                racers[name] = partial(mine, tokens)
+        return race(
+            backend,
+            report,
+            racers,
+            repeats=given.repeats,
+            warmups=given.warmups,
+            out=given.output,
+            say=lambda text: say(text, to_stderr=True, style="dim"),
+        )
+
+
+def _gpt_fast(sampler: Any, generate: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Let the official loop call a compiled ``decode_one_token`` while ``generate`` runs."""
+    eager = sampler.decode_one_token
+    compiled: Any = torch.compile(eager, mode="reduce-overhead", fullgraph=True)
+
+    def one_token(model: Any, x: torch.Tensor, *rest: Any, **sampling: Any) -> Any:
+        # A replay overwrites the last one's output, which is this one's input.
+        return compiled(model, x.clone(), *rest, **sampling)
+
+    def run() -> torch.Tensor:
+        sampler.decode_one_token = one_token
+        try:
+            return generate()
+        finally:
+            sampler.decode_one_token = eager
+
+    return run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the command line, race, print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("clone", help="folder of a clone of FoundationVision/LlamaGen")
+    parser.add_argument("--size", default="B", choices=["B", "L", "XL", "XXL", "3B"])
+    parser.add_argument("--pixels", type=int, default=256, choices=[256, 384, 512])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--cfg", type=float, default=4.0)
+    parser.add_argument("--top-k", type=int, default=2000)
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=0,
+        help="decode only the first N: the official cache is then smaller, so for smoke tests",
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warmups", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--matmul-precision",
+        default="high",
+        choices=["highest", "high", "medium"],
+        help="of float32 products; the official script sets high",
+    )
+    parser.add_argument(
+        "--runner", action="append", choices=list(RUNNERS), help="repeat; default: official, ours"
+    )
+    parser.add_argument("-o", "--output", type=Path, default=None, help="JSON; a race goes on")
+    given = parser.parse_args(arguments)
+    given.runner = given.runner or ["official", "ours"]
+    try:
+        report = run(given)
+    except LanternError as error:
+        say(str(error), label="error", style="bold red", to_stderr=True)
+        return 2
+    print(report.table())
+    print(f"greedy tokens alike: {report.checks}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -24,13 +24,18 @@ from lantern_accel.files import write_json
 Stored = TypeVar("Stored", bound=BaseModel)
 
 
+Work = dict[str, float]
+"""How much of what a run did, by unit: ``{"tokens": 256, "steps": 80}``."""
+
+
 class Lap(BaseModel):
-    """One timed run: wall seconds, and the seconds of all this process's threads."""
+    """One timed run: wall seconds, the seconds of all this process's threads, and the work done."""
 
     model_config = ConfigDict(extra="forbid")
 
     seconds: float
     cpu_seconds: float
+    work: Work
 
 
 class Runner(BaseModel):
@@ -43,49 +48,47 @@ class Runner(BaseModel):
     first_seconds: float | None = None
     laps: list[Lap] = Field(default_factory=list)
 
-    @property
-    def seconds(self) -> float:
-        """Median over laps."""
-        return statistics.median(lap.seconds for lap in self.laps)
+    def ms(self, unit: str, *, cpu: bool = False) -> float:
+        """Median milliseconds for one of ``unit``, of wall time or of all threads' time."""
+        return 1e3 * statistics.median(self._each(unit, cpu))
 
-    @property
-    def cpu_seconds(self) -> float:
-        """Median over laps."""
-        return statistics.median(lap.cpu_seconds for lap in self.laps)
+    def spread(self, unit: str) -> float:
+        """See :func:`relative_spread`, of the time for one of ``unit``."""
+        return relative_spread(self._each(unit, False))
 
-    @property
-    def spread(self) -> float:
-        """See :func:`relative_spread`."""
-        return relative_spread([lap.seconds for lap in self.laps])
+    def _each(self, unit: str, cpu: bool) -> list[float]:
+        laps = self.laps
+        return [(one.cpu_seconds if cpu else one.seconds) / one.work[unit] for one in laps]
 
 
 class Race(BaseModel):
-    """A race; ``settings`` must agree for one to be continued. A lap does ``work`` of ``unit``."""
+    """A race; ``settings`` must agree for one to be continued."""
 
     model_config = ConfigDict(extra="forbid")
 
     schema_version: int = 1
     settings: dict[str, Any]
     environment: dict[str, Any]
-    work: float
-    unit: str
     checks: dict[str, Any] = Field(default_factory=dict)
     runners: list[Runner] = Field(default_factory=list)
 
     def table(self) -> str:
-        """Return the race as a Markdown table; ratios are to the first runner."""
+        """Return a Markdown table, a line a runner and unit; ratios are to the first runner."""
         lines = [
-            f"| | {self.unit}/s | ± | speed-up | {self.unit} a CPU second | seconds a lap | first run |",
-            "|---|---|---|---|---|---|---|",
+            "| | unit | ms each | ± | per second | per CPU second | speed-up | first run |",
+            "|---|---|---|---|---|---|---|---|",
         ]
-        timed = [runner for runner in self.runners if runner.laps]
-        for one in timed:
-            first = "" if one.first_seconds is None else f"{one.first_seconds:.1f} s"
-            cpu = f"{self.work / one.cpu_seconds:.1f}" if one.cpu_seconds else ""
-            lines.append(
-                f"| {one.name} | {self.work / one.seconds:.1f} | {100 * one.spread:.0f} % "
-                f"| {timed[0].seconds / one.seconds:.2f}x | {cpu} | {one.seconds:.3f} | {first} |"
-            )
+        ran = [runner for runner in self.runners if runner.laps]
+        for unit in ran[0].laps[0].work if ran else ():
+            base = ran[0].ms(unit)
+            for one in ran:
+                ms, cpu = one.ms(unit), one.ms(unit, cpu=True)
+                first = "" if one.first_seconds is None else f"{one.first_seconds:.1f} s"
+                lines.append(
+                    f"| {one.name} | {unit} | {ms:.3f} | {100 * one.spread(unit):.0f} % "
+                    f"| {1e3 / ms:.1f} | {1e3 / cpu if cpu else float('nan'):.1f} "
+                    f"| {base / ms:.2f}x | {first} |"
+                )
         return "\n".join(lines)
 
 
@@ -133,20 +136,23 @@ def read_stored(path: Path, kind: type[Stored], settings: Mapping[str, Any]) -> 
     return stored
 
 
-def timed(backend: Backend, run: Callable[[], object]) -> Lap:
-    """Run once between two waits for the device."""
+def timed(backend: Backend, run: Callable[[], Work | Lap]) -> Lap:
+    """Run once between two waits for the device; ``run`` says what it did.
+
+    A run that returns a :class:`Lap` has looked at the clock itself, to leave a part out.
+    """
     with backend.stopwatch() as watch:
         began = time.process_time()
-        run()
+        done = run()
         backend.synchronize()
         cpu = time.process_time() - began
-    return Lap(seconds=watch.seconds, cpu_seconds=cpu)
+    return done if isinstance(done, Lap) else Lap(seconds=watch.seconds, cpu_seconds=cpu, work=done)
 
 
 def race(
     backend: Backend,
     report: Race,
-    runners: Mapping[str, Callable[[], object]],
+    runners: Mapping[str, Callable[[], Work | Lap]],
     *,
     repeats: int,
     warmups: int = 1,
@@ -162,8 +168,11 @@ def race(
         if len(entry.laps) >= repeats:
             continue
         say(f"warm-up: {entry.name}")
-        first = timed(backend, runners[entry.name]).seconds
-        entry.first_seconds = first if entry.first_seconds is None else entry.first_seconds
+        began = time.perf_counter()
+        runners[entry.name]()
+        backend.synchronize()
+        if entry.first_seconds is None:
+            entry.first_seconds = time.perf_counter() - began
         for _ in range(warmups - 1):
             runners[entry.name]()
     for lap in range(repeats):

@@ -33,7 +33,7 @@ from lantern_accel.models.checkpoint import load_into, to_llamagen_names
 from lantern_accel.models.llamagen import LlamaGenGPT
 from lantern_accel.models.sizes import llamagen_config
 from lantern_accel.plugins import open_backend
-from lantern_accel.race import Race, Runner, environment, race, read_stored
+from lantern_accel.race import Race, Runner, Work, environment, race, read_stored
 from lantern_accel.strategy import Sampling, Strategy
 
 RUNNERS = {
@@ -165,12 +165,7 @@ def run(given: argparse.Namespace) -> Race:
             "threads": torch.get_num_threads(),
             "matmul_precision": given.matmul_precision,
         }
-        report = Race(
-            settings=settings,
-            environment=environment(backend, dtype),
-            work=given.batch * tokens,
-            unit="tokens",
-        )
+        report = Race(settings=settings, environment=environment(backend, dtype))
         if given.output is not None and given.output.is_file():
             report = read_stored(given.output, Race, settings)
         known = {runner.name for runner in report.runners}
@@ -208,7 +203,7 @@ def run(given: argparse.Namespace) -> Race:
         report.checks = same_tokens(official(base, greedy=True), greedy, min(tokens, 32), dtype)
         del greedy
         torch.set_float32_matmul_precision(given.matmul_precision)
-        racers: dict[str, Callable[[], object]] = {}
+        racers: dict[str, Callable[[], torch.Tensor]] = {}
         for name in given.runner:
             if name == "official":
                 racers[name] = official(base)
@@ -228,12 +223,16 @@ def run(given: argparse.Namespace) -> Race:
         return race(
             backend,
             report,
-            racers,
+            {name: partial(_counted, racer) for name, racer in racers.items()},
             repeats=given.repeats,
             warmups=given.warmups,
             out=given.output,
             say=lambda text: say(text, to_stderr=True, style="dim"),
         )
+
+
+def _counted(decode: Callable[[], torch.Tensor]) -> Work:
+    return {"tokens": decode().numel()}
 
 
 def _gpt_fast(sampler: Any, generate: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,22 +10,34 @@ import torch
 
 from lantern_accel.errors import RequestError
 from lantern_accel.plugins import open_backend
-from lantern_accel.race import Race, Runner, environment, race, read_stored, relative_spread
+from lantern_accel.race import (
+    Lap,
+    Race,
+    Runner,
+    Work,
+    environment,
+    race,
+    read_stored,
+    relative_spread,
+)
 
 
 def _report(*names: str) -> Race:
     return Race(
         settings={"size": "B"},
         environment={},
-        work=10,
-        unit="tokens",
         runners=[Runner(name=name) for name in names],
     )
 
 
 def test_runners_alternate_and_take_turns_in_going_first() -> None:
     order: list[str] = []
-    runners = {name: (lambda name=name: order.append(name)) for name in "abc"}
+
+    def work(name: str) -> Work:
+        order.append(name)
+        return {"tokens": 10}
+
+    runners = {name: partial(work, name) for name in "abc"}
     with open_backend("cpu") as backend:
         report = race(backend, _report(*"abc"), runners, repeats=3)
     assert order[:3] == ["a", "b", "c"]  # the warm-ups
@@ -38,11 +51,12 @@ def test_an_interrupted_race_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "race.json"
     left = 4
 
-    def work() -> None:
+    def work() -> Work:
         nonlocal left
         left -= 1
         if left < 0:
             raise KeyboardInterrupt
+        return {"tokens": 10}
 
     with open_backend("cpu") as backend:
         with pytest.raises(KeyboardInterrupt):
@@ -67,6 +81,20 @@ def test_a_report_of_other_settings_or_another_kind_is_refused(tmp_path: Path) -
     out.write_text("{}")
     with pytest.raises(RequestError, match="is not a Race of this version"):
         read_stored(out, Race, {})
+
+
+def test_a_runner_may_time_itself_and_units_are_told_apart() -> None:
+    lap = Lap(seconds=2.0, cpu_seconds=4.0, work={"steps": 100, "tokens": 400})
+    with open_backend("cpu") as backend:
+        report = race(backend, _report("a"), {"a": lambda: lap}, repeats=2)
+    (runner,) = report.runners
+    assert runner.laps == [lap, lap]
+    assert runner.ms("steps") == pytest.approx(20)
+    assert runner.ms("tokens", cpu=True) == pytest.approx(10)
+    assert [row.split("|")[2].strip() for row in report.table().splitlines()[2:]] == [
+        "steps",
+        "tokens",
+    ]
 
 
 def test_the_spread_is_half_the_middle_half() -> None:

@@ -10,7 +10,7 @@ import pytest
 TOOLS = Path(__file__).parents[3] / "tools"
 
 
-@pytest.mark.parametrize("script", ["race_official.py"])
+@pytest.mark.parametrize("script", ["race_official.py", "race_lantern.py"])
 def test_a_folder_without_the_official_code_is_an_error(
     script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

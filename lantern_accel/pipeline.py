@@ -97,7 +97,7 @@ class Pipeline:
 
         Only the model's default tree is replaced: a tree that was asked for stays.
         """
-        from lantern_accel.tune import key_of, read_tuned
+        from lantern_accel.tuned import key_of, read_tuned
 
         if strategy.tree != self.model.manifest.defaults.static_tree:
             return strategy

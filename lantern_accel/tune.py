@@ -9,97 +9,29 @@ trees and fitted; the best candidates are then decoded with and the fastest is k
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lantern_accel.bench import PROMPTS, Cell, decode_once
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
-from lantern_accel.files import cache_dir, write_json
+from lantern_accel.files import write_json
 from lantern_accel.pipeline import Pipeline
 from lantern_accel.strategy import Path as TreePath
 from lantern_accel.strategy import StaticTree, Strategy
+from lantern_accel.tuned import Candidate, Tuned, key_of, tuned_path
 
-SCHEMA = 1
 #: Siblings a node of the measuring tree has at each depth.
 PROBE = (5, 3, 2, 2, 1, 1)
 #: Trees whose steps are timed to fit the cost model, by (nodes, depth).
 TIMED = ((1, 1), (2, 2), (4, 4), (4, 2), (8, 3), (8, 6), (16, 4), (24, 6), (40, 5))
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 60)
-
-
-class Candidate(BaseModel):
-    """One tree: predicted and, for the best few, measured."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    paths: tuple[TreePath, ...]
-    depth: int
-    expected_tokens: float = Field(description="tokens a step under the measured rates")
-    predicted_ms: float
-    measured_tokens_per_second: float | None = None
-    measured_compression: float | None = None
-
-    @property
-    def predicted_rate(self) -> float:
-        """Tokens a millisecond."""
-        return self.expected_tokens / self.predicted_ms
-
-
-class Tuned(BaseModel):
-    """A tuned tree with its evidence; ``key`` says what it was made for."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: int = SCHEMA
-    key: dict[str, Any]
-    tree: StaticTree
-    tokens_per_second: float
-    vanilla_tokens_per_second: float
-    rates: list[list[float]] = Field(description="acceptance by depth and sibling rank")
-    costs: list[dict[str, float]] = Field(description="timed trees: nodes, depth, tests, ms a step")
-    candidates: list[Candidate]
-    environment: dict[str, Any]
-
-
-def key_of(pipeline: Pipeline, strategy: Strategy, temperature: float) -> dict[str, Any]:
-    """Return everything that a tuned tree depends on."""
-    facts = pipeline.backend.facts()
-    return {
-        "weights_hash": pipeline.model.weights_hash,
-        "backend": f"{pipeline.backend.name} {pipeline.backend.version}",
-        "device_name": facts.name,
-        "threads": facts.threads,
-        "torch": torch.__version__,
-        "dtype": str(pipeline.dtype).removeprefix("torch."),
-        "greedy": temperature == 0,
-        "acceptance": strategy.acceptance.model_dump(mode="json"),
-        "residual": strategy.residual,
-    }
-
-
-def tuned_path(key: dict[str, Any]) -> Path:
-    """Return where a tuned tree of this key is kept."""
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_dir() / "trees" / f"{digest}.json"
-
-
-def read_tuned(key: dict[str, Any]) -> Tuned | None:
-    """Return the tuned tree of this key; None where there is none or it cannot be read."""
-    path = tuned_path(key)
-    try:
-        found = Tuned.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, ValueError):
-        return None
-    return found if found.key == key else None
 
 
 def best_tree(rates: Sequence[Sequence[float]], nodes: int, depth: int) -> tuple[TreePath, ...]:
@@ -149,11 +81,42 @@ def probe_paths(widths: Sequence[int]) -> tuple[TreePath, ...]:
     return tuple(sorted(set(paths), key=lambda p: (len(p), p)))
 
 
+class Progress(BaseModel):
+    """What a run has measured so far, kept beside its result until it is complete."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    settings: dict[str, Any]
+    prompts: int = 0
+    taken: list[list[float]]
+    visits: list[list[float]]
+    costs: list[dict[str, float]] = []
+    finalists: dict[str, Cell] = {}
+
+    def save(self, path: Path) -> None:
+        """Write it whole."""
+        write_json(path, self.model_dump(mode="json"))
+
+
+def _resume(path: Path, settings: dict[str, Any]) -> Progress:
+    """Return what an interrupted run with the same settings measured, else nothing measured."""
+    try:
+        found = Progress.model_validate_json(path.read_text(encoding="utf-8"))
+        if found.settings == settings:
+            return found
+    except (OSError, ValidationError, ValueError):
+        pass
+    zeros = [[0.0] * width for width in PROBE]
+    return Progress(settings=settings, taken=zeros, visits=[list(row) for row in zeros])
+
+
 def measure_rates(
     pipeline: Pipeline,
     strategy: Strategy,
     temperature: float,
     prompts: Sequence[str | int],
+    progress: Progress,
+    path: Path,
     say: Callable[[str], None],
 ) -> list[list[float]]:
     """Measure how often the sibling of each rank is accepted, given that its parent was.
@@ -165,13 +128,20 @@ def measure_rates(
     chosen = strategy.override(tree=tree)
     tables = TreeTables(tree_paths(tree))
     nodes = [(), *sorted(tree.paths, key=lambda p: (len(p), p))]
-    taken = [[0.0] * width for width in PROBE]
-    visits = [[0.0] * width for width in PROBE]
     sampling = pipeline.sampling(temperature=temperature)
     for number, prompt in enumerate(prompts):
+        if number < progress.prompts:
+            continue
+        taken = [list(row) for row in progress.taken]
+        visits = [list(row) for row in progress.visits]
         ready = pipeline.engine(1, chosen, sampling)
 
-        def watched(engine: Engine = ready.engine, step: Callable[[], None] = ready.step) -> None:
+        def watched(
+            engine: Engine = ready.engine,
+            step: Callable[[], None] = ready.step,
+            taken: list[list[float]] = taken,
+            visits: list[list[float]] = visits,
+        ) -> None:
             step()
             last = int(engine.state.last_length)
             path = engine.state.last_path[0].tolist()
@@ -183,13 +153,42 @@ def measure_rates(
                     taken[depth][nodes[path[depth + 1]][-1]] += 1
 
         pipeline.decode_only([prompt], chosen, sampling, 100 + number, step=watched)
+        # Counted only when the prompt is done, so that an interruption counts nothing twice.
+        progress.prompts, progress.taken, progress.visits = number + 1, taken, visits
+        progress.save(path)
         say(f"acceptance: {number + 1} of {len(prompts)} prompts")
     rates = []
-    for depth, width in enumerate(PROBE):
+    for taken_row, visits_row in zip(progress.taken, progress.visits, strict=True):
         # Half a count of each: a rate that was never seen is small, not 0.
-        row = [(taken[depth][r] + 0.25) / (visits[depth][r] + 0.5) for r in range(width)]
-        rates.append([min(row[: r + 1]) for r in range(width)])
+        row = [(t + 0.25) / (v + 0.5) for t, v in zip(taken_row, visits_row, strict=True)]
+        rates.append([min(row[: r + 1]) for r in range(len(row))])
     return rates
+
+
+def measure_costs(
+    pipeline: Pipeline,
+    strategy: Strategy,
+    temperature: float,
+    prompts: Sequence[str | int],
+    rates: Sequence[Sequence[float]],
+    progress: Progress,
+    path: Path,
+    say: Callable[[str], None],
+) -> list[dict[str, float]]:
+    """Time a step of several trees: nodes, depth, sibling tests and median milliseconds of each."""
+    for number, (nodes, depth) in enumerate(TIMED):
+        if number < len(progress.costs):
+            continue
+        cell = _cell(strategy, best_tree(rates, nodes, depth), temperature)
+        decode_once(pipeline, cell, prompts, 0)
+        runs = [decode_once(pipeline, cell, prompts, seed) for seed in range(1, 4)]
+        milliseconds = 1e3 * statistics.median(r.seconds / r.steps for r in runs)
+        _, *features = _features(tree_paths(cell.strategy.tree))
+        cost = dict(zip(("nodes", "depth", "tests"), features, strict=True))
+        progress.costs.append(cost | {"ms": milliseconds})
+        progress.save(path)
+        say(f"cost: {features[0]:.0f} nodes, {features[1]:.0f} deep: {milliseconds:.2f} ms a step")
+    return progress.costs
 
 
 def tune(
@@ -202,26 +201,63 @@ def tune(
     repeats: int = 5,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuned:
-    """Find the static tree with the most tokens a second for a strategy, and keep it in the cache."""
+    """Find the static tree with the most tokens a second for a strategy, and keep it in the cache.
+
+    A run that was interrupted goes on from the last prompt, tree or decoding that it measured.
+    """
     from lantern_accel.bench import environment
 
-    rates = measure_rates(pipeline, strategy, temperature, prompts, say)
-    costs, rows, times = [], [], []
-    for nodes, depth in TIMED:
-        paths = best_tree(rates, nodes, depth)
-        cell = _cell(strategy, paths, temperature)
-        decode_once(pipeline, cell, prompts, 0)
-        runs = [decode_once(pipeline, cell, prompts, seed) for seed in range(1, 4)]
-        milliseconds = 1e3 * statistics.median(r.seconds / r.steps for r in runs)
-        features = _features(paths)
-        rows.append(features)
-        times.append(milliseconds)
-        costs.append(
-            dict(zip(("nodes", "depth", "tests"), features[1:], strict=True)) | {"ms": milliseconds}
-        )
-        say(
-            f"cost: {int(features[1])} nodes, {int(features[2])} deep: {milliseconds:.2f} ms a step"
-        )
+    key = key_of(pipeline, strategy, temperature)
+    path = tuned_path(key).with_suffix(".partial")
+    settings = {"key": key, "prompts": list(prompts), "temperature": temperature}
+    settings |= {"probe": list(PROBE), "timed": [list(pair) for pair in TIMED]}
+    progress = _resume(path, settings)
+    if progress.prompts:
+        say(f"going on after {progress.prompts} prompts and {len(progress.costs)} timed trees")
+    rates = measure_rates(pipeline, strategy, temperature, prompts, progress, path, say)
+    costs = measure_costs(pipeline, strategy, temperature, prompts, rates, progress, path, say)
+    candidates = _candidates(rates, costs)
+    best = candidates[:finalists]
+    base = Cell(strategy=pipeline.strategy("vanilla"), batch=1, temperature=temperature)
+    entrants = {"vanilla": base}
+    entrants |= {_words(c.paths): _cell(strategy, c.paths, temperature) for c in best}
+    cells = {name: progress.finalists.get(name, cell) for name, cell in entrants.items()}
+    progress.finalists = cells
+    for cell in cells.values():
+        if len(cell.samples) < repeats:
+            decode_once(pipeline, cell, prompts, 0)
+    for number in range(repeats):
+        for cell in cells.values():
+            if len(cell.samples) <= number:
+                cell.samples.append(decode_once(pipeline, cell, prompts, 1 + number))
+                progress.save(path)
+        say(f"finalists: {number + 1} of {repeats}")
+    for candidate in best:
+        cell = cells[_words(candidate.paths)]
+        candidate.measured_tokens_per_second = cell.tokens_per_second
+        candidate.measured_compression = cell.step_compression
+    winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
+    found = Tuned(
+        key=key,
+        tree=StaticTree(name="tuned", paths=winner.paths),
+        tokens_per_second=winner.measured_tokens_per_second or 0.0,
+        vanilla_tokens_per_second=cells["vanilla"].tokens_per_second,
+        rates=rates,
+        costs=costs,
+        candidates=candidates[:20],
+        environment=environment(pipeline),
+    )
+    write_json(tuned_path(key), found.model_dump(mode="json"))
+    path.unlink(missing_ok=True)
+    return found
+
+
+def _candidates(
+    rates: Sequence[Sequence[float]], costs: Sequence[dict[str, float]]
+) -> list[Candidate]:
+    """Return the best tree of every size and depth, and chains, the fastest by prediction first."""
+    rows = [[1.0, c["nodes"], c["depth"], c["tests"]] for c in costs]
+    times = [c["ms"] for c in costs]
     fit = torch.linalg.lstsq(
         torch.tensor(rows, dtype=torch.float64),
         torch.tensor(times, dtype=torch.float64).unsqueeze(1),
@@ -240,33 +276,11 @@ def tune(
         )
         for paths in trees
     ]
-    candidates.sort(key=lambda c: -c.predicted_rate)
-    best = candidates[:finalists]
-    cells = [_cell(strategy, c.paths, temperature) for c in best]
-    base = Cell(strategy=pipeline.strategy("vanilla"), batch=1, temperature=temperature)
-    for cell in (base, *cells):
-        decode_once(pipeline, cell, prompts, 0)
-    for number in range(repeats):
-        for cell in (base, *cells):
-            cell.samples.append(decode_once(pipeline, cell, prompts, 1 + number))
-        say(f"finalists: {number + 1} of {repeats}")
-    for candidate, cell in zip(best, cells, strict=True):
-        candidate.measured_tokens_per_second = cell.tokens_per_second
-        candidate.measured_compression = cell.step_compression
-    winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
-    key = key_of(pipeline, strategy, temperature)
-    found = Tuned(
-        key=key,
-        tree=StaticTree(name="tuned", paths=winner.paths),
-        tokens_per_second=winner.measured_tokens_per_second or 0.0,
-        vanilla_tokens_per_second=base.tokens_per_second,
-        rates=rates,
-        costs=costs,
-        candidates=candidates[:20],
-        environment=environment(pipeline),
-    )
-    write_json(tuned_path(key), found.model_dump(mode="json"))
-    return found
+    return sorted(candidates, key=lambda c: (-c.predicted_rate, c.paths))
+
+
+def _words(paths: Sequence[TreePath]) -> str:
+    return " ".join("".join(map(str, path)) for path in paths)
 
 
 def _cell(strategy: Strategy, paths: tuple[TreePath, ...], temperature: float) -> Cell:

@@ -36,6 +36,7 @@ from lantern_accel.models.checkpoint import load_into, to_drafter_names, to_llam
 from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.models.sizes import llamagen_config
+from lantern_accel.models.transformer import pack
 from lantern_accel.plugins import open_backend
 from lantern_accel.race import Lap, Race, Runner, environment, race, read_stored
 from lantern_accel.strategy import Acceptance, Exact, LanternPP, Sampling, StaticTree, Strategy
@@ -287,6 +288,7 @@ class Ours:
         for part in (weights.target, weights.drafter):
             tables = part.rope_cos, part.rope_sin
             part.to(device=backend.device, dtype=given.compute).eval().requires_grad_(False)
+            pack(part, backend)
             part.rope_cos, part.rope_sin = (table.to(backend.device) for table in tables)
             part.ops = backend
         rule: Acceptance = LanternPP(k=given.k, lam=given.lam) if given.lam > 1 else Exact()
@@ -332,7 +334,9 @@ def run(given: argparse.Namespace) -> Race:
     if not isinstance(tree, StaticTree):
         raise RequestError(f"the tree {given.tree!r} is not static; name one, or give its paths")
     given.tree_value, given.paths = tree, tree.paths
-    options = {"threads": given.threads} if given.threads else None
+    options: dict[str, Any] = dict(pair.split("=", 1) for pair in given.option)
+    if given.threads:
+        options["threads"] = given.threads
     with open_backend(given.device, options) as backend:
         given.compute = backend.dtypes(given.dtype).compute
         sampling = Sampling(
@@ -349,6 +353,7 @@ def run(given: argparse.Namespace) -> Race:
             "device": str(backend.device),
             "dtype": str(given.compute).removeprefix("torch."),
             "threads": torch.get_num_threads(),
+            "options": {k: str(v) for k, v in options.items()},
         }
         report = Race(
             settings=settings,
@@ -389,6 +394,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the backend; repeat for several",
+    )
     parser.add_argument("--tree", default="naive_extend_57")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=1000)

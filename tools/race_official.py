@@ -32,6 +32,7 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.models.checkpoint import load_into, to_llamagen_names
 from lantern_accel.models.llamagen import LlamaGenGPT
 from lantern_accel.models.sizes import llamagen_config
+from lantern_accel.models.transformer import pack
 from lantern_accel.plugins import open_backend
 from lantern_accel.race import Race, Runner, Work, environment, race, read_stored
 from lantern_accel.strategy import Sampling, Strategy
@@ -81,6 +82,7 @@ def our_target(official: Any, size: str, pixels: int, backend: Backend) -> Llama
     load_into(target, to_llamagen_names(official.state_dict()), "the official model")
     target.to(device=backend.device).eval().requires_grad_(False)
     target.rope_cos, target.rope_sin = (table.to(backend.device) for table in tables)
+    pack(target, backend)
     return target
 
 
@@ -145,7 +147,9 @@ def same_tokens(
 def run(given: argparse.Namespace) -> Race:
     """Build both, check that they are one model, race them."""
     gpt, sampler = _modules(Path(given.clone))
-    options = {"threads": given.threads} if given.threads else None
+    options: dict[str, Any] = dict(pair.split("=", 1) for pair in given.option)
+    if given.threads:
+        options["threads"] = given.threads
     with open_backend(given.device, options) as backend, warnings.catch_warnings():
         # The official code asks for attention's backends by a name that torch wants replaced.
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -163,6 +167,7 @@ def run(given: argparse.Namespace) -> Race:
             "device": str(backend.device),
             "dtype": str(dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
+            "options": {k: str(v) for k, v in options.items()},
             "matmul_precision": given.matmul_precision,
         }
         report = Race(settings=settings, environment=environment(backend, dtype))
@@ -263,6 +268,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the backend; repeat for several",
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--cfg", type=float, default=4.0)
     parser.add_argument("--top-k", type=int, default=2000)

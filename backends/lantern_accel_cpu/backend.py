@@ -107,8 +107,8 @@ class DeviceBackend(Backend):
         return (torch.float32, torch.bfloat16, torch.float16)
 
     def support(self, capability: str) -> Support:
-        """Steps are captured where they are compiled."""
-        if capability == "capture" and self._compile != "off":
+        """Steps are captured where they are compiled from the start."""
+        if capability == "capture" and self._compile == "on":
             return Support(True)
         return super().support(capability)
 

@@ -30,7 +30,7 @@ def tune(
     from lantern_accel.files import write_json
     from lantern_accel.strategy import StaticTree
     from lantern_accel.tune import tune as find
-    from lantern_accel.tune import tuned_path
+    from lantern_accel.tuned import tuned_path
 
     options = {"threads": threads} if threads is not None else None
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lantern_accel
-from lantern_accel import tune
+from lantern_accel import tune, tuned
+from lantern_accel.errors import LanternWarning
 from lantern_accel.strategy import StaticTree
 
 RATE = st.floats(0.01, 0.99)
@@ -52,7 +53,7 @@ def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, m
     words = ("--model", tiny_model, "--strategy", "eagle")
     done = command("tune", *words, "--repeats", 1, "-o", tmp_path / "evidence.json")
     assert done.returncode == 0, done.stderr
-    found = tune.Tuned.model_validate(json.loads((tmp_path / "evidence.json").read_text()))
+    found = tuned.Tuned.model_validate(json.loads((tmp_path / "evidence.json").read_text()))
     assert found.tree.name == "tuned"
     measured = [c for c in found.candidates if c.measured_tokens_per_second]
     assert found.tree.paths in [c.paths for c in measured]
@@ -69,15 +70,81 @@ def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, m
     assert "over the tree tuned" in done.stdout
 
 
-def test_a_tree_of_another_device_or_a_damaged_one_is_not_used(tiny_model, tmp_path, monkeypatch):
+def small(monkeypatch, tmp_path):
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "TIMED", ((1, 1), (2, 2), (4, 2), (6, 3)))
+    monkeypatch.setattr(tune, "SIZES", (1, 2))
+    monkeypatch.setattr(tune, "PROBE", (2, 1))
+
+
+def test_a_damaged_tree_is_not_used(tiny_model, tmp_path, monkeypatch):
+    small(monkeypatch, tmp_path)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        key = tune.key_of(pipe, pipe.strategy("eagle"), 1.0)
-        path = tune.tuned_path(key)
+        key = tuned.key_of(pipe, pipe.strategy("eagle"), 1.0)
+        path = tuned.tuned_path(key)
         path.parent.mkdir(parents=True)
         path.write_text("{")
-        assert tune.read_tuned(key) is None
-        assert tune.tuned_path({**key, "threads": 99}) != path
+        assert tuned.read_tuned(key) is None
+        assert tuned.tuned_path({**key, "threads": 99}) != path
+
+
+def test_a_tree_of_another_version_is_refused_with_a_warning(tiny_model, tmp_path, monkeypatch):
+    small(monkeypatch, tmp_path)
+    with lantern_accel.load(tiny_model, device="cpu") as pipe:
+        found = tune.tune(pipe, pipe.strategy("eagle"), prompts=["dog face"], repeats=1)
+        stored = tuned.tuned_path(found.key)
+        for name, value in (("torch", "1.0"), ("weights_hash", "other"), ("backend", "cpu 9")):
+            stored.unlink(missing_ok=True)
+            stored = tuned.tuned_path({**found.key, name: value})
+            stale = found.model_copy(update={"key": {**found.key, name: value}})
+            stored.write_text(stale.model_dump_json())
+            with pytest.warns(LanternWarning, match=f"was made for {name} '{value}', not"):
+                assert pipe.request("dog face", strategy="eagle").strategy.tree.name != "tuned"
+        # Another device's tree, or another rule's, says nothing about this one.
+        stored.unlink()
+        other = found.model_copy(update={"key": {**found.key, "device_name": "another"}})
+        tuned.tuned_path(other.key).write_text(other.model_dump_json())
+        assert tuned.read_tuned(found.key) is None
+
+
+def test_a_shipped_tree_is_found(tiny_model, tmp_path, monkeypatch):
+    small(monkeypatch, tmp_path)
+    with lantern_accel.load(tiny_model, device="cpu") as pipe:
+        found = tune.tune(pipe, pipe.strategy("eagle"), prompts=["dog face"], repeats=1)
+        tuned.tuned_path(found.key).unlink()
+        (tmp_path / "profiles/trees").mkdir(parents=True)
+        (tmp_path / "profiles/trees/cpu.json").write_text(found.model_dump_json())
+        monkeypatch.setattr(tuned, "profiles_dir", lambda: tmp_path / "profiles")
+        assert pipe.request("dog face", strategy="eagle").strategy.tree == found.tree
+
+
+@pytest.mark.parametrize("after", [1, 4, 7])
+def test_an_interrupted_run_measures_nothing_twice(tiny_model, tmp_path, monkeypatch, after):
+    small(monkeypatch, tmp_path)
+    prompts = ["dog face", "red heart"]
+    with lantern_accel.load(tiny_model, device="cpu") as pipe:
+        strategy = pipe.strategy("eagle")
+        whole = []
+        tune.tune(pipe, strategy, prompts=prompts, repeats=2, say=whole.append)
+        first, left = [], after
+
+        def stop(text):
+            nonlocal left
+            left -= 1
+            first.append(text)
+            if not left:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            tune.tune(pipe, strategy, prompts=prompts, repeats=2, say=stop)
+        rest = []
+        tune.tune(pipe, strategy, prompts=prompts, repeats=2, say=rest.append)
+    kind = lambda lines: [line.split(":")[0] for line in lines]  # noqa: E731
+    measured = kind(first) + [k for k in kind(rest) if not k.startswith("going on")]
+    # Lines of repeats that were complete before are said again; nothing else is.
+    assert measured.count("acceptance") == kind(whole).count("acceptance") == 2
+    assert measured.count("cost") == kind(whole).count("cost") == 4
+    assert not list((tmp_path / "trees").glob("*.partial"))
 
 
 def test_only_static_trees_are_tuned(command, tiny_model):

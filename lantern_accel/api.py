@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from lantern_accel.pipeline import Pipeline, open_pipeline
+from lantern_accel.plugins import choose_device
 from lantern_accel.strategy import Strategy, Tree
 from lantern_accel.types import GenerationResult
+
+if TYPE_CHECKING:
+    from lantern_accel.pipeline import Pipeline
 
 DEFAULT_MODEL = "lantern-emoji"
 
@@ -29,7 +32,11 @@ def load(
     Raises :class:`BackendError` for a device that is unknown or absent (never a silent fall-back),
     :class:`ModelError` for a model that is unknown or damaged.
     """
-    return open_pipeline(model, device, dtype, dict(options) if options else None)
+    # The device comes before torch: its absence is told at once, and its environment is set in time.
+    chosen = choose_device(device, options)
+    from lantern_accel.pipeline import open_pipeline
+
+    return open_pipeline(model, chosen, dtype)
 
 
 def generate(

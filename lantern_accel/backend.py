@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.errors import BackendError, did_you_mean
 from lantern_accel.ops import HostCopy, KVCache, KVLayout, TensorOps
-from lantern_accel.spec import API_VERSION, BackendSpec, Probe
+from lantern_accel.spec import API_VERSION, BackendSpec, Probe, check_options
 
 __all__ = [
     "API_VERSION",
@@ -33,6 +33,7 @@ __all__ = [
     "KVCache",
     "KVLayout",
     "MemoryUse",
+    "OperatorRule",
     "Probe",
     "Replay",
     "Stopwatch",
@@ -50,6 +51,11 @@ CAPABILITIES = {
     **{name: f"computes in {name}" for name in DTYPES},
 }
 """What may be asked of :meth:`Backend.support`, and what 'yes' means."""
+
+
+OperatorRule = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], str]
+"""A rule of :meth:`Backend.operator_rules`: of an operator (``torch._ops.OpOverload``) and its
+arguments, empty where the device takes them, else why it does not."""
 
 
 class DeviceFacts(BaseModel):
@@ -173,6 +179,9 @@ class Backend(TensorOps, ABC):
     default_batch: int = 8
     """Images decoded together unless a request says otherwise."""
 
+    simulated: bool = False
+    """True for a device in software that stands for another: right results, and no speed to speak of."""
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
@@ -226,6 +235,21 @@ class Backend(TensorOps, ABC):
         """Name the operators (``aten::add.Tensor``) that the device has kernels for; None: all."""
         return None
 
+    def operator_rules(self) -> Mapping[str, OperatorRule]:
+        """Say more about operators than their names: rules that every traced operator is held to.
+
+        Keys are checks of the kit: ``"operators"`` (is there a kernel?), ``"dtypes"`` (for these
+        dtypes?), ``"indices"`` (are integers as wide as the device likes them?).
+        """
+        return {}
+
+    def checks(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Add conformance checks of the device's own, such as its kernels against the reference.
+
+        By name (``"group.name"``), functions as in :mod:`lantern_accel.testing`.
+        """
+        return {}
+
     # --- running -------------------------------------------------------------------------------
 
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
@@ -275,13 +299,3 @@ class Backend(TensorOps, ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def check_options(backend: str, options: Mapping[str, Any], known: Mapping[str, str]) -> None:
-    """Raise BackendError for an option that ``known`` (name to meaning) does not list."""
-    for name in options:
-        if name not in known:
-            listing = "; ".join(f"{key}: {meaning}" for key, meaning in known.items())
-            raise BackendError(
-                f"backend {backend!r} has no option {name!r}; it takes {listing or 'none'}"
-            )

@@ -54,14 +54,27 @@ class KVLayout:
 
 @dataclass(frozen=True)
 class KVCache:
-    """A key-value cache at a fixed address; only :class:`TensorOps` looks inside.
+    """A key-value cache at a fixed address; only the device's :class:`TensorOps` looks inside.
 
-    ``views`` is whatever a backend keeps with ``data``, such as one view a layer.
+    ``data`` is one tensor of the layout's shape, or tuples of tensors where a device stores layers
+    apart. ``views`` is whatever a backend keeps with it, such as one view a layer.
     """
 
     layout: KVLayout
-    data: Tensor
+    data: Any
     views: Any = None
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Every tensor that holds a part of the cache."""
+        found, left = [], [self.data]
+        while left:
+            one = left.pop(0)
+            if isinstance(one, Tensor):
+                found.append(one)
+            else:
+                left = [*one, *left]
+        return tuple(found)
 
 
 class HostCopy:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
@@ -23,6 +23,9 @@ from lantern_accel.models.text import tokenize
 from lantern_accel.models.vq import pixels_to_uint8
 from lantern_accel.strategy import Sampling, Strategy, Tree, named_strategy, validated
 from lantern_accel.types import GenerationRequest, GenerationResult, GenerationStats, PhaseSeconds
+
+if TYPE_CHECKING:
+    from lantern_accel.plugins import Chosen
 
 #: Engines (buffers of one batch size, strategy and sampling) kept for reuse.
 KEPT_ENGINES = 4
@@ -391,15 +394,12 @@ def _offset(
     return lambda known: report(start * size + known * images, count * size)
 
 
-def open_pipeline(
-    model: str | Path, device: str, dtype: str, options: dict[str, Any] | None = None
-) -> Pipeline:
+def open_pipeline(model: str | Path, device: Chosen, dtype: str) -> Pipeline:
     """Open the device, then load the model on it; see :func:`lantern_accel.load`."""
     from lantern_accel.models.bundle import find_model, load_model
-    from lantern_accel.plugins import open_backend
 
     folder = find_model(model)
-    backend = open_backend(device, options)
+    backend = device.open()
     try:
         if backend.device.type == "meta":
             raise BackendError(

@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from lantern_accel.backend import Backend
 
 __all__ = [
+    "Chosen",
     "DeviceStatus",
     "backend_specs",
     "broken_plugins",
+    "choose_device",
     "devices_report",
     "load_plugins",
     "open_backend",
@@ -59,19 +62,43 @@ def broken_plugins() -> dict[str, str]:
     return dict(load_plugins().broken)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A device that is there and can be opened."""
+
+    spec: BackendSpec
+    index: int
+    options: Mapping[str, Any]
+
+    def open(self) -> Backend:
+        """Open it; raises BackendError where the backend fails."""
+        return _open(self.spec, self.index, self.options)
+
+
 def open_backend(device: str = "auto", options: Mapping[str, Any] | None = None) -> Backend:
     """Open ``"auto"``, a backend's first device by name, or another as ``"name:index"``.
 
     Raises BackendError when there is no such backend or device, saying what was looked for and
     what to install; nothing falls back to another device.
     """
+    return choose_device(device, options).open()
+
+
+def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None) -> Chosen:
+    """Find what :func:`open_backend` opens, and prepare the environment for it.
+
+    Imports torch only where the backend cannot look for its device without: call it before torch is
+    imported, because some vendors read the environment while torch loads their SDK.
+    """
     name, index = _parse(device)
+    given = dict(options or {})
     if name == "auto":
         spec, probe = _best()
+        asked = _configured(spec, given)
+        if asked is not spec:
+            spec, probe = _found(asked)
     else:
-        spec = _named(name)
-        _prepare(spec)
-        probe = _probe(spec)
+        spec, probe = _found(_configured(_named(name), given))
     if not probe.available:
         raise BackendError(
             f"device {device!r} is not available: {probe.reason}"
@@ -82,7 +109,7 @@ def open_backend(device: str = "auto", options: Mapping[str, Any] | None = None)
         raise BackendError(
             f"device {device!r} is out of range: backend {spec.name!r} has {probe.count}, {names}"
         )
-    return _open(spec, index, dict(options or {}))
+    return Chosen(spec, index, given)
 
 
 def devices_report() -> list[DeviceStatus]:
@@ -143,6 +170,26 @@ def _named(name: str) -> BackendSpec:
     raise BackendError(f"no backend is named {name!r}{near}; {LIST_DEVICES}")
 
 
+def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
+    try:
+        found = spec.configured(options)
+    except BackendError:
+        raise  # written to be read: a wrong option, for example
+    except Exception as error:
+        raise _failed(spec, "configured", error, "check the options it was given") from error
+    if not isinstance(found, BackendSpec):
+        raise BackendError(
+            f"backend {spec.name!r} failed in configured: it returned a {type(found).__name__}, "
+            "not a BackendSpec; report it to the plug-in's author"
+        )
+    return found
+
+
+def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
+    _prepare(spec)
+    return spec, _probe(spec)
+
+
 def _best() -> tuple[BackendSpec, Probe]:
     """Return the available backend of the highest priority; warn about a better one that fails."""
     reasons = []
@@ -182,6 +229,8 @@ def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | 
 def _prepare(spec: BackendSpec) -> None:
     try:
         spec.prepare(os.environ)
+    except BackendError:
+        raise  # written to be read: a setting in the environment, for example
     except Exception as error:
         raise _failed(spec, "prepare", error, "check the environment it reads") from error
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from lantern_accel.errors import BackendError
+
 if TYPE_CHECKING:
     from lantern_accel.backend import Backend
 
@@ -65,6 +67,15 @@ class BackendSpec(ABC):
     priority: int = 0
     """``device="auto"`` opens the available backend with the highest; negative: never."""
 
+    def configured(self, options: Mapping[str, Any]) -> BackendSpec:
+        """Optional: return the specification for these options of :meth:`open`.
+
+        Called before :meth:`prepare` where the device is asked for by name, so that an option can
+        change the environment or what is looked for. Raises
+        :class:`~lantern_accel.errors.BackendError` for an option it does not know.
+        """
+        return self
+
     def prepare(self, environ: MutableMapping[str, str]) -> None:  # noqa: B027, optional
         """Optional: set environment defaults that must be there before torch or the SDK is.
 
@@ -81,3 +92,13 @@ class BackendSpec(ABC):
 
         Raises :class:`~lantern_accel.errors.BackendError` for an option it does not know.
         """
+
+
+def check_options(backend: str, options: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Raise BackendError for an option that ``known`` (name to meaning) does not list."""
+    for name in options:
+        if name not in known:
+            listing = "; ".join(f"{key}: {meaning}" for key, meaning in known.items())
+            raise BackendError(
+                f"backend {backend!r} has no option {name!r}; it takes {listing or 'none'}"
+            )

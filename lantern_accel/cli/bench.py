@@ -36,10 +36,11 @@ def bench(
     import json
 
     import lantern_accel
-    from lantern_accel import bench as measure
 
     options = {"threads": threads} if threads is not None else None
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+        from lantern_accel import bench as measure  # torch, which the device precedes
+
         chosen = [
             pipeline.strategy(name, tree=None if name == "vanilla" else tree) for name in strategies
         ]

@@ -29,11 +29,12 @@ def tune(
     from lantern_accel.errors import StrategyError
     from lantern_accel.files import write_json
     from lantern_accel.strategy import StaticTree
-    from lantern_accel.tune import tune as find
-    from lantern_accel.tuned import tuned_path
 
     options = {"threads": threads} if threads is not None else None
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+        from lantern_accel.tune import tune as find  # torch, which the device precedes
+        from lantern_accel.tuned import tuned_path
+
         chosen = pipeline.strategy(strategy)
         if not isinstance(chosen.tree, StaticTree):
             raise StrategyError(f"{strategy} has no static tree to tune; choose eagle or lantern++")

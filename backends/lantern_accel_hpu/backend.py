@@ -1,51 +1,118 @@
-"""A Gaudi as a device: the reference operations on it, its clock and its meters.
+"""A Gaudi as a device: its kernels, its three ways to run a step, its clock and its meters.
 
-Written from the API that habana_frameworks documents and, for version 1.19, shows in its source;
-not yet run on a Gaudi.
+Written from the API that habana_frameworks documents and, for version 1.19, shows in its source. It has
+run on the software HPU and on a recording of that API; it has not run on a Gaudi.
 """
 
 from __future__ import annotations
 
 import contextlib
-from types import ModuleType
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from lantern_accel.backend import Backend, DeviceFacts, MemoryUse, Stopwatch, Support
+from lantern_accel.backend import (
+    Backend,
+    DeviceFacts,
+    KVCache,
+    KVLayout,
+    MemoryUse,
+    OperatorRule,
+    Replay,
+    Stopwatch,
+    Support,
+)
 from lantern_accel.errors import BackendError
+from lantern_accel_hpu import operators
+from lantern_accel_hpu.bridge import Bridge
+from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed
+from lantern_accel_hpu.kernels import HPUOps
+from lantern_accel_hpu.meters import (
+    EnergyMeter,
+    EventStopwatch,
+    cache_too_large,
+    is_out_of_memory,
+)
 
-COUNTERS = ("graph_compilation", "cpu_fallback", "recipe_cache")
+SOFTWARE = "software HPU: correctness only, its times are not a Gaudi's"
 
 
-class DeviceBackend(Backend):
-    """One Gaudi that torch drives as ``hpu``."""
+class DeviceBackend(HPUOps, Backend):
+    """One Gaudi that torch drives as ``hpu``, or the software HPU under the same name.
+
+    ``mode``: ``compile``, ``graph`` or ``eager``; see :mod:`lantern_accel_hpu.graphs`.
+    """
 
     name = "hpu"
-    version = "0.1.0"
+    version = "0.2.0"
 
-    def __init__(self, index: int) -> None:
-        self._hpu = _import_bridge()
-        count = int(self._hpu.device_count())
-        if index >= count:
-            raise BackendError(
-                f"backend 'hpu' failed in open: the bridge gives this process {count} of the "
-                "devices that the driver shows; check with hl-smi that no other process holds "
-                "them, and HABANA_VISIBLE_MODULES"
-            )
+    def __init__(self, index: int, bridge: Bridge, mode: str = "eager") -> None:
+        if bridge.hpu is not None:
+            count = int(bridge.hpu.device_count())
+            if index >= count:
+                raise BackendError(
+                    f"backend 'hpu' failed in open: the bridge gives this process {count} of the "
+                    "devices that the driver shows; name another one with "
+                    f"HABANA_VISIBLE_MODULES={index} and open hpu:0, and check with hl-smi that no "
+                    "other process holds it"
+                )
+        if mode == "graph":
+            bridge.new_graph()  # so that a mode that this bridge lacks is refused now
         super().__init__(torch.device("hpu", index))
+        self.bridge = bridge
+        self.simulated = bridge.software
+        self.kernels = bridge.kernels
+        self.mode = mode
+        self._meter = EnergyMeter(index) if bridge.hpu is not None and not bridge.software else None
+        self._replays: list[Warmed] = []
+
+    @classmethod
+    def for_tracing(cls) -> DeviceBackend:
+        """Return a backend for fake tensors: the plain kernels, and no device behind them."""
+        return cls(0, Bridge(None))
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Mark a phase for torch's profiler; a compiled step has no phases."""
+        if torch.compiler.is_compiling():
+            return nullcontext()
+        return torch.profiler.record_function(f"lantern.{name}")
+
+    # host_copy stays the reference: Gaudi's serving stack reports that pinned memory is not supported
+    # there, and without it a copy that does not wait for the device is not one that is known to work.
+
+    def allocate(self, layout: KVLayout) -> KVCache:
+        """Allocate a cache; raises BackendError with the rows that fit where memory is short."""
+        memory = self.bridge.memory()
+        if memory and layout.nbytes > memory["Limit"] - memory["InUse"]:
+            raise cache_too_large(layout, memory)
+        try:
+            return super().allocate(layout)
+        except RuntimeError as error:
+            if memory and is_out_of_memory(error):
+                raise cache_too_large(layout, memory) from error
+            raise
 
     def facts(self) -> DeviceFacts:
         """Describe the Gaudi and the bridge."""
+        hpu, meter = self.bridge.hpu, self._meter
+        kernels = ", ".join(self.kernels.names) or "none"
+        notes = [f"mode: {self.mode}", f"fused kernels: {kernels}"]
+        if self.simulated:
+            notes.insert(0, SOFTWARE)
+        if meter is not None and meter.reason:
+            notes.append(meter.reason)
         return DeviceFacts(
             backend=self.name,
             device=str(self.device),
-            name=str(self._hpu.get_device_name()),
+            name="traced only" if hpu is None else str(hpu.get_device_name()),
             torch=torch.__version__,
-            vendor="Intel",
+            vendor=None if self.simulated else "Intel",
             memory_bytes=self.memory().limit,
-            sdk=_bridge_version(),
-            notes=(f"mode: {_mode()}",),
+            driver=None if meter is None else meter.driver,
+            sdk=self.bridge.version(),
+            notes=tuple(notes),
         )
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:
@@ -53,84 +120,94 @@ class DeviceBackend(Backend):
         return (torch.bfloat16, torch.float32)
 
     def support(self, capability: str) -> Support:
-        """Steps run eagerly so far."""
+        """Steps are compiled or captured, except in the mode ``eager``."""
         if capability == "capture":
-            return Support(False, "backend 'hpu' does not compile or record graphs yet")
+            yes = self.mode != "eager"
+            return Support(
+                yes, "" if yes else "the mode 'eager' runs each step operator by operator"
+            )
+        if capability == "energy" and self.energy_mj() is None:
+            reason = self._meter.reason if self._meter is not None else SOFTWARE
+            return Support(False, reason)
         return super().support(capability)
+
+    def operators(self) -> frozenset[str]:
+        """Name the operators that release 1.19 lists a kernel for."""
+        return operators.listed()
+
+    def operator_rules(self) -> Mapping[str, OperatorRule]:
+        """Return what is known of these kernels: dtypes, indices, and what leaves a graph."""
+        return operators.rules()
+
+    def checks(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Return the checks of Habana's kernels and of this backend's runners."""
+        from lantern_accel_hpu.checks import checks
+
+        return checks()
+
+    def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
+        """Warm ``step`` up and compile or capture it as the mode says.
+
+        Prefill is not captured as an HPUGraph: it updates parts of buffers in place, which a graph
+        cannot, and it runs once an image. Raises BackendError for an operator without a kernel, and
+        where memory is short.
+        """
+        if self.bridge.hpu is None:
+            return Replay(step)
+        kinds: dict[str, type[Warmed]] = {"compile": Compiled, "graph": Graphed}
+        kind = kinds.get(self.mode, Warmed)
+        if kind is Graphed and name == "prefill":
+            kind = Warmed
+        replay = kind(self.bridge, step, name)
+        self._replays.append(replay)
+        return replay
 
     def synchronize(self) -> None:
         """Wait for all streams of the device."""
-        self._hpu.synchronize()
+        self.bridge.flush()
+        self.bridge.synchronize()
 
     def stopwatch(self) -> Stopwatch:
         """Measure between two events on the current stream, without the host's share."""
-        return _EventStopwatch(self._hpu)
+        if self.bridge.hpu is None:
+            return super().stopwatch()
+        return EventStopwatch(self.bridge)
 
     def memory(self) -> MemoryUse:
         """Read the bridge's memory statistics."""
-        stats = self._hpu.memory_stats()
+        stats = self.bridge.memory()
         return MemoryUse(
             in_use=stats.get("InUse"), peak=stats.get("MaxInUse"), limit=stats.get("Limit")
         )
 
     def reset_peak_memory(self) -> None:
         """Start a new peak of the bridge's statistics."""
-        self._hpu.reset_peak_memory_stats()
+        if self.bridge.hpu is not None:
+            self.bridge.hpu.reset_peak_memory_stats()
 
     def counters(self) -> dict[str, int]:
-        """Read how often the bridge compiled, fell back to the CPU, and missed its cache.
+        """Read the bridge's metrics, and what this backend has warmed up.
 
-        After warm-up none of them may rise.
+        ``buckets.step`` and ``buckets.prefill`` count functions that were warmed up, ``buckets.graphs``
+        the graphs that were made for them. ``late.*``: what rose in a step after its warm-up; should be
+        absent.
         """
-        found: dict[str, int] = {}
-        with contextlib.suppress(ImportError):
-            from habana_frameworks.torch.hpu import metrics
-
-            for name in COUNTERS:
-                metric = metrics.metric_global(name)
-                if metric is None:  # this version of the bridge does not count it
-                    continue
-                for key, value in metric.stats():
-                    if isinstance(value, int):
-                        found[f"{name}.{key}"] = value
+        found = self.bridge.metrics()
+        for replay in self._replays:
+            for key, count in (
+                (f"buckets.{replay.name}", 1),
+                ("buckets.graphs", replay.graphs),
+                *((f"late.{name}", n) for name, n in replay.late.items()),
+            ):
+                found[key] = found.get(key, 0) + count
         return found
 
+    def energy_mj(self) -> int | None:
+        """Read the card's energy meter, if habana-pyhlml is installed and finds the card."""
+        return None if self._meter is None else self._meter.millijoules()
 
-class _EventStopwatch(Stopwatch):
-    def __init__(self, hpu: Any) -> None:
-        super().__init__(hpu.synchronize)
-        self._from = hpu.Event(enable_timing=True)
-        self._to = hpu.Event(enable_timing=True)
-
-    def __enter__(self) -> Stopwatch:
-        self._synchronize()
-        self._from.record()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._to.record()
-        self._to.synchronize()
-        self.seconds = float(self._from.elapsed_time(self._to)) / 1000
-
-
-def _import_bridge() -> ModuleType:
-    """Import Habana's bridge, which registers ``hpu`` with torch."""
-    import habana_frameworks.torch  # noqa: F401, registers the device
-    import habana_frameworks.torch.hpu as hpu
-
-    module: ModuleType = hpu
-    return module
-
-
-def _bridge_version() -> str | None:
-    import importlib.metadata
-
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return f"habana-torch-plugin {importlib.metadata.version('habana-torch-plugin')}"
-    return None
-
-
-def _mode() -> str:
-    from habana_frameworks.torch.utils.internal import is_lazy
-
-    return "lazy" if is_lazy() else "eager"
+    def close(self) -> None:
+        """Free captured graphs that are still held."""
+        for replay in self._replays:
+            with contextlib.suppress(RuntimeError):
+                replay.release()

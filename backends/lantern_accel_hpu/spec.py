@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
+import os
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.spec import BackendSpec, Probe
+from lantern_accel_hpu import environment
 
 if TYPE_CHECKING:
     from lantern_accel.backend import Backend
-
-PCI_VENDOR = "0x1da3"
-"""Habana Labs; /sys/class/accel also lists other makers' accelerators."""
 
 
 class Spec(BackendSpec):
@@ -25,48 +21,60 @@ class Spec(BackendSpec):
     api_version = 1
     priority = 30
 
+    def __init__(self, settings: environment.Settings | None = None) -> None:
+        self.settings = settings or environment.Settings()
+
+    def configured(self, options: Mapping[str, Any]) -> Spec:
+        """Return the specification with ``mode``, ``fused`` and ``software`` set from the options."""
+        return Spec(environment.Settings.read(options)) if options else self
+
     def prepare(self, environ: MutableMapping[str, str]) -> None:
-        """Choose eager mode with torch.compile: lazy mode is no longer developed.
+        """Choose the bridge's mode: eager with torch.compile unless lazy mode is asked for.
 
         The bridge reads the variable when it is loaded, which may be while torch is imported.
         """
-        environ.setdefault("PT_HPU_LAZY_MODE", "0")
+        environment.prepare(self.settings, environ)
 
     def probe(self) -> Probe:
-        """Look for the bridge and the driver's devices without importing the bridge."""
-        if importlib.util.find_spec("habana_frameworks") is None:
+        """Look for the SDK, a card, the torch that the SDK needs, and the mode; import none of them."""
+        if self.settings.is_software(os.environ):
+            from lantern_accel_hpu import software
+
+            lacks = software.missing()
+            if lacks:
+                return Probe.missing(lacks, "install g++ (or leave out the software HPU)")
+            return Probe.found("software HPU (no Gaudi: for correctness, not for speed)")
+        sdk = environment.sdk_folder()
+        if sdk is None:
             return Probe.missing(
                 "habana_frameworks is not installed",
                 "install it by working in Intel's Gaudi PyTorch Docker image, which brings "
                 "torch and habana-torch-plugin",
             )
-        devices = _devices()
+        devices = environment.devices()
         if not devices:
             return Probe.missing(
                 "habana_frameworks is installed but the driver shows no Gaudi",
                 "check that hl-smi lists one and that the container was started with "
                 "--runtime=habana and HABANA_VISIBLE_DEVICES=all",
             )
-        return Probe.found(*devices)
+        needs, has = environment.required_torch(sdk), environment.installed_torch()
+        if needs and has and environment.release(needs) != environment.release(has):
+            return Probe.missing(
+                f"habana_frameworks was built for torch {needs}, and torch {has} is installed",
+                "install both from one Gaudi image; never upgrade torch there",
+            )
+        trouble = environment.conflict(self.settings, os.environ, has)
+        return trouble or Probe.found(*devices)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
-        """Import Habana's bridge and open Gaudi ``index``; there are no options."""
-        from lantern_accel.backend import check_options
+        """Load the bridge and open Gaudi ``index``; options as :meth:`configured` takes them."""
         from lantern_accel_hpu.backend import DeviceBackend
+        from lantern_accel_hpu.bridge import Bridge
 
-        check_options(self.name, options, {})
-        return DeviceBackend(index)
-
-
-def _devices(root: Path = Path("/")) -> list[str]:
-    """List the Gaudis the driver shows: /dev/accel/accelN, or /dev/hlN before driver 1.13."""
-    found = []
-    for node in sorted((root / "dev/accel").glob("accel[0-9]*")):
-        vendor = root / "sys/class/accel" / node.name / "device/vendor"
-        with contextlib.suppress(OSError):
-            if vendor.read_text().strip() != PCI_VENDOR:
-                continue
-        found.append(f"Gaudi at /dev/accel/{node.name}")
-    if found:
-        return found
-    return [f"Gaudi at /dev/{node.name}" for node in sorted((root / "dev").glob("hl[0-9]*"))]
+        settings = environment.Settings.read(options) if options else self.settings
+        if settings.is_software(os.environ):
+            bridge = Bridge.from_software()
+        else:
+            bridge = Bridge.from_sdk(fused=settings.fused)
+        return DeviceBackend(index, bridge, environment.runner(settings, os.environ))

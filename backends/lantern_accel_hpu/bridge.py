@@ -1,0 +1,180 @@
+"""The one place that imports Habana's SDK; everything else gets it as a :class:`Bridge`.
+
+The bridge registers ``hpu`` with torch. The software HPU gives a module of the same names, so that all
+other code is the same with and without a card. Names and signatures: habana_frameworks 1.19.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lantern_accel.errors import BackendError
+
+METRICS = ("graph_compilation", "cpu_fallback", "recipe_cache")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Habana's fused kernels; None where this SDK does not have one.
+
+    ``sdpa``: FusedSDPA, ``rms_norm``: FusedRMSNorm (autograd functions, run by ``apply``). ``rotary``:
+    apply_rotary_pos_emb, with ``pairwise``, its mode that turns adjacent pairs.
+    """
+
+    sdpa: Any = None
+    rms_norm: Any = None
+    rotary: Any = None
+    pairwise: Any = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The kernels that are there, for the device's notes."""
+        found = {"FusedSDPA": self.sdpa, "FusedRMSNorm": self.rms_norm, "RoPE": self.rotary}
+        return tuple(name for name, kernel in found.items() if kernel is not None)
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """A loaded bridge: ``hpu`` is ``habana_frameworks.torch.hpu`` or a stand-in; None traces only.
+
+    ``lazy``: operators are collected and run as graphs (the only mode with HPUGraph).
+    """
+
+    hpu: Any
+    software: bool = False
+    lazy: bool = False
+    kernels: Kernels = Kernels()
+
+    @classmethod
+    def from_sdk(cls, *, fused: bool) -> Bridge:
+        """Import Habana's bridge; raises BackendError with the reason where it refuses to load."""
+        try:
+            import habana_frameworks.torch  # noqa: F401, registers the device
+            import habana_frameworks.torch.hpu as hpu
+            from habana_frameworks.torch.utils.internal import is_lazy
+        except (ImportError, OSError, AssertionError, RuntimeError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise BackendError(
+                f"habana_frameworks does not load: {reason}; use the torch and the "
+                "habana-torch-plugin of one Gaudi image, and see docs/gaudi.md"
+            ) from error
+        return cls(hpu, lazy=bool(is_lazy()), kernels=_fused() if fused else Kernels())
+
+    @classmethod
+    def from_software(cls) -> Bridge:
+        """Build and load the software HPU; raises BackendError where it cannot be."""
+        from lantern_accel_hpu import software
+
+        return cls(software.enable(), software=True)
+
+    # --- device --------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device; nothing to wait for where the bridge only traces."""
+        if self.hpu is not None:
+            self.hpu.synchronize()
+
+    def flush(self) -> None:
+        """Send what lazy mode has collected; in eager mode everything was sent already."""
+        if self.lazy and not self.software:
+            import habana_frameworks.torch.core as htcore
+
+            htcore.mark_step()
+
+    def memory(self) -> dict[str, int]:
+        """Read the allocator's figures in bytes: Limit, InUse, MaxInUse; empty where it has none."""
+        return dict(self.hpu.memory_stats()) if self.hpu is not None else {}
+
+    def version(self) -> str | None:
+        """Return the SDK's version; None without one."""
+        if self.software or self.hpu is None:
+            return None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"habana-torch-plugin {importlib.metadata.version('habana-torch-plugin')}"
+        return None
+
+    # --- metrics -------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, int]:
+        """Read what should stand still after warm-up as ``metric.name``; fallen operators by name.
+
+        ``recipe_cache`` needs PT_HPU_ENABLE_CACHE_METRICS=1 when the bridge is loaded.
+        """
+        found: dict[str, int] = {}
+        if self.hpu is None:
+            return found
+        for name in METRICS:
+            metric = self.hpu.metrics.metric_global(name)
+            if metric is None:  # this bridge does not count it, or was not asked to
+                continue
+            for key, value in metric.stats():
+                if isinstance(value, int) and key != "TotalHit":  # every run finds its recipes
+                    found[f"{name}.{key}"] = value
+                elif key == "FallbackOps":
+                    found.update({f"{name}.{operator}": n for operator, n in value.items()})
+        return found
+
+    # --- compiling and capturing ---------------------------------------------------------------
+
+    def compile_options(self) -> dict[str, bool] | None:
+        """Return the options of ``hpu_backend`` that keep a step correct.
+
+        Its pass ``use_inplace_index_copy`` writes a cache in place and drops the copy at the end of
+        the graph; where one graph writes the same cache twice (verification, then commit), what was
+        written last is lost. None where this SDK has no such option, and on the software HPU.
+        """
+        if self.software or self.hpu is None:
+            return None
+        with contextlib.suppress(ImportError):
+            from habana_frameworks.torch.dynamo.compile_backend import config
+
+            if hasattr(config, "use_inplace_index_copy"):
+                return {"use_inplace_index_copy": False}
+        return None
+
+    def new_graph(self) -> Any:
+        """Return an empty HPUGraph; raises BackendError where the bridge has none (eager mode)."""
+        if getattr(self.hpu, "HPUGraph", None) is None:
+            raise BackendError(
+                "this bridge has no HPUGraph, which only lazy mode has; use the mode 'compile', or set "
+                "PT_HPU_LAZY_MODE=1 before Python starts"
+            )
+        return self.hpu.HPUGraph()
+
+    @contextlib.contextmanager
+    def capturing(self, graph: Any) -> Iterator[None]:
+        """Record the block into ``graph``, on the stream on which everything else runs.
+
+        A process can capture one graph at a time; a second one waits. The block is executed as well.
+        """
+        with _CAPTURE, self.hpu.graph(graph, stream=self.hpu.default_stream()):
+            yield
+
+
+_CAPTURE = threading.Lock()
+
+
+def _fused() -> Kernels:
+    """Import the fused kernels, each by itself: an SDK may lack one."""
+    sdpa = rms_norm = rotary = pairwise = None
+    with contextlib.suppress(ImportError):
+        from habana_frameworks.torch.hpex.kernels import FusedSDPA
+
+        sdpa = FusedSDPA
+    with contextlib.suppress(ImportError):
+        from habana_frameworks.torch.hpex.normalization import FusedRMSNorm
+
+        rms_norm = FusedRMSNorm
+    with contextlib.suppress(ImportError):
+        from habana_frameworks.torch.hpex.kernels import (
+            RotaryPosEmbeddingMode,
+            apply_rotary_pos_emb,
+        )
+
+        rotary, pairwise = apply_rotary_pos_emb, RotaryPosEmbeddingMode.PAIRWISE
+    return Kernels(sdpa, rms_norm, rotary, pairwise)

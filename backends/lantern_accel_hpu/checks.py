@@ -1,0 +1,134 @@
+"""This backend's own conformance checks: what a Gaudi must show beyond what every device must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.testing.result import Failed, Measured, NotApplicable, on_card, within
+from lantern_accel_hpu import operators
+from lantern_accel_hpu.kernels import HPUOps
+
+if TYPE_CHECKING:
+    from lantern_accel.backend import Backend
+
+#: Largest difference of a fused kernel from the plain operators, for values of about 1.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+ROWS, NODES, HEADS, WIDTH = 3, 7, 4, 64
+
+
+def _random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _compare(
+    backend: Backend, kernel: str, what: str, run: Callable[[HPUOps, torch.dtype], Tensor]
+) -> Measured:
+    """Run a function with the device's kernels and with the plain operators, in both dtypes."""
+    on_card(backend, f"{what}: Habana's kernels run on it alone")
+    assert isinstance(backend, HPUOps)
+    if getattr(backend.kernels, kernel) is None:
+        raise NotApplicable(
+            f"this SDK has no fused kernel for {what}, or fused=false was asked for"
+        )
+    plain = HPUOps()
+    plain.device = backend.device
+    worst, allowed = 0.0, 1.0
+    for dtype, tolerance in TOLERANCE.items():
+        one, other = run(backend, dtype).float().cpu(), run(plain, dtype).float().cpu()
+        error = float((one - other).abs().max())
+        within(error, tolerance, f"{what} in {dtype}")
+        if error / tolerance >= worst / allowed:
+            worst, allowed = error, tolerance
+    return within(worst, allowed, f"fused {what} against plain operators")
+
+
+def attention(backend: Backend) -> Measured:
+    """Compare FusedSDPA under a tree mask with matmul, softmax, matmul."""
+
+    def run(ops: HPUOps, dtype: torch.dtype) -> Tensor:
+        slots = 2 * 128
+        q = _random(1, ROWS, NODES, HEADS, WIDTH).to(dtype).to(ops.device)
+        k, v = (_random(n, ROWS, slots, HEADS, WIDTH).to(dtype).to(ops.device) for n in (2, 3))
+        visible = torch.zeros(ROWS, 1, NODES, slots, dtype=torch.bool)
+        visible[..., :140] = True
+        visible[..., 140 : 140 + NODES] = torch.eye(NODES, dtype=torch.bool)
+        return ops.attend_dense(q, k, v, ops.mask(visible.to(ops.device), dtype))
+
+    return _compare(backend, "sdpa", "attention", run)
+
+
+def norm(backend: Backend) -> Measured:
+    """Compare FusedRMSNorm with its definition, on three axes and on four."""
+
+    def run(ops: HPUOps, dtype: torch.dtype) -> Tensor:
+        x = _random(4, ROWS, NODES, HEADS, WIDTH).to(dtype).to(ops.device)
+        weight = (1 + 0.1 * _random(5, WIDTH)).to(dtype).to(ops.device)
+        wide = (1 + 0.1 * _random(6, HEADS * WIDTH)).to(dtype).to(ops.device)
+        four = ops.rms_norm(x, weight, 1e-5)
+        return torch.cat((four, ops.rms_norm(x.flatten(2), wide, 1e-5).view(x.shape)))
+
+    return _compare(backend, "rms_norm", "norm", run)
+
+
+def rotary(backend: Backend) -> Measured:
+    """Compare the rotary kernel with its definition: angles for all rows, and of each row."""
+
+    def run(ops: HPUOps, dtype: torch.dtype) -> Tensor:
+        x = _random(7, ROWS, NODES, 2, HEADS, WIDTH).to(dtype).to(ops.device)
+        turned = []
+        for rows in (1, ROWS):
+            angles = _random(8, rows, NODES, 1, 1, WIDTH // 2)
+            form = ops.rotary(angles.cos().to(ops.device), angles.sin().to(ops.device))
+            turned.append(ops.rotate(x, form))
+        return torch.cat(turned)
+
+    return _compare(backend, "rotary", "rotary", run)
+
+
+def writes(backend: Backend) -> Measured:
+    """Write and commit to one cache in one captured function: the commit must be there afterwards.
+
+    ``hpu_backend`` can lose the second of two writes to a buffer; see Bridge.compile_options.
+    """
+    layout = backend.kv_layout(1, 2, 64, HEADS, WIDTH, torch.float32)
+    found = []
+    for captured in (False, True):
+        cache = backend.allocate(layout)
+        slots = torch.tensor([[1, 2, 3], [4, 5, 6]], device=backend.device)
+        target = torch.tensor([[40, 41], [42, 43]], device=backend.device)
+        new = _random(9, 2, 3, HEADS, WIDTH).to(backend.device)
+
+        def step(
+            cache: Any = cache, slots: Any = slots, target: Any = target, new: Any = new
+        ) -> None:
+            backend.write(cache, 0, backend.address(cache, slots), new, new + 1)
+            source = backend.address(cache, slots[:, :2])
+            backend.commit(cache, source, backend.address(cache, target))
+
+        replay = backend.capture(step, "writes") if captured else None
+        for buffer in cache.buffers:
+            buffer.zero_()
+        (replay or step)()
+        found.append(torch.stack([buffer.cpu() for buffer in cache.buffers]))
+        if replay is not None:
+            replay.release()
+    if not torch.equal(*found):
+        raise Failed(
+            "a captured function that writes a cache and commits in it loses one of the two"
+        )
+    return Measured("a write and a commit in one captured function are both kept")
+
+
+def checks() -> dict[str, Callable[[Backend], Measured]]:
+    """Return the checks by name."""
+    return {
+        **operators.checks(),
+        "kernels.attention": attention,
+        "kernels.norm": norm,
+        "kernels.rotary": rotary,
+        "kernels.writes": writes,
+    }

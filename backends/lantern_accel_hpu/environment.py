@@ -1,0 +1,209 @@
+"""What is here before torch or Habana's SDK is imported: the mode, the SDK, its torch, the cards.
+
+Nothing in this module imports either. The bridge (``habana_frameworks``) reads its environment when it
+is loaded, which with ``PT_HPU_LAZY_MODE=0`` happens while torch is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.spec import Probe, check_options
+
+MODES = {
+    "auto": "graph where PT_HPU_LAZY_MODE=1 is set, else compile",
+    "compile": "torch.compile with hpu_backend, in eager mode",
+    "graph": "HPUGraph, in lazy mode (a Gaudi build of torch that still has it)",
+    "eager": "operator by operator, in eager mode",
+}
+OPTIONS = {
+    "mode": "how a step runs: " + ", ".join(f"{name} ({what})" for name, what in MODES.items()),
+    "fused": "false computes with plain torch operators where Habana has fused kernels",
+    "software": "true runs on the software HPU: no Gaudi, correct results, no meaning in its times",
+}
+LAZY = "PT_HPU_LAZY_MODE"
+PCI_VENDOR = "0x1da3"
+"""Habana Labs; /sys/class/accel also lists other makers' accelerators."""
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+#: What lantern_accel itself put into the environment, so that a later request may change it.
+_ours: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one open: ``mode`` as asked, ``software`` None where it was not asked."""
+
+    mode: str = "auto"
+    fused: bool = True
+    software: bool | None = None
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> Settings:
+        """Check options; raises BackendError naming the one that is wrong."""
+        check_options("hpu", options, OPTIONS)
+        mode = str(options.get("mode", "auto"))
+        if mode not in MODES:
+            raise BackendError(
+                f"backend 'hpu' has no mode {mode!r}{did_you_mean(mode, MODES)}; "
+                f"its modes are {', '.join(MODES)}"
+            )
+        software = options.get("software")
+        return cls(
+            mode=mode,
+            fused=_flag("fused", options.get("fused", True)),
+            software=None if software is None else _flag("software", software),
+        )
+
+    def is_software(self, environ: Mapping[str, str]) -> bool:
+        """Return whether the software HPU was asked for, by option or by LANTERN_HPU_SOFTWARE."""
+        if self.software is not None:
+            return self.software
+        return _flag("LANTERN_HPU_SOFTWARE", environ.get("LANTERN_HPU_SOFTWARE", "0"))
+
+    def asked(self, environ: Mapping[str, str]) -> str:
+        """Return the mode that was asked for, by option or by LANTERN_HPU_MODE; else ``auto``."""
+        if self.mode != "auto":
+            return self.mode
+        mode = environ.get("LANTERN_HPU_MODE", "auto")
+        if mode not in MODES:
+            raise BackendError(
+                f"LANTERN_HPU_MODE is {mode!r}{did_you_mean(mode, MODES)}; "
+                f"unset it or choose one of {', '.join(MODES)}"
+            )
+        return mode
+
+
+def _flag(name: str, value: object) -> bool:
+    word = str(value).strip().lower()
+    if word not in _TRUE + _FALSE:
+        raise BackendError(f"backend 'hpu' got {name}={value!r}; it is true or false")
+    return word in _TRUE
+
+
+def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
+    """Set the variables that must be there before torch and the bridge are imported.
+
+    What the user set stays. In a process that has loaded the bridge already the mode is fixed, and
+    nothing is set.
+    """
+    if settings.is_software(environ):
+        # A real bridge that loads itself while torch is imported would take the device's name.
+        environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        return
+    if loaded_mode() is not None:
+        return
+    mode = settings.asked(environ)
+    _set(environ, LAZY, "1" if mode == "graph" else "0")
+    # Without it the bridge does not count which recipes it finds and which it misses.
+    _set(environ, "PT_HPU_ENABLE_CACHE_METRICS", "1")
+
+
+def _set(environ: MutableMapping[str, str], name: str, value: str) -> None:
+    if name not in environ or environ[name] == _ours.get(name):
+        environ[name] = _ours[name] = value
+
+
+def loaded_mode() -> str | None:
+    """Return ``lazy`` or ``eager`` as the bridge in this process runs; None where it is not loaded."""
+    if "habana_frameworks.torch" not in sys.modules:
+        return None
+    internal = sys.modules.get("habana_frameworks.torch.utils.internal")
+    if internal is None:
+        return None
+    return "lazy" if internal.is_lazy() else "eager"
+
+
+def runner(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Return ``compile``, ``graph`` or ``eager``: what :func:`conflict` found nothing against."""
+    asked = settings.asked(environ)
+    if asked != "auto":
+        return asked
+    if settings.is_software(environ):
+        return "eager"
+    return "graph" if _is_lazy(environ) else "compile"
+
+
+def _is_lazy(environ: Mapping[str, str]) -> bool:
+    loaded = loaded_mode()
+    return loaded == "lazy" if loaded else environ.get(LAZY, "0") != "0"
+
+
+def conflict(settings: Settings, environ: Mapping[str, str], torch_version: str) -> Probe | None:
+    """Return why the mode that was asked for cannot be had in this process; None where it can."""
+    asked = settings.asked(environ)
+    lazy = _is_lazy(environ)
+    if asked != "auto" and lazy != (asked == "graph"):
+        needs = "lazy" if asked == "graph" else "eager"
+        if loaded_mode():
+            return Probe.missing(
+                f"this process loaded habana_frameworks in {loaded_mode()} mode before lantern_accel, "
+                f"and the mode {asked!r} needs {needs} mode",
+                f"set {LAZY}={int(asked == 'graph')} before Python starts, or leave out the mode",
+            )
+        return Probe.missing(
+            f"{LAZY}={environ.get(LAZY)} selects {'lazy' if lazy else 'eager'} mode, and the mode "
+            f"{asked!r} needs {needs} mode",
+            f"unset {LAZY}, or leave out the mode",
+        )
+    local = torch_version.partition("+")[2]
+    if lazy and torch_version and not local.startswith(("git", "hpu")):
+        return Probe.missing(
+            f"lazy mode needs Habana's own build of torch, and torch {torch_version} is not one",
+            f"unset {LAZY} and choose the mode 'compile', which replaces it",
+        )
+    return None
+
+
+def sdk_folder() -> Path | None:
+    """Return the folder of ``habana_frameworks`` without importing it; None where it is not there."""
+    spec = importlib.util.find_spec("habana_frameworks")
+    places = None if spec is None else spec.submodule_search_locations
+    return Path(next(iter(places))) if places else None
+
+
+def required_torch(sdk: Path) -> str:
+    """Return the torch version that the SDK was built for, as its own file says; "" if it does not."""
+    with contextlib.suppress(OSError):
+        return (sdk / "torch" / "required_version.txt").read_text().strip()
+    return ""
+
+
+def installed_torch() -> str:
+    """Return torch's version without importing torch; "" where it cannot be read."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    with contextlib.suppress(OSError):
+        text = Path(spec.origin).with_name("version.py").read_text()
+        found = re.search(r"__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text)
+        return found[1] if found else ""
+    return ""
+
+
+def release(version: str) -> tuple[str, ...]:
+    """Return major and minor of a version: what the bridge compares."""
+    return tuple(re.findall(r"\d+", version)[:2])
+
+
+def devices(root: Path = Path("/")) -> list[str]:
+    """List the Gaudis the driver shows: /dev/accel/accelN, or /dev/hlN before driver 1.13."""
+    found = []
+    for node in sorted((root / "dev/accel").glob("accel[0-9]*")):
+        vendor = root / "sys/class/accel" / node.name / "device/vendor"
+        with contextlib.suppress(OSError):
+            if vendor.read_text().strip() != PCI_VENDOR:
+                continue
+        found.append(f"Gaudi at /dev/accel/{node.name}")
+    if found:
+        return found
+    return [f"Gaudi at /dev/{node.name}" for node in sorted((root / "dev").glob("hl[0-9]*"))]

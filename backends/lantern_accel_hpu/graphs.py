@@ -1,0 +1,251 @@
+"""Three ways to run a step again and again: compiled, as a captured HPUGraph, operator by operator.
+
+Each warms up when it is made: whatever can be compiled is compiled then, and what the bridge's metrics
+count after that is reported. Steps are functions of static buffers without arguments, so nothing is
+hashed or copied a call.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lantern_accel.backend import Replay
+from lantern_accel.errors import BackendError, LanternWarning
+from lantern_accel_hpu.bridge import Bridge
+from lantern_accel_hpu.meters import is_out_of_memory, out_of_memory
+
+Step = Callable[[], None]
+
+#: Runs that a step gets to stop compiling; the first compiles, the second shows that it is done.
+WARM_UPS = 3
+#: Counters that must stand still after warm-up. A recipe that was found is no fault, so hits rise.
+WATCHED = ("graph_compilation.TotalNumber", "cpu_fallback.TotalNumber", "recipe_cache.TotalMiss")
+
+
+class Warmed(Replay):
+    """A step that was warmed up on this bridge; subclasses say how it runs.
+
+    ``compiled``: what warming up added to each counter. ``late``: what calls after it added, which
+    should stay empty.
+    """
+
+    def __init__(self, bridge: Bridge, step: Step, name: str) -> None:
+        super().__init__(step)
+        self.name = name
+        self.late: dict[str, int] = {}
+        self._bridge = bridge
+        before, began = self._counts(), time.perf_counter()
+        held = bridge.memory().get("InUse", 0)
+        try:
+            self._prepare()
+        except RuntimeError as error:
+            self._step = None
+            if is_out_of_memory(error):
+                raise out_of_memory(f"running the {name}", bridge.memory(), error) from error
+            raise
+        self.seconds = time.perf_counter() - began
+        self.nbytes = max(bridge.memory().get("InUse", 0) - held, 0)
+        self.compiled = _rise(before, self._counts())
+
+    @property
+    def graphs(self) -> int:
+        """Graphs that stand for the whole step; 0 where it runs operator by operator."""
+        return 0
+
+    def _prepare(self) -> None:
+        """Run until a run compiles nothing."""
+        for _ in range(WARM_UPS):
+            before = self._counts()
+            self._run()
+            self._bridge.synchronize()
+            if not _rise(before, self._counts()):
+                break
+
+    def _run(self) -> None:
+        assert self._step is not None
+        self._step()
+        self._bridge.flush()
+
+    def __call__(self) -> None:
+        """Run the step once; a compilation or a fall-back that it causes is reported."""
+        if self._step is None:
+            raise BackendError("this replay was released; capture the step again")
+        # What was collected before is not this step's.
+        self._bridge.flush()
+        before = self._counts()
+        self._run()
+        self._report(before)
+
+    def _report(self, before: dict[str, int]) -> None:
+        after = self._counts()
+        rise = _rise(before, after)
+        if not rise:
+            return
+        new = [name for name in rise if name not in self.late]
+        for name, count in rise.items():
+            self.late[name] = self.late.get(name, 0) + count
+        if new:
+            warnings.warn(late_warning(self.name, before, after, new), LanternWarning, stacklevel=3)
+
+    def _counts(self) -> dict[str, int]:
+        return {**self._bridge.metrics(), "graphs": _dynamo_graphs()}
+
+
+class Compiled(Warmed):
+    """The step as one graph of ``torch.compile(backend="hpu_backend")``, with static shapes."""
+
+    captured = True
+
+    def __init__(self, bridge: Bridge, step: Step, name: str) -> None:
+        options: Any = bridge.compile_options()
+        self._compiled: Any = torch.compile(
+            own_code(step, name),
+            backend="hpu_backend",
+            fullgraph=True,
+            dynamic=False,
+            options=options,
+        )
+        super().__init__(bridge, step, name)
+
+    @property
+    def graphs(self) -> int:
+        """Graphs that torch.compile made; more than one is a mistake."""
+        return self.compiled.get("graphs", 0)
+
+    def _prepare(self) -> None:
+        try:
+            self._compiled()
+        except torch._dynamo.exc.Unsupported as error:
+            raise BackendError(
+                f"torch.compile cannot make one graph of the {self.name}: "
+                f"{str(error).splitlines()[0]}; use the mode 'eager', and report it"
+            ) from error
+        super()._prepare()
+
+    def _run(self) -> None:
+        # The buffers are static and this code object has one graph, so that there is nothing for
+        # guards to tell apart; evaluating them costs a step as much as launching it.
+        with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+            self._compiled()
+
+    def release(self) -> None:
+        """Forget the compiled graph."""
+        super().release()
+        self._compiled = None
+
+
+class Graphed(Warmed):
+    """The step as one HPUGraph: captured once, replayed without Python (lazy mode)."""
+
+    captured = True
+
+    def __init__(self, bridge: Bridge, step: Step, name: str) -> None:
+        self._graph: Any = bridge.new_graph()
+        super().__init__(bridge, step, name)
+
+    @property
+    def graphs(self) -> int:
+        """One."""
+        return 1
+
+    def _prepare(self) -> None:
+        # Once outside: a fall-back would abort the process's capture, and here it can be named.
+        before = self._counts()
+        super()._run()
+        self._bridge.synchronize()
+        fell = fallen(before, self._counts())
+        if fell:
+            raise cannot_capture(self.name, ", ".join(fell))
+        assert self._step is not None
+        try:
+            with self._bridge.capturing(self._graph):
+                self._step()  # executes as well: on this device a capture is a run
+        except RuntimeError as error:
+            fell = fallen(before, self._counts())
+            self._graph.reset()
+            if fell or "fallback" in str(error):
+                raise cannot_capture(self.name, ", ".join(fell) or operator_in(error)) from error
+            raise
+        self._bridge.synchronize()
+
+    def __call__(self) -> None:
+        """Replay; a captured graph can neither compile nor fall back, so nothing is watched."""
+        if self._step is None:
+            raise BackendError("this replay was released; capture the step again")
+        self._graph.replay()
+
+    def release(self) -> None:
+        """Free the graph's memory."""
+        if self._graph is not None:
+            self._graph.reset()
+        super().release()
+        self._graph = None
+
+
+def own_code(step: Step, name: str) -> Step:
+    """Return a function that calls ``step`` and has a code object of its own.
+
+    torch.compile keeps its graphs by code object. All engines share the code of one method, so that
+    their graphs would count as recompilations of each other, and at the eighth it would give up.
+    """
+
+    def run() -> None:
+        step()
+
+    code = run.__code__.replace(co_name=f"lantern_{name}")
+    own = types.FunctionType(code, run.__globals__, code.co_name, closure=run.__closure__)
+    return own
+
+
+def late_warning(name: str, before: dict[str, int], after: dict[str, int], new: list[str]) -> str:
+    """Say which counters rose during a step that was warmed up, and what that means."""
+    rises = ", ".join(f"{counter} by {after[counter] - before.get(counter, 0)}" for counter in new)
+    fell = fallen(before, after)
+    operators = f" ({', '.join(fell)} ran on the CPU)" if fell else ""
+    return (
+        f"the {name} was warmed up, and yet this run raised {rises}{operators}: its time is not that "
+        "of a warm step; something in it changes from step to step, please report it"
+    )
+
+
+def cannot_capture(name: str, operators: str) -> BackendError:
+    """Return the error for an operator without an HPU kernel in a graph that must not leave it."""
+    return BackendError(
+        f"the {name} cannot be captured: {operators} has no HPU kernel in this SDK and would run on "
+        "the CPU; use the mode 'compile' or 'eager', which allow it, and report the operator"
+    )
+
+
+def fallen(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Return the operators that fell back to the CPU between two readings."""
+    return [
+        name.partition(".")[2]
+        for name, count in after.items()
+        if name.startswith("cpu_fallback.aten::") and count > before.get(name, 0)
+    ]
+
+
+def operator_in(error: BaseException) -> str:
+    """Return the operator that a bridge's message names; it does not always name one."""
+    found = re.search(r"\b(aten|hpu)::\w+(\.\w+)?", str(error))
+    return found[0] if found else "an operator that the bridge does not name"
+
+
+def _rise(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """Return by how much each watched counter rose, those that did."""
+    rises = {name: after.get(name, 0) - before.get(name, 0) for name in (*WATCHED, "graphs")}
+    return {name: count for name, count in rises.items() if count > 0}
+
+
+def _dynamo_graphs() -> int:
+    """Return how many graphs torch.compile has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

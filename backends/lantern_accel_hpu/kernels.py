@@ -1,0 +1,146 @@
+"""The tensor operations as a Gaudi wants them; each fused kernel has the plain operators beside it.
+
+The plain path computes the same numbers and runs where there is no Habana SDK: on the software HPU, in
+traces, and with ``fused=false``. It keeps to operators that have an HPU kernel: no advanced indexing,
+no ``scaled_dot_product_attention`` (it becomes ``_safe_softmax``, which has none), no complex numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.ops import KVCache, KVLayout, TensorOps
+from lantern_accel_hpu.bridge import Kernels
+
+#: Slots of a cache are a multiple of this, so that attention's matrices fill the matrix engine
+#: (vllm-gaudi's block size; smaller ones run "very inefficiently" there).
+SLOTS = 128
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rotary rows for one pass: ``cos, sin`` as the reference takes them, and as the kernel does.
+
+    ``wide``: cos and sin, each element twice, float32 ``[1, R*T or T, 1, d]``; None without the kernel.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    wide: tuple[Tensor, Tensor] | None = None
+
+
+class HPUOps(TensorOps):
+    """Cache, attention, norm and rotary positions for ``hpu``; ``kernels`` are the fused ones."""
+
+    kernels: Kernels = Kernels()
+
+    # --- key-value cache -----------------------------------------------------------------------
+
+    def kv_layout(
+        self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
+    ) -> KVLayout:
+        """Order caches by head, and round the slots up to what the matrix engine fills."""
+        slots = -(-capacity // SLOTS) * SLOTS
+        return KVLayout(layers, rows, slots, heads, head_dim, dtype, head_major=True)
+
+    def allocate(self, layout: KVLayout) -> KVCache:
+        """Allocate keys and values of each layer as zeroed buffers of their own, ``[R * H * L, d]``.
+
+        Views of one large buffer would do elsewhere. Here lazy mode writes a view by copying what it
+        is a view of, HPUGraph forbids it, and the compiler keeps only whole inputs in place.
+        """
+        shape = (layout.rows * layout.heads * layout.capacity, layout.head_dim)
+        pairs = tuple(
+            tuple(torch.zeros(shape, dtype=layout.dtype, device=self.device) for _ in range(2))
+            for _ in range(layout.layers)
+        )
+        return KVCache(layout, pairs)
+
+    def address(self, kv: KVCache, slots: Tensor) -> Tensor:
+        """Return flat indices of (row, head, slot), int64 ``[R * H * T]``.
+
+        Heads come before positions, as attention has them. int64, because ``index_copy_`` takes no
+        other index in torch's own rules for shapes, which the compiler follows.
+        """
+        layout = kv.layout
+        rows = torch.arange(layout.rows, device=slots.device, dtype=torch.int32).view(-1, 1, 1)
+        heads = torch.arange(layout.heads, device=slots.device, dtype=torch.int32).view(-1, 1)
+        first = (rows * layout.heads + heads) * layout.capacity
+        flat = first + slots.to(torch.int32).unsqueeze(1)
+        return flat.reshape(-1).to(torch.int64)
+
+    def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
+        for buffer, new in zip(kv.data[layer], (k, v), strict=True):
+            buffer.index_copy_(0, address, new.transpose(1, 2).reshape(-1, new.shape[-1]))
+
+    def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
+        """Move entries of all layers from addresses ``source`` to ``target``, both [R*H*J]."""
+        for buffer in kv.buffers:
+            buffer.index_copy_(0, target, buffer.index_select(0, source))
+
+    # --- arithmetic ----------------------------------------------------------------------------
+
+    def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
+        """Attention of ``q [R, T, H, d]`` over a layer's cache under ``mask [R, 1, T, L]``."""
+        layout = kv.layout
+        shape = (layout.rows, layout.heads, layout.capacity, layout.head_dim)
+        k, v = (buffer.view(shape) for buffer in kv.data[layer])
+        return self._attend(q.transpose(1, 2), k, v, mask).transpose(1, 2)
+
+    def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Softmax attention, scale ``d ** -0.5``; ``k, v [R, L, H, d]``; ``mask=None`` is causal."""
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return self._attend(q, k, v, mask).transpose(1, 2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention with heads first: ``q [R, H, T, d]``, ``k, v [R, H, L, d]``; softmax in float32."""
+        scale = q.shape[-1] ** -0.5
+        if self.kernels.sdpa is not None:
+            # Causal and a mask exclude each other there; a tree's mask says all there is to say.
+            softmax = "fp32" if q.dtype == torch.bfloat16 else "None"
+            out: Tensor = self.kernels.sdpa.apply(q, k, v, mask, 0.0, mask is None, scale, softmax)
+            return out
+        if mask is None:
+            steps = torch.arange(k.shape[2], device=q.device, dtype=torch.int32)
+            visible = steps <= steps[k.shape[2] - q.shape[2] :].unsqueeze(-1)
+            mask = self.mask(visible, q.dtype)
+        scores = torch.matmul(q * scale, k.transpose(2, 3)) + mask
+        return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise in float32 and scale.
+
+        The kernel rounds once, after scaling, where the reference rounds before as well: in bfloat16
+        the two differ by a rounding, in float32 not.
+        """
+        if self.kernels.rms_norm is None or x.dtype != weight.dtype:
+            return super().rms_norm(x, weight, eps)
+        # The kernel takes three axes.
+        flat = x.reshape(-1, *x.shape[-2:]) if x.dim() > 2 else x.unsqueeze(0)
+        out: Tensor = self.kernels.rms_norm.apply(flat, weight, eps)
+        return out.view(x.shape)
+
+    def rotary(self, cos: Tensor, sin: Tensor) -> Turn:
+        """Keep rotary rows, and for the kernel write every element twice, once for each of a pair."""
+        if self.kernels.rotary is None:
+            return Turn(cos, sin)
+        width = 2 * cos.shape[-1]
+        # [R, T, 1, ..., d/2] -> [1, R*T, 1, d]: the kernel takes one row of angles a position.
+        wide = [torch.stack((x, x), dim=-1).reshape(1, -1, 1, width) for x in (cos, sin)]
+        return Turn(cos, sin, (wide[0], wide[1]))
+
+    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
+        """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32."""
+        if rotary.wide is None:
+            return super().rotate(x, (rotary.cos, rotary.sin))
+        cos, sin = rotary.wide
+        # Angles of one row for all rows of x, or of each row: then rows and positions are one axis.
+        rows, steps = (x.shape[0], x.shape[1]) if cos.shape[1] == x.shape[1] else (1, cos.shape[1])
+        flat = x.float().reshape(rows, steps, -1, x.shape[-1])
+        turned: Tensor = self.kernels.rotary(flat, cos, sin, None, 0, self.kernels.pairwise)
+        return turned.view(x.shape).to(x.dtype)

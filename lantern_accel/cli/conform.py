@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lantern_accel.cli.console import say
+
+if TYPE_CHECKING:
+    from lantern_accel.testing.kit import Outcome
 
 STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
@@ -19,23 +23,50 @@ def register(app: typer.Typer) -> None:
 def conform(
     device: str = typer.Argument(..., help="The backend to check."),
     only: list[str] = typer.Option([], help="A group (static) or a check; repeat for several."),
+    software: bool = typer.Option(
+        False, "--software", help="Run the backend on its device in software, where it has one."
+    ),
+    option: list[str] = typer.Option(
+        [], metavar="NAME=VALUE", help="An option of the backend; repeat for several."
+    ),
     json_path: Path = typer.Option(None, "--json", help="Write the report as JSON."),
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
 ) -> None:
     """Run the conformance checks; exit code 1 where one fails."""
+    from lantern_accel.plugins import choose_device
+
+    options = _options(option)
+    if software:
+        options["software"] = True
+    # The device comes before torch, which the kit imports: some read the environment then.
+    chosen = choose_device(device, options)
     from lantern_accel.testing import kit
 
-    def tell(outcome: kit.Outcome) -> None:
-        figure = ""
-        if outcome.error is not None:
-            figure = f" (error {outcome.error:.2g}, tolerance {outcome.tolerance:.2g})"
-        say(
-            f"{outcome.name}: {outcome.detail}{figure}",
-            label=outcome.state,
-            style=STYLES[outcome.state],
-        )
-
-    report = kit.conform(device, only=only, json=json_path, junit=junit, on_outcome=tell)
-    say(report.table().splitlines()[-1])
+    report = kit.conform(chosen, only=only, json=json_path, junit=junit, on_outcome=_tell)
+    say(report.summary())
     if not report.passed:
         raise typer.Exit(1)
+
+
+def _options(given: list[str]) -> dict[str, Any]:
+    """Read ``name=value`` pairs; raises BackendError for what is none."""
+    from lantern_accel.errors import BackendError
+
+    options: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise BackendError(f"the option {text!r} is not of the form NAME=VALUE")
+        options[name] = int(value) if value.isdigit() else value
+    return options
+
+
+def _tell(outcome: Outcome) -> None:
+    figure = ""
+    if outcome.error is not None:
+        figure = f" (error {outcome.error:.2g}, tolerance {outcome.tolerance:.2g})"
+    say(
+        f"{outcome.name}: {outcome.detail}{figure}",
+        label=outcome.state,
+        style=STYLES[outcome.state],
+    )

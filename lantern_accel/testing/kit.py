@@ -6,20 +6,23 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.backend import Backend
 from lantern_accel.errors import BackendError, did_you_mean
-from lantern_accel.testing import numeric, static
-from lantern_accel.testing.result import Failed, Measured, NotApplicable
+from lantern_accel.testing import device, numeric, static
+from lantern_accel.testing.result import Failed, Measured, NeedsCard, NotApplicable
+
+if TYPE_CHECKING:
+    from lantern_accel.plugins import Chosen
 
 Check = Callable[[Backend], Measured]
 
 #: Every check by name; the part before the dot is its group.
-CHECKS: dict[str, Check] = {**static.CHECKS, **numeric.CHECKS}
+CHECKS: dict[str, Check] = {**static.CHECKS, **numeric.CHECKS, **device.CHECKS}
 
 
 class Outcome(BaseModel):
@@ -30,13 +33,14 @@ class Outcome(BaseModel):
     name: str
     state: Literal["passed", "failed", "not applicable"]
     detail: str = ""
+    needs_card: bool = Field(False, description="a simulated device cannot answer this check")
     error: float | None = Field(None, description="largest error, in the unit of the tolerance")
     tolerance: float | None = None
     seconds: float = 0.0
 
 
 class Report(BaseModel):
-    """All outcomes for one backend."""
+    """All outcomes for one backend; ``simulated`` where it stands for another device in software."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,6 +49,7 @@ class Report(BaseModel):
     backend_version: str
     device: str
     device_name: str
+    simulated: bool = False
     torch: str
     outcomes: list[Outcome]
 
@@ -52,6 +57,21 @@ class Report(BaseModel):
     def passed(self) -> bool:
         """True where nothing failed."""
         return all(o.state != "failed" for o in self.outcomes)
+
+    @property
+    def needs_card(self) -> int:
+        """Checks that wait for a real device."""
+        return sum(o.needs_card for o in self.outcomes)
+
+    def summary(self) -> str:
+        """Return one line that counts."""
+        states = [o.state for o in self.outcomes]
+        waiting = f" ({self.needs_card} need a card)" if self.needs_card else ""
+        return (
+            f"{self.backend} {self.backend_version} on {self.device_name}: "
+            f"{states.count('passed')} passed, {states.count('failed')} failed, "
+            f"{states.count('not applicable')} not applicable{waiting}"
+        )
 
     def table(self) -> str:
         """Return one line a check, and a line that counts."""
@@ -61,13 +81,7 @@ class Report(BaseModel):
                 "" if o.error is None else f" error {o.error:.2g} (tolerance {o.tolerance:.2g})"
             )
             lines.append(f"{o.state:14} {o.name:28}{figure} {o.detail}".rstrip())
-        states = [o.state for o in self.outcomes]
-        lines.append(
-            f"{self.backend} {self.backend_version} on {self.device_name}: "
-            f"{states.count('passed')} passed, {states.count('failed')} failed, "
-            f"{states.count('not applicable')} not applicable"
-        )
-        return "\n".join(lines)
+        return "\n".join([*lines, self.summary()])
 
     def junit(self) -> bytes:
         """Return the report as JUnit XML."""
@@ -78,6 +92,9 @@ class Report(BaseModel):
             failures=str(sum(o.state == "failed" for o in self.outcomes)),
             skipped=str(sum(o.state == "not applicable" for o in self.outcomes)),
         )
+        properties = ET.SubElement(suite, "properties")
+        for key in ("device_name", "simulated", "needs_card", "torch"):
+            ET.SubElement(properties, "property", name=key, value=str(getattr(self, key)))
         for o in self.outcomes:
             group, _, name = o.name.partition(".")
             case = ET.SubElement(
@@ -91,21 +108,46 @@ class Report(BaseModel):
         return whole
 
 
-def select(only: str | Sequence[str] | None) -> dict[str, Check]:
+def checks_of(backend: Backend) -> dict[str, Check]:
+    """Return the checks for a backend: everybody's, then its own."""
+    return {**CHECKS, **backend.checks()}
+
+
+def select(
+    only: str | Sequence[str] | None, checks: Mapping[str, Check] | None = None
+) -> dict[str, Check]:
     """Return the checks of the named groups (``static``) or names (``static.host_read``)."""
+    known = dict(CHECKS if checks is None else checks)
     if not only:
-        return dict(CHECKS)
+        return known
     names = [only] if isinstance(only, str) else list(only)
-    groups = {name.partition(".")[0] for name in CHECKS}
+    groups = {name.partition(".")[0] for name in known}
     chosen: dict[str, Check] = {}
     for name in names:
-        found = {k: v for k, v in CHECKS.items() if name in (k, k.partition(".")[0])}
+        found = {k: v for k, v in known.items() if name in (k, k.partition(".")[0])}
         if not found:
             raise BackendError(
-                f"no check is named {name!r}{did_you_mean(name, groups | set(CHECKS))}"
+                f"no check is named {name!r}{did_you_mean(name, groups | set(known))}"
             )
         chosen.update(found)
     return chosen
+
+
+def run_check(backend: Backend, name: str, check: Check) -> Outcome:
+    """Run one check on an opened backend; one that raises has failed."""
+    began = time.perf_counter()
+    try:
+        with torch.inference_mode():
+            found = check(backend)
+        values: dict[str, Any] = {"state": "passed", **vars(found)}
+    except NotApplicable as reason:
+        needs = isinstance(reason, NeedsCard)
+        values = {"state": "not applicable", "detail": str(reason), "needs_card": needs}
+    except Failed as failure:
+        values = {"state": "failed", "detail": str(failure), **failure.figures}
+    except Exception as error:
+        values = {"state": "failed", "detail": f"{type(error).__name__}: {error}"}
+    return Outcome(name=name, seconds=time.perf_counter() - began, **values)
 
 
 def run_checks(
@@ -115,19 +157,8 @@ def run_checks(
 ) -> Report:
     """Run checks on an opened backend; a check that raises has failed, the others still run."""
     outcomes = []
-    for name, check in (CHECKS if checks is None else checks).items():
-        began = time.perf_counter()
-        try:
-            with torch.inference_mode():
-                found = check(backend)
-            values: dict[str, Any] = {"state": "passed", **vars(found)}
-        except NotApplicable as reason:
-            values = {"state": "not applicable", "detail": str(reason)}
-        except Failed as failure:
-            values = {"state": "failed", "detail": str(failure), **failure.figures}
-        except Exception as error:
-            values = {"state": "failed", "detail": f"{type(error).__name__}: {error}"}
-        outcome = Outcome(name=name, seconds=time.perf_counter() - began, **values)
+    for name, check in (checks_of(backend) if checks is None else checks).items():
+        outcome = run_check(backend, name, check)
         outcomes.append(outcome)
         if on_outcome is not None:
             on_outcome(outcome)
@@ -137,13 +168,14 @@ def run_checks(
         backend_version=backend.version,
         device=str(backend.device),
         device_name=facts.name,
+        simulated=backend.simulated,
         torch=torch.__version__,
         outcomes=outcomes,
     )
 
 
 def conform(
-    device: str,
+    device: str | Chosen,
     *,
     only: str | Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -151,13 +183,17 @@ def conform(
     junit: Path | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> Report:
-    """Open a device, run the checks, write the reports that are asked for."""
-    from lantern_accel.files import write_json, write_whole
-    from lantern_accel.plugins import open_backend
+    """Open a device, run the checks, write the reports that are asked for.
 
-    checks = select(only)
-    with open_backend(device, options) as backend:
-        report = run_checks(backend, checks, on_outcome)
+    ``device``: a name with ``options`` for the backend, or what
+    :func:`~lantern_accel.plugins.choose_device` found.
+    """
+    from lantern_accel.files import write_json, write_whole
+    from lantern_accel.plugins import choose_device
+
+    chosen = choose_device(device, options) if isinstance(device, str) else device
+    with chosen.open() as backend:
+        report = run_checks(backend, select(only, checks_of(backend)), on_outcome)
     if json is not None:
         write_json(json, report.model_dump(mode="json"))
     if junit is not None:

@@ -139,9 +139,9 @@ def attention(backend: Backend) -> Measured:
 def addresses(backend: Backend) -> Measured:
     """Show that a second request runs on the first one's memory."""
     engine = tiny.tiny_engine(backend, "lantern++")
-    caches = [engine.verifying.cache.data]
+    caches = [*engine.verifying.cache.buffers]
     if engine.drafting is not None:
-        caches.append(engine.drafting.cache.data)
+        caches += engine.drafting.cache.buffers
     buffers = [*vars(engine.state).values(), *caches]
     before = [b.data_ptr() for b in buffers]
     for seed in (0, 1):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lantern_accel.backend import Backend
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,19 @@ class Failed(Exception):
 
 class NotApplicable(Exception):
     """A check that says nothing about this backend, with the reason."""
+
+
+class NeedsCard(NotApplicable):
+    """A check that a simulated device cannot answer."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"needs a card: {what}")
+
+
+def on_card(backend: Backend, what: str) -> None:
+    """Raise :class:`NeedsCard` on a simulated device, which cannot show ``what``."""
+    if backend.simulated:
+        raise NeedsCard(what)
 
 
 def within(error: float, tolerance: float, what: str) -> Measured:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from lantern_accel.backend import Backend
 from lantern_accel.strategy import STRATEGIES
 from lantern_accel.testing import tiny
-from lantern_accel.testing.result import Failed, Measured
+from lantern_accel.testing.result import Failed, Measured, NotApplicable
 from lantern_accel.testing.trace import Recorder, fake, first_difference, source_line
 
 TEMPERATURES = (0.0, 1.0)
@@ -28,7 +30,7 @@ def _refused(error: Exception) -> str | None:
         "DataDependentOutputException": "host_read",
         "DynamicOutputShapeException": "dynamic_shape",
         "FakeTensorDeviceMismatchError": "other_device",
-        "UnsupportedOperatorException": "unlisted_operator",
+        "UnsupportedOperatorException": "operators",
     }
     chain: BaseException | None = error
     while chain is not None:
@@ -38,12 +40,16 @@ def _refused(error: Exception) -> str | None:
     return None
 
 
-def trace_fake(backend: Backend, strategy: str, batch: int, temperature: float) -> Recorder:
+def trace_fake(
+    backend: Backend, strategy: str, batch: int, temperature: float, dtype: torch.dtype
+) -> Recorder:
     """Run prefill and one step on fake tensors of this backend's device; return what was seen."""
     engine, mode = fake(
-        lambda: tiny.tiny_engine(backend, strategy, batch=batch, temperature=temperature)
+        lambda: tiny.tiny_engine(
+            backend, strategy, batch=batch, temperature=temperature, dtype=dtype
+        )
     )
-    recorder = Recorder(backend.device, backend.operators())
+    recorder = Recorder(backend.device, backend.operators(), backend.operator_rules())
     with mode:
         try:
             # The condition and the uniforms come from the host, before both functions.
@@ -62,15 +68,19 @@ def trace_fake(backend: Backend, strategy: str, batch: int, temperature: float) 
 
 
 def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
-    """Trace every strategy, batch size and temperature, one by one; each only once a backend."""
+    """Trace every strategy, batch size, temperature and dtype; each only once a backend."""
     kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})
+    best = backend.dtypes().compute
     for strategy in STRATEGIES:
         for batch in BATCHES:
             for temperature in TEMPERATURES:
-                where = f"{strategy}, batch {batch}, temperature {temperature:g}"
-                if where not in kept:
-                    kept[where] = trace_fake(backend, strategy, batch, temperature)
-                yield where, kept[where]
+                # The same code in float32: once is enough.
+                for dtype in dict.fromkeys((best, torch.float32) if batch == 1 else (best,)):
+                    name = str(dtype).removeprefix("torch.")
+                    where = f"{strategy}, batch {batch}, temperature {temperature:g}, {name}"
+                    if where not in kept:
+                        kept[where] = trace_fake(backend, strategy, batch, temperature, dtype)
+                    yield where, kept[where]
 
 
 def _rule(rule: str, what: str) -> Callable[[Backend], Measured]:
@@ -84,6 +94,18 @@ def _rule(rule: str, what: str) -> Callable[[Backend], Measured]:
         return Measured(f"{what} in {seen} operators")
 
     return check
+
+
+def _own_rule(rule: str, what: str) -> Callable[[Backend], Measured]:
+    """As :func:`_rule`, for a rule that a backend may have or not."""
+    check = _rule(rule, what)
+
+    def applies(backend: Backend) -> Measured:
+        if rule not in backend.operator_rules():
+            raise NotApplicable(f"backend {backend.name!r} has no rule for {rule}")
+        return check(backend)
+
+    return applies
 
 
 def _record(function: Callable[[], None], backend: Backend) -> Recorder:
@@ -118,6 +140,8 @@ CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "static.float64": _rule("float64", "no float64"),
     "static.other_device": _rule("other_device", "no tensor of another device"),
     "static.device_generator": _rule("device_generator", "no device generator"),
-    "static.operators": _rule("unlisted_operator", "only operators that the backend lists"),
+    "static.operators": _rule("operators", "only operators that the backend lists"),
+    "static.dtypes": _own_rule("dtypes", "only dtypes that the backend's kernels take"),
+    "static.indices": _own_rule("indices", "no integers wider than the device's indices"),
     "static.one_graph": one_graph,
 }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+
+if TYPE_CHECKING:
+    from lantern_accel.backend import OperatorRule
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -26,20 +29,24 @@ DYNAMIC = _aten(
 )
 #: Operators that draw from a device's own generator.
 RANDOM = _aten("multinomial bernoulli rand randn randint uniform_ normal_ exponential_")
+#: Numbers that are twice as wide as acceptance needs.
+WIDE = frozenset({torch.float64, torch.complex128})
 _HERE = Path(__file__).resolve()
 _OURS = _HERE.parents[1].name
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Something a step may not do: the rule, the operator, and the source line that did it."""
+    """Something a step may not do: the rule, the operator, the source line that did it, and why not."""
 
     rule: str
     operator: str
     source: str
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.operator} at {self.source}"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.operator}{why} at {self.source}"
 
 
 def source_line(error: BaseException | None = None) -> str:
@@ -64,18 +71,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every operator of a block and what is forbidden in it.
 
     ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
-    signatures replay as one graph. ``operators`` None allows any.
+    signatures replay as one graph. ``operators`` None allows any; ``rules`` are a backend's further ones
+    (:meth:`~lantern_accel.backend.Backend.operator_rules`); one for ``"operators"`` replaces the list.
     """
 
-    def __init__(self, device: torch.device, operators: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        operators: frozenset[str] | None = None,
+        rules: Mapping[str, OperatorRule] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
-        self.operators = operators
+        self.rules = dict(rules or {})
+        self.operators = None if "operators" in self.rules else operators
         self.signature: list[tuple[Any, ...]] = []
         self.violations: list[Violation] = []
 
-    def _refuse(self, rule: str, operator: str) -> None:
-        self.violations.append(Violation(rule, operator, source_line()))
+    def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
+        self.violations.append(Violation(rule, operator, source_line(), reason))
 
     def __torch_dispatch__(
         self,
@@ -99,13 +113,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in RANDOM:
             self._refuse("device_generator", full)
         if self.operators is not None and not {name, full} & self.operators:
-            self._refuse("unlisted_operator", full)
+            self._refuse("operators", full)
+        for rule, complains in self.rules.items():
+            if reason := complains(func, args, kwargs):
+                self._refuse(rule, full, reason)
         tensors = [a for a in given if isinstance(a, Tensor)]
         if any(t.device.type != self.device.type for t in tensors):
             self._refuse("other_device", full)
         out = func(*args, **kwargs)
         made = [o for o in tree_flatten(out)[0] if isinstance(o, Tensor)]
-        if any(t.dtype in (torch.float64, torch.complex128) for t in made):
+        if any(t.dtype in WIDE for t in made):
             self._refuse("float64", full)
         if any(t.device.type != self.device.type for t in made):
             self._refuse("other_device", full)

@@ -1,0 +1,242 @@
+"""What Gaudi has kernels for, and in which dtypes: the rules that a traced step is held to.
+
+The data, ``gaudi_ops.json``, is read off the bridge's sources of release 1.19: a name says that
+there is a kernel, dtypes are known for about a tenth. Newer releases have more operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+if TYPE_CHECKING:
+    from lantern_accel.backend import Backend, OperatorRule
+    from lantern_accel.testing.result import Measured
+
+
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
+DATA = Path(__file__).with_name("gaudi_ops.json")
+
+#: Operators without an entry in the data that a step may use, each with the reason.
+EXCEPTIONS = {
+    "prim::device": "reads an attribute; runs nothing",
+    "aten::_copy_from": "what copy_ becomes on the way to the bridge, which has it as copy_",
+    "aten::resize_": "sizes an output before its kernel; the bridge allocates it itself",
+}
+
+#: Operators that run although they are listed as kernels: hpu_backend leaves the graph for them.
+FALLBACKS = {
+    "aten::index": "advanced indexing; use index_select or gather",
+    "aten::addcmul": "write the product and the sum",
+    "aten::slice_backward": "training only",
+    "aten::nonzero": "its shape depends on data",
+    "aten::_unique2": "its shape depends on data",
+    "aten::bincount": "its shape depends on data; compare with an arange and sum",
+}
+
+#: Operators that move no data: a view of int64 costs nothing.
+VIEWS = _aten(
+    "alias as_strided detach expand select slice split split_with_sizes squeeze t transpose unbind "
+    "unsqueeze view _unsafe_view"
+)
+
+#: Operators that may take int64: the casts out of it, and what torch gives no choice.
+TAKES_INT64 = {
+    "aten::_to_copy": "the cast to int32",
+    "aten::copy_": "the cast into an int32 buffer",
+    "aten::index_copy_": "torch demands a long index of it, and only it",
+    "aten::index_copy": "torch demands a long index of it, and only it",
+}
+
+DTYPES = {
+    "BFloat16": torch.bfloat16,
+    "Bool": torch.bool,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Float": torch.float32,
+    "Float8_e4m3fn": torch.float8_e4m3fn,
+    "Float8_e5m2": torch.float8_e5m2,
+    "Half": torch.float16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Short": torch.int16,
+}
+
+Known = frozenset[torch.dtype] | dict[str, frozenset[torch.dtype]] | None
+
+
+@functools.cache
+def table() -> dict[str, Known]:
+    """Return the dtypes of each operator's kernel on Gaudi 2, by name; None where not known.
+
+    A set holds for the dtype that the operator computes in, a dictionary for single arguments.
+    """
+    found: dict[str, Known] = {}
+    for name, dtypes in json.loads(DATA.read_text(encoding="utf-8"))["operators"].items():
+        if isinstance(dtypes, dict):
+            found[name] = {arg: frozenset(map(DTYPES.get, of)) for arg, of in dtypes.items()}  # type: ignore[arg-type]
+        else:
+            found[name] = None if dtypes is None else frozenset(DTYPES[one] for one in dtypes)
+    return found
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    """Return the operators with a kernel without their overloads."""
+    return frozenset(name.partition(".")[0] for name in table())
+
+
+@functools.cache
+def listed() -> frozenset[str]:
+    """Return the operators with a kernel, and the exceptions."""
+    return frozenset(table()) | frozenset(EXCEPTIONS)
+
+
+def _composite(name: str) -> bool:
+    """Return whether torch makes the operator of others on a device that has no kernel for it."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    keys = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
+    return any(has(name, key) for key in keys)
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Complain of an operator without a kernel, and of one for which a graph is left.
+
+    What torch composes of other operators passes here: ``static.kernels`` follows it down.
+    """
+    base, full = names_of(func)
+    if base in FALLBACKS:
+        return f"hpu_backend leaves the graph for it: {FALLBACKS[base]}"
+    if base == "aten::permute" and args[0].dtype == torch.int64:
+        return "hpu_backend leaves the graph for an int64 permute; cast to int32 first"
+    if base in ("aten::mul", "aten::full") and isinstance(args[1], bool):
+        return "hpu_backend leaves the graph for a bool scalar; use 0 or 1"
+    numbers = tree_flatten((args, dict(kwargs)))[0]
+    if any(isinstance(one, float) and one != one for one in numbers):
+        return "hpu_backend leaves the graph for a NaN scalar"
+    if full in listed() or _composite(func.name()):
+        return ""
+    return "no kernel is listed for it"
+
+
+def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Complain of a dtype that a kernel is known not to have: the bridge runs it on the CPU.
+
+    The bridge asks for the dtype in which the operator computes: ``dtype=`` where it is given, else
+    what the tensors promote to.
+    """
+    _, full = names_of(func)
+    values = tree_flatten((args, dict(kwargs)))[0]
+    dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
+    dtypes += [v for v in values if isinstance(v, torch.dtype)]
+    if any(dtype.is_complex for dtype in dtypes):
+        return "Gaudi has no complex numbers; keep real and imaginary parts apart"
+    known = table().get(full)
+    if known is None:
+        return ""
+    if isinstance(known, dict):
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(
+            kwargs
+        )
+        for arg, able in known.items():
+            value = named.get(arg)
+            if isinstance(value, Tensor) and value.dtype not in able:
+                return f"its {arg} is {_short(value.dtype)}, kernels take {_list(able)}"
+        return ""
+    dtype = kwargs.get("dtype") or _promoted(args)
+    if dtype is not None and dtype not in known:
+        return f"it computes in {_short(dtype)}, kernels in {_list(known)}"
+    return ""
+
+
+def has_index(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Complain of an int64 tensor: Gaudi's kernels take int32, and cast what is wider every time."""
+    base, _ = names_of(func)
+    if base in VIEWS or base in TAKES_INT64 or base.startswith("prim::"):
+        return ""
+    tensors = [v for v in tree_flatten((args, dict(kwargs)))[0] if isinstance(v, Tensor)]
+    if any(t.dtype == torch.int64 for t in tensors):
+        return "it takes int64; cast to the device's index dtype, int32"
+    return ""
+
+
+def rules() -> dict[str, OperatorRule]:
+    """Return the rules by the name of the check that they belong to."""
+    return {"operators": has_kernel, "dtypes": has_dtype, "indices": has_index}
+
+
+def names_of(func: Any) -> tuple[str, str]:
+    """Return an operator's name without and with its overload (``aten::add.Tensor``)."""
+    name: str = func._schema.name
+    overload = func._overloadname
+    return name, name if overload == "default" else f"{name}.{overload}"
+
+
+def _promoted(args: tuple[Any, ...]) -> torch.dtype | None:
+    """Return what tensors and Python numbers compute in together; None without a tensor."""
+    values = tree_flatten(args)[0]
+    dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
+    if not dtypes:
+        return None
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    real = any(isinstance(v, float) for v in values)
+    return torch.get_default_dtype() if real and not dtype.is_floating_point else dtype
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _list(dtypes: frozenset[torch.dtype]) -> str:
+    return ", ".join(sorted(map(_short, dtypes)))
+
+
+# --- the check that needs the software HPU --------------------------------------------------------
+
+
+def kernels(backend: Backend) -> Measured:
+    """Run every strategy on the software HPU and look at what reached the device's dispatch key.
+
+    What torch composes (``zeros``, ``stack``, ...) is seen here as the operators that it is made of.
+    """
+    from lantern_accel.strategy import STRATEGIES
+    from lantern_accel.testing import tiny
+    from lantern_accel.testing.result import Failed, Measured, NotApplicable
+
+    if not backend.simulated:
+        raise NotApplicable("a card's bridge counts its own fall-backs, see counters()")
+    from lantern_accel_hpu.software import hpu
+
+    seen: dict[str, str] = {}
+    for strategy in STRATEGIES:
+        for temperature in (0.0, 1.0):
+            engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=temperature)
+            tiny.load(engine, 0)
+            hpu.reset_kernels()
+            engine.prefill()
+            engine.step()
+            for name in hpu.kernels():
+                seen.setdefault(name, f"{strategy}, temperature {temperature:g}")
+    for name, where in seen.items():
+        base = name.partition(".")[0]
+        if not {base, base.rstrip("_")} & _names() and base not in EXCEPTIONS:
+            raise Failed(f"{where}: {name} reaches the device, and no kernel is listed for it")
+    return Measured(f"{len(seen)} kernels, all listed")
+
+
+def checks() -> dict[str, Callable[[Backend], Measured]]:
+    """Return this backend's own conformance checks."""
+    return {"static.kernels": kernels}

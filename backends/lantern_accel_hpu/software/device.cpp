@@ -1,0 +1,302 @@
+// The software HPU: torch's own dispatch key HPU, with host memory and the CPU's kernels behind it.
+//
+// It has what a bridge to a real device has: an allocator, a device guard, the few operators that
+// make and view storage, and for all else a boxed kernel. That kernel refuses what a device refuses
+// (tensors of another device, views without a kernel), counts the operator and runs it on the CPU
+// over the same memory.
+// For checking correctness only: nothing here says anything about a Gaudi's speed.
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+namespace {
+
+constexpr auto HPU = c10::DeviceType::HPU;
+const c10::Device DEVICE(HPU, 0);
+const c10::DispatchKeySet ON_CPU(c10::DispatchKey::CPU);
+const c10::DispatchKeySet ON_HPU(c10::DispatchKey::HPU);
+
+// --- memory ---------------------------------------------------------------------------------
+
+std::atomic<int64_t> in_use{0}, peak{0}, limit{INT64_MAX};
+// The size of an allocation stands in front of it, a cache line before the data.
+constexpr size_t HEAD = 64;
+
+void release(void* data) {
+  if (data == nullptr) return;
+  void* start = static_cast<char*>(data) - HEAD;
+  in_use -= *static_cast<int64_t*>(start);
+  std::free(start);
+}
+
+struct Memory final : c10::Allocator {
+  c10::DataPtr allocate(size_t size) override {
+    if (size == 0) return {nullptr, nullptr, &release, DEVICE};
+    const auto bytes = static_cast<int64_t>(size);
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, in_use + bytes <= limit, "software HPU: out of memory: asked for ", bytes,
+        " bytes, ", limit - in_use, " of ", limit.load(), " are free");
+    void* start = nullptr;
+    TORCH_CHECK_WITH(
+        OutOfMemoryError, posix_memalign(&start, HEAD, size + HEAD) == 0,
+        "software HPU: the host has no memory for ", bytes, " bytes");
+    *static_cast<int64_t*>(start) = bytes;
+    in_use += bytes;
+    if (in_use > peak) peak = in_use.load();
+    void* data = static_cast<char*>(start) + HEAD;
+    return {data, data, &release, DEVICE};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(to, from, count);
+  }
+};
+
+Memory memory;
+
+// --- one device, one stream -----------------------------------------------------------------
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return HPU; }
+  c10::Device exchangeDevice(c10::Device) const override { return DEVICE; }
+  c10::Device getDevice() const override { return DEVICE; }
+  void setDevice(c10::Device device) const override {
+    TORCH_CHECK(device.index() <= 0, "software HPU: there is one device, hpu:0, not ", device);
+  }
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, DEVICE);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
+  c10::Stream exchangeStream(c10::Stream) const override { return getStream(DEVICE); }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeDevice(c10::DeviceIndex) const override {}
+};
+
+C10_REGISTER_GUARD_IMPL(HPU, Guard);
+
+// --- which kernels ran ----------------------------------------------------------------------
+
+std::mutex counting;
+std::map<std::string, int64_t> kernels;
+
+void count(const std::string& name) {
+  const std::lock_guard<std::mutex> held(counting);
+  ++kernels[name];
+}
+
+// --- operators that make, view and copy storage ---------------------------------------------
+
+at::Tensor empty(
+    c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  count("aten::empty.memory_format");
+  return at::detail::empty_generic(
+      C10_AS_INTARRAYREF_SLOW(size), &memory, ON_HPU, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(
+    c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  count("aten::empty_strided");
+  return at::detail::empty_strided_generic(
+      C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &memory, ON_HPU,
+      c10::dtype_or_default(dtype));
+}
+
+const at::Tensor& resize_(
+    const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
+  count("aten::resize_");
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(C10_AS_INTARRAYREF_SLOW(size));
+  const size_t need = (impl->storage_offset() + impl->numel()) * impl->itemsize();
+  const auto& storage = self.storage();
+  if (need > storage.nbytes()) {
+    auto wider = memory.allocate(need);
+    if (storage.nbytes() > 0) std::memcpy(wider.get(), storage.data(), storage.nbytes());
+    storage.set_data_ptr_noswap(std::move(wider));
+    storage.set_nbytes(need);
+  }
+  return self;
+}
+
+at::Tensor host(const at::Tensor& device) {
+  return at::for_blob(device.data_ptr(), device.sizes())
+      .strides(device.strides())
+      .options(device.options().device(at::kCPU))
+      .make_tensor();
+}
+
+bool ours(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == HPU; }
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  count("aten::_copy_from");
+  auto target = ours(to) ? host(to) : to;
+  target.copy_(ours(from) ? host(from) : from);
+  return to;
+}
+
+at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
+  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
+}
+
+at::Tensor as_strided(
+    const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+    std::optional<c10::SymInt> offset) {
+  const auto start = offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt;
+  return at::native::as_strided_tensorimpl(
+      self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), start);
+}
+
+at::Tensor reshape_alias(
+    const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::native::_reshape_alias(
+      self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+}
+
+// Attention without a fused kernel: 0 is torch's plain one.
+int64_t sdp_choice(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+    double, bool, std::optional<double>, bool) {
+  return 0;
+}
+
+// --- every other operator: the CPU's kernel over the same memory ------------------------------
+
+struct Lent {
+  at::Tensor device, host;
+};
+
+at::Tensor lend(const at::Tensor& tensor, std::vector<Lent>& lent, const char* name) {
+  if (!tensor.defined()) return tensor;
+  if (!ours(tensor)) {
+    TORCH_CHECK(
+        tensor.dim() == 0, "software HPU: ", name, " got a tensor on ", tensor.device(),
+        " beside tensors on hpu:0; move it with .to(device)");
+    return tensor;  // torch lets a number be a tensor of the host
+  }
+  // What is empty may be an output that the operator sizes.
+  lent.push_back({tensor, tensor.numel() ? host(tensor) : at::empty(
+      tensor.sizes(), tensor.options().device(at::kCPU))});
+  return lent.back().host;
+}
+
+at::Tensor give_back(const at::Tensor& result, const std::vector<Lent>& lent) {
+  if (!result.defined() || ours(result)) return result;
+  for (const auto& one : lent)
+    if (one.host.is_same(result)) return one.device;
+  auto out = at::empty_strided(
+      result.sizes(), result.strides(), result.options().device(DEVICE));
+  if (result.numel() > 0) host(out).copy_(result);
+  if (result.unsafeGetTensorImpl()->is_wrapped_number())
+    out.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return out;
+}
+
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto name = c10::toString(op.operator_name());
+  count(name);
+  for (const auto& result : schema.returns())
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        result.alias_info() == nullptr || result.alias_info()->isWrite(),
+        "software HPU: the view ", name, " has no kernel");
+  std::vector<Lent> lent;
+  const size_t first = stack->size() - schema.arguments().size();
+  for (size_t i = first; i < stack->size(); ++i) {
+    auto& value = (*stack)[i];
+    if (value.isTensor()) {
+      value = lend(value.toTensor(), lent, name.c_str());
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& one : value.toTensorVector()) all.push_back(lend(one, lent, name.c_str()));
+      value = all;
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> all;
+      for (const auto& one : value.toOptionalTensorVector())
+        all.push_back(one ? std::optional<at::Tensor>(lend(*one, lent, name.c_str())) : one);
+      value = all;
+    } else if (value.isDevice()) {
+      value = c10::Device(at::kCPU);
+    }
+  }
+  op.redispatchBoxed(ON_CPU, stack);
+  for (const auto& one : lent) {
+    if (one.device.numel() || !one.host.numel()) continue;
+    one.device.resize_(one.host.sizes());
+    host(one.device).copy_(one.host);
+  }
+  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
+    auto& value = (*stack)[i];
+    if (value.isTensor()) {
+      value = give_back(value.toTensor(), lent);
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& one : value.toTensorVector()) all.push_back(give_back(one, lent));
+      value = all;
+    }
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, HPU, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+
+TORCH_LIBRARY_IMPL(aten, HPU, m) {
+  m.impl("empty.memory_format", empty);
+  m.impl("empty_strided", empty_strided);
+  m.impl("resize_", resize_);
+  m.impl("_copy_from", copy_from);
+  m.impl("view", view);
+  m.impl("as_strided", as_strided);
+  m.impl("_reshape_alias", reshape_alias);
+  m.impl("unfold", at::native::unfold);
+  m.impl("view_as_real", at::native::view_as_real);
+  m.impl("view_as_complex", at::native::view_as_complex);
+  m.impl("set_.source_Tensor", at::native::set_tensor_);
+  m.impl("_fused_sdp_choice", sdp_choice);
+}
+
+// --- what the Python side reads -----------------------------------------------------------------
+
+TORCH_LIBRARY(lantern_software_hpu, m) {
+  m.def("memory() -> int[]", [] { return std::vector<int64_t>{in_use, peak, limit}; });
+  m.def("reset_peak() -> ()", [] { peak = in_use.load(); });
+  m.def("set_limit(int bytes) -> ()", [](int64_t bytes) { limit = bytes; });
+  m.def("kernels() -> Dict(str, int)", [] {
+    const std::lock_guard<std::mutex> held(counting);
+    c10::Dict<std::string, int64_t> found;
+    for (const auto& [name, times] : kernels) found.insert(name, times);
+    return found;
+  });
+  m.def("reset_kernels() -> ()", [] {
+    const std::lock_guard<std::mutex> held(counting);
+    kernels.clear();
+  });
+}
+
+struct Register {
+  Register() { c10::SetAllocator(HPU, &memory); }
+} registered;
+
+}  // namespace

@@ -1,0 +1,66 @@
+"""What stands in for Habana's ``hpu_backend`` of torch.compile on the software HPU.
+
+Dynamo and AOT autograd are torch's own, so that guards, graphs and their number are real; only the
+last step, from an FX graph to a recipe, is missing: the graph is run operator by operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from lantern_accel_hpu.software import metrics
+
+BACKEND = "hpu_backend"
+
+#: Operators that the bridge, too, has taken apart before it sees a graph.
+DECOMPOSED = (
+    "zeros",
+    "zeros_like",
+    "ones",
+    "ones_like",
+    "new_zeros",
+    "new_ones",
+    "eye",
+    "stack",
+    "t",
+)
+
+#: The operators of every graph compiled in this process, oldest first.
+graphs: list[tuple[torch._ops.OpOverload, ...]] = []
+
+
+def _keep(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Count a graph and return a function that runs it."""
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    targets = (node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload))
+    graphs.append(tuple(dict.fromkeys(targets)))
+    for node in nodes:
+        # Tracing takes results on hpu for contiguous, the CPU's kernels keep the order of strides: a
+        # view of the one may need a copy of the other. No value here aliases one that is written.
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    graph.recompile()
+    metrics.graph_compilation.add()
+    boxed: Callable[..., Any] = make_boxed_func(graph.forward)
+    return boxed
+
+
+def register() -> None:
+    """Register the compiler under the bridge's name."""
+    from torch._decomp import get_decompositions
+    from torch._dynamo import register_backend
+    from torch._dynamo.backends.common import aot_autograd
+
+    compiler = aot_autograd(
+        fw_compiler=_keep,
+        decompositions=get_decompositions([getattr(torch.ops.aten, name) for name in DECOMPOSED]),
+        # As in the bridge, writes to inputs (caches, state) stay inside the graph.
+        keep_inference_input_mutations=True,
+    )
+    register_backend(compiler, name=BACKEND)

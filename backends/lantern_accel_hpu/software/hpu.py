@@ -1,0 +1,190 @@
+"""What stands in for ``habana_frameworks.torch.hpu`` (and as ``torch.hpu``) on the software HPU.
+
+The names and signatures are the bridge's; only what torch and the backend read is here. There is one
+device and one stream, and all work is done when a call returns.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from lantern_accel_hpu.software import NAME, metrics
+from lantern_accel_hpu.software.graphs import HPUGraph, graph, is_current_stream_capturing
+
+__all__ = [
+    "Event",
+    "HPUGraph",
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device_count",
+    "get_device_name",
+    "graph",
+    "is_available",
+    "is_bf16_supported",
+    "is_current_stream_capturing",
+    "is_initialized",
+    "kernels",
+    "mem_get_info",
+    "memory_stats",
+    "metrics",
+    "reset_kernels",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_memory_limit",
+    "synchronize",
+]
+
+
+def _lazy_init() -> None:
+    """Do nothing; torch calls it before the first tensor."""
+
+
+def is_initialized() -> bool:
+    """True: registering is initialising."""
+    return True
+
+
+def is_available() -> bool:
+    """True once it is registered."""
+    return True
+
+
+def device_count() -> int:
+    """There is one."""
+    return 1
+
+
+def get_device_name(device: Any = None) -> str:
+    """Return a name that no one takes for a card."""
+    return NAME
+
+
+def current_device() -> int:
+    """Return the index of the only device."""
+    return 0
+
+
+def set_device(device: Any) -> None:
+    """Choose device 0; raises RuntimeError for another."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index:
+        raise RuntimeError(f"{NAME}: there is one device, hpu:0, not {index}")
+
+
+def synchronize() -> None:
+    """Return at once: a call ends when its work has."""
+
+
+def is_bf16_supported() -> bool:
+    """The CPU has kernels for it."""
+    return True
+
+
+# --- streams and events -------------------------------------------------------------------------
+
+
+class Stream:
+    """The one stream."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.stream_id = 0
+
+    def query(self) -> bool:
+        """True: nothing is pending."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def wait_event(self, event: Event) -> None:
+        """Return at once."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Return at once."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event now."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Return the one stream."""
+    return Stream()
+
+
+def default_stream(device: Any = None) -> Stream:
+    """Return the one stream."""
+    return Stream()
+
+
+class Event:
+    """A point in time on the host's clock."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._at: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Note the time."""
+        self._at = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """True: what came before has ended."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Return milliseconds of the host until ``end_event``; not a Gaudi's."""
+        if self._at is None or end_event._at is None:
+            raise RuntimeError("both events must be recorded before their distance is asked for")
+        return 1e3 * (end_event._at - self._at)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """Return the bytes that tensors on the device hold, their peak, and the limit."""
+    in_use, peak, limit = torch.ops.lantern_software_hpu.memory()
+    return {"Limit": limit, "InUse": in_use, "MaxInUse": peak}
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Return bytes free and bytes in all."""
+    stats = memory_stats()
+    return stats["Limit"] - stats["InUse"], stats["Limit"]
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Start a new peak at what is in use."""
+    torch.ops.lantern_software_hpu.reset_peak()
+
+
+def set_memory_limit(size: int) -> None:
+    """Own addition: refuse allocations above ``size`` bytes in all, with torch.OutOfMemoryError."""
+    torch.ops.lantern_software_hpu.set_limit(size)
+
+
+# --- kernels ------------------------------------------------------------------------------------
+
+
+def kernels() -> dict[str, int]:
+    """Own addition: how often each operator reached the device's dispatch key, by name."""
+    found: dict[str, int] = dict(torch.ops.lantern_software_hpu.kernels())
+    return {name.rstrip("."): times for name, times in found.items()}
+
+
+def reset_kernels() -> None:
+    """Own addition: count from zero."""
+    torch.ops.lantern_software_hpu.reset_kernels()

@@ -1,0 +1,39 @@
+"""What stands in for ``habana_frameworks.torch.hpu.metrics`` on the software HPU."""
+
+from __future__ import annotations
+
+
+class Metric:
+    """A counter with the bridge's form: ``stats()`` lists names and values."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._total = 0
+
+    def name(self) -> str:
+        """Return the name that :func:`metric_global` takes."""
+        return self._name
+
+    def stats(self) -> list[tuple[str, int]]:
+        """Return the count since the process began or :meth:`reset`."""
+        return [("TotalNumber", self._total)]
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self._total = 0
+
+    def add(self) -> None:
+        """Own addition: count one."""
+        self._total += 1
+
+
+#: Graphs that the stand-in for ``hpu_backend`` compiled, and captures of HPUGraph.
+graph_compilation = Metric("graph_compilation")
+
+
+def metric_global(name: str) -> Metric | None:
+    """Return a counter; None for those that say nothing here.
+
+    ``cpu_fallback`` is one: every operator of the software HPU runs on the CPU, by design.
+    """
+    return graph_compilation if name == "graph_compilation" else None

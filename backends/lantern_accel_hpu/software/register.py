@@ -1,0 +1,59 @@
+"""Registering the software HPU with torch: the device, ``torch.hpu`` and the compiler."""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+
+import torch
+
+from lantern_accel.errors import BackendError
+
+
+@functools.cache
+def register() -> ModuleType:
+    """Load the compiled device into torch, once a process, and return its ``torch.hpu``.
+
+    A process has one ``hpu``: raises BackendError where Habana's bridge is registered already.
+    """
+    if "hpu" in vars(torch):
+        raise BackendError(
+            "this process already has a device 'hpu' (Habana's bridge), so the software HPU cannot "
+            "take its name; unset LANTERN_HPU_SOFTWARE, or run where the bridge is not installed"
+        )
+    from lantern_accel_hpu.software import build
+
+    torch.ops.load_library(build.library())  # type: ignore[no-untyped-call]
+    from lantern_accel_hpu.software import dynamo, hpu
+
+    torch._register_device_module("hpu", hpu)  # type: ignore[no-untyped-call]
+    hpu.set_memory_limit(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    _describe_to_dynamo()
+    dynamo.register()
+    return hpu
+
+
+def _describe_to_dynamo() -> None:
+    """Tell torch.compile about the device's streams and events."""
+    from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
+
+    from lantern_accel_hpu.software import hpu
+
+    members = {
+        name: staticmethod(getattr(hpu, name))
+        for name in (
+            "current_device",
+            "device_count",
+            "is_available",
+            "set_device",
+            "synchronize",
+            "current_stream",
+            "is_bf16_supported",
+        )
+    }
+    interface = type(
+        "SoftwareHpu", (DeviceInterface,), {**members, "Event": hpu.Event, "Stream": hpu.Stream}
+    )
+    register_interface_for_device("hpu", interface)
+    register_interface_for_device("hpu:0", interface)

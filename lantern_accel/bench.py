@@ -142,6 +142,16 @@ def environment(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
+def check_clock(pipeline: Pipeline) -> None:
+    """Raise :class:`RequestError` on a device in software, whose times are not the device's."""
+    backend = pipeline.backend
+    if backend.simulated:
+        raise RequestError(
+            f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
+            f"the speed of {backend.name!r}; measure on a real device"
+        )
+
+
 @contextmanager
 def timed_phases(pipeline: Pipeline) -> Iterator[dict[str, float]]:
     """Sum the seconds of each phase while the block runs; the device is waited for at every edge."""
@@ -205,8 +215,9 @@ def run_bench(
     """Measure every cell ``repeats`` times, interleaved, after one warm-up each.
 
     ``out`` is written after every sample; a run that was interrupted goes on from there. Raises
-    :class:`RequestError` where ``out`` holds a run with other settings.
+    :class:`RequestError` where ``out`` holds a run with other settings, and on a simulated device.
     """
+    check_clock(pipeline)
     cells = [
         Cell(strategy=pipeline.tuned(s, t), batch=b, temperature=t)
         for t in temperatures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -358,18 +359,21 @@ class Pipeline:
         images = sum(len(p.tokens) for p in parts)
         histogram = sum((p.histogram.sum(0) for p in parts[1:]), parts[0].histogram.sum(0))
         busy = seconds.prefill + seconds.decode
+        drawn = torch.cat([p.tokens for p in parts]).long().contiguous().numpy()
         return GenerationStats(
             tokens=tokens,
+            tokens_sha256=hashlib.sha256(drawn.tobytes()).hexdigest(),
             steps=steps,
             step_compression=(tokens - images) / steps if steps else 1.0,
             accepted_histogram=histogram.tolist(),
             total_variation=sum(float(p.moved.sum()) for p in parts) / tokens,
             seconds=seconds,
-            tokens_per_second=tokens / busy if busy else 0.0,
+            tokens_per_second=None if self.backend.simulated else tokens / busy if busy else 0.0,
             images=images,
             prompts=list(request.prompts),
             device=str(self.backend.device),
             device_name=self.backend.facts().name,
+            simulated=self.backend.simulated,
             backend=self.backend.name,
             backend_version=self.backend.version,
             dtype=str(self.dtype).removeprefix("torch."),

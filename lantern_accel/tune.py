@@ -205,8 +205,9 @@ def tune(
 
     A run that was interrupted goes on from the last prompt, tree or decoding that it measured.
     """
-    from lantern_accel.bench import environment
+    from lantern_accel.bench import check_clock, environment
 
+    check_clock(pipeline)
     key = key_of(pipeline, strategy, temperature)
     path = tuned_path(key).with_suffix(".partial")
     settings = {"key": key, "prompts": list(prompts), "temperature": temperature}

@@ -58,16 +58,22 @@ class GenerationStats(BaseModel):
 
     schema_version: int = STATS_SCHEMA
     tokens: int = Field(description="image tokens, all images")
+    tokens_sha256: str = Field(
+        description="of the tokens as int64: equal where two runs drew alike"
+    )
     steps: int = Field(description="target forwards after prefill, summed over images")
     step_compression: float
     accepted_histogram: list[int] = Field(description="steps by number of accepted drafts")
     total_variation: float = Field(description="relaxed mass used, a generated token")
     seconds: PhaseSeconds
-    tokens_per_second: float = Field(description="tokens over prefill and decode seconds")
+    tokens_per_second: float | None = Field(
+        description="tokens over prefill and decode seconds; None on a simulated device"
+    )
     images: int
     prompts: list[str | int]
     device: str
     device_name: str
+    simulated: bool = Field(description="a device in software: its seconds are not the device's")
     backend: str
     backend_version: str
     dtype: str

@@ -174,10 +174,15 @@ def _summary(result: GenerationResult, written: list[Path]) -> None:
     stats = result.stats
     seconds = stats.seconds
     say(", ".join(str(path) for path in written), label="wrote", style="bold green")
+    if stats.tokens_per_second is None:
+        speed = f"{stats.tokens} tokens on the {stats.device_name}, whose times are no device's"
+        rest = ""
+    else:
+        busy = seconds.prefill + seconds.decode
+        speed = f"{stats.tokens} tokens in {busy:.2f} s ({stats.tokens_per_second:.0f} tokens/s)"
+        rest = f"; text {seconds.text:.2f} s, pixels {seconds.pixels:.2f} s"
     say(
-        f"{stats.tokens} tokens in {seconds.prefill + seconds.decode:.2f} s "
-        f"({stats.tokens_per_second:.0f} tokens/s), {stats.step_compression:.2f} tokens a step; "
-        f"text {seconds.text:.2f} s, pixels {seconds.pixels:.2f} s",
+        f"{speed}, {stats.step_compression:.2f} tokens a step{rest}",
         label="decoded",
         style="bold",
     )

@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/convolution.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
@@ -258,6 +259,21 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+// Torch asks devices other than its own for this one by name.
+at::Tensor convolution(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+    bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  const char* name = "aten::convolution_overrideable";
+  count(name);
+  std::vector<Lent> lent;
+  const auto x = lend(input, lent, name), w = lend(weight, lent, name);
+  const auto b = bias ? std::optional<at::Tensor>(lend(*bias, lent, name)) : bias;
+  return give_back(
+      at::convolution_symint(x, w, b, stride, padding, dilation, transposed, output_padding, groups),
+      lent);
+}
+
 TORCH_LIBRARY_IMPL(_, HPU, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
@@ -275,6 +291,7 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
   m.impl("view_as_complex", at::native::view_as_complex);
   m.impl("set_.source_Tensor", at::native::set_tensor_);
   m.impl("_fused_sdp_choice", sdp_choice);
+  m.impl("convolution_overrideable", convolution);
 }
 
 // --- what the Python side reads -----------------------------------------------------------------

@@ -122,7 +122,9 @@ class Compiled(Warmed):
     def _prepare(self) -> None:
         try:
             self._compiled()
-        except torch._dynamo.exc.Unsupported as error:
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if is_out_of_memory(error):
+                raise
             raise BackendError(
                 f"torch.compile cannot make one graph of the {self.name}: "
                 f"{str(error).splitlines()[0]}; use the mode 'eager', and report it"
@@ -132,8 +134,13 @@ class Compiled(Warmed):
     def _run(self) -> None:
         # The buffers are static and this code object has one graph, so that there is nothing for
         # guards to tell apart; evaluating them costs a step as much as launching it.
-        with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
-            self._compiled()
+        try:
+            with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+                self._compiled()
+        except RuntimeError as error:
+            if "Recompilation triggered" not in str(error):
+                raise
+            self._compiled()  # rather late than not at all: it is counted, and reported
 
     def release(self) -> None:
         """Forget the compiled graph."""

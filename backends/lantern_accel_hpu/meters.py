@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -52,7 +54,8 @@ class EnergyMeter:
             self.reason = "no energy meter: habana-pyhlml is not installed"
             return
         try:
-            pyhlml.hlmlInit()
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints where its driver is missing
+                pyhlml.hlmlInit()
             self.driver = _text(pyhlml.hlmlGetDriverVersion())
             handle = _card(pyhlml, index, environ)
         except Exception as error:  # the library raises classes that it makes when it loads

@@ -1,0 +1,332 @@
+"""A recording double of Habana's bridge on CPU tensors, with the semantics that are documented.
+
+Capturing executes; a replay runs what was recorded on the same buffers and gives the same tensors;
+HPUGraph is there in lazy mode alone; a process captures one graph at a time, ending on the stream it
+began on; an operator that falls back to the CPU ends a capture; counters move when something compiles.
+Sources: habana_frameworks 1.19 (hpu/graphs.py, HPUGraph.cpp, cpu_fallback.cpp, metrics.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+GIB = 2**30
+
+
+class Metric:
+    """One of the bridge's metrics; ``stats`` are pairs, some of them not integers."""
+
+    def __init__(self, **stats: Any) -> None:
+        self._stats = stats
+
+    def stats(self) -> list[tuple[str, Any]]:
+        return [(k, dict(v) if isinstance(v, dict) else v) for k, v in self._stats.items()]
+
+    def add(self, name: str, count: int = 1) -> None:
+        self._stats[name] += count
+
+
+class _Record(TorchDispatchMode):
+    """Executes operators, and records them with the very tensors they ran on."""
+
+    def __init__(self, bridge: Gaudi, graph: Any) -> None:
+        super().__init__()
+        self.bridge, self.graph = bridge, graph
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if name in self.bridge.without_kernel:
+            self.bridge.fall_back(name, capturing=self.graph is not None)
+        out = func(*args, **kwargs)
+        if self.graph is not None:
+            self.graph.recorded.append((func, args, kwargs, out))
+        return out
+
+
+class Gaudi:
+    """``habana_frameworks.torch.hpu``, lazy or eager.
+
+    ``log``: what was called, in order. ``without_kernel``: operators (``aten::sort``) that fall back.
+    """
+
+    def __init__(self, *, lazy: bool = False, limit: int = 94 * GIB) -> None:
+        self.log: list[str] = []
+        self.without_kernel: set[str] = set()
+        self.in_use, self.limit = 1 * GIB, limit
+        self.capturing_graph: Any = None
+        self.stream_now = self.first_stream = Stream(self)
+        self.counted = {
+            "graph_compilation": Metric(TotalNumber=0, TotalTime=0, AvgTime=0.0),
+            "cpu_fallback": Metric(TotalNumber=0, FallbackOps={}),
+        }
+        self.metrics = SimpleNamespace(metric_global=self.metric_global)
+        if lazy:
+            self.HPUGraph = lambda: HPUGraph(self)
+            self.graph = lambda hpu_graph, stream=None, dry_run=False: self._graph(
+                hpu_graph, stream, dry_run
+            )
+
+    # --- device --------------------------------------------------------------------------------
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def get_device_name(self, device=None) -> str:
+        return "GAUDI2"
+
+    def current_device(self) -> int:
+        return 0
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+    def memory_stats(self, device=None) -> dict[str, int]:
+        return {"Limit": self.limit, "InUse": self.in_use, "MaxInUse": self.in_use, "NumAllocs": 3}
+
+    def mem_get_info(self, device=None) -> tuple[int, int]:
+        return self.limit - self.in_use, self.limit
+
+    def reset_peak_memory_stats(self, device=None) -> None:
+        self.log.append("reset_peak_memory_stats")
+
+    def Event(self, enable_timing=False) -> Event:
+        return Event(self)
+
+    # --- streams -------------------------------------------------------------------------------
+
+    def current_stream(self, device=None) -> Stream:
+        return self.stream_now
+
+    def default_stream(self, device=None) -> Stream:
+        return self.first_stream
+
+    @contextlib.contextmanager
+    def stream(self, stream) -> Iterator[None]:
+        before, self.stream_now = self.stream_now, stream
+        try:
+            yield
+        finally:
+            self.stream_now = before
+
+    # --- metrics -------------------------------------------------------------------------------
+
+    def metric_global(self, name: str) -> Metric | None:
+        return self.counted.get(name)
+
+    def compile(self, times: int = 1) -> None:
+        """Own addition: count compilations."""
+        self.counted["graph_compilation"].add("TotalNumber", times)
+        self.counted["graph_compilation"].add("TotalTime", 1000 * times)
+
+    def fall_back(self, operator: str, *, capturing: bool = False) -> None:
+        """Own addition: run an operator on the CPU, which counts first and then ends a capture."""
+        metric = self.counted["cpu_fallback"]
+        metric.add("TotalNumber")
+        operators = metric._stats["FallbackOps"]
+        operators[operator] = operators.get(operator, 0) + 1
+        if capturing:
+            raise RuntimeError("cpu fallback is not supported during hpu graph capturing")
+
+    # --- graphs --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _graph(self, hpu_graph, stream, dry_run) -> Iterator[None]:
+        self.synchronize()
+        with self.stream(stream if stream is not None else Stream(self)):
+            hpu_graph.capture_begin(dry_run)
+            try:
+                yield
+            finally:
+                hpu_graph.capture_end()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Own addition: let operators outside a capture fall back, too."""
+        with _Record(self, None):
+            yield
+
+
+class Stream:
+    def __init__(self, bridge: Gaudi) -> None:
+        self.bridge = bridge
+
+    def synchronize(self) -> None:
+        self.bridge.log.append("stream.synchronize")
+
+
+class Event:
+    def __init__(self, bridge: Gaudi) -> None:
+        self.bridge, self.at = bridge, 0.0
+
+    def record(self, stream=None) -> None:
+        self.bridge.log.append("record")
+        self.at = time.perf_counter()
+
+    def wait(self, stream=None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self.bridge.log.append("event.synchronize")
+
+    def elapsed_time(self, end_event) -> float:
+        return 1000 * (end_event.at - self.at)
+
+
+class HPUGraph:
+    """A captured graph; ``recorded`` operators with the tensors they read and wrote."""
+
+    def __init__(self, bridge: Gaudi) -> None:
+        self.bridge = bridge
+        self.recorded: list[Any] | None = None
+        self._stream: Stream | None = None
+        self._mode: _Record | None = None
+
+    def capture_begin(self, dry_run=False) -> None:
+        if self.bridge.capturing_graph is not None:
+            raise RuntimeError("GRAPH:: graph Capture already in progress")
+        self.bridge.log.append("capture_begin")
+        self.bridge.capturing_graph, self._stream = self, self.bridge.stream_now
+        self.recorded, self._mode = [], _Record(self.bridge, self)
+        self._mode.__enter__()
+
+    def capture_end(self) -> None:
+        if self.bridge.stream_now is not self._stream:
+            raise RuntimeError("GRAPH:: Capture must end on the same stream it began on.")
+        assert self._mode is not None
+        self._mode.__exit__(None, None, None)
+        self.bridge.log.append("capture_end")
+        self.bridge.capturing_graph = None
+        self.bridge.compile()
+
+    def replay(self, asynchronous=False) -> None:
+        if self.bridge.capturing_graph is not None:
+            raise RuntimeError("GRAPH:: Capture in progress")
+        assert self.recorded is not None, "nothing was captured"
+        self.bridge.log.append("replay")
+        for func, args, kwargs, out in self.recorded:
+            # What shares memory with an argument shows what that holds: views, and in-place writes.
+            places = {t.untyped_storage().data_ptr() for t in tensors_of((args, kwargs))}
+            made = [t for t in tensors_of(out) if t.untyped_storage().data_ptr() not in places]
+            if made or func._schema.is_mutable:
+                new = func(*args, **kwargs)
+                if made:
+                    tree_map(_overwrite, out, new)
+
+    def reset(self) -> None:
+        self.bridge.log.append("reset")
+        self.recorded = None
+
+
+def _overwrite(old: Any, new: Any) -> None:
+    if isinstance(old, Tensor):
+        old.copy_(new)
+
+
+# --- fused kernels ------------------------------------------------------------------------------
+
+
+class FusedSDPA(torch.autograd.Function):
+    """Attention as Habana documents it: positional, heads first, causal or a mask but not both."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        q,
+        k,
+        v,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        scale=None,
+        softmax_mode="None",
+        recompute_mode=None,
+        valid_seq_len=None,
+        seq_padding_type="left",
+        return_dropout_mask=False,
+        return_attn_probs=False,
+    ):
+        if is_causal and attn_mask is not None:
+            raise AssertionError("is_causal and a mask exclude each other")
+        if softmax_mode == "fp32" and q.dtype != torch.bfloat16:
+            raise AssertionError("softmax_mode = fp32 is supported only when q/k/v inputs are BF16")
+        if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
+            raise AssertionError(f"heads first is wanted, got {q.shape}, {k.shape}, {v.shape}")
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask, dropout_p, is_causal, scale=scale
+        )
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """RMS norm on three axes and one dtype, in float32 inside, rounded once."""
+
+    @staticmethod
+    def forward(ctx, data_in, gamma, eps, use_stages=True, bwd_mode=0, fast_math=False):
+        if data_in.dim() != 3 or data_in.dtype != gamma.dtype:
+            raise AssertionError(f"three axes and one dtype are wanted, got {data_in.shape}")
+        x = data_in.float()
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        return (x * scale * gamma.float()).to(data_in.dtype)
+
+
+class RotaryPosEmbeddingMode:
+    BLOCKWISE = "blockwise"
+    PAIRWISE = "pairwise"
+
+
+def apply_rotary_pos_emb(p, *args):
+    """The documented formula of both modes; ``cos, sin [1, S, 1, d]`` for ``p [B, S, H, d]``."""
+    cos, sin, position_ids, offset, mode = args
+    if mode != RotaryPosEmbeddingMode.PAIRWISE or position_ids is not None or offset:
+        raise AssertionError("adjacent pairs are turned by PAIRWISE, without positions")
+    if cos.shape != (1, p.shape[1], 1, p.shape[3]):
+        raise AssertionError(f"angles {cos.shape} do not fit positions {p.shape}")
+    halves = torch.stack((-p[:, :, :, 1::2], p[:, :, :, ::2]), dim=-1)
+    return p * cos + halves.flatten(-2) * sin
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return all tensors in nested containers."""
+    return [one for one in tree_flatten(value)[0] if isinstance(one, Tensor)]
+
+
+def on_cpu(backend: Any) -> Any:
+    """Let a backend that was opened on the double compute on the CPU's tensors."""
+    backend.device = torch.device("cpu")
+    return backend
+
+
+Compile = Callable[..., Any]
+
+
+def compiling(bridge: Gaudi, calls: list[dict[str, Any]]) -> Compile:
+    """Return a ``torch.compile`` whose backend counts, as the bridge does, and runs on the CPU."""
+    real = torch.compile
+
+    def compile_(function: Callable[..., Any], **arguments: Any) -> Any:
+        calls.append(arguments)
+
+        def backend(module: Any, inputs: Any) -> Any:
+            bridge.compile()
+            bridge.log.append("compile")
+            return module.forward
+
+        known = {k: v for k, v in arguments.items() if k in ("fullgraph", "dynamic")}
+        return real(function, backend=backend, **known)
+
+    return compile_

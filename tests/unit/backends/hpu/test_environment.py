@@ -1,0 +1,281 @@
+"""What is decided before torch and the SDK are imported, and what each refusal says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lantern_accel.errors import BackendError
+from lantern_accel.plugins import choose_device
+from lantern_accel_hpu import environment
+from lantern_accel_hpu.environment import Settings
+from lantern_accel_hpu.spec import Spec
+
+VARIABLES = (
+    "PT_HPU_LAZY_MODE",
+    "PT_HPU_ENABLE_CACHE_METRICS",
+    "LANTERN_HPU_MODE",
+    "LANTERN_HPU_SOFTWARE",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start from an environment in which nobody chose anything, and leave none behind."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # so that whatever a test sets is undone
+        del os.environ[name]
+    monkeypatch.setattr(environment, "_ours", {})
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Put an SDK, cards and a torch on this machine, as far as files and versions tell."""
+
+    def make(
+        *, sdk: bool = True, needs: str = "2.11.0", torch: str = "2.11.0", cards: int = 1
+    ) -> None:
+        folder = tmp_path / "habana_frameworks"
+        (folder / "torch").mkdir(parents=True, exist_ok=True)
+        (folder / "torch/required_version.txt").write_text(f"{needs}\n")
+        monkeypatch.setattr(environment, "sdk_folder", lambda: folder if sdk else None)
+        monkeypatch.setattr(environment, "installed_torch", lambda: torch)
+        names = [f"Gaudi at /dev/accel/accel{n}" for n in range(cards)]
+        monkeypatch.setattr(environment, "devices", lambda: names)
+
+    return make
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch):
+    """Let this process have loaded the bridge already, in a mode."""
+
+    def make(lazy: bool) -> None:
+        internal = ModuleType("habana_frameworks.torch.utils.internal")
+        vars(internal)["is_lazy"] = lambda: lazy
+        for module in (ModuleType("habana_frameworks.torch"), internal):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    return make
+
+
+# --- the environment ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "lazy"), [("auto", "0"), ("compile", "0"), ("eager", "0"), ("graph", "1")]
+)
+def test_the_mode_sets_the_bridges_variable(mode: str, lazy: str) -> None:
+    environ: dict[str, str] = {}
+    Spec(Settings(mode=mode)).prepare(environ)
+    assert environ == {"PT_HPU_LAZY_MODE": lazy, "PT_HPU_ENABLE_CACHE_METRICS": "1"}
+
+
+def test_what_the_user_set_stays_and_what_we_set_may_change() -> None:
+    environ = {"PT_HPU_LAZY_MODE": "1"}
+    Spec().prepare(environ)
+    assert environ["PT_HPU_LAZY_MODE"] == "1"
+    environ = {}
+    Spec().prepare(environ)  # as when all devices are listed
+    Spec(Settings(mode="graph")).prepare(environ)
+    assert environ["PT_HPU_LAZY_MODE"] == "1"
+
+
+def test_the_software_hpu_keeps_a_real_bridge_from_loading_itself() -> None:
+    environ = {"LANTERN_HPU_SOFTWARE": "1"}
+    Spec().prepare(environ)
+    assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    assert "PT_HPU_LAZY_MODE" not in environ
+
+
+def test_nothing_is_set_where_the_bridge_is_loaded(loaded) -> None:
+    loaded(lazy=False)
+    environ: dict[str, str] = {}
+    Spec(Settings(mode="graph")).prepare(environ)
+    assert environ == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "lazy", "runner"),
+    [
+        ("auto", None, "0", "compile"),
+        ("auto", None, "1", "graph"),
+        ("auto", "eager", "0", "eager"),
+        ("compile", "eager", "0", "compile"),
+        ("graph", None, "1", "graph"),
+    ],
+)
+def test_the_option_comes_before_the_variable_and_both_before_the_bridges(
+    option: str, variable: str | None, lazy: str, runner: str
+) -> None:
+    environ = {"PT_HPU_LAZY_MODE": lazy, **({"LANTERN_HPU_MODE": variable} if variable else {})}
+    assert environment.runner(Settings(mode=option), environ) == runner
+
+
+def test_the_software_hpu_runs_eagerly_unless_told_otherwise() -> None:
+    assert environment.runner(Settings(software=True), {}) == "eager"
+    assert environment.runner(Settings(software=True, mode="graph"), {}) == "graph"
+    assert Settings(software=False).is_software({"LANTERN_HPU_SOFTWARE": "1"}) is False
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"speed": 11}, "backend 'hpu' has no option 'speed'; it takes mode: how a step runs"),
+        ({"mode": "graphs"}, "no mode 'graphs'; did you mean graph.; its modes are auto, compile"),
+        ({"fused": "maybe"}, "got fused='maybe'; it is true or false"),
+        ({"software": 2}, "got software=2; it is true or false"),
+    ],
+)
+def test_a_wrong_option_is_told_before_anything_is_looked_for(options, says: str) -> None:
+    with pytest.raises(BackendError, match=says):
+        choose_device("hpu", options)
+
+
+def test_options_are_read_in_every_spelling() -> None:
+    assert Settings.read({"fused": "no", "software": "True", "mode": "eager"}) == Settings(
+        mode="eager", fused=False, software=True
+    )
+
+
+def test_a_wrong_variable_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANTERN_HPU_MODE", "fast")
+    with pytest.raises(BackendError, match=r"^LANTERN_HPU_MODE is 'fast'.*unset it or choose"):
+        choose_device("hpu")
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def _refused(**options: object) -> str:
+    with pytest.raises(BackendError) as caught:
+        choose_device("hpu", options)
+    text = str(caught.value)
+    assert text.startswith("device 'hpu' is not available: ")
+    assert text.endswith("run 'lantern-accel devices' to list what is there")
+    assert "\n" not in text
+    return text
+
+
+def test_no_sdk(machine) -> None:
+    machine(sdk=False)
+    assert "habana_frameworks is not installed; install it by working in Intel's" in _refused()
+
+
+def test_an_sdk_without_a_card(machine) -> None:
+    machine(cards=0)
+    assert "installed but the driver shows no Gaudi; check that hl-smi lists one" in _refused()
+
+
+def test_an_sdk_for_another_torch(machine) -> None:
+    machine(needs="2.11.0", torch="2.13.0+cpu")
+    says = "was built for torch 2.11.0, and torch 2.13.0+cpu is installed; install both from one"
+    assert says in _refused()
+    machine(needs="2.13.1", torch="2.13.0+cpu")  # the bridge compares major and minor
+    assert choose_device("hpu").index == 0
+
+
+def test_lazy_mode_where_it_is_gone(machine) -> None:
+    machine(torch="2.11.0+cpu")
+    says = "lazy mode needs Habana's own build of torch, and torch 2.11.0+cpu is not one; unset"
+    assert says in _refused(mode="graph")
+    machine(needs="2.5.1", torch="2.5.1a0+git6fc067b")
+    assert choose_device("hpu", {"mode": "graph"}).index == 0
+
+
+def test_a_mode_against_the_users_variable(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(torch="2.11.0+git123")
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
+    says = "PT_HPU_LAZY_MODE=1 selects lazy mode, and the mode 'compile' needs eager mode; unset"
+    assert says in _refused(mode="compile")
+
+
+def test_a_mode_against_what_the_process_has_loaded(machine, loaded) -> None:
+    machine(torch="2.11.0+git123")
+    loaded(lazy=False)
+    says = "loaded habana_frameworks in eager mode before lantern_accel, and the mode 'graph' needs"
+    assert says in _refused(mode="graph")
+    # What was loaded still works: the mode is then the one that goes with it.
+    assert choose_device("hpu").index == 0
+    assert environment.runner(Settings(), {"PT_HPU_LAZY_MODE": "1"}) == "compile"
+    loaded(lazy=True)
+    assert environment.runner(Settings(), {}) == "graph"
+
+
+def test_torch_imported_before_is_no_obstacle_as_long_as_the_bridge_is_not(machine) -> None:
+    assert "torch" in sys.modules or __import__("torch")
+    machine(torch="2.5.1a0+git6fc067b", needs="2.5.1")
+    assert choose_device("hpu", {"mode": "graph"}).index == 0
+    assert os.environ["PT_HPU_LAZY_MODE"] == "1"
+
+
+# --- what is read -------------------------------------------------------------------------------
+
+
+def test_torchs_version_is_read_without_importing_it() -> None:
+    import torch
+
+    assert environment.installed_torch() == torch.__version__
+    assert environment.release("2.5.1a0+git6fc067b") == ("2", "5")
+
+
+def test_an_sdk_that_does_not_say_what_it_needs_is_given_the_benefit(tmp_path: Path) -> None:
+    assert environment.required_torch(tmp_path) == ""
+
+
+def test_only_gaudis_are_listed(tmp_path: Path) -> None:
+    for node, vendor in (("accel0", "0x8086"), ("accel1", "0x1da3"), ("accel2", "")):
+        (tmp_path / "dev/accel").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dev/accel" / node).touch()
+        if vendor:
+            folder = tmp_path / "sys/class/accel" / node / "device"
+            folder.mkdir(parents=True)
+            (folder / "vendor").write_text(vendor + "\n")
+    assert environment.devices(tmp_path) == [
+        "Gaudi at /dev/accel/accel1",
+        "Gaudi at /dev/accel/accel2",
+    ]
+    assert environment.devices(tmp_path / "nothing") == []
+
+
+# --- without torch ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "main(['generate', 'x', '--device', 'hpu', '-o', 'never.png']) == 2",
+        "main(['bench', '--device', 'hpu']) == 2",
+        "main(['tune', '--device', 'hpu']) == 2",
+        "main(['conform', 'hpu']) == 2",
+        "main(['devices', 'hpu']) == 2",
+        "refused()",
+    ],
+)
+def test_the_refusal_comes_before_torch_is_imported(call: str, tmp_path: Path) -> None:
+    """Importing torch is what would take longer than the second that a refusal may take."""
+    if Spec().probe().available:
+        pytest.skip("the device is there")
+    code = (
+        "import sys\n"
+        "import lantern_accel\n"
+        "from lantern_accel.cli import main\n"
+        "def refused():\n"
+        "    try:\n"
+        "        lantern_accel.load(device='hpu', options={'mode': 'graph'})\n"
+        "    except lantern_accel.BackendError as error:\n"
+        "        return 'not available' in str(error)\n"
+        f"assert {call}\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    environ = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environ, cwd=tmp_path)

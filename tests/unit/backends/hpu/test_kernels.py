@@ -1,0 +1,152 @@
+"""Habana's kernels, as documented, and the plain operators beside them give the reference's numbers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import gaudi
+from torch import Tensor
+
+from lantern_accel.ops import TensorOps
+from lantern_accel.testing import tiny
+from lantern_accel_hpu.bridge import Kernels
+from lantern_accel_hpu.kernels import SLOTS, HPUOps
+
+FUSED = Kernels(
+    gaudi.FusedSDPA,
+    gaudi.FusedRMSNorm,
+    gaudi.apply_rotary_pos_emb,
+    gaudi.RotaryPosEmbeddingMode.PAIRWISE,
+)
+REFERENCE = TensorOps()
+ROWS, STEPS, HEADS, WIDTH = 3, 5, 4, 16
+CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=["plain", "fused"])
+def ops(request: pytest.FixtureRequest) -> HPUOps:
+    made = HPUOps()
+    made.kernels = FUSED if request.param == "fused" else Kernels()
+    return made
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    assert a.dtype == b.dtype
+    assert a.shape == b.shape
+    assert float((a.float() - b.float()).abs().max()) <= CLOSE[a.dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_under_a_mask(ops: HPUOps, dtype: torch.dtype) -> None:
+    q, k, v = (random(n, ROWS, s, HEADS, WIDTH).to(dtype) for n, s in ((1, STEPS), (2, 9), (3, 9)))
+    visible = torch.rand(ROWS, 1, STEPS, 9, generator=torch.Generator().manual_seed(4)) < 0.5
+    visible[..., 0] = True
+    want = REFERENCE.attend_dense(q, k, v, REFERENCE.mask(visible, dtype))
+    close(ops.attend_dense(q, k, v, ops.mask(visible, dtype)), want)
+
+
+def test_attention_without_a_mask_is_causal(ops: HPUOps) -> None:
+    q, k, v = (random(n, ROWS, STEPS, HEADS, WIDTH) for n in (1, 2, 3))
+    close(ops.attend_dense(q, k, v, None), REFERENCE.attend_dense(q, k, v, None))
+
+
+def test_the_kernel_is_told_the_scale_and_a_softmax_in_float32() -> None:
+    calls = []
+
+    def apply(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *rest: object) -> Tensor:
+        calls.append(rest)
+        return gaudi.FusedSDPA.apply(q, k, v, mask, *rest)
+
+    ops = HPUOps()
+    ops.kernels = Kernels(sdpa=SimpleNamespace(apply=apply))
+    q = random(1, ROWS, STEPS, HEADS, WIDTH)
+    mask = ops.mask(torch.ones(ROWS, 1, STEPS, STEPS, dtype=torch.bool), torch.float32)
+    ops.attend_dense(q, q, q, mask)
+    ops.attend_dense(q.bfloat16(), q.bfloat16(), q.bfloat16(), mask.bfloat16())
+    assert calls == [(0.0, False, 0.25, "None"), (0.0, False, 0.25, "fp32")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(ROWS, STEPS, 32), (ROWS, STEPS, HEADS, 32), (STEPS, 32)])
+def test_norm_on_any_number_of_axes(
+    ops: HPUOps, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x, weight = random(5, *shape).to(dtype), (1 + 0.1 * random(6, 32)).to(dtype)
+    close(ops.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "images"), [(1, 1), (1, ROWS), (ROWS, ROWS)])
+def test_rotation_by_common_angles_and_by_each_rows_own(
+    ops: HPUOps, rows: int, images: int, dtype: torch.dtype
+) -> None:
+    x = random(7, images, STEPS, 2, HEADS, WIDTH).to(dtype)
+    angles = random(8, rows, STEPS, 1, 1, WIDTH // 2)
+    cos, sin = angles.cos(), angles.sin()
+    want = REFERENCE.rotate(x, REFERENCE.rotary(cos, sin))
+    close(ops.rotate(x, ops.rotary(cos, sin)), want)
+
+
+def test_caches_are_buffers_of_their_own_in_whole_blocks() -> None:
+    ops = HPUOps()
+    layout = ops.kv_layout(2, ROWS, 130, HEADS, WIDTH, torch.bfloat16)
+    assert layout.capacity == 2 * SLOTS
+    cache = ops.allocate(layout)
+    places = {b.untyped_storage().data_ptr() for b in cache.buffers}
+    assert len(cache.buffers) == len(places) == 2 * 2
+    assert all(b._base is None and b.is_contiguous() for b in cache.buffers)
+    assert sum(b.nbytes for b in cache.buffers) == layout.nbytes
+
+
+def test_addresses_are_what_index_copy_takes_and_stay_in_range() -> None:
+    ops = HPUOps()
+    layout = ops.kv_layout(1, ROWS, 10, HEADS, WIDTH, torch.float32)
+    cache = ops.allocate(layout)
+    slots = torch.tensor([[0, 9], [1, 2], [3, 9]], dtype=torch.int32)
+    address = ops.address(cache, slots)
+    assert (address.dtype, address.shape) == (torch.int64, (ROWS * HEADS * 2,))
+    table = torch.arange(layout.rows * layout.heads * layout.capacity)
+    found = table[address].view(ROWS, HEADS, 2)
+    want = table.view(ROWS, HEADS, -1).gather(2, slots.long().unsqueeze(1).expand(-1, HEADS, -1))
+    assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("strategy", ["lantern++", "lantern"])
+@torch.inference_mode()
+def test_a_whole_decoding_agrees_with_the_reference(ops: HPUOps, strategy: str) -> None:
+    tokens = []
+    for one in (REFERENCE, ops):
+        engine = tiny.tiny_engine(_backend(one), strategy, batch=2)
+        tiny.start(engine, 3)
+        tokens.append(engine.run().tokens)
+    assert torch.equal(*tokens)
+
+
+def _backend(ops: TensorOps):
+    """Give operations the device that the tiny engine asks for."""
+    ops.device = torch.device("cpu")
+    return ops
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_the_kernels_can_be_compiled_into_one_graph() -> None:
+    """The kernels are autograd functions: torch.compile must find no break in them."""
+    ops = HPUOps()
+    ops.kernels = FUSED
+    q = random(1, ROWS, STEPS, HEADS, 16)
+    weight = torch.ones(16)
+    angles = random(2, 1, STEPS, 1, 8)
+
+    def step() -> Tensor:
+        mask = ops.mask(torch.ones(ROWS, 1, STEPS, STEPS, dtype=torch.bool), torch.float32)
+        turned = ops.rotate(q, ops.rotary(angles.cos(), angles.sin()))
+        return ops.attend_dense(turned, turned, ops.rms_norm(q, weight, 1e-5), mask)
+
+    with torch.inference_mode():
+        close(torch.compile(step, backend="eager", fullgraph=True)(), step())

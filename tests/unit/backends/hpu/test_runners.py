@@ -1,0 +1,309 @@
+"""Both runners on the recording double: one graph a bucket, nothing after warm-up, faults named."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.gaudi import Gaudi, compiling, on_cpu
+
+from lantern_accel.backend import Backend
+from lantern_accel.errors import BackendError, LanternWarning
+from lantern_accel.plugins import open_backend
+from lantern_accel.testing import tiny
+from lantern_accel_hpu.backend import DeviceBackend
+from lantern_accel_hpu.bridge import Bridge
+from lantern_accel_hpu.graphs import Graphed
+
+STEPS = 200
+Open = Callable[..., tuple[DeviceBackend, Gaudi]]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Open the real backend on a double, in a mode, computing on the CPU."""
+
+    def make(mode: str) -> tuple[DeviceBackend, Gaudi]:
+        hpu = Gaudi(lazy=mode == "graph")
+        bridge = Bridge(hpu)
+        # What the real bridge's modules would say; the flush is logged, as a step mark would be sent.
+        monkeypatch.setattr(Bridge, "flush", lambda self: hpu.log.append("flush"))
+        monkeypatch.setattr(
+            Bridge, "compile_options", lambda self: {"use_inplace_index_copy": False}
+        )
+        hpu.compile_calls = []  # type: ignore[attr-defined]
+        monkeypatch.setattr(torch, "compile", compiling(hpu, hpu.compile_calls))  # type: ignore[attr-defined]
+        return on_cpu(DeviceBackend(0, bridge, mode)), hpu
+
+    return make
+
+
+def adding(buffer: torch.Tensor) -> Callable[[], None]:
+    """Return a step that adds 1 to a buffer."""
+
+    def step() -> None:
+        buffer.add_(1)
+
+    return step
+
+
+def _captured(backend: Backend, batch: int, strategy: str = "lantern++") -> tuple[Any, Any, Any]:
+    engine = tiny.tiny_engine(backend, strategy, batch=batch)
+    tiny.load(engine, 0)
+    prefill = backend.capture(engine.prefill, "prefill")
+    return engine, prefill, backend.capture(engine.step, "step")
+
+
+def _reference(batch: int, seed: int) -> torch.Tensor:
+    with open_backend("cpu") as cpu:
+        engine = tiny.tiny_engine(cpu, "lantern++", batch=batch)
+        tiny.start(engine, seed)
+        return engine.run().tokens
+
+
+@pytest.mark.parametrize("mode", ["compile", "graph"])
+@torch.inference_mode()
+def test_200_steps_of_different_content_are_one_graph_a_bucket(opened: Open, mode: str) -> None:
+    backend, hpu = opened(mode)
+    buckets = {batch: _captured(backend, batch) for batch in (1, 2)}
+    # Prefill and step of each bucket; lazy mode does not capture prefill.
+    graphs = 4 if mode == "compile" else 2
+    made = "compile" if mode == "compile" else "capture_begin"
+    assert hpu.log.count(made) == graphs
+    assert backend.counters()["buckets.graphs"] == graphs
+    assert backend.counters()["buckets.step"] == backend.counters()["buckets.prefill"] == 2
+    before = hpu.counted["graph_compilation"].stats()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch, (engine, prefill, step) in buckets.items():
+            for index in range(STEPS if batch == 1 else STEPS // 5):
+                if index % 10 == 0:
+                    tiny.start(engine, index, prefill)
+                step()
+            assert step.captured
+            # What the runner computes is what the CPU computes.
+            tiny.start(engine, 3, prefill)
+            assert torch.equal(engine.run(step).tokens, _reference(batch, 3))
+    assert hpu.counted["graph_compilation"].stats() == before
+    assert hpu.log.count(made) == graphs
+    assert not [name for name in backend.counters() if name.startswith("late.")]
+
+
+def test_compile_is_asked_for_as_the_bridge_needs_it(opened: Open) -> None:
+    backend, hpu = opened("compile")
+    backend.capture(adding(torch.ones(2)), "step")
+    (call,) = hpu.compile_calls  # type: ignore[attr-defined]
+    assert call == {
+        "backend": "hpu_backend",
+        "fullgraph": True,
+        "dynamic": False,
+        "options": {"use_inplace_index_copy": False},
+    }
+
+
+def test_every_capture_is_a_graph_of_its_own_however_many_there_are(opened: Open) -> None:
+    """torch.compile gives up at the eighth graph of one function."""
+    backend, hpu = opened("compile")
+
+    buffers = [torch.full((2,), n) for n in range(12)]
+    replays = [backend.capture(adding(one), "step") for one in buffers]
+    before = [one.clone() for one in buffers]
+    for replay in replays:
+        replay()
+    assert all(torch.equal(now, was + 1) for now, was in zip(buffers, before, strict=True))
+    assert backend.counters()["buckets.graphs"] == 12 == hpu.log.count("compile")
+
+
+def test_a_capture_is_a_run_so_that_the_graph_is_not_replayed_for_it(opened: Open) -> None:
+    backend, hpu = opened("graph")
+    counter = torch.zeros(1)
+    hpu.log.clear()
+    replay = backend.capture(adding(counter), "step")
+    # One run to see what falls back, one that is captured; the caller resets its buffers after.
+    assert counter.item() == 2
+    assert [e for e in hpu.log if e not in ("flush", "synchronize")] == [
+        "capture_begin",
+        "capture_end",
+    ]
+    assert hpu.log.index("synchronize") < hpu.log.index("capture_begin")
+    replay()
+    assert (counter.item(), hpu.log[-1]) == (3, "replay")
+    replay.release()
+    replay.release()
+    assert hpu.log[-1] == "reset"
+    with pytest.raises(BackendError, match="was released; capture the step again"):
+        replay()
+
+
+def test_prefill_runs_lazily_because_it_updates_parts_of_buffers(opened: Open) -> None:
+    backend, hpu = opened("graph")
+    replay = backend.capture(lambda: None, "prefill")
+    assert not replay.captured
+    assert "capture_begin" not in hpu.log
+    hpu.log.clear()
+    replay()
+    assert hpu.log == ["flush", "flush"]
+
+
+def test_captures_wait_for_each_other(opened: Open) -> None:
+    backend, hpu = opened("graph")
+    inside, leave, errors = threading.Event(), threading.Event(), []
+
+    def slow() -> None:
+        if hpu.capturing_graph is not None:
+            inside.set()
+            leave.wait(10)
+
+    def other() -> None:
+        try:
+            backend.capture(lambda: None, "step")
+        except Exception as error:
+            errors.append(error)
+
+    first = threading.Thread(target=lambda: backend.capture(slow, "step"))
+    first.start()
+    assert inside.wait(10)
+    second = threading.Thread(target=other)
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    leave.set()
+    first.join(10)
+    second.join(10)
+    assert errors == []
+    begins = [e for e in hpu.log if e.startswith("capture")]
+    assert begins == ["capture_begin", "capture_end"] * 2
+
+
+def test_a_fall_back_in_a_capture_names_the_operator_and_the_way_out(opened: Open) -> None:
+    backend, hpu = opened("graph")
+    hpu.without_kernel = {"aten::sort"}
+    buffer = torch.rand(4)
+
+    def step() -> None:
+        buffer.copy_(buffer.sort().values)
+
+    with (
+        hpu.running(),
+        pytest.raises(
+            BackendError,
+            match=r"the step cannot be captured: aten::sort has no HPU kernel .* use the mode 'comp",
+        ),
+    ):
+        backend.capture(step, "step")
+    assert "capture_begin" not in hpu.log
+    # One that only the capture sees: its bridge says what happened, and the counter which operator.
+    with pytest.raises(BackendError, match="cannot be captured: aten::sort has no HPU kernel"):
+        backend.capture(step, "step")
+    assert hpu.capturing_graph is None
+    assert hpu.log[-1] == "reset"
+    hpu.without_kernel = set()
+    assert backend.capture(step, "step").captured
+
+
+def test_graphs_are_refused_where_the_bridge_has_none() -> None:
+    with pytest.raises(BackendError, match=r"no HPUGraph, which only lazy mode has; use the mode"):
+        DeviceBackend(0, Bridge(Gaudi(lazy=False)), "graph")
+    with pytest.raises(BackendError, match="no HPUGraph"):
+        Graphed(Bridge(Gaudi(lazy=False)), lambda: None, "step")
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_what_compiles_or_falls_back_after_warm_up_is_reported_once(
+    opened: Open, mode: str
+) -> None:
+    backend, hpu = opened(mode)
+    again = [False]
+
+    def step() -> None:
+        if torch.compiler.is_compiling():
+            return
+        if again[0]:
+            hpu.compile(2)
+            hpu.fall_back("aten::sort.stable")
+
+    replay = backend.capture(step, "step")
+    replay()
+    assert not [name for name in backend.counters() if name.startswith("late.")]
+    again[0] = True
+    if mode == "compile":  # a compiled step runs no Python: the fault comes from outside
+        replay._compiled = step  # type: ignore[attr-defined]
+    says = (
+        r"the step was warmed up, and yet this run raised graph_compilation.TotalNumber by 2, "
+        r"cpu_fallback.TotalNumber by 1 \(aten::sort.stable ran on the CPU\)"
+    )
+    with pytest.warns(LanternWarning, match=says) as caught:
+        for _ in range(3):
+            replay()
+    assert len(caught) == 1
+    counters = backend.counters()
+    assert counters["late.graph_compilation.TotalNumber"] == 6
+    assert counters["cpu_fallback.aten::sort.stable"] == 3
+
+
+def test_warm_up_goes_on_until_a_run_compiles_nothing(opened: Open) -> None:
+    backend, hpu = opened("eager")
+    runs = []
+
+    def step() -> None:
+        runs.append(1)
+        if len(runs) < 3:
+            hpu.compile()
+
+    replay = backend.capture(step, "step")
+    assert len(runs) == 3
+    assert replay.seconds > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replay()
+
+
+def test_a_step_that_torch_cannot_compile_names_the_mode_that_runs_it(opened: Open) -> None:
+    backend, _ = opened("compile")
+    total = torch.zeros(1)
+
+    def step() -> None:
+        if total.item() > 0:  # a host read: the graph would break here
+            total.add_(1)
+
+    with pytest.raises(BackendError, match=r"cannot make one graph of the step: .*mode 'eager'"):
+        backend.capture(step, "step")
+
+
+def test_memory_that_a_capture_holds_is_told(opened: Open) -> None:
+    backend, hpu = opened("graph")
+
+    def step() -> None:
+        if hpu.capturing_graph is not None:
+            hpu.in_use += 1 << 20
+
+    assert backend.capture(step, "step").nbytes == 1 << 20
+
+
+def test_no_memory_for_a_capture_is_an_error_with_figures(opened: Open) -> None:
+    backend, hpu = opened("graph")
+    hpu.in_use = hpu.limit - 2**28
+
+    def step() -> None:
+        raise RuntimeError("Allocation failed for size::4294967296 (4096)MB")
+
+    says = (
+        r"ran out of memory running the step when it asked for 4.00 GiB: 0.25 GiB of 94.00 GiB are"
+    )
+    with pytest.raises(BackendError, match=says):
+        backend.capture(step, "step")
+
+
+def test_a_traced_backend_has_no_device() -> None:
+    backend = DeviceBackend.for_tracing()
+    backend.synchronize()
+    with backend.stopwatch() as watch:
+        pass
+    assert watch.seconds >= 0
+    assert backend.memory().in_use is None
+    assert backend.counters() == {}
+    assert not backend.capture(lambda: None).captured

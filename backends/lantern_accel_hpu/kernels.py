@@ -21,6 +21,16 @@ from lantern_accel_hpu.bridge import Kernels
 SLOTS = 128
 
 
+def index_dtype() -> torch.dtype:
+    """Return int32, which Gaudi's kernels take, where this torch takes it too (2.8 on); else int64."""
+    index = torch.zeros(1, dtype=torch.int32, device="meta")
+    try:
+        torch.zeros(1, device="meta").gather(0, index)
+    except RuntimeError:
+        return torch.int64
+    return torch.int32
+
+
 @dataclass(frozen=True)
 class Turn:
     """Rotary rows for one pass: ``cos, sin`` as the reference takes them, and as the kernel does.
@@ -37,6 +47,7 @@ class HPUOps(TensorOps):
     """Cache, attention, norm and rotary positions for ``hpu``; ``kernels`` are the fused ones."""
 
     kernels: Kernels = Kernels()
+    index: torch.dtype = index_dtype()
 
     # --- key-value cache -----------------------------------------------------------------------
 

@@ -134,6 +134,44 @@ def _backend(ops: TensorOps):
     return ops
 
 
+def test_a_step_writes_a_cache_as_the_compilers_in_place_pass_must_not_see_it() -> None:
+    """Why compile_options: write and commit in one graph are what that pass takes for one write.
+
+    It looks for a cache whose only uses are one ``index_copy`` and the ``copy_`` at the graph's end,
+    makes the first write its own and drops the ``copy_``, whatever that copies.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    ops = HPUOps()
+    cache = ops.allocate(ops.kv_layout(1, 1, 64, HEADS, WIDTH, torch.float32))
+    new = random(1, 1, 2, HEADS, WIDTH)
+    slots, target = torch.tensor([[1, 2]]), torch.tensor([[40, 41]])
+    taken = []
+
+    def compiler(module: torch.fx.GraphModule, inputs: object) -> object:
+        for node in module.graph.nodes:
+            if node.target is torch.ops.aten.index_copy.default:
+                written = node.args[0]
+                uses = {str(user.target): user for user in written.users}
+                if written.op == "placeholder" and set(uses) == {
+                    "aten.index_copy.default",
+                    "aten.copy_.default",
+                }:
+                    taken.append(uses["aten.copy_.default"].args[1] is not node)
+        return make_boxed_func(module.forward)
+
+    def step() -> None:
+        ops.write(cache, 0, ops.address(cache, slots), new, new)
+        ops.commit(cache, ops.address(cache, slots), ops.address(cache, target))
+
+    backend = aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)
+    with torch.inference_mode():
+        torch.compile(step, backend=backend, fullgraph=True)()
+    # Keys and values: for both, the copy that would be dropped holds the commit.
+    assert taken == [True, True]
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 def test_the_kernels_can_be_compiled_into_one_graph() -> None:
     """The kernels are autograd functions: torch.compile must find no break in them."""

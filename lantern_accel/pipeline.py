@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 from lantern_accel.backend import Backend, Replay
 from lantern_accel.decoding.engine import Decoded, Engine
 from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.errors import BackendError, RequestError
+from lantern_accel.errors import BackendError, LanternWarning, RequestError
 from lantern_accel.files import cache_dir
 from lantern_accel.models.bundle import Model
 from lantern_accel.models.text import tokenize
@@ -57,6 +58,7 @@ class Pipeline:
         self.dtype = dtype
         self._engines: OrderedDict[Any, Ready] = OrderedDict()
         self._neighbours: dict[int, Tensor] = {}
+        self._warmed: list[str] = []
 
     def __enter__(self) -> Pipeline:
         return self
@@ -176,10 +178,44 @@ class Pipeline:
             self._neighbours[k] = table.to(self.backend.device)
         return self._neighbours[k]
 
+    @torch.inference_mode()
+    def warm_up(
+        self,
+        batches: Sequence[int] = (1,),
+        strategies: Sequence[str | Strategy] = ("lantern++",),
+        **sampling: Any,
+    ) -> None:
+        """Compile the buckets of these batch sizes and strategies, so that no request waits for it.
+
+        ``sampling`` as :meth:`generate` takes it. A request of another bucket is served with a warning
+        afterwards. Raises RequestError for more buckets than are kept.
+        """
+        if len(batches) * len(strategies) > KEPT_ENGINES:
+            raise RequestError(
+                f"{len(batches)} batch sizes of {len(strategies)} strategies are more buckets than the "
+                f"{KEPT_ENGINES} that are kept; warm up fewer"
+            )
+        settings = self.sampling(**sampling)
+        self._warmed = []
+        for batch in batches:
+            for given in strategies:
+                chosen = self.strategy(given)
+                if isinstance(given, str):
+                    chosen = self.tuned(chosen, settings.temperature)
+                self.engine(batch, chosen, settings)
+        self._warmed = [f"{name} x {n}" for n in batches for name in map(_name, strategies)]
+
     def engine(self, batch: int, strategy: Strategy, sampling: Sampling) -> Ready:
         """Return the engine of these settings with its captured functions, made on first use."""
         key = (batch, strategy.model_dump_json(), sampling.model_dump_json())
         if key not in self._engines:
+            if self._warmed:
+                warnings.warn(
+                    f"this bucket ({strategy.name} x {batch}, or its sampling) was not warmed up and is "
+                    f"compiled now; warm are: {', '.join(self._warmed)}",
+                    LanternWarning,
+                    stacklevel=2,
+                )
             k = strategy.neighbours
             Engine.check(strategy, sampling, self.model.manifest.target.vocab_size)
             engine = Engine(
@@ -387,6 +423,10 @@ class Pipeline:
             lantern_accel=lantern_accel.__version__,
             torch=torch.__version__,
         )
+
+
+def _name(strategy: str | Strategy) -> str:
+    return strategy if isinstance(strategy, str) else strategy.name
 
 
 def _offset(

@@ -34,6 +34,7 @@ from lantern_accel_hpu.meters import (
     EventStopwatch,
     cache_too_large,
     is_out_of_memory,
+    out_of_memory,
 )
 
 SOFTWARE = "software HPU: correctness only, its times are not a Gaudi's"
@@ -172,6 +173,12 @@ class DeviceBackend(HPUOps, Backend):
         if self.bridge.hpu is None:
             return super().stopwatch()
         return EventStopwatch(self.bridge)
+
+    def explain(self, error: Exception) -> BackendError | None:
+        """Turn the bridge's refusal to allocate into an error that says what is free."""
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            return out_of_memory("while decoding", self.bridge.memory(), error)
+        return None
 
     def memory(self) -> MemoryUse:
         """Read the bridge's memory statistics."""

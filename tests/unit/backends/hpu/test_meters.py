@@ -230,6 +230,15 @@ def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPat
         backend.allocate(small)
 
 
+def test_an_error_while_decoding_is_explained_where_it_is_the_memorys() -> None:
+    backend = DeviceBackend(0, Bridge(Gaudi()))
+    refused = RuntimeError("Allocation failed for size::1073741824 (1024)MB")
+    says = "ran out of memory while decoding when it asked for 1.00 GiB: 93.00 GiB of 94.00 GiB are"
+    assert says in str(backend.explain(refused))
+    assert backend.explain(RuntimeError("shapes do not match")) is None
+    assert backend.explain(KeyError("Allocation failed")) is None
+
+
 # --- counters -----------------------------------------------------------------------------------
 
 

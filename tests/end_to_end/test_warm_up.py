@@ -1,0 +1,30 @@
+"""Warming up makes all engines ready; what was not warmed up is served, and said."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+import lantern_accel
+from lantern_accel.errors import LanternWarning, RequestError
+
+
+def test_warmed_buckets_are_reused_and_another_is_told() -> None:
+    with lantern_accel.load("lantern-emoji", device="cpu") as pipeline:
+        captured: list[str] = []
+        real = pipeline.backend.capture
+        pipeline.backend.capture = lambda step, name: captured.append(name) or real(step, name)
+        pipeline.warm_up((1, 2), ("vanilla",))
+        assert captured == ["prefill", "step"] * 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            pipeline.generate(["red heart", "pizza"], strategy="vanilla", batch_size=2, seed=1)
+        assert captured == ["prefill", "step"] * 2
+        says = r"bucket \(vanilla x 3, .* compiled now; warm are: vanilla x 1, vanilla x 2"
+        with pytest.warns(LanternWarning, match=says):
+            pipeline.engine(3, pipeline.strategy("vanilla"), pipeline.sampling())
+        with pytest.raises(
+            RequestError, match="3 batch sizes of 2 strategies are more buckets than"
+        ):
+            pipeline.warm_up((1, 2, 3), ("vanilla", "eagle"))

@@ -70,6 +70,13 @@ class Settings:
             return self.software
         return _flag("LANTERN_HPU_SOFTWARE", environ.get("LANTERN_HPU_SOFTWARE", "0"))
 
+    def may_be_software(self, environ: Mapping[str, str]) -> bool:
+        """Return :meth:`is_software`, true for a variable that cannot be read: never raises."""
+        try:
+            return self.is_software(environ)
+        except BackendError:
+            return True
+
     def asked(self, environ: Mapping[str, str]) -> str:
         """Return the mode that was asked for, by option or by LANTERN_HPU_MODE; else ``auto``."""
         if self.mode != "auto":

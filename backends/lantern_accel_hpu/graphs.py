@@ -217,8 +217,8 @@ def late_warning(name: str, before: dict[str, int], after: dict[str, int], new: 
     fell = fallen(before, after)
     operators = f" ({', '.join(fell)} ran on the CPU)" if fell else ""
     return (
-        f"the {name} was warmed up, and yet this run raised {rises}{operators}: its time is not that "
-        "of a warm step; something in it changes from step to step, please report it"
+        f"the {name} was warmed up, and yet this run raised {rises}{operators}: it takes longer than a "
+        "step should, please report it"
     )
 
 

@@ -19,10 +19,14 @@ class Spec(BackendSpec):
     name = "hpu"
     summary = "Intel Gaudi accelerators"
     api_version = 1
-    priority = 30
 
     def __init__(self, settings: environment.Settings | None = None) -> None:
         self.settings = settings or environment.Settings()
+
+    @property
+    def priority(self) -> int:  # type: ignore[override]  # here it depends on the environment
+        """Ahead of other devices; never automatic where it would be the software HPU."""
+        return -1 if self.settings.may_be_software(os.environ) else 30
 
     def configured(self, options: Mapping[str, Any]) -> Spec:
         """Return the specification with ``mode``, ``fused`` and ``software`` set from the options."""

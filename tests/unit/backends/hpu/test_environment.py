@@ -153,6 +153,14 @@ def test_a_wrong_variable_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         choose_device("hpu")
 
 
+def test_the_software_hpu_is_never_chosen_automatically(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Spec().priority == 30
+    for value in ("1", "what?"):
+        monkeypatch.setenv("LANTERN_HPU_SOFTWARE", value)
+        assert Spec().priority == -1
+        assert choose_device("auto").spec.name != "hpu"
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 

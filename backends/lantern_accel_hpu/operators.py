@@ -44,6 +44,9 @@ FALLBACKS = {
     "aten::bincount": "its shape depends on data; compare with an arange and sum",
 }
 
+#: Operators that make complex numbers of real ones.
+COMPLEX = _aten("complex polar view_as_complex _fft_r2c")
+
 #: Operators that move no data: a view of int64 costs nothing.
 VIEWS = _aten(
     "alias as_strided detach expand select slice split split_with_sizes squeeze t transpose unbind "
@@ -91,7 +94,7 @@ def table() -> dict[str, Known]:
 
 
 @functools.cache
-def _names() -> frozenset[str]:
+def names() -> frozenset[str]:
     """Return the operators with a kernel without their overloads."""
     return frozenset(name.partition(".")[0] for name in table())
 
@@ -138,11 +141,11 @@ def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     The bridge asks for the dtype in which the operator computes: ``dtype=`` where it is given, else
     what the tensors promote to.
     """
-    _, full = names_of(func)
+    base, full = names_of(func)
     values = tree_flatten((args, dict(kwargs)))[0]
     dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
     dtypes += [v for v in values if isinstance(v, torch.dtype)]
-    if any(dtype.is_complex for dtype in dtypes):
+    if base in COMPLEX or any(dtype.is_complex for dtype in dtypes):
         return "Gaudi has no complex numbers; keep real and imaginary parts apart"
     known = table().get(full)
     if known is None:
@@ -232,7 +235,7 @@ def kernels(backend: Backend) -> Measured:
                 seen.setdefault(name, f"{strategy}, temperature {temperature:g}")
     for name, where in seen.items():
         base = name.partition(".")[0]
-        if not {base, base.rstrip("_")} & _names() and base not in EXCEPTIONS:
+        if not {base, base.rstrip("_")} & names() and base not in EXCEPTIONS:
             raise Failed(f"{where}: {name} reaches the device, and no kernel is listed for it")
     return Measured(f"{len(seen)} kernels, all listed")
 

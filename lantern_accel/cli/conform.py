@@ -54,8 +54,8 @@ def _options(given: list[str]) -> dict[str, Any]:
 
     options: dict[str, Any] = {}
     for text in given:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
+        name, _, value = text.partition("=")
+        if not (name and value):
             raise BackendError(f"the option {text!r} is not of the form NAME=VALUE")
         options[name] = int(value) if value.isdigit() else value
     return options

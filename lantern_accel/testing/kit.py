@@ -137,6 +137,8 @@ def run_check(backend: Backend, name: str, check: Check) -> Outcome:
     """Run one check on an opened backend; one that raises has failed."""
     began = time.perf_counter()
     try:
+        if backend.device.type == "meta" and not name.startswith("static."):
+            raise NotApplicable("the backend has shapes and no data")
         with torch.inference_mode():
             found = check(backend)
         values: dict[str, Any] = {"state": "passed", **vars(found)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -59,6 +60,15 @@ def source_line(error: BaseException | None = None) -> str:
     return "unknown"
 
 
+@functools.cache
+def _implicit(name: str) -> bool:
+    """Return whether torch makes the operator of others on every device."""
+    key = "CompositeImplicitAutograd"
+    return name.startswith("aten::") and bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    )
+
+
 def _plain(value: Any) -> Any:
     """Return an argument as the graph would freeze it: shapes and dtypes of tensors, scalars as is."""
     if isinstance(value, Tensor):
@@ -99,6 +109,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if _implicit(func.name()):
+            # In inference mode torch would take it apart out of our sight.
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         name = func._schema.name
         full = f"{name}.{func._overloadname}" if func._overloadname != "default" else name
         given, _ = tree_flatten((args, kwargs))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 import torch
 
 import lantern_accel.decoding.engine as engine_module
-from lantern_accel.backend import Backend, Replay
+from lantern_accel.backend import Backend, MemoryUse, Replay, Stopwatch
 from lantern_accel.cli import main
 from lantern_accel.errors import BackendError
 from lantern_accel.plugins import open_backend
-from lantern_accel.testing import CHECKS, run_checks
-from lantern_accel.testing.kit import Report, select
+from lantern_accel.testing import CHECKS, Measured, NeedsCard, run_checks
+from lantern_accel.testing.kit import Report, checks_of, select
 
 Plant = Callable[[pytest.MonkeyPatch, Backend], None]
 
@@ -101,6 +102,26 @@ def stale_step(real):
     )
 
 
+def refusing(rule: str) -> Plant:
+    """Give the backend a rule against one operator that every step runs."""
+    rules = {rule: lambda func, args, kwargs: "too hot" if "argmax" in func.name() else ""}
+    return method("operator_rules", lambda real: lambda: rules)
+
+
+def rising() -> Callable[[], dict[str, int]]:
+    numbers = count()
+    return lambda: {"graphs": next(numbers)}
+
+
+class Hasty(Stopwatch):
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self.seconds *= 0.5
+
+
 MUTANTS: list[tuple[str, str, Plant]] = [
     ("a hidden .item()", "static.host_read", after_commit(lambda s: s.length.sum().item())),
     ("a Python branch", "static.host_read", after_commit(lambda s: bool((s.length > 3).all()))),
@@ -124,6 +145,14 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a wrong tie-break", "accept.ties", last_argmax),
     ("a stale replay", "replay.eager",
      method("capture", lambda real: stale_step(real))),
+    ("an operator with a reason against it", "static.operators", refusing("operators")),
+    ("a dtype without a kernel", "static.dtypes", refusing("dtypes")),
+    ("an index that is too wide", "static.indices", refusing("indices")),
+    ("a graph compiled every time", "replay.stable",
+     method("counters", lambda real: rising())),
+    ("a clock that does not wait", "device.stopwatch", method("stopwatch", lambda real: Hasty)),
+    ("a meter that stands still", "device.memory",
+     method("memory", lambda real: lambda: MemoryUse(in_use=1, peak=1))),
 ]  # fmt: skip
 
 
@@ -152,8 +181,44 @@ def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys):
     assert {o.name for o in report.outcomes} == set(CHECKS)
     suite = ET.parse(files[1]).getroot()
     assert suite.get("failures") == "0"
-    assert len(suite) == len(CHECKS)
-    assert f"{len(CHECKS)} passed, 0 failed" in capsys.readouterr().out
+    assert len(suite.findall("testcase")) == len(CHECKS)
+    left = {o.name: o.detail for o in report.outcomes if o.state == "not applicable"}
+    # What the CPU has no answer to, and says so; a meter of energy some CPUs have.
+    assert set(left) - {"device.energy"} == {"static.dtypes", "static.indices", "replay.stable"}
+    assert all("backend 'cpu'" in reason for reason in left.values())
+    shown = capsys.readouterr().out
+    assert f"{len(CHECKS) - len(left)} passed, 0 failed, {len(left)} not applicable\n" in shown
+
+
+def test_a_backend_without_data_is_checked_for_shapes(capsys):
+    assert main(["conform", "null"]) == 0
+    shown = capsys.readouterr().out
+    assert "passed: static.dynamic_shape" in shown
+    assert "not applicable: kv.commit: the backend has shapes and no data" in shown
+
+
+def test_a_backend_adds_checks_and_says_what_needs_a_card(monkeypatch):
+    def far(backend):
+        raise NeedsCard("it is too far away")
+
+    own = {"beads.counted": lambda backend: Measured("ten"), "beads.weighed": far}
+    with open_backend("cpu") as backend:
+        monkeypatch.setattr(backend, "checks", lambda: own)
+        monkeypatch.setattr(backend, "simulated", True, raising=False)
+        checks = select(["beads", "device.stopwatch"], checks_of(backend))
+        report = run_checks(backend, checks)
+    assert [o.state for o in report.outcomes] == ["passed", *["not applicable"] * 2]
+    assert report.outcomes[1].detail == "needs a card: it is too far away"
+    assert report.summary().endswith("1 passed, 0 failed, 2 not applicable (2 need a card)")
+    suite = ET.fromstring(report.junit())
+    found = {p.get("name"): p.get("value") for p in suite.iter("property")}
+    assert (found["simulated"], found["needs_card"]) == ("True", "2")
+
+
+@pytest.mark.parametrize("text", ["mode", "=x", "mode="])
+def test_an_option_that_is_none_is_told(text, capsys):
+    wrong = main(["conform", "cpu", "--option", text])
+    assert (wrong, "NAME=VALUE" in capsys.readouterr().err) == (2, True)
 
 
 def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):

@@ -44,7 +44,7 @@ def _flags() -> list[str]:
     """Return what torch's own extensions are built with; only headers of ATen are needed."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    standard = "c++20" if torch.__version__ >= torch.torch_version.TorchVersion("2.10") else "c++17"
+    standard = "c++20" if torch.__version__ >= torch.torch_version.TorchVersion("2.12") else "c++17"
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     flags = [f"-std={standard}", "-O1", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     for path in include_paths():

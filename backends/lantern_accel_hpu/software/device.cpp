@@ -83,11 +83,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(device.index() <= 0, "software HPU: there is one device, hpu:0, not ", device);
   }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device) const override {
+  c10::Stream getStream(c10::Device) const noexcept override {
     return c10::Stream(c10::Stream::DEFAULT, DEVICE);
   }
   c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream) const override { return getStream(DEVICE); }
+  c10::Stream exchangeStream(c10::Stream) const noexcept override { return getStream(DEVICE); }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule
 
 from lantern_accel_hpu.software import metrics
@@ -51,15 +52,31 @@ def _keep(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., An
     return boxed
 
 
+def _full_like(
+    like: Tensor,
+    value: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:
+    """Fill a new tensor; ``full_like`` itself has no kernel."""
+    return torch.full(like.shape, value, dtype=dtype or like.dtype, device=device or like.device)
+
+
 def register() -> None:
     """Register the compiler under the bridge's name."""
     from torch._decomp import get_decompositions
     from torch._dynamo import register_backend
     from torch._dynamo.backends.common import aot_autograd
 
+    taken_apart = get_decompositions([getattr(torch.ops.aten, name) for name in DECOMPOSED])
+    taken_apart[torch.ops.aten.full_like.default] = _full_like
     compiler = aot_autograd(
         fw_compiler=_keep,
-        decompositions=get_decompositions([getattr(torch.ops.aten, name) for name in DECOMPOSED]),
+        decompositions=taken_apart,
         # As in the bridge, writes to inputs (caches, state) stay inside the graph.
         keep_inference_input_mutations=True,
     )

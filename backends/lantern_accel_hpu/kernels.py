@@ -91,8 +91,9 @@ class HPUOps(TensorOps):
 
     def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
         """Move entries of all layers from addresses ``source`` to ``target``, both [R*H*J]."""
+        near = source.to(torch.int32)
         for buffer in kv.buffers:
-            buffer.index_copy_(0, target, buffer.index_select(0, source))
+            buffer.index_copy_(0, target, buffer.index_select(0, near))
 
     # --- arithmetic ----------------------------------------------------------------------------
 

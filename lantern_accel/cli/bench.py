@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.options import OPTION, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -29,6 +30,7 @@ def bench(
     dtype: str = typer.Option("auto"),
     tree: str = typer.Option(None, help="For every strategy that drafts."),
     threads: int = typer.Option(None, min=1),
+    option: list[str] = OPTION,
     output: Path = typer.Option(None, "--output", "-o", help="JSON; an interrupted run goes on."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
 ) -> None:
@@ -37,7 +39,7 @@ def bench(
 
     import lantern_accel
 
-    options = {"threads": threads} if threads is not None else None
+    options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         from lantern_accel import bench as measure  # torch, which the device precedes
 

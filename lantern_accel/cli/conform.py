@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.options import OPTION, read_options
 
 if TYPE_CHECKING:
     from lantern_accel.testing.kit import Outcome
@@ -26,16 +27,14 @@ def conform(
     software: bool = typer.Option(
         False, "--software", help="Run the backend on its device in software, where it has one."
     ),
-    option: list[str] = typer.Option(
-        [], metavar="NAME=VALUE", help="An option of the backend; repeat for several."
-    ),
+    option: list[str] = OPTION,
     json_path: Path = typer.Option(None, "--json", help="Write the report as JSON."),
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
 ) -> None:
     """Run the conformance checks; exit code 1 where one fails."""
     from lantern_accel.plugins import choose_device
 
-    options = _options(option)
+    options = read_options(option)
     if software:
         options["software"] = True
     # The device comes before torch, which the kit imports: some read the environment then.
@@ -46,19 +45,6 @@ def conform(
     say(report.summary())
     if not report.passed:
         raise typer.Exit(1)
-
-
-def _options(given: list[str]) -> dict[str, Any]:
-    """Read ``name=value`` pairs; raises BackendError for what is none."""
-    from lantern_accel.errors import BackendError
-
-    options: dict[str, Any] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        if not (name and value):
-            raise BackendError(f"the option {text!r} is not of the form NAME=VALUE")
-        options[name] = int(value) if value.isdigit() else value
-    return options
 
 
 def _tell(outcome: Outcome) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.options import OPTION, read_options
 
 if TYPE_CHECKING:
     from lantern_accel.types import GenerationResult
@@ -51,6 +52,7 @@ def generate(
     lam: float = typer.Option(None, "--lambda", help="LANTERN++'s bound, 1 or more."),
     residual: str = typer.Option(None, help="aggregate, official or optimal."),
     threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
+    option: list[str] = OPTION,
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
     grid: bool = typer.Option(False, help="Write all images into one picture, a row a prompt."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
@@ -62,7 +64,7 @@ def generate(
     _check_output(output, json_path)
     import lantern_accel
 
-    options = {"threads": threads} if threads is not None else None
+    options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         arguments = {
             "strategy": strategy,

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.options import OPTION, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -21,6 +22,7 @@ def tune(
     temperature: float = typer.Option(1.0, min=0),
     dtype: str = typer.Option("auto"),
     threads: int = typer.Option(None, min=1),
+    option: list[str] = OPTION,
     repeats: int = typer.Option(5, min=1, help="Decodings a finalist."),
     output: Path = typer.Option(None, "--output", "-o", help="Also write the evidence here."),
 ) -> None:
@@ -30,7 +32,7 @@ def tune(
     from lantern_accel.files import write_json
     from lantern_accel.strategy import StaticTree
 
-    options = {"threads": threads} if threads is not None else None
+    options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         from lantern_accel.tune import tune as find  # torch, which the device precedes
         from lantern_accel.tuned import tuned_path

@@ -1,0 +1,26 @@
+"""Options of a backend on the command line, ``--option name=value``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+#: For a command's signature; every command that opens a device takes it.
+OPTION = typer.Option(
+    [], metavar="NAME=VALUE", help="An option of the backend (compile=on); repeat for several."
+)
+
+
+def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, Any]:
+    """Read ``name=value`` pairs; raises BackendError for what is none."""
+    from lantern_accel.errors import BackendError
+
+    options: dict[str, Any] = {} if threads is None else {"threads": threads}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise BackendError(f"the option {text!r} is not of the form NAME=VALUE")
+        options[name] = int(value) if value.isdigit() else value
+    return options

@@ -1,0 +1,25 @@
+"""Memory is static: a thousand images take what a hundred take."""
+
+from __future__ import annotations
+
+import gc
+
+import lantern_accel
+
+
+def test_a_thousand_images_take_no_more_memory_than_a_hundred(tiny_model):
+    with lantern_accel.load(tiny_model, device="cpu") as pipe:
+
+        def make(images: int) -> int:
+            pipe.generate("dog face", num_images=images, batch_size=100, seed=images)
+            gc.collect()
+            return pipe.backend.memory().in_use or 0
+
+        make(100)
+        engines = [(id(r.engine), r.engine.nbytes) for r in pipe._engines.values()]
+        before = make(100)
+        for _ in range(9):
+            after = make(100)
+        assert [(id(r.engine), r.engine.nbytes) for r in pipe._engines.values()] == engines
+    # Less than 2 KiB an image: what the host's allocator leaves lying between two requests.
+    assert after - before < 900 * 2 * 1024

@@ -107,11 +107,15 @@ class DTypePolicy:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of one device as seen from this process, in bytes; None where it is not known."""
+    """Memory of one device as seen from this process, in bytes; None where it is not known.
+
+    ``free`` is what this process may still allocate, other programs' share taken off.
+    """
 
     in_use: int | None = None
     peak: int | None = None
     limit: int | None = None
+    free: int | None = None
 
 
 class Replay:
@@ -139,6 +143,10 @@ class Replay:
 
         It may run the step: the caller loads its request afterwards.
         """
+
+    def timed(self) -> dict[str, float] | None:
+        """Run the step once; its seconds by phase, None where the recording keeps no phases apart."""
+        return None
 
     def release(self) -> None:
         """Free what the recording holds; calling it twice is harmless."""
@@ -268,6 +276,13 @@ class Backend(TensorOps, ABC):
     def stopwatch(self) -> Stopwatch:
         """Return a new stopwatch that measures this device's time: ``with ... as watch:``."""
         return Stopwatch(self.synchronize)
+
+    def explain(self, error: Exception) -> BackendError | None:
+        """Turn an error that the device raised while decoding into one that says what to do.
+
+        None for an error that is not the device's.
+        """
+        return None
 
     # --- meters --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class LanternError(Exception):
@@ -12,6 +13,17 @@ class LanternError(Exception):
 
 class BackendError(LanternError):
     """A backend is unknown, not available, failed to load, or failed in one of its hooks."""
+
+
+class DeviceLostError(BackendError):
+    """A device stopped working while it was in use; this process cannot use it again.
+
+    ``images`` holds what was finished before (PIL images, the first of the request).
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.images: list[Any] = []
 
 
 class ModelError(LanternError):

@@ -207,6 +207,14 @@ class TensorOps:
         turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
         return turned.flatten(-2).to(x.dtype)
 
+    def rotate_write(
+        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+    ) -> Tensor:
+        """Rotate q and k of ``qkv [R, T, 3, H, d]``, :meth:`write` k and v of a layer; return q."""
+        turned = self.rotate(qkv[:, :, :2], rotary)
+        self.write(kv, layer, address, turned[:, :, 1], qkv[:, :, 2])
+        return turned[:, :, 0]
+
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
         gate, up = x.chunk(2, dim=-1)

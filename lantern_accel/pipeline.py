@@ -6,7 +6,8 @@ import hashlib
 import secrets
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,9 @@ from torch import Tensor
 from lantern_accel.backend import Backend, Replay
 from lantern_accel.decoding.engine import Decoded, Engine
 from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.errors import BackendError, LanternWarning, RequestError
+from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, RequestError
 from lantern_accel.files import cache_dir
+from lantern_accel.memory import check_engine, check_weights
 from lantern_accel.models.bundle import Model
 from lantern_accel.models.text import tokenize
 from lantern_accel.models.vq import pixels_to_uint8
@@ -27,6 +29,8 @@ from lantern_accel.strategy import Sampling, Strategy, Tree, named_strategy, val
 from lantern_accel.types import GenerationRequest, GenerationResult, GenerationStats, PhaseSeconds
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from lantern_accel.plugins import Chosen
 
 #: Engines (buffers of one batch size, strategy and sampling) kept for reuse.
@@ -218,24 +222,51 @@ class Pipeline:
                 )
             k = strategy.neighbours
             Engine.check(strategy, sampling, self.model.manifest.target.vocab_size)
-            engine = Engine(
-                self.model.target,
-                self.model.drafter,
-                self.backend,
-                strategy,
-                sampling,
-                batch=batch,
-                neighbours=self.neighbours(k) if k else None,
-            )
-            while len(self._engines) >= KEPT_ENGINES:
-                self._engines.popitem(last=False)[1].release()
-            self._engines[key] = Ready(
-                engine,
-                self.backend.capture(engine.prefill, "prefill"),
-                self.backend.capture(engine.step, "step"),
-            )
+            self._make_room(batch, strategy, sampling)
+            with self._explained():
+                engine = Engine(
+                    self.model.target,
+                    self.model.drafter,
+                    self.backend,
+                    strategy,
+                    sampling,
+                    batch=batch,
+                    neighbours=self.neighbours(k) if k else None,
+                )
+                self._engines[key] = Ready(
+                    engine,
+                    self.backend.capture(engine.prefill, "prefill"),
+                    self.backend.capture(engine.step, "step"),
+                )
         self._engines.move_to_end(key)
         return self._engines[key]
+
+    def _make_room(self, batch: int, strategy: Strategy, sampling: Sampling) -> None:
+        """Release kept engines, the oldest first, until a new one's buffers fit; raise where none do."""
+        while True:
+            room = len(self._engines) < KEPT_ENGINES
+            try:
+                model = self.model
+                check_engine(self.backend, model.target, model.drafter, strategy, sampling, batch)
+                if room:
+                    return
+            except BackendError:
+                if not self._engines:
+                    raise
+            self._engines.popitem(last=False)[1].release()
+
+    @contextmanager
+    def _explained(self, finished: Sequence[Tensor] = ()) -> Iterator[None]:
+        """Let errors of the device say what they mean and carry the pixels that were ``finished``."""
+        try:
+            yield
+        except Exception as error:
+            known = error if isinstance(error, BackendError) else self.backend.explain(error)
+            if isinstance(known, DeviceLostError):
+                known.images = _pictures(finished)
+            if known is None or known is error:
+                raise
+            raise known from error
 
     # --- generation ----------------------------------------------------------------------------
 
@@ -291,7 +322,8 @@ class Pipeline:
         """
         request = self.request(prompt, **options)
         watch = self.backend.stopwatch
-        with watch() as total:
+        arrays: list[Tensor] = []
+        with self._explained(arrays), watch() as total:
             with watch() as text:
                 condition, mask = self._conditions(request.prompts)
             picks = [i for i in range(len(request.prompts)) for _ in range(request.num_images)]
@@ -301,7 +333,6 @@ class Pipeline:
             prefill = decode = pixels = 0.0
             self._expect(request, count, batch)
             parts: list[Decoded] = []
-            arrays: list[Tensor] = []
             buffers = 0
             for start in range(0, count, batch):
                 here = picks[start : start + batch]
@@ -335,10 +366,8 @@ class Pipeline:
             batch,
             buffers,
         )
-        from PIL import Image
-
-        made = [Image.fromarray(a.numpy()) for array in arrays for a in array]
-        return GenerationResult(made, torch.cat([p.tokens for p in parts]).clone(), stats)
+        tokens = torch.cat([p.tokens for p in parts]).clone()
+        return GenerationResult(_pictures(arrays), tokens, stats)
 
     @torch.inference_mode()
     def decode_only(
@@ -358,7 +387,7 @@ class Pipeline:
         engine = ready.engine
         rows = self._rows(condition, mask, sampling)
         uniforms = engine.uniforms(seed, list(range(len(prompts))))
-        with self.backend.stopwatch() as watch:
+        with self._explained(), self.backend.stopwatch() as watch:
             engine.start(rows, mask, uniforms, ready.prefill)
             decoded = engine.run(step or ready.step)
         return decoded, watch.seconds
@@ -429,6 +458,13 @@ def _name(strategy: str | Strategy) -> str:
     return strategy if isinstance(strategy, str) else strategy.name
 
 
+def _pictures(arrays: Sequence[Tensor]) -> list[Image]:
+    """Turn pixels, uint8 ``[n, H, W, 3]`` each, into pictures."""
+    from PIL import Image
+
+    return [Image.fromarray(a.numpy()) for array in arrays for a in array]
+
+
 def _offset(
     report: Callable[[int, int], None] | None, start: int, images: int, size: int, count: int
 ) -> Callable[[int], None] | None:
@@ -451,6 +487,7 @@ def open_pipeline(model: str | Path, device: Chosen, dtype: str) -> Pipeline:
                 "another device (`lantern-accel devices` lists them)"
             )
         policy = backend.dtypes(dtype)
+        check_weights(backend, folder, policy.compute)
         loaded = load_model(folder, backend, dtype=policy.compute, device=backend.device)
     except BaseException:
         backend.close()

@@ -101,17 +101,22 @@ class GenerationResult:
 
     def save(self, path: str | Path) -> list[Path]:
         """Write the image to ``path``, or several as ``name-0.png``, ``name-1.png``, ..."""
-        from lantern_accel.files import write_whole
+        return save_images(self.images, path)
 
-        path = Path(path)
-        kind = (path.suffix.lstrip(".") or "png").lower()
-        kind = {"jpg": "jpeg"}.get(kind, kind)
-        written = []
-        for i, image in enumerate(self.images):
-            many = len(self.images) > 1
-            out = path.with_name(f"{path.stem}-{i}{path.suffix or '.png'}") if many else path
-            picture: Any = image
-            # The default binds this picture; mypy cannot type a lambda with one.
-            write_whole(out, lambda stream, p=picture: p.save(stream, format=kind))  # type: ignore[misc]
-            written.append(out)
-        return written
+
+def save_images(images: list[Image], path: str | Path) -> list[Path]:
+    """Write an image to ``path``, or several as ``name-0.png``, ``name-1.png``, ...; return the files."""
+    from lantern_accel.files import write_whole
+
+    path = Path(path)
+    kind = (path.suffix.lstrip(".") or "png").lower()
+    kind = {"jpg": "jpeg"}.get(kind, kind)
+    written = []
+    for i, image in enumerate(images):
+        many = len(images) > 1
+        out = path.with_name(f"{path.stem}-{i}{path.suffix or '.png'}") if many else path
+        picture: Any = image
+        # The default binds this picture; mypy cannot type a lambda with one.
+        write_whole(out, lambda stream, p=picture: p.save(stream, format=kind))  # type: ignore[misc]
+        written.append(out)
+    return written

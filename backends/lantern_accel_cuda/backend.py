@@ -1,30 +1,133 @@
-"""A GPU as a device: the reference operations on it, its clock and its meters."""
+"""A GPU as a device: captured steps, caches by head, its clock and its meters."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from lantern_accel.backend import Backend, DeviceFacts, MemoryUse, Stopwatch, Support
+from lantern_accel.backend import (
+    Backend,
+    DeviceFacts,
+    HostCopy,
+    KVCache,
+    KVLayout,
+    MemoryUse,
+    Replay,
+    Stopwatch,
+    Support,
+)
+from lantern_accel.errors import BackendError
+from lantern_accel_cuda import attention, faults
+from lantern_accel_cuda.copies import PinnedCopy
+from lantern_accel_cuda.graphs import Recorder
+from lantern_accel_cuda.handles import stream
+from lantern_accel_cuda.meters import Card, EventStopwatch
+from lantern_accel_cuda.options import Options
 
 
 class DeviceBackend(Backend):
     """One GPU that torch drives as ``cuda``."""
 
     name = "cuda"
-    version = "0.1.0"
+    version = "0.2.0"
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, options: Options | None = None) -> None:
         super().__init__(torch.device("cuda", index))
-        self._meter = _nvml_handle(index)
+        self.options = options or Options()
+        self._card = Card(index)
+        self._cores = torch.cuda.get_device_properties(index).multi_processor_count
+        self._recorder = Recorder(self.device, self.options.graph, self.options.compile)
+        self._copies: torch.cuda.Stream | None = None
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Mark a phase for Nsight; with ``graph=phases`` it becomes a graph of its own."""
+        if torch.compiler.is_compiling():
+            return super().phase(name)
+        return self._recorder.phase(name)
+
+    def host_copy(self, source: Tensor) -> HostCopy:
+        """Read ``source`` through pinned memory, a step late."""
+        if self._copies is None:
+            self._copies = stream(self.device)
+        return PinnedCopy(source, self._copies)
+
+    def kv_layout(
+        self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
+    ) -> KVLayout:
+        """Order caches by head, padded."""
+        return attention.layout(layers, rows, capacity, heads, head_dim, dtype)
+
+    def address(self, kv: KVCache, slots: Tensor) -> Tensor:
+        """Return the indices of slots ``[R, T]`` in a layer's keys."""
+        return attention.address(kv, slots)
+
+    def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
+        attention.write(kv, layer, address, k, v)
+
+    def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
+        """Move entries of all layers from addresses ``source`` to ``target``."""
+        attention.commit(kv, source, target)
+
+    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return bytes for the Triton kernel, else what is added to scores."""
+        if self.options.attention == "triton":
+            return visible.to(torch.int8)
+        return super().mask(visible, dtype)
+
+    def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
+        """Attention of ``q [R, T, H, d]`` over a layer's cache under ``mask [R, 1, T, L]``."""
+        if self.options.attention == "triton":
+            from lantern_accel_cuda.kernels import tree_attention
+
+            k, v = kv.data[layer].unbind(0)
+            return tree_attention.attend(q, k, v, mask, self._cores)
+        if self.options.attention == "matmul":
+            return attention.matmul(q, kv, layer, mask)
+        return attention.sdpa(q, kv, layer, mask)
+
+    def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Softmax attention without a cache, by torch."""
+        if mask is not None and mask.dtype == torch.int8:
+            mask = mask.bool()
+        return super().attend_dense(q, k, v, mask)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise in float32, return to the dtype of ``x``, then scale."""
+        if self.options.kernels == "triton":
+            from lantern_accel_cuda.kernels import fused
+
+            return fused.rms_norm(x, weight, eps)
+        return super().rms_norm(x, weight, eps)
+
+    def rotate_write(
+        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+    ) -> Tensor:
+        """Rotate q and k, store k and v of a layer, return q."""
+        if self.options.kernels == "triton":
+            from lantern_accel_cuda.kernels import fused
+
+            return fused.rotate_write(qkv, rotary, kv, layer, address)
+        return super().rotate_write(qkv, rotary, kv, layer, address)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
+        if self.options.kernels == "triton":
+            from lantern_accel_cuda.kernels import fused
+
+            return fused.swiglu(x)
+        return super().swiglu(x)
 
     def facts(self) -> DeviceFacts:
-        """Describe the GPU, its driver and torch's CUDA."""
+        """Describe the GPU, its driver, torch's CUDA and what its speed depends on now."""
         gpu = torch.cuda.get_device_properties(self.device)
         is_amd = torch.version.hip is not None
+        chosen = ", ".join(f"{key}={value}" for key, value in vars(self.options).items())
         return DeviceFacts(
             backend=self.name,
             device=str(self.device),
@@ -34,8 +137,9 @@ class DeviceBackend(Backend):
             architecture=f"compute capability {gpu.major}.{gpu.minor}",
             memory_bytes=gpu.total_memory,
             cores=gpu.multi_processor_count,
-            driver=_driver_version(),
+            driver=self._card.driver(),
             sdk=f"ROCm {torch.version.hip}" if is_amd else f"CUDA {torch.version.cuda}",
+            notes=(chosen, *self._card.notes()),
         )
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:
@@ -45,25 +149,43 @@ class DeviceBackend(Backend):
         return (torch.float16, torch.float32)
 
     def support(self, capability: str) -> Support:
-        """Steps run eagerly so far."""
+        """Steps are recorded as CUDA graphs unless the user turned that off."""
         if capability == "capture":
-            return Support(False, "backend 'cuda' does not record CUDA graphs yet")
+            on = self.options.graph != "off"
+            return Support(on, "" if on else "backend 'cuda' was opened with graph=off")
         return super().support(capability)
+
+    def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
+        """Record ``step`` as a CUDA graph after a warm-up on a side stream.
+
+        Raises BackendError where memory runs out, where the step waits for the host (it names the
+        operator), and where torch.compile fails.
+        """
+        return self._recorder.capture(step, name)
 
     def synchronize(self) -> None:
         """Wait for all streams of this GPU."""
-        torch.cuda.synchronize(self.device)
+        with faults.explained(self.device, "waiting for it"):
+            torch.cuda.synchronize(self.device)
 
     def stopwatch(self) -> Stopwatch:
         """Measure between two events on the current stream, without the host's share."""
-        return _EventStopwatch(self.device)
+        return EventStopwatch(self.device)
+
+    def explain(self, error: Exception) -> BackendError | None:
+        """Say what an error of the GPU means and what to do."""
+        return faults.explain(error, self.device, "decoding")
 
     def memory(self) -> MemoryUse:
-        """Read what torch's allocator holds in tensors on this GPU."""
+        """Read what torch's allocator holds in tensors on this GPU, and what is left of it."""
+        allocated = torch.cuda.memory_allocated(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        kept = torch.cuda.memory_reserved(self.device) - allocated
         return MemoryUse(
-            in_use=torch.cuda.memory_allocated(self.device),
+            in_use=allocated,
             peak=torch.cuda.max_memory_allocated(self.device),
-            limit=torch.cuda.get_device_properties(self.device).total_memory,
+            limit=total,
+            free=free + kept,
         )
 
     def reset_peak_memory(self) -> None:
@@ -71,60 +193,25 @@ class DeviceBackend(Backend):
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def counters(self) -> dict[str, int]:
-        """Read the allocator's retries and out-of-memory errors; both should stay 0."""
-        stats = torch.cuda.memory_stats(self.device)
-        return {name: int(stats.get(name, 0)) for name in ("num_alloc_retries", "num_ooms")}
+        """Read the allocator's counters; retries, errors and bytes kept should stay 0.
+
+        ``allocations`` may not rise between two replays.
+        """
+        stats: dict[str, Any] = torch.cuda.memory_stats(self.device)
+        found = {name: int(stats.get(name, 0)) for name in ("num_alloc_retries", "num_ooms")}
+        found["allocations"] = int(stats.get("allocation.all.allocated", 0))
+        found["segments"] = int(stats.get("segment.all.allocated", 0))
+        found["graphs"] = self._recorder.live
+        found["graph_bytes_kept"] = self._recorder.bytes_kept
+        return found
 
     def energy_mj(self) -> int | None:
         """Read the GPU's energy meter, if nvidia-ml-py is installed and the GPU has one."""
-        if self._meter is None:
-            return None
-        import pynvml
+        return self._card.energy_mj()
 
-        with contextlib.suppress(pynvml.NVMLError):
-            return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._meter))
-        return None
-
-
-class _EventStopwatch(Stopwatch):
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(lambda: torch.cuda.synchronize(device))
-        self._device = device
-        event: Callable[..., torch.cuda.Event] = torch.cuda.Event  # torch leaves it untyped
-        self._from = event(enable_timing=True)
-        self._to = event(enable_timing=True)
-
-    def __enter__(self) -> Stopwatch:
-        self._synchronize()
-        self._from.record(torch.cuda.current_stream(self._device))
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._to.record(torch.cuda.current_stream(self._device))
-        self._to.synchronize()
-        self.seconds = self._from.elapsed_time(self._to) / 1000
-
-
-def _nvml_handle(index: int) -> Any | None:
-    """Return NVML's handle of torch's device ``index``, matched by UUID; None without NVML."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    with contextlib.suppress(pynvml.NVMLError, AttributeError):
-        pynvml.nvmlInit()
-        # NVML ignores CUDA_VISIBLE_DEVICES, so that its indices are not torch's.
-        uuid = torch.cuda.get_device_properties(index).uuid
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    return None
-
-
-def _driver_version() -> str | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    return None
+    def close(self) -> None:
+        """Release every recording, and let the allocator give back what it keeps."""
+        self._recorder.close()
+        self._copies = None
+        with contextlib.suppress(RuntimeError):  # a GPU that is lost has nothing to give back
+            torch.cuda.empty_cache()

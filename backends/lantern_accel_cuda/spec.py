@@ -41,11 +41,8 @@ class Spec(BackendSpec):
             warnings.simplefilter("always")
             available = torch.cuda.is_available()
         if not available:
-            why = [str(one.message).split(". ")[0] for one in said]
-            return Probe.missing(
-                "; ".join(why) or "torch finds no GPU",
-                "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it",
-            )
+            why = "; ".join(str(one.message).split(". ")[0] for one in said)
+            return Probe.missing(why or "torch finds no GPU", _way_out(why, build))
         found = []
         for index in range(torch.cuda.device_count()):
             facts = torch.cuda.get_device_properties(index)
@@ -53,12 +50,56 @@ class Spec(BackendSpec):
         return Probe.found(*found)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
-        """Open GPU ``index``; there are no options."""
-        from lantern_accel.backend import check_options
-        from lantern_accel_cuda.backend import DeviceBackend
+        """Open GPU ``index``; see :mod:`lantern_accel_cuda.options` for the options."""
+        import torch
 
-        check_options(self.name, options, {})
-        return DeviceBackend(index)
+        from lantern_accel_cuda.backend import DeviceBackend
+        from lantern_accel_cuda.options import Options
+
+        chosen = Options.read(options)
+        if torch.version.hip is None:
+            _check_kernels(index)
+        return DeviceBackend(index, chosen)
+
+
+def _way_out(why: str, build: Mapping[str, Any]) -> str:
+    """Say what helps against the reason that torch gives for seeing no GPU."""
+    text = why.lower()
+    if "too old" in text:
+        return (
+            "update the NVIDIA driver, or install a torch built for an older CUDA (this one is built "
+            f"for {build.get('cuda')})"
+        )
+    if "no nvidia driver" in text:
+        return "install the NVIDIA driver; nvidia-smi must list the GPU"
+    if "unknown error" in text:
+        return (
+            "the driver answers, but CUDA does not start: reload the kernel module nvidia_uvm or "
+            "reboot, and check that the container was given the GPU"
+        )
+    return "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it"
+
+
+def _check_kernels(index: int) -> None:
+    """Raise BackendError where this build of torch has no kernels for the GPU."""
+    import torch
+
+    from lantern_accel.errors import BackendError
+
+    major, minor = torch.cuda.get_device_capability(index)
+    have = torch.cuda.get_arch_list()
+    numbers = [(kind, int(n)) for kind, _, n in (one.partition("_") for one in have) if n.isdigit()]
+    # Machine code runs on later cards of the same generation, PTX on all later ones.
+    fits = any(
+        number <= 10 * major + minor and (kind == "compute" or number // 10 == major)
+        for kind, number in numbers
+    )
+    if numbers and not fits:
+        name = torch.cuda.get_device_properties(index).name
+        raise BackendError(
+            f"this torch build ({torch.__version__}) has kernels for {', '.join(have)}, but the GPU "
+            f"cuda:{index} ({name}) is sm_{major}{minor}; install a torch build that names it"
+        )
 
 
 def _torch_build() -> dict[str, Any]:

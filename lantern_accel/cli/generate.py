@@ -13,6 +13,8 @@ from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from lantern_accel.types import GenerationResult
 
 
@@ -63,6 +65,7 @@ def generate(
     """
     _check_output(output, json_path)
     import lantern_accel
+    from lantern_accel.errors import DeviceLostError
 
     options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
@@ -82,8 +85,12 @@ def generate(
             "cfg_scale": cfg_scale,
         }
         prompt: str | list[str] = prompts[0] if len(prompts) == 1 else prompts
-        with _bar(quiet) as report:
-            result = pipeline.generate(prompt, on_progress=report, **arguments)
+        try:
+            with _bar(quiet) as report:
+                result = pipeline.generate(prompt, on_progress=report, **arguments)
+        except DeviceLostError as lost:
+            _keep(lost.images, output)
+            raise
     written = _write(result, output, num_images if grid else 0, scale)
     if json_path == "-":
         typer.echo(result.stats.model_dump_json(indent=2))
@@ -148,6 +155,16 @@ def _bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("decoding", total=None)
         yield lambda known, total: bar.update(task, completed=known, total=total)
+
+
+def _keep(images: list[Image], output: Path) -> None:
+    """Write the images that were finished before a device was lost, and say where."""
+    from lantern_accel.types import save_images
+
+    if images:
+        written = save_images(images, output)
+        kept = ", ".join(str(path) for path in written)
+        say(kept, label="kept", style="bold yellow", to_stderr=True)
 
 
 def _write(result: GenerationResult, output: Path, columns: int, scale: int) -> list[Path]:

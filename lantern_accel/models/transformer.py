@@ -120,13 +120,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
         qkv = self.wqkv(x, ops).unflatten(-1, (3, self.heads, -1))
-        turned = ops.rotate(qkv[:, :, :2], rotary)
-        q, k, v = turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2]
         if at.cache is None:
-            y = ops.attend_dense(q, k, v, at.mask)
+            turned = ops.rotate(qkv[:, :, :2], rotary)
+            y = ops.attend_dense(turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2], at.mask)
         else:
             assert at.address is not None and at.mask is not None
-            ops.write(at.cache, layer, at.address, k, v)
+            q = ops.rotate_write(qkv, rotary, at.cache, layer, at.address)
             y = ops.attend(q, at.cache, layer, at.mask)
         out: Tensor = self.wo(y.flatten(-2), ops)
         return out

@@ -1,0 +1,142 @@
+"""What an error from the GPU means, and the way out, in one sentence each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import torch
+
+from lantern_accel.errors import BackendError, DeviceLostError
+
+#: After these the CUDA context is gone: every later call in this process fails too.
+LOST = (
+    "unspecified launch failure",
+    "illegal memory access",
+    "illegal instruction",
+    "illegal address",
+    "misaligned address",
+    "device-side assert",
+    "uncorrectable ecc",
+    "hardware stack error",
+    "launch timed out",
+    "gpu is lost",
+    "fallen off the bus",
+    "no cuda-capable device",
+    "invalid device ordinal",
+    "device unavailable",
+    "busy or unavailable",
+    "driver shutting down",
+    "unknown error",
+    "nvlink",
+)
+#: What CUDA says of work that a stream cannot record.
+NOT_CAPTURABLE = ("is capturing", "during capture", "capture was invalidated", "stream capture")
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from or while handling, the innermost last."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether the GPU, or this process's use of it, is gone."""
+    texts = [str(one).lower() for one in chain(error) if isinstance(one, RuntimeError)]
+    return any(
+        ("cuda" in text or "hip" in text or "nvml" in text) and any(word in text for word in LOST)
+        for text in texts
+    )
+
+
+def out_of_memory(error: BaseException) -> torch.OutOfMemoryError | None:
+    """Return the allocator's complaint in an error's chain, if there is one."""
+    return next((one for one in chain(error) if isinstance(one, torch.OutOfMemoryError)), None)
+
+
+def not_capturable(error: BaseException) -> bool:
+    """Return whether a step did something that a CUDA graph cannot hold."""
+    texts = [str(one).lower() for one in chain(error) if isinstance(one, RuntimeError)]
+    return any(word in text for text in texts for word in NOT_CAPTURABLE)
+
+
+def explain(error: BaseException, device: torch.device, doing: str) -> BackendError | None:
+    """Turn an error from the GPU into one that says what to do; None for any other error.
+
+    ``doing`` continues "while", such as ``"replaying the step"``.
+    """
+    if isinstance(error, BackendError):
+        return None
+    if is_lost(error):
+        return DeviceLostError(
+            f"the GPU {device} stopped working while {doing} ({_first_line(error)}); the batch in "
+            "progress is lost, what was returned or written before is kept; start a new process, "
+            "and if it happens again look at nvidia-smi and at the kernel's log (dmesg, Xid)"
+        )
+    complaint = out_of_memory(error)
+    if complaint is not None:
+        return BackendError(
+            f"the GPU {device} ran out of memory while {doing}: {_asked(str(complaint))}"
+            f"{_left(device)}; choose a smaller batch, the dtype bfloat16 or float16, or end "
+            "other programs that use this GPU"
+        )
+    return None
+
+
+class explained:
+    """A block whose errors of the GPU come out explained; others pass."""
+
+    def __init__(self, device: torch.device, doing: str) -> None:
+        self._device, self._doing = device, doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        known = None if error is None else explain(error, self._device, self._doing)
+        if known is not None:
+            raise known from error
+
+
+def illegal_operator(step: Callable[[], None], device: torch.device) -> str:
+    """Run a step eagerly under watch; name what a graph cannot hold, "" where nothing is found."""
+    from lantern_accel.testing.trace import Recorder
+
+    watch = Recorder(device)
+    try:
+        with watch:
+            step()
+    except RuntimeError:
+        return ""
+    wrong = [one for one in watch.violations if one.rule in ("host_read", "dynamic_shape")]
+    wrong += [one for one in watch.violations if one.rule == "other_device"]
+    return str(wrong[0]) if wrong else ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [str(one).strip().splitlines() for one in chain(error)]
+    cuda = [line[0] for line in lines if line and "error" in line[0].lower()]
+    return cuda[-1] if cuda else str(error).splitlines()[0]
+
+
+def _asked(text: str) -> str:
+    found = re.search(r"Tried to allocate ([0-9.]+ [KMG]?i?B)", text)
+    return f"it asked for {found[1]}" if found else text.split(". ")[0]
+
+
+def _left(device: torch.device) -> str:
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except (RuntimeError, AssertionError):
+        return ""
+    return f", {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free"

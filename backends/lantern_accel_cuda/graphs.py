@@ -1,0 +1,218 @@
+"""Whole steps as CUDA graphs: warm-up on a side stream, capture, replay without the host.
+
+All captures of a backend share one stream and one memory pool. A pool may be shared because the
+captured functions leave nothing in it: what outlives a step lies in static buffers that were there
+before, and replays run one after another.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lantern_accel.backend import Replay
+from lantern_accel.errors import BackendError
+from lantern_accel_cuda import faults
+from lantern_accel_cuda.handles import event
+from lantern_accel_cuda.handles import stream as stream_of
+
+#: Runs before a capture: the first makes handles, workspaces and kernels, the rest settle them.
+WARMUPS = 3
+
+
+class GraphReplay(Replay):
+    """A recorded step: one graph, or one a phase, replayed in order."""
+
+    captured = True
+
+    def __init__(
+        self, name: str, device: torch.device, graphs: list[tuple[str, torch.cuda.CUDAGraph]]
+    ) -> None:
+        super().__init__(self._run)
+        self._name, self._device, self._graphs = name, device, graphs
+
+    def __call__(self) -> None:
+        """Give the recording to the GPU; returns before it has run."""
+        with faults.explained(self._device, f"replaying the {self._name}"):
+            super().__call__()
+
+    def _run(self) -> None:
+        if len(self._graphs) == 1:
+            self._graphs[0][1].replay()
+            return
+        for phase, graph in self._graphs:
+            with torch.cuda.nvtx.range(phase):
+                graph.replay()
+
+    def timed(self) -> dict[str, float] | None:
+        """Replay once; seconds of each phase by events, None where all phases are one graph."""
+        if len(self._graphs) < 2:
+            return None
+        stream = torch.cuda.current_stream(self._device)
+        marks = [event(timing=True) for _ in range(len(self._graphs) + 1)]
+        marks[0].record(stream)
+        for (_, graph), mark in zip(self._graphs, marks[1:], strict=True):
+            graph.replay()
+            mark.record(stream)
+        marks[-1].synchronize()
+        seconds: dict[str, float] = {}
+        for (phase, _), begin, end in zip(self._graphs, marks, marks[1:], strict=False):
+            seconds[phase] = seconds.get(phase, 0.0) + begin.elapsed_time(end) / 1000
+        return seconds
+
+    def release(self) -> None:
+        """Free the graphs; their pool is freed with the last one."""
+        super().release()
+        graphs, self._graphs = self._graphs, []
+        for _, graph in graphs:
+            graph.reset()
+
+
+class _Take:
+    """One capture under way; :meth:`cut` ends a graph and begins the next."""
+
+    def __init__(self, pool: Any, first: str) -> None:
+        self._pool = pool
+        self.graphs: list[tuple[str, torch.cuda.CUDAGraph]] = []
+        self._begin(first)
+
+    def _begin(self, phase: str) -> None:
+        graph = torch.cuda.CUDAGraph()
+        # Work that another thread of this process gives to the GPU does not concern this capture.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.graphs.append((phase, graph))
+
+    def cut(self, phase: str) -> None:
+        """Begin a graph for ``phase``."""
+        self.end()
+        self._begin(phase)
+
+    def end(self) -> None:
+        """End the last graph."""
+        with warnings.catch_warnings():
+            # A phase may have nothing to do, as drafting without a tree.
+            warnings.filterwarnings("ignore", message=".*[Gg]raph is empty")
+            self.graphs[-1][1].capture_end()
+
+
+class Recorder:
+    """Makes the recordings of one GPU and keeps account of them."""
+
+    def __init__(self, device: torch.device, mode: str, compile_mode: str) -> None:
+        self.device = device
+        self._mode, self._compile = mode, compile_mode
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+        self._take: _Take | None = None
+        self._made: weakref.WeakSet[GraphReplay] = weakref.WeakSet()
+        self.bytes_kept = 0
+        """Bytes that captured functions left allocated in the pool; should stay 0."""
+
+    @property
+    def live(self) -> int:
+        """Recordings that are not released."""
+        return sum(bool(one._graphs) for one in self._made)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a phase; where graphs are kept apart, begin its own."""
+        if self._take is not None and self._mode == "phases":
+            self._take.cut(name)
+        with torch.cuda.nvtx.range(name):
+            yield
+
+    def capture(self, step: Callable[[], None], name: str) -> Replay:
+        """Warm up, record and return ``step``; raises BackendError where it cannot be recorded."""
+        began = time.perf_counter()
+        run = step if self._compile == "off" else compiled(step, self._compile, name)
+        if self._stream is None:
+            self._stream = stream_of(self.device)
+        stream = self._stream
+        current = torch.cuda.current_stream(self.device)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(WARMUPS):
+                    run()
+            current.wait_stream(stream)
+            if self._mode == "off":
+                replay = Replay(run)
+                replay.seconds = time.perf_counter() - began
+                return replay
+            replay = self._record(run, name, stream)
+        except Exception as error:
+            raise self._failed(error, step, name) from error
+        replay.seconds = time.perf_counter() - began
+        return replay
+
+    def _record(self, run: Callable[[], None], name: str, stream: torch.cuda.Stream) -> GraphReplay:
+        torch.cuda.synchronize(self.device)
+        gc.collect()  # a cycle that holds GPU memory must not be freed during the capture
+        torch.cuda.empty_cache()
+        if self._pool is None or not self.live:
+            self._pool = torch.cuda.graph_pool_handle()
+        reserved = torch.cuda.memory_reserved(self.device)
+        allocated = torch.cuda.memory_allocated(self.device)
+        with torch.cuda.stream(stream):
+            self._take = take = _Take(self._pool, name)
+            try:
+                run()
+            finally:
+                self._take = None
+                take.end()
+        replay = GraphReplay(name, self.device, take.graphs)
+        replay.nbytes = max(torch.cuda.memory_reserved(self.device) - reserved, 0)
+        self.bytes_kept += max(torch.cuda.memory_allocated(self.device) - allocated, 0)
+        self._made.add(replay)
+        return replay
+
+    def _failed(self, error: Exception, step: Callable[[], None], name: str) -> Exception:
+        # Whatever the capture left in the pool is not used again.
+        self._pool = None
+        doing = f"capturing the {name}"
+        known = faults.explain(error, self.device, doing)
+        if known is not None:
+            return known
+        if faults.not_capturable(error):
+            found = faults.illegal_operator(step, self.device)
+            return BackendError(
+                f"the {name} cannot be captured as a CUDA graph: "
+                f"{found or faults._first_line(error)}; a step may not wait for the host. "
+                "Run 'lantern-accel conform cuda --only static' for the rules, or use the option "
+                "graph=off"
+            )
+        return error
+
+    def close(self) -> None:
+        """Release every recording."""
+        for one in list(self._made):
+            one.release()
+        self._pool = self._stream = None
+
+
+def compiled(step: Callable[[], None], mode: str, name: str) -> Callable[[], None]:
+    """Return ``step`` under ``torch.compile``; it compiles when it first runs, in the warm-up."""
+    # Dynamo keeps compiled code by the Python code it came from and gives up after a few variants.
+    # What was captured before does not need that code any more.
+    torch._dynamo.reset()
+    mode_given = None if mode == "default" else mode
+    run: Callable[[], None] = torch.compile(step, mode=mode_given, dynamic=False, fullgraph=True)
+
+    def guarded() -> None:
+        try:
+            run()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            line = str(error).strip().splitlines()[0]
+            raise BackendError(
+                f"torch.compile cannot compile the {name} ({type(error).__name__}: {line}); use the "
+                "option compile=off"
+            ) from error
+
+    return guarded

@@ -1,0 +1,1 @@
+"""Triton kernels; import them only where an option asks for them."""

@@ -1,0 +1,166 @@
+"""What a layer does between its matrix products, as one Triton kernel each.
+
+Torch's own operators make five to ten small kernels of a norm or a rotation; in a captured step each
+costs a launch and a way through memory. Rounding follows the reference step by step, so that results
+agree to the last bit but one.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lantern_accel.backend import KVCache
+
+
+@triton.jit
+def _rms_norm(x, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < WIDTH
+    value = tl.load(x + row * WIDTH + d, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    # Back to the dtype before the weight: LlamaGen's order.
+    value = (value * scale).to(out.dtype.element_ty).to(tl.float32)
+    gain = tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + d, (value * gain).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _swiglu(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = d < WIDTH
+    gate = tl.load(x + row * 2 * WIDTH + d, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * WIDTH + WIDTH + d, mask=inside, other=0.0).to(tl.float32)
+    gate = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * WIDTH + d, (gate * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rotate_write(
+    qkv, cos, sin, address, cache_k, cache_v, q_out,
+    nodes, capacity, x_row, x_node, x_part, x_head, c_row, c_node,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, STORED: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    node = tl.program_id(1)
+    h = tl.arange(0, BLOCK_H)
+    p = tl.arange(0, BLOCK_P)
+    inside = (h < HEADS)[:, None] & (p < WIDTH // 2)[None, :]
+    at = row * c_row + node * c_node + p
+    c = tl.load(cos + at, mask=p < WIDTH // 2, other=0.0)[None, :]
+    s = tl.load(sin + at, mask=p < WIDTH // 2, other=0.0)[None, :]
+    # Addresses count (row, head, slot); the first head's gives the slot of all.
+    slot = tl.load(address + (row * nodes + node) * HEADS).to(tl.int64) - row * HEADS * capacity
+    source = row * x_row + node * x_node + h[:, None] * x_head + 2 * p[None, :]
+    out = ((row * nodes + node) * HEADS + h[:, None]) * WIDTH + 2 * p[None, :]
+    even = tl.load(qkv + source, mask=inside, other=0.0).to(tl.float32)
+    odd = tl.load(qkv + source + 1, mask=inside, other=0.0).to(tl.float32)
+    tl.store(q_out + out, (even * c - odd * s).to(q_out.dtype.element_ty), mask=inside)
+    tl.store(q_out + out + 1, (odd * c + even * s).to(q_out.dtype.element_ty), mask=inside)
+    place = ((row * HEADS + h[:, None]).to(tl.int64) * capacity + slot) * STORED + 2 * p[None, :]
+    even = tl.load(qkv + source + x_part, mask=inside, other=0.0).to(tl.float32)
+    odd = tl.load(qkv + source + x_part + 1, mask=inside, other=0.0).to(tl.float32)
+    tl.store(cache_k + place, (even * c - odd * s).to(q_out.dtype.element_ty), mask=inside)
+    tl.store(cache_k + place + 1, (odd * c + even * s).to(q_out.dtype.element_ty), mask=inside)
+    even = tl.load(qkv + source + 2 * x_part, mask=inside, other=0.0)
+    odd = tl.load(qkv + source + 2 * x_part + 1, mask=inside, other=0.0)
+    tl.store(cache_v + place, even, mask=inside)
+    tl.store(cache_v + place + 1, odd, mask=inside)
+
+
+_LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
+_LIBRARY.define("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor")
+_LIBRARY.define("swiglu(Tensor x) -> Tensor")
+_LIBRARY.define(
+    "rotate_write(Tensor qkv, Tensor cos, Tensor sin, Tensor address, Tensor(a!) k, Tensor(b!) v)"
+    " -> Tensor"
+)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    width = x.shape[-1]
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    with torch.cuda.device_of(x):
+        _rms_norm[(x.numel() // width,)](
+            x, weight, out, eps, WIDTH=width, BLOCK=block, num_warps=min(max(block // 512, 1), 8)
+        )
+    return out
+
+
+def _gate(x: Tensor) -> Tensor:
+    width = x.shape[-1] // 2
+    x = x.contiguous()
+    out = x.new_empty(*x.shape[:-1], width)
+    with torch.cuda.device_of(x):
+        _swiglu[(out.numel() // width, triton.cdiv(width, 1024))](
+            x, out, WIDTH=width, BLOCK=1024, num_warps=4
+        )
+    return out
+
+
+def _rotate_and_store(
+    qkv: Tensor, cos: Tensor, sin: Tensor, address: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    rows, nodes, _, heads, width = qkv.shape
+    out = torch.empty(rows, nodes, heads, width, dtype=qkv.dtype, device=qkv.device)
+    with torch.cuda.device_of(qkv):
+        _rotate_write[(rows, nodes)](
+            qkv, cos, sin, address, k, v, out,
+            nodes, k.shape[2],
+            qkv.stride(0), qkv.stride(1), qkv.stride(2), qkv.stride(3),
+            cos.stride(0) if cos.shape[0] > 1 else 0, cos.stride(1),
+            HEADS=heads, WIDTH=width, STORED=k.shape[3],
+            BLOCK_H=triton.next_power_of_2(heads), BLOCK_P=triton.next_power_of_2(width // 2),
+            num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+for _name, _function in (
+    ("rms_norm", _norm),
+    ("swiglu", _gate),
+    ("rotate_write", _rotate_and_store),
+):
+    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+torch.library.register_fake("lantern_accel_cuda::rms_norm")(
+    lambda x, weight, eps: x.new_empty(x.shape)
+)
+torch.library.register_fake("lantern_accel_cuda::swiglu")(
+    lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+)
+torch.library.register_fake("lantern_accel_cuda::rotate_write")(
+    lambda qkv, cos, sin, address, k, v: qkv.new_empty((*qkv.shape[:2], *qkv.shape[3:]))
+)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise ``x [..., D]`` in float32 and scale it, as the reference does."""
+    out: Tensor = torch.ops.lantern_accel_cuda.rms_norm(x, weight, eps)
+    return out
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
+    out: Tensor = torch.ops.lantern_accel_cuda.swiglu(x)
+    return out
+
+
+def rotate_write(
+    qkv: Tensor, rotary: tuple[Tensor, Tensor], kv: KVCache, layer: int, address: Tensor
+) -> Tensor:
+    """Rotate q and k of ``qkv [R, T, 3, H, d]``, store k and v of a layer; return q ``[R, T, H, d]``.
+
+    ``rotary``: cos and sin, float32 ``[R or 1, T, 1, 1, d/2]``; ``address`` as
+    :func:`lantern_accel_cuda.attention.address` gives it.
+    """
+    cos, sin = rotary
+    k, v = kv.data[layer].unbind(0)
+    q: Tensor = torch.ops.lantern_accel_cuda.rotate_write(qkv, cos, sin, address, k, v)
+    return q

@@ -1,0 +1,128 @@
+"""Clocks and meters: CUDA events, and what NVML tells about the card."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+
+from lantern_accel.backend import Stopwatch
+from lantern_accel_cuda import faults
+from lantern_accel_cuda.handles import event
+
+
+class EventStopwatch(Stopwatch):
+    """Time between two events on the current stream, without the host's share."""
+
+    name = "CUDA events on the current stream"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(lambda: torch.cuda.synchronize(device))
+        self._device = device
+        self._from, self._to = event(timing=True), event(timing=True)
+
+    def __enter__(self) -> Stopwatch:
+        self._synchronize()
+        self._from.record(torch.cuda.current_stream(self._device))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if exc[0] is not None:  # after an error the GPU may not answer
+            return
+        with faults.explained(self._device, "waiting for it"):
+            self._to.record(torch.cuda.current_stream(self._device))
+            self._to.synchronize()
+        self.seconds = self._from.elapsed_time(self._to) / 1000
+
+
+class Card:
+    """One GPU as NVML sees it; without nvidia-ml-py, or on AMD's, every answer is None."""
+
+    def __init__(self, index: int) -> None:
+        self._nvml, self._handle = _open(index)
+
+    def _ask(self, question: str, *given: Any) -> Any:
+        if self._nvml is None:
+            return None
+        # A virtual card or an old driver answers some questions and not others.
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+            return getattr(self._nvml, question)(self._handle, *given)
+        return None
+
+    def energy_mj(self) -> int | None:
+        """Millijoules since the driver was loaded."""
+        found = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if found is None else int(found)
+
+    def driver(self) -> str | None:
+        """Version of the driver."""
+        if self._nvml is None:
+            return None
+        with contextlib.suppress(self._nvml.NVMLError):
+            return _text(self._nvml.nvmlSystemGetDriverVersion())
+        return None
+
+    def uuid(self) -> str | None:
+        """The card's own number, which no CUDA_VISIBLE_DEVICES changes."""
+        found = self._ask("nvmlDeviceGetUUID")
+        return None if found is None else _text(found)
+
+    def conditions(self) -> dict[str, float | int | None]:
+        """What the card's speed depends on now: MHz, W, degrees Celsius, other processes."""
+        nvml = self._nvml
+        if nvml is None:
+            return {}
+        limit = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        power = self._ask("nvmlDeviceGetPowerUsage")
+        running = self._ask("nvmlDeviceGetComputeRunningProcesses")
+        return {
+            "clock_mhz": self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            "clock_limit_mhz": self._ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            "power_w": None if power is None else power / 1000,
+            "power_limit_w": None if limit is None else limit / 1000,
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            # In a container NVML numbers processes as the host does: ours may be among them.
+            "other_processes": None
+            if running is None
+            else sum(process.pid != os.getpid() for process in running),
+        }
+
+    def notes(self) -> tuple[str, ...]:
+        """The card's number and conditions as sentences for a report."""
+        notes = [f"uuid {uuid}"] if (uuid := self.uuid()) else []
+        now = self.conditions()
+        if now.get("clock_mhz") is not None:
+            most = now["clock_limit_mhz"]
+            notes.append(
+                f"clock {now['clock_mhz']} MHz"
+                + (f" of at most {most}" if most else "")
+                + f", memory {now['memory_clock_mhz']} MHz"
+            )
+        if now.get("power_limit_w") is not None:
+            notes.append(f"power limit {now['power_limit_w']:.0f} W")
+        if now.get("temperature_c") is not None:
+            notes.append(f"temperature {now['temperature_c']} C")
+        if now.get("other_processes"):
+            notes.append(f"{now['other_processes']} other processes use it")
+        return tuple(notes)
+
+
+def _open(index: int) -> tuple[Any, Any]:
+    """Return NVML and its handle of torch's device ``index``, matched by UUID; None without."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, None
+    with contextlib.suppress(pynvml.NVMLError, AttributeError, RuntimeError):
+        pynvml.nvmlInit()
+        # NVML ignores CUDA_VISIBLE_DEVICES, so that its indices are not torch's.
+        uuid = torch.cuda.get_device_properties(index).uuid
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return None, None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

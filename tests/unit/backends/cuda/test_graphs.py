@@ -1,0 +1,262 @@
+"""Capturing and replaying, on a double of torch's CUDA API: the backend's own code, no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.cuda_double import CudaDouble, doubled_backend
+
+from lantern_accel.backend import Backend
+from lantern_accel.errors import BackendError, DeviceLostError
+from lantern_accel.testing import kit, tiny
+from lantern_accel_cuda.graphs import WARMUPS, GraphReplay
+
+Opened = tuple[Backend, CudaDouble]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    return doubled_backend(monkeypatch)
+
+
+def _counter() -> tuple[torch.Tensor, list[int]]:
+    return torch.zeros(1), []
+
+
+def test_a_step_is_warmed_up_on_a_side_stream_then_captured_then_only_replayed(
+    opened: Opened,
+) -> None:
+    backend, double = opened
+    count, calls = _counter()
+
+    def step() -> None:
+        calls.append(1)
+        assert double.current.side
+        count.add_(torch.ones(1))
+
+    replay = backend.capture(step, "step")
+    assert len(calls) == WARMUPS + 1
+    assert count.item() == WARMUPS  # a capture does not run what it records
+    assert replay.captured
+    assert replay.seconds > 0
+    order = [line for line in double.done if "capture" in line or "waits for" in line]
+    assert order[:2] == ["side 0 waits for default", "default waits for side 0"]
+    assert order[-2:] == ["capture_begin thread_local", "capture_end"]
+    for _ in range(5):
+        replay()
+    assert count.item() == WARMUPS + 5
+    assert len(calls) == WARMUPS + 1
+    assert double.current.name == "default"
+
+
+def test_all_captures_share_a_stream_and_a_pool_until_none_is_left(opened: Opened) -> None:
+    backend, double = opened
+    count, _ = _counter()
+
+    def step() -> None:
+        count.add_(torch.ones(64))[0]
+
+    def wide() -> None:
+        torch.ones(256)
+        count.add_(1)
+
+    first = backend.capture(lambda: count.add_(torch.ones(1)), "step")
+    second = backend.capture(wide, "step")
+    third = backend.capture(wide, "step")
+    assert {graph.pool() for graph in double.graphs} == {("pool", 1)}
+    assert first.nbytes == 4
+    assert second.nbytes == 256 * 4 - 4  # what it needs beyond the first one's
+    assert third.nbytes == 0
+    assert double.done.count("side 0 waits for default") == 3
+    assert backend.counters()["graphs"] == 3
+    for replay in (first, second, third):
+        replay.release()
+        replay.release()
+    assert double.done.count("reset") == 3
+    assert backend.counters()["graphs"] == 0
+    with pytest.raises(BackendError, match="was released; capture the step again"):
+        first()
+    backend.capture(wide, "step")
+    assert double.graphs[-1].pool() == ("pool", 2)
+
+
+def test_closing_releases_every_recording(opened: Opened) -> None:
+    backend, double = opened
+    count, _ = _counter()
+    replays = [backend.capture(lambda: count.add_(1), "step") for _ in range(2)]
+    with backend:
+        pass
+    assert all(graph.was_reset for graph in double.graphs)
+    backend.close()
+    with pytest.raises(BackendError, match="was released"):
+        replays[0]()
+
+
+@pytest.mark.parametrize("graph", ["step", "phases", "off"])
+@pytest.mark.parametrize("attention", ["sdpa", "matmul"])
+def test_a_replayed_engine_decodes_what_the_eager_one_does(
+    monkeypatch: pytest.MonkeyPatch, graph: str, attention: str
+) -> None:
+    backend, _ = doubled_backend(monkeypatch, graph=graph, attention=attention)
+    monkeypatch.setattr("lantern_accel.testing.numeric.STRATEGIES", ("vanilla", "lantern++"))
+    report = kit.run_checks(backend, kit.select(["replay", "kv", "attention"]))
+    assert report.passed, report.table()
+    assert bool(backend.support("capture")) == (graph != "off")
+    with torch.inference_mode():
+        engine = tiny.tiny_engine(backend, "lantern++")
+        replay = backend.capture(engine.step)
+    assert replay.captured == (graph != "off")
+
+
+def test_padding_of_slots_and_heads_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = doubled_backend(monkeypatch)
+    layout = backend.kv_layout(24, 2, 700, 32, 100, torch.bfloat16)
+    assert layout.shape == (24, 2, 2, 32, 704, 104)
+    reference = Plain(torch.device("cpu"))
+    with torch.inference_mode():
+        for strategy in ("vanilla", "eagle2", "lantern++"):
+            tokens = []
+            for ops in (backend, reference):
+                engine = tiny.tiny_engine(ops, strategy, batch=2)
+                capacity = engine.verifying.cache.layout.capacity
+                assert (capacity % 8 == 0) == (ops is backend)
+                tiny.start(engine, 3)
+                tokens.append(engine.run().tokens)
+            assert torch.equal(*tokens)
+
+
+class Plain(Backend):
+    name, version = "plain", "1"
+
+    def facts(self):  # never asked
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_phases_are_graphs_of_their_own_with_the_papers_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, double = doubled_backend(monkeypatch, graph="phases")
+    with torch.inference_mode():
+        engine = tiny.tiny_engine(backend, "lantern++")
+        tiny.start(engine, 0)
+        replay = backend.capture(engine.step, "step")
+        assert isinstance(replay, GraphReplay)
+        double.done.clear()
+        replay()
+        names = [line for line in double.done if line.startswith("range")]
+        assert names == [f"range {n}" for n in ("step", "draft", "verify", "accept", "commit")]
+        assert double.done.count("replay") == 5
+        seconds = replay.timed()
+    # The double's clock goes on by a quarter of a second at every event.
+    assert seconds == dict.fromkeys(("step", "draft", "verify", "accept", "commit"), 0.25)
+
+
+def test_one_graph_keeps_no_phases_apart(opened: Opened) -> None:
+    backend, _ = opened
+    count, _ = _counter()
+    assert backend.capture(lambda: count.add_(1), "step").timed() is None
+
+
+def test_what_a_graph_cannot_hold_is_named_with_its_line(opened: Opened) -> None:
+    backend, double = opened
+    value = torch.ones(1)
+
+    def step() -> None:
+        if len(double.graphs):  # warm-up may read, a capture may not
+            value.item()
+
+    with pytest.raises(BackendError) as caught:
+        backend.capture(step, "step")
+    text = str(caught.value)
+    assert "the step cannot be captured as a CUDA graph: aten::_local_scalar_dense at" in text
+    assert "test_graphs.py" in text
+    assert "value.item()" in text
+    assert "graph=off" in text
+    # The next capture starts afresh.
+    good = backend.capture(lambda: value.add_(1), "step")
+    good()
+    assert double.graphs[-1].pool() == ("pool", 2)
+
+
+def test_out_of_memory_in_a_capture_says_what_was_asked_and_what_is_free(opened: Opened) -> None:
+    backend, double = opened
+    double.free = 2**29
+
+    def step() -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 24 GiB"
+        )
+
+    with pytest.raises(BackendError) as caught:
+        backend.capture(step, "step")
+    text = str(caught.value)
+    assert "ran out of memory while capturing the step: it asked for 2.50 GiB" in text
+    assert "0.50 of 24.00 GiB are free; choose a smaller batch" in text
+    assert double.capturing is None
+
+
+def test_a_bug_in_a_step_stays_what_it_is(opened: Opened) -> None:
+    backend, _ = opened
+
+    def step() -> None:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        backend.capture(step, "step")
+
+
+def test_a_lost_card_says_what_is_lost_and_what_is_kept(opened: Opened) -> None:
+    backend, double = opened
+    count, _ = _counter()
+    replay = backend.capture(lambda: count.add_(1), "step")
+    double.lost = "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronous"
+    with pytest.raises(DeviceLostError) as caught:
+        replay()
+    text = str(caught.value)
+    assert "stopped working while replaying the step (CUDA error: unspecified launch" in text
+    assert "the batch in progress is lost, what was returned or written before is kept" in text
+    with pytest.raises(DeviceLostError, match="while waiting for it"):
+        backend.synchronize()
+    backend.close()
+
+
+def test_compiling_is_inside_the_capture_and_its_failure_names_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, _ = doubled_backend(monkeypatch, compile="default")
+    count, _ = _counter()
+    asked = {}
+
+    def compile_(step, **given):
+        asked.update(given)
+        return step
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    replay = backend.capture(lambda: count.add_(1), "step")
+    assert asked == {"mode": None, "dynamic": False, "fullgraph": True}
+    assert replay.captured
+
+    def fails(step, **given):
+        def run() -> None:
+            raise torch._dynamo.exc.Unsupported("a generator\nlong story")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.raises(
+        BackendError, match=r"cannot compile the step \(Unsupported: a generator\); "
+    ):
+        backend.capture(lambda: count.add_(1), "step")
+
+
+def test_dynamo_makes_one_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = doubled_backend(monkeypatch)
+    with torch.inference_mode():
+        for strategy in ("lantern++", "eagle2"):
+            engine = tiny.tiny_engine(backend, strategy)
+            torch._dynamo.reset()
+            found = torch._dynamo.explain(engine.step)()
+            assert (found.graph_count, found.graph_break_count) == (1, 0)

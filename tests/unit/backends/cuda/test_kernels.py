@@ -1,0 +1,216 @@
+"""The Triton kernels: run by Triton's interpreter on host memory, and compiled for sm_86 without a GPU.
+
+The interpreter must be chosen before Triton is imported, so those tests run in a process of their own:
+this file again, with ``TRITON_INTERPRET=1``. It cannot multiply bfloat16 (it takes the raw bits), so
+that dtype is only compiled here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.cuda_double import doubled_backend
+
+from lantern_accel.ops import KVCache, TensorOps
+from lantern_accel.testing import kit, tiny
+from lantern_accel_cuda import attention
+
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+REASON = "the package triton is not installed"
+
+interpreted = pytest.mark.skipif(
+    not (TRITON and INTERPRETED),
+    reason="runs in a process of its own with TRITON_INTERPRET=1" if TRITON else REASON,
+)
+compiles = pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
+
+
+@pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
+def test_all_of_them_under_the_interpreter() -> None:
+    tests = Path(__file__).parents[3]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=tests.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    assert run.stdout.count(".") >= 15  # they ran, and were not skipped
+
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "nodes", "heads", "width", "stored", "capacity"),
+    [
+        (2, 1, 3, 64, 64, 72),
+        (1, 60, 2, 64, 64, 200),
+        (2, 5, 2, 100, 104, 136),
+        (4, 17, 1, 16, 16, 32),
+    ],
+)
+def test_tree_attention_is_softmax_over_what_is_seen(
+    dtype: torch.dtype, rows: int, nodes: int, heads: int, width: int, stored: int, capacity: int
+) -> None:
+    from lantern_accel_cuda.kernels import tree_attention
+
+    random = torch.Generator().manual_seed(nodes)
+    q = torch.randn(rows, nodes, 3, heads, width, generator=random).to(dtype)[:, :, 0]
+    kv = torch.zeros(2, rows, heads, capacity, stored, dtype=dtype)
+    kv[..., :width] = torch.randn(2, rows, heads, capacity, width, generator=random).to(dtype)
+    visible = torch.rand(rows, 1, nodes, capacity, generator=random) < 0.3
+    visible[..., 3] = True
+    got = tree_attention.attend(q, kv[0], kv[1], visible.to(torch.int8), 82)
+    keys, values = kv[..., :width].double().unbind(0)
+    scores = torch.einsum("rthd,rhld->rhtl", q.double(), keys) * width**-0.5
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    want = torch.einsum("rhtl,rhld->rthd", weights, values)
+    assert (got.double() - want).abs().max() <= TOLERANCE[dtype]
+    assert got.is_contiguous()
+
+
+@interpreted
+def test_blocks_that_nobody_sees_are_not_read() -> None:
+    from lantern_accel_cuda.kernels import tree_attention
+
+    cache = torch.ones(2, 1, 1, 128, 16, dtype=torch.float16)
+    cache[..., 64:, :] = float("nan")
+    mask = torch.zeros(1, 1, 2, 128, dtype=torch.int8)
+    mask[..., :5] = 1
+    got = tree_attention.attend(torch.ones(1, 2, 1, 16, dtype=torch.float16), *cache, mask, 1)
+    assert torch.equal(got, torch.ones_like(got))
+    blind = tree_attention.attend(torch.ones(1, 2, 1, 16).half(), *cache, mask * 0, 1)
+    assert torch.equal(blind, torch.zeros_like(blind))
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_norm_and_gate_are_the_references(dtype: torch.dtype) -> None:
+    from lantern_accel_cuda.kernels import fused
+
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(3, 5, 200, generator=random).to(dtype)
+    weight = torch.randn(200, generator=random).to(dtype)
+    near = {torch.float32: 1e-6, torch.float16: 1e-3}[dtype]
+    want = TensorOps().rms_norm(x, weight, 1e-5)
+    assert torch.allclose(fused.rms_norm(x, weight, 1e-5), want, rtol=near, atol=near)
+    x = torch.randn(2, 3, 2 * 1300, generator=random).to(dtype)
+    gate, up = x.chunk(2, dim=-1)
+    want = torch.nn.functional.silu(gate) * up
+    assert torch.allclose(fused.swiglu(x), want, rtol=near, atol=near)
+
+
+@interpreted
+@pytest.mark.parametrize("shared", [True, False], ids=["one table", "a table a row"])
+def test_rotation_and_cache_write_are_the_references_bit_for_bit(shared: bool) -> None:
+    from lantern_accel_cuda.kernels import fused
+
+    random = torch.Generator().manual_seed(2)
+    rows, nodes, heads, width = 2, 5, 3, 20
+    layout = attention.layout(2, rows, 29, heads, width, torch.float32)
+    ours, want = (KVCache(layout, torch.zeros(layout.shape)) for _ in range(2))
+    qkv = torch.randn(rows, nodes, 3 * heads * width, generator=random).unflatten(
+        -1, (3, heads, -1)
+    )
+    angles = torch.rand(1 if shared else rows, nodes, 1, 1, width // 2, generator=random)
+    rotary = (angles.cos(), angles.sin())
+    slots = torch.tensor([[3, 4, 7, 1, 31], [0, 2, 5, 6, 30]])
+    address = attention.address(ours, slots)
+    turned = TensorOps().rotate(qkv[:, :, :2], rotary)
+    attention.write(want, 1, address, turned[:, :, 1], qkv[:, :, 2])
+    q = fused.rotate_write(qkv, rotary, ours, 1, address)
+    assert torch.equal(q, turned[:, :, 0])
+    assert torch.equal(ours.data, want.data)
+    assert want.data.count_nonzero() == 2 * rows * nodes * heads * width
+
+
+@interpreted
+def test_a_step_with_all_kernels_decides_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = doubled_backend(monkeypatch, attention="triton", kernels="triton")
+    plain, _ = doubled_backend(monkeypatch)
+    with torch.inference_mode():
+        state = []
+        for one in (backend, plain):
+            engine = tiny.tiny_engine(one, "lantern++")
+            tiny.start(engine, 0)
+            engine.step()
+            state.append(engine.state)
+    assert torch.equal(state[0].tokens, state[1].tokens)
+    assert torch.allclose(state[0].pending_features, state[1].pending_features, atol=1e-4)
+
+
+@interpreted
+def test_the_kit_accepts_the_attention_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = doubled_backend(monkeypatch, attention="triton")
+    monkeypatch.setattr(backend, "compute_dtypes", lambda: (torch.float32, torch.float16))
+    report = kit.run_checks(backend, kit.select("attention"))
+    assert report.passed, report.table()
+
+
+def _compiled(nodes: int, width: int, dtype: str, generation: int):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from lantern_accel_cuda.kernels import tree_attention as module
+
+    itemsize = {"bf16": 2, "fp16": 2, "fp32": 4}[dtype]
+    chosen = module.plan(nodes, 704, width, 40, itemsize, 82)
+    constants = {
+        "WIDTH": width, "STORED": -(-width // 8) * 8, "BLOCK_T": chosen.block_t,
+        "BLOCK_L": chosen.block_l, "BLOCK_D": chosen.block_d, "BLOCKS": chosen.blocks,
+    }  # fmt: skip
+    types = dict.fromkeys(("q", "cache_k", "cache_v"), f"*{dtype}")
+    types |= dict.fromkeys(("part", "peak", "total"), "*fp32") | {"mask": "*i8", "scale": "fp32"}
+    names = module._pieces.arg_names
+    source = ASTSource(
+        fn=module._pieces,
+        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+    )
+    return triton.compile(
+        source,
+        target=GPUTarget("cuda", generation, 32),
+        options={"num_warps": chosen.warps, "num_stages": 1},
+    )
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("nodes", "width"), [(1, 64), (60, 64), (60, 100), (60, 128)])
+def test_tree_attention_compiles_for_sm_86_within_its_shared_memory(nodes: int, width: int) -> None:
+    made = _compiled(nodes, width, "bf16", 86)
+    assert "cubin" in made.asm
+    assert 0 < made.metadata.shared <= 48 * 1024
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_float32_and_newer_generations_compile_too() -> None:
+    assert _compiled(60, 100, "fp32", 86).metadata.shared <= 99 * 1024
+    assert "cubin" in _compiled(60, 64, "bf16", 90).asm
+
+
+@compiles
+def test_the_cache_is_read_in_enough_pieces_to_fill_the_gpu() -> None:
+    from lantern_accel_cuda.kernels.tree_attention import plan
+
+    xl = plan(60, 704, 64, 40, 2, 82)
+    assert xl.splits * 40 >= 82
+    assert xl.splits * xl.blocks * xl.block_l >= 704
+    assert plan(1, 64, 64, 2, 2, 82).splits == 1
+    many = plan(60, 704, 64, 1280, 2, 82)
+    assert many.splits == 1
+    assert many.blocks * many.block_l >= 704

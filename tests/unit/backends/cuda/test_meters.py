@@ -1,0 +1,133 @@
+"""Stopwatch, memory and what NVML tells, on doubles."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from support.cuda_double import CudaDouble, doubled_backend
+
+from lantern_accel_cuda.meters import Card
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvml(**answers: object) -> ModuleType:
+    """Return a double of pynvml; a function without an answer raises, as on a card that lacks it."""
+    module = ModuleType("pynvml")
+    values: dict[str, object] = {
+        "nvmlDeviceGetTotalEnergyConsumption": 123456,
+        "nvmlDeviceGetUUID": b"GPU-1234-56",
+        "nvmlDeviceGetEnforcedPowerLimit": 350_000,
+        "nvmlDeviceGetPowerUsage": 101_500,
+        "nvmlDeviceGetClockInfo": {"sm": 1395, "mem": 9501},
+        "nvmlDeviceGetMaxClockInfo": {"sm": 1695},
+        "nvmlDeviceGetTemperature": 45,
+        "nvmlDeviceGetComputeRunningProcesses": [
+            SimpleNamespace(pid=os.getpid()),
+            SimpleNamespace(pid=1),
+            SimpleNamespace(pid=2),
+        ],
+        **answers,
+    }
+
+    def function(name: str):
+        def ask(handle: object, *given: str) -> object:
+            assert handle == "handle of GPU-1234-56"
+            answer = values[name]
+            if answer is None:
+                raise NVMLError("Not Supported")
+            return answer[given[0]] if given and isinstance(answer, dict) else answer
+
+        return ask
+
+    vars(module).update({name: function(name) for name in values})
+    vars(module).update(
+        NVMLError=NVMLError, NVML_CLOCK_SM="sm", NVML_CLOCK_MEM="mem", NVML_TEMPERATURE_GPU="gpu",
+        nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: b"550.54.15",
+        nvmlDeviceGetHandleByUUID=lambda uuid: f"handle of {uuid}",
+    )  # fmt: skip
+    return module
+
+
+def test_facts_name_the_card_its_driver_and_its_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    backend, _ = doubled_backend(monkeypatch)
+    facts = backend.facts()
+    assert (facts.name, facts.driver) == ("Double of a GPU", "550.54.15")
+    assert facts.architecture == "compute capability 8.6"
+    assert facts.memory_bytes == 24 * 2**30
+    assert facts.notes == (
+        "graph=step, compile=off, attention=sdpa, kernels=torch",
+        "uuid GPU-1234-56",
+        "clock 1395 MHz of at most 1695, memory 9501 MHz",
+        "power limit 350 W",
+        "temperature 45 C",
+        "2 other processes use it",
+    )
+    assert backend.energy_mj() == 123456
+    assert backend.support("energy")
+
+
+def test_a_card_that_answers_little_is_described_by_what_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent = dict.fromkeys(
+        (
+            "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetClockInfo",
+            "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetComputeRunningProcesses",
+        )
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(**silent))
+    CudaDouble().install(monkeypatch)
+    card = Card(0)
+    assert card.energy_mj() is None
+    assert card.notes() == ("uuid GPU-1234-56", "temperature 45 C")
+
+
+def test_without_nvml_nothing_is_known_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    backend, _ = doubled_backend(monkeypatch)
+    assert backend.energy_mj() is None
+    assert backend.facts().driver is None
+    assert len(backend.facts().notes) == 1
+    assert not backend.support("energy")
+
+
+def test_the_stopwatch_reads_events_around_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, double = doubled_backend(monkeypatch)
+    with backend.stopwatch() as watch:
+        double.clock += 3.0
+        double.done.append("work")
+    assert watch.seconds == pytest.approx(3.25)
+    assert double.done[0] == "host waits for the device"
+    assert [line.split()[0] for line in double.done[1:]] == ["event", "work", "event", "host"]
+
+
+def test_a_stopwatch_does_not_hide_the_error_in_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, double = doubled_backend(monkeypatch)
+    with pytest.raises(KeyError), backend.stopwatch():
+        double.lost = "CUDA error: unspecified launch failure"
+        raise KeyError("first")
+
+
+def test_memory_counts_what_others_and_the_allocator_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, double = doubled_backend(monkeypatch)
+    double.allocated = 3 * 2**30
+    double.pools["a"] = 2**30  # reserved, and free for tensors
+    use = backend.memory()
+    assert (use.in_use, use.limit) == (3 * 2**30, 24 * 2**30)
+    assert use.free == 20 * 2**30 + 2**30
+
+
+def test_dtypes_by_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, double = doubled_backend(monkeypatch)
+    assert backend.dtypes().compute == torch.bfloat16
+    double.capability = (7, 5)
+    assert backend.dtypes().compute == torch.float16
+    assert not backend.support("bfloat16")

@@ -1,0 +1,43 @@
+"""The static-shape proof on fake tensors of the device ``cuda``, through the real backend's code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.cuda_double import doubled_backend
+from support.fake_cuda import Indexing
+
+from lantern_accel.testing import static
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "matmul"])
+def test_a_step_on_fake_cuda_tensors_reads_nothing_and_stays_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
+    backend, _ = doubled_backend(monkeypatch, attention=attention)
+    backend.device = torch.device("cuda", 0)
+    for strategy, batch, temperature in (("lantern++", 2, 1.0), ("eagle2", 1, 0.0)):
+        with Indexing():
+            seen = static.trace_fake(backend, strategy, batch, temperature)
+        assert seen.violations == []
+        assert len(seen.signature) > 300
+        made = {str(entry[-1]) for entry in seen.signature}
+        assert not any("float64" in one for one in made)
+
+
+def test_a_host_read_in_a_step_is_found_on_fake_cuda_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, _ = doubled_backend(monkeypatch)
+    backend.device = torch.device("cuda", 0)
+    honest = backend.commit
+
+    def reads(kv, source, target):
+        if source.max().item() >= 0:
+            honest(kv, source, target)
+
+    monkeypatch.setattr(backend, "commit", reads)
+    with Indexing():
+        seen = static.trace_fake(backend, "lantern++", 1, 1.0)
+    assert [one.rule for one in seen.violations] == ["host_read", "host_read"]
+    assert seen.violations[0].operator == "aten::_local_scalar_dense"

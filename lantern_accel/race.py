@@ -127,7 +127,9 @@ def read_stored(path: Path, kind: type[Stored], settings: Mapping[str, Any]) -> 
             f"{path} is not a {kind.__name__} of this version; name another file or delete it"
         ) from None
     kept: dict[str, Any] = vars(stored)["settings"]
-    for key in sorted({*kept, *settings}):
+    keys = {*kept, *settings}
+    # Plain values first: they say what differs in fewer words than a table of sizes.
+    for key in sorted(keys, key=lambda one: (isinstance(kept.get(one), dict), one)):
         if kept.get(key) != settings.get(key):
             raise RequestError(
                 f"{path} was measured with {key} {kept.get(key)!r}, not {settings.get(key)!r}; name "

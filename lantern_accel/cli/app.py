@@ -6,7 +6,7 @@ import importlib.metadata
 
 import typer
 
-from lantern_accel.cli import bench, conform, devices, generate, train, tune
+from lantern_accel.cli import bench, conform, devices, generate, stepcost, train, tune
 
 app = typer.Typer(
     name="lantern-accel",
@@ -42,5 +42,6 @@ generate.register(app)
 devices.register(app)
 bench.register(app)
 tune.register(app)
+stepcost.register(app)
 conform.register(app)
 train.register(app)

@@ -35,7 +35,7 @@ def command_help() -> str:
     runner = typer.testing.CliRunner()
     texts = [runner.invoke(app, ["--help"]).output]
     for words in (
-        ["generate"], ["devices"], ["bench"], ["conform"], ["tune"], ["train", "data"],
+        ["generate"], ["devices"], ["bench"], ["conform"], ["tune"], ["stepcost"], ["train", "data"],
         ["train", "tokenizer"], ["train", "target"], ["train", "drafter"], ["train", "bundle"],
     ):  # fmt: skip
         texts.append(runner.invoke(app, [*words, "--help"]).output)

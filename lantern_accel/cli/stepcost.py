@@ -1,0 +1,74 @@
+"""``lantern-accel stepcost``: what a step costs at real sizes, without the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from lantern_accel.cli.console import say
+from lantern_accel.cli.options import OPTION, read_options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("stepcost")(stepcost)
+
+
+def stepcost(
+    size: str = typer.Option(
+        "llamagen-xl-384", help="A published size, llamagen-SIZE-PIXELS, anole-7b, or a JSON file."
+    ),
+    batch: list[int] = typer.Option([1], min=1, help="Images together; repeat for several."),
+    nodes: str = typer.Option("8,16,32,60", help="Node counts at which verification is timed."),
+    strategy: str = typer.Option("lantern++", help="The whole step that is timed."),
+    tree: str = typer.Option(None, help="Its tree; the paper's otherwise."),
+    device: str = typer.Option("auto"),
+    dtype: str = typer.Option("auto"),
+    cfg_scale: float = typer.Option(None, "--cfg", min=0, help="4 for classes, 7.5 for text."),
+    top_k: int = typer.Option(None, min=0, help="0 for classes, 1000 for text."),
+    tokens_per_step: float = typer.Option(
+        None, min=1, help="Tokens that a step brings, stated by you."
+    ),
+    acceptance_from: Path = typer.Option(
+        None, help="Take them from this JSON of `bench` instead, for the strategy."
+    ),
+    repeats: int = typer.Option(10, min=1, help="Samples a kind of step."),
+    threads: int = typer.Option(None, min=1),
+    option: list[str] = OPTION,
+    output: Path = typer.Option(None, "--output", "-o", help="JSON; an interrupted run goes on."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
+) -> None:
+    """Time a vanilla step, verification alone and a whole step on random weights of a real size."""
+    import json
+
+    from lantern_accel.errors import RequestError
+    from lantern_accel.plugins import open_backend
+
+    if tokens_per_step and acceptance_from:
+        raise RequestError("give --tokens-per-step or --acceptance-from, not both")
+    with open_backend(device, read_options(option, threads)) as backend:
+        from lantern_accel.stepcost import measure, parse_nodes
+        from lantern_accel.stepcost_report import Acceptance, read_acceptance
+
+        acceptance = None
+        if tokens_per_step:
+            acceptance = Acceptance(tokens_per_step=tokens_per_step, source="stated")
+        elif acceptance_from:
+            acceptance = read_acceptance(acceptance_from, strategy)
+        report = measure(
+            backend,
+            size,
+            strategy=strategy,
+            tree=tree,
+            dtype=dtype,
+            cfg_scale=cfg_scale,
+            top_k=top_k,
+            batches=batch,
+            nodes=parse_nodes(nodes),
+            repeats=repeats,
+            acceptance=acceptance,
+            out=output,
+            say=lambda text: say(text, to_stderr=True, style="dim"),
+        )
+    typer.echo(json.dumps(report.rows(), indent=2) if as_json else report.table())

@@ -1,0 +1,63 @@
+"""``lantern-accel stepcost`` from the command line, on a tiny size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lantern_accel import rates
+from lantern_accel.cli import main
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(rates, "MOST_SIDE", 512)
+
+
+def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = tmp_path / "tiny.json"
+    size.write_text(
+        '{"dim": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "grid": 6, "prefix_length": 3}'
+    )
+    out = tmp_path / "cost.json"
+    command = [
+        "stepcost", "--size", str(size), "--device", "cpu", "--nodes", "4", "--repeats", "2",
+        "--tree", "0,1,00", "--top-k", "20", "-o", str(out),
+    ]  # fmt: skip
+    assert main([*command, "--tokens-per-step", "1.5"]) == 0
+    said = capsys.readouterr()
+    assert "tokens a step: 1.5 (stated)" in said.out
+    assert "| verify 4 | 1 | 4 |" in said.out
+    assert "lantern++, batch 1: capture" in said.err
+    stored = json.loads(out.read_text())
+    assert stored["environment"]["device"]["backend"] == "cpu"
+    assert main([*command, "--json"]) == 0
+    said = capsys.readouterr()
+    rows = json.loads(said.out)
+    assert [row["step"] for row in rows] == ["vanilla", "verify 4", "lantern++"]
+    assert rows[-1]["speedup"] is not None  # the number that was stated is kept
+    assert "capture" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--size", "llamagen-xs-256"], "no size is named 'llamagen-xs-256'"),
+        (["--nodes", "many"], "are not counts"),
+        (["--strategy", "eagel"], "did you mean eagle"),
+        (["--tokens-per-step", "2", "--acceptance-from", "x.json"], "not both"),
+        (["--acceptance-from", "nowhere.json"], "is not a benchmark"),
+        (["--option", "threads"], "is not of the form NAME=VALUE"),
+        (["--option", "speed=11"], "backend 'cpu' has no option 'speed'"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stepcost", "--device", "cpu", *options]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") <= 2

@@ -344,7 +344,7 @@ def run(given: argparse.Namespace) -> Race:
             order="top_p_first",
         )  # fmt: skip
         settings = {
-            "weights": str(given.weights) if given.weights else f"random, size {given.size}",
+            "weights": given.weights.name if given.weights else f"random, size {given.size}",
             "tree": tree.model_dump(mode="json"),
             "sampling": sampling.model_dump(mode="json"),
             "k": given.k,

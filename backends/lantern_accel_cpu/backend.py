@@ -113,8 +113,11 @@ class DeviceBackend(Backend):
         return super().support(capability)
 
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
-        """Compile the step where the option ``compile`` says so; else run it eagerly."""
-        if self._compile == "off":
+        """Compile the step where the option ``compile`` says so; else run it eagerly.
+
+        Prefill runs once an image and never repays its compiling.
+        """
+        if self._compile == "off" or name == "prefill":
             return Replay(step)
         return CompiledReplay(step, name, self._compile)
 

@@ -174,11 +174,11 @@ def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny:
 
 def test_acceptance_comes_from_a_benchmark_or_is_refused(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
-    found = read_acceptance(root / "profiles/measured/cpu-lantern-emoji.json", "lantern++")
+    found = read_acceptance(root / "profiles/bench/cpu-lantern-emoji.json", "lantern++")
     assert 1.5 < found.tokens_per_step < 3
     assert "lantern-emoji" in found.source
     with pytest.raises(RequestError, match="has no samples of chain"):
-        read_acceptance(root / "profiles/measured/cpu-lantern-emoji.json", "chain")
+        read_acceptance(root / "profiles/bench/cpu-lantern-emoji.json", "chain")
     other = tmp_path / "x.json"
     other.write_text("{}")
     with pytest.raises(RequestError, match="is not a benchmark of this version"):

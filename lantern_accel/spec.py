@@ -67,6 +67,9 @@ class BackendSpec(ABC):
     priority: int = 0
     """``device="auto"`` opens the available backend with the highest; negative: never."""
 
+    variants: tuple[Mapping[str, Any], ...] = ({},)
+    """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
+
     def configured(self, options: Mapping[str, Any]) -> BackendSpec:
         """Optional: return the specification for these options of :meth:`open`.
 

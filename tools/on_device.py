@@ -2,17 +2,21 @@
 
 For who has a card that this project's authors have not. Every stage is a ``lantern-accel`` command in a
 process of its own, so that a device that takes a process down costs one stage; a run that was
-interrupted goes on where it stopped. ``report.md`` in the folder is what to send back.
+interrupted goes on where it stopped. ``report.md`` in the folder is what to send back: it begins with
+what is asked of a step at real sizes and what was found. A backend's further sets of options are
+compared with its default, and the official samplers are raced where their clones are given.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,18 +32,50 @@ from lantern_accel.plugins import choose_device
 SHOWN = ("LANTERN_", "PT_", "HABANA_", "HLS_", "CUDA_", "TORCH", "OMP_")
 
 
+#: Sizes whose step costs are measured; ``quick`` takes the first.
+SIZES = ("llamagen-xl-384", "llamagen-3b-384")
+#: What is asked of a card at batch 1: size, step, figure, bound, and whether it is a least one.
+TARGETS = (
+    ("llamagen-xl-384", "vanilla", "of_floor", 0.75, True),
+    ("llamagen-3b-384", "vanilla", "of_floor", 0.75, True),
+    ("llamagen-3b-384", "verify 60", "over_vanilla", 1.2, False),
+    ("llamagen-xl-384", "lantern++", "over_vanilla", 1.35, False),
+    ("llamagen-3b-384", "lantern++", "over_vanilla", 1.15, False),
+)
+RACES = {"llamagen": "race_official", "lantern": "race_lantern"}
+
+
 @dataclass(frozen=True)
 class Stage:
-    """One command: its arguments, the file that shows it is done, and how it is shown."""
+    """One command: its arguments, the file that shows it is done, and how it is shown.
+
+    ``script``: one of ``tools/`` instead of ``lantern-accel``. ``resumes``: completes its own file, so
+    that it is run again.
+    """
 
     name: str
     arguments: list[str]
     result: Path
     show: Callable[[dict[str, Any]], str]
+    script: str = ""
+    resumes: bool = False
 
 
-def stages(device: str, folder: Path, quick: bool) -> list[Stage]:
-    """Return all stages in order; ``quick`` measures less, for a first look."""
+def stages(
+    device: str,
+    folder: Path,
+    quick: bool,
+    *,
+    variants: Sequence[Mapping[str, Any]] = ({},),
+    sizes: Sequence[str] = (),
+    clones: Mapping[str, Path] | None = None,
+    race_size: str = "XL",
+) -> list[Stage]:
+    """Return all stages in order; ``quick`` measures less, for a first look.
+
+    ``variants``: sets of the backend's options, the default first. ``clones``: folders of the official
+    code, by the keys of ``RACES``.
+    """
     on = ["--device", device]
     batches = ["--batch", "1"] if quick else ["--batch", "1", "--batch", "4", "--batch", "8"]
     repeats = ["--repeats", "1" if quick else "5"]
@@ -70,6 +106,7 @@ def stages(device: str, folder: Path, quick: bool) -> list[Stage]:
             ["bench", *on, *batches, *repeats, f"--output={at('bench.json')}"],
             at("bench.json"),
             _bench,
+            resumes=True,
         ),
         Stage(
             "tune", ["tune", *on, *repeats, f"--output={at('tune.json')}"], at("tune.json"), _tune
@@ -79,7 +116,39 @@ def stages(device: str, folder: Path, quick: bool) -> list[Stage]:
         size = ["--quick"] if quick else []
         arguments = ["profile", *on, *size, f"--output={at('profile.json')}"]
         found.append(Stage("profile", arguments, at("profile.json"), _profile))
+
+    def stepcost(size: str, options: Mapping[str, Any], images: list[str]) -> Stage:
+        name = f"stepcost-{Path(size).stem}{label(options)}"
+        nodes = "--nodes=8,60" if quick else "--nodes=8,16,32,60"
+        arguments = ["stepcost", f"--size={size}", *on, *images, nodes, *repeats]
+        arguments += [f"--option={key}={value}" for key, value in options.items()]
+        result = at(f"{name}.json")
+        return Stage(name, [*arguments, f"--output={result}"], result, _stepcost, resumes=True)
+
+    default, *others = variants
+    sizes = sizes or (SIZES[:1] if quick else SIZES)
+    found += [stepcost(size, default, batches) for size in sizes]
+    for options in () if quick else others:
+        given = [f"--option={key}={value}" for key, value in options.items()]
+        name = f"conform{label(options)}"
+        only = [f"--only={group}" for group in ("kv", "attention", "replay")]
+        arguments = ["conform", device, *only, *given, f"--json={at(name + '.json')}"]
+        found.append(Stage(name, arguments, at(f"{name}.json"), _conform))
+        found.append(stepcost(sizes[0], options, ["--batch", "1"]))
+    for key, clone in (clones or {}).items():
+        name = RACES[key]
+        result = at(f"{name}.json")
+        arguments = [str(clone), f"--size={race_size}", *on, *repeats, f"--output={result}"]
+        if key == "llamagen":
+            runners = ("official", "official-compiled", "gpt-fast", "ours")
+            arguments += ["--warmups=3", *(f"--runner={runner}" for runner in runners)]
+        found.append(Stage(name, arguments, result, _race, script=f"{name}.py", resumes=True))
     return found
+
+
+def label(options: Mapping[str, Any]) -> str:
+    """Name a set of options in a file's name; "" for the default."""
+    return "".join(f"-{key}={value}" for key, value in options.items())
 
 
 def _commands() -> set[str]:
@@ -131,23 +200,126 @@ def _profile(found: dict[str, Any]) -> str:
     return "in `profile.json`, for `lantern-accel compare`"
 
 
+def _stepcost(found: dict[str, Any]) -> str:
+    from lantern_accel.stepcost_report import StepCost
+
+    return StepCost.model_validate(found).table()
+
+
+def _race(found: dict[str, Any]) -> str:
+    from lantern_accel.race import Race
+
+    report = Race.model_validate(found)
+    return f"{report.table()}\n\n{report.checks or ''}".strip()
+
+
+def targets(folder: Path) -> list[dict[str, Any]]:
+    """Compare the default options' step costs at batch 1 with what is asked; None: not measured."""
+    from lantern_accel.stepcost_report import StepCost
+
+    found = []
+    for size, step, figure, bound, least in TARGETS:
+        value = None
+        path = folder / f"stepcost-{size}.json"
+        if path.is_file():
+            report = StepCost.model_validate_json(path.read_text(encoding="utf-8"))
+            rows = [r for r in report.rows() if (r["step"], r["batch"]) == (step, 1)]
+            value = rows[0][figure] if rows else None
+        met = None if value is None else value >= bound if least else value <= bound
+        found.append(
+            {
+                "size": size,
+                "step": step,
+                "figure": figure,
+                "asked": bound,
+                "found": value,
+                "met": met,
+            }
+        )
+    return found
+
+
+def _targets(folder: Path) -> list[str]:
+    rows = targets(folder)
+    if all(row["found"] is None for row in rows):
+        return []
+    lines = [
+        "",
+        "## What is asked of a card at batch 1",
+        "",
+        "| size | step | figure | asked | found |",
+    ]
+    lines.append("|---|---|---|---|---|")
+    for row in rows:
+        verdict = {None: "not measured", True: "met", False: "missed"}[row["met"]]
+        value = "" if row["found"] is None else f"{row['found']:.2f}, "
+        lines.append(
+            f"| {row['size']} | {row['step']} | {row['figure'].replace('_', ' ')} "
+            f"| {row['asked']:g} | {value}{verdict} |"
+        )
+    return lines
+
+
 # --- running --------------------------------------------------------------------------------------
 
 
-def run(stage: Stage, folder: Path) -> tuple[bool, float]:
-    """Run a stage with its output in ``NAME.log``; return whether its result is there, and seconds."""
+def run(
+    stage: Stage, folder: Path, environ: Mapping[str, str], limit: float | None = None
+) -> tuple[bool, float]:
+    """Run a stage with its output in ``NAME.log``; return whether its result is there, and seconds.
+
+    ``limit``: seconds after which it is stopped.
+    """
     began = time.perf_counter()
     code = "import sys; from lantern_accel.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *stage.arguments]
+    command = [sys.executable, *(["-c", code] if not stage.script else [str(TOOLS / stage.script)])]
     with open(folder / f"{stage.name}.log", "wb") as log:
         piped = stage.name == "device"
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE if piped else log, stderr=log, stdin=subprocess.DEVNULL
-        )
+        try:
+            done = subprocess.run(
+                [*command, *stage.arguments],
+                stdout=subprocess.PIPE if piped else log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=dict(environ),
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired:
+            log.write(b"\nstopped: the minutes that were given are over\n")
+            return False, time.perf_counter() - began
     if piped and done.returncode == 0:
         write_whole(stage.result, lambda stream: stream.write(done.stdout))
     # A failed check is a result, with exit code 1; a refusal is none.
     return done.returncode in (0, 1) and stage.result.is_file(), time.perf_counter() - began
+
+
+TOOLS = Path(__file__).resolve().parent
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of the stages; a tree that is not installed is made importable."""
+    found = dict(os.environ)
+    paths = [str(TOOLS.parent), str(TOOLS.parent / "backends")]
+    try:
+        importlib.metadata.distribution("lantern-accel")
+    except importlib.metadata.PackageNotFoundError:
+        paths.insert(0, str(entry_points(folder / "site")))
+    found["PYTHONPATH"] = os.pathsep.join([*paths, found.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return found
+
+
+def entry_points(site: Path) -> Path:
+    """Write what an installation would: the package's name and version, and its backends."""
+    text = (TOOLS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(.+)"', text, re.M)
+    block = re.search(r"^\[project\.entry-points\.lantern_accel\]\n((?:\w+ = .+\n)+)", text, re.M)
+    assert version is not None and block is not None
+    info = site / f"lantern_accel-{version[1]}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    head = f"Metadata-Version: 2.1\nName: lantern-accel\nVersion: {version[1]}\n"
+    (info / "METADATA").write_text(head)
+    (info / "entry_points.txt").write_text(f"[lantern_accel]\n{block[1].replace(chr(34), '')}")
+    return site
 
 
 def _last_lines(folder: Path, name: str, count: int = 3) -> str:
@@ -162,11 +334,17 @@ def write_report(device: str, folder: Path, entries: dict[str, dict[str, Any]]) 
     variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(SHOWN)}
     lines = [f"# lantern_accel {lantern_accel.__version__} on `{device}`", ""]
     lines += [f"- `{name}={value}`" for name, value in variables.items()]
+    lines += _targets(folder)
     for name, entry in entries.items():
-        lines += ["", f"## {name}", "", f"`lantern-accel {entry['command']}`", "", entry["text"]]
+        lines += ["", f"## {name}", "", f"`{entry['command']}`", "", entry["text"]]
     text = "\n".join(lines) + "\n"
     write_whole(folder / "report.md", lambda stream: stream.write(text.encode()))
-    whole = {"device": device, "environment": variables, "stages": entries}
+    whole = {
+        "device": device,
+        "environment": variables,
+        "targets": targets(folder),
+        "stages": entries,
+    }
     write_json(folder / "report.json", whole)
 
 
@@ -176,10 +354,28 @@ def on_device(
     only: list[str] = typer.Option([], help="A stage; repeat for several. Default: all."),
     quick: bool = typer.Option(False, help="Fewer checks, batch sizes and samples: a first look."),
     again: bool = typer.Option(False, help="Run stages again whose result is there."),
+    size: list[str] = typer.Option([], help="Sizes of `stepcost`; XL and 3B otherwise."),
+    minutes: float = typer.Option(None, min=0.1, help="Stop then; the same command goes on."),
+    llamagen: Path = typer.Option(None, help="A clone of FoundationVision/LlamaGen, to race."),
+    lantern: Path = typer.Option(None, help="A clone of jadohu/LANTERN, to race."),
+    race_size: str = typer.Option("XL", help="B, L, XL, XXL or 3B."),
 ) -> None:
     """Check, tune and measure a device, and write the report to send back."""
-    choose_device(device)  # an absent device is told before any work
-    plan = stages(device, output, quick)
+    environ = environment(output)
+    sys.path[:0] = [
+        path for path in environ["PYTHONPATH"].split(os.pathsep) if path not in sys.path
+    ]
+    chosen = choose_device(device)  # an absent device is told before any work
+    clones = {key: path for key, path in (("llamagen", llamagen), ("lantern", lantern)) if path}
+    plan = stages(
+        device,
+        output,
+        quick,
+        variants=chosen.spec.variants,
+        sizes=size,
+        clones=clones,
+        race_size=race_size,
+    )
     names = [stage.name for stage in plan]
     for name in only:
         if name not in names:
@@ -187,19 +383,24 @@ def on_device(
     output.mkdir(parents=True, exist_ok=True)
     entries: dict[str, dict[str, Any]] = {}
     failed = []
+    end = time.monotonic() + 60 * minutes if minutes else None
     for number, stage in enumerate(plan, 1):
         if only and stage.name not in only:
             continue
         label = f"{stage.name} ({number} of {len(plan)})"
         if again:
             stage.result.unlink(missing_ok=True)
-        # bench completes its own file, so it is asked again; the others are done where a file is.
-        if stage.result.is_file() and stage.name != "bench":
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left < 1:
+            say("no time is left", label=label, style="dim")
+            failed.append(stage.name)
+            continue
+        if stage.result.is_file() and not stage.resumes:
             works, seconds = True, 0.0
             say("has its result already", label=label, style="dim")
         else:
             say("running", label=label, style="bold")
-            works, seconds = run(stage, output)
+            works, seconds = run(stage, output, environ, left)
             say(f"{'done' if works else 'FAILED'}, {seconds:.0f} s", label=label)
         text = f"failed: {_last_lines(output, stage.name)}"
         if works:
@@ -207,7 +408,7 @@ def on_device(
         else:
             failed.append(stage.name)
         entries[stage.name] = {
-            "command": " ".join(stage.arguments),
+            "command": " ".join([stage.script or "lantern-accel", *stage.arguments]),
             "works": works,
             "seconds": seconds,
             "text": text,

@@ -175,8 +175,7 @@ def _official_modules(clone: Path) -> Any:
 class Official:
     """The official EaModel on our weights; a call decodes one image."""
 
-    def __init__(self, clone: Path, weights: Weights, backend: Backend, given: Any) -> None:
-        module = _official_modules(clone)
+    def __init__(self, module: Any, weights: Weights, backend: Backend, given: Any) -> None:
         self.backend, self.given = backend, given
         config = _official_config(weights.target.config)
         with torch.device("cpu"):
@@ -330,6 +329,7 @@ class Ours:
 
 def run(given: argparse.Namespace) -> Race:
     """Build both, race them."""
+    module = _official_modules(Path(given.clone))
     tree = parse_tree(given.tree)
     if not isinstance(tree, StaticTree):
         raise RequestError(f"the tree {given.tree!r} is not static; name one, or give its paths")
@@ -368,7 +368,7 @@ def run(given: argparse.Namespace) -> Race:
         else:
             weights = random_weights(llamagen_config(given.size, 256, text=True), table, given.seed)
         torch.manual_seed(given.seed)
-        official = Official(Path(given.clone), weights, backend, given)
+        official = Official(module, weights, backend, given)
         ours = Ours(weights, backend, given, sampling)
         report = race(
             backend,

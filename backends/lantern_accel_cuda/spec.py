@@ -22,6 +22,17 @@ class Spec(BackendSpec):
     summary = "NVIDIA GPUs (and AMD's, with a ROCm build of torch)"
     api_version = 1
     priority = 20
+    variants = (
+        {},
+        {"attention": "matmul"},
+        {"attention": "triton"},
+        {"kernels": "triton"},
+        {"attention": "triton", "kernels": "triton"},
+        {"compile": "default"},
+        {"compile": "max-autotune-no-cudagraphs"},
+        {"graph": "phases"},
+        {"graph": "off"},
+    )
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
         """Set nothing: CUDA needs no environment."""

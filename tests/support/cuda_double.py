@@ -21,7 +21,10 @@ from torch.utils._pytree import tree_flatten
 
 REFUSED = "CUDA error: operation not permitted when stream is capturing"
 ENDED = "CUDA error: operation failed due to a previous error during capture"
-WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
+WAITS = {
+    f"aten::{name}"
+    for name in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal")
+}
 
 
 class _Tape(TorchDispatchMode):
@@ -77,6 +80,15 @@ class _Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
+class _NoWaiting(TorchDispatchMode):
+    """What ``set_sync_debug_mode("error")`` does."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in WAITS:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return func(*args, **(kwargs or {}))
+
+
 class Graph:
     def __init__(self, double: CudaDouble) -> None:
         self._double = double
@@ -111,12 +123,15 @@ class Graph:
         if self._double.lost:
             raise RuntimeError(self._double.lost)
         self.replays += 1
+        self._double.allocations += self._double.allocates_in_replay
         self._double.log("replay")
         self._tape.run()
 
     def reset(self) -> None:
         self.was_reset = True
         self._tape = None
+        if not any(one._tape for one in self._double.graphs if one._pool == self._pool):
+            self._double.pools.pop(self._pool, None)  # as empty_cache gives it back
         self._double.log("reset")
 
     def pool(self) -> Any:
@@ -171,6 +186,10 @@ class CudaDouble:
         self.allocated = 0
         self.lost = ""
         self.capability = (8, 6)
+        self.allocations = 0
+        self.allocates_in_replay = False
+        self._sync_mode = 0
+        self._watch: _NoWaiting | None = None
 
     def log(self, what: str) -> None:
         self.done.append(what)
@@ -197,6 +216,15 @@ class CudaDouble:
             raise RuntimeError(self.lost)
         self.log("host waits for the device")
 
+    def set_sync_debug_mode(self, mode: Any) -> None:
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            self._watch = None
+        self._sync_mode = 2 if mode in ("error", 2) else 0
+        if self._sync_mode:
+            self._watch = _NoWaiting()
+            self._watch.__enter__()
+
     def properties(self, device: Any) -> Any:
         return SimpleNamespace(
             name="Double of a GPU", major=self.capability[0], minor=self.capability[1],
@@ -218,7 +246,9 @@ class CudaDouble:
             "memory_allocated": lambda device=None: self.allocated,
             "max_memory_allocated": lambda device=None: self.allocated,
             "mem_get_info": lambda device=None: (self.free, self.total),
-            "memory_stats": lambda device=None: {"allocation.all.allocated": 7},
+            "memory_stats": lambda device=None: {"allocation.all.allocated": self.allocations},
+            "get_sync_debug_mode": lambda: self._sync_mode,
+            "set_sync_debug_mode": self.set_sync_debug_mode,
             "get_device_properties": self.properties,
             "get_device_capability": lambda device=None: self.capability,
             "get_arch_list": lambda: ["sm_80", "sm_86", "sm_90", "compute_90"],

@@ -68,12 +68,12 @@ def test_all_captures_share_a_stream_and_a_pool_until_none_is_left(opened: Opene
     assert second.nbytes == 256 * 4 - 4  # what it needs beyond the first one's
     assert third.nbytes == 0
     assert double.done.count("side 0 waits for default") == 3
-    assert backend.counters()["graphs"] == 3
+    assert backend._recorder.live == 3
     for replay in (first, second, third):
         replay.release()
         replay.release()
     assert double.done.count("reset") == 3
-    assert backend.counters()["graphs"] == 0
+    assert backend._recorder.live == 0
     with pytest.raises(BackendError, match="was released; capture the step again"):
         first()
     backend.capture(wide, "step")
@@ -99,7 +99,7 @@ def test_a_replayed_engine_decodes_what_the_eager_one_does(
 ) -> None:
     backend, _ = doubled_backend(monkeypatch, graph=graph, attention=attention)
     monkeypatch.setattr("lantern_accel.testing.numeric.STRATEGIES", ("vanilla", "lantern++"))
-    report = kit.run_checks(backend, kit.select(["replay", "kv", "attention"]))
+    report = kit.run_checks(backend, kit.select(["replay.eager", "kv", "attention"]))
     assert report.passed, report.table()
     assert bool(backend.support("capture")) == (graph != "off")
     with torch.inference_mode():

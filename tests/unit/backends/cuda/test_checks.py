@@ -1,0 +1,103 @@
+"""This backend's own conformance checks: they pass on the double, and each catches its planted fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.cuda_double import CudaDouble, doubled_backend
+
+from lantern_accel.backend import Backend
+from lantern_accel.testing import kit
+from lantern_accel_cuda import checks
+from lantern_accel_cuda.graphs import GraphReplay
+
+
+@pytest.fixture(autouse=True)
+def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "STRATEGIES", ("vanilla", "lantern++"))
+    monkeypatch.setattr(checks, "REPLAYS", 3)
+
+
+def outcomes(backend: Backend, *names: str) -> dict[str, kit.Outcome]:
+    report = kit.run_checks(backend, kit.select(names or "gpu", kit.checks_of(backend)))
+    return {one.name: one for one in report.outcomes}
+
+
+def test_they_pass_or_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    backend, _ = doubled_backend(monkeypatch)
+    found = outcomes(backend)
+    assert {name: one.state for name, one in found.items()} == {
+        "gpu.no_host_read": "passed",
+        "gpu.no_allocation": "passed",
+        "gpu.released": "passed",
+        "gpu.attention_sdpa": "passed",
+        "gpu.attention_matmul": "passed",
+        "gpu.attention_triton": "not applicable",
+        "gpu.fused_kernels": "not applicable",
+    }
+    assert backend.options.attention == "sdpa"
+    assert torch.cuda.get_sync_debug_mode() == 0
+    backend, _ = doubled_backend(monkeypatch, graph="off")
+    assert outcomes(backend, "gpu.no_allocation")["gpu.no_allocation"].state == "not applicable"
+
+
+def reads(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
+    honest = backend.commit
+
+    def commit(kv, source, target):
+        if source.max().item() >= 0:
+            honest(kv, source, target)
+
+    patch.setattr(backend, "commit", commit)
+
+
+def allocates(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
+    double.allocates_in_replay = True
+
+
+def keeps(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
+    honest = backend.commit
+
+    def commit(kv, source, target):
+        double.allocated += 512 * (double.capturing is not None)
+        honest(kv, source, target)
+
+    patch.setattr(backend, "commit", commit)
+
+
+def never_frees(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GraphReplay, "release", lambda self: double.pools.update({len(double.pools): 64}))
+
+
+def wrong_scale(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
+    honest = checks.caches.matmul
+    patch.setattr(
+        checks.caches, "matmul", lambda q, kv, layer, mask: honest(q * 1.2, kv, layer, mask)
+    )
+
+
+Plant = Callable[[Backend, CudaDouble, pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(
+    ("plant", "check", "says"),
+    [
+        (reads, "gpu.no_host_read", "called a synchronizing CUDA operation"),
+        (allocates, "gpu.no_allocation", "vanilla: 3 allocations in 3 replays"),
+        (keeps, "gpu.no_allocation", "keep 512 bytes in their pool"),
+        (never_frees, "gpu.released", "bytes stay after three captures"),
+        (wrong_scale, "gpu.attention_matmul", "tree attention in torch."),
+    ],
+)
+def test_each_catches_its_fault(
+    monkeypatch: pytest.MonkeyPatch, plant: Plant, check: str, says: str
+) -> None:
+    backend, double = doubled_backend(monkeypatch)
+    plant(backend, double, monkeypatch)
+    found = outcomes(backend, check)[check]
+    assert found.state == "failed"
+    assert says in found.detail
+    assert torch.cuda.get_sync_debug_mode() == 0

@@ -27,6 +27,7 @@ __all__ = [
     "CAPABILITIES",
     "Backend",
     "BackendSpec",
+    "Conditions",
     "DTypePolicy",
     "DeviceFacts",
     "HostCopy",
@@ -109,13 +110,28 @@ class DTypePolicy:
 class MemoryUse:
     """Memory of one device as seen from this process, in bytes; None where it is not known.
 
-    ``free`` is what this process may still allocate, other programs' share taken off.
+    ``free`` is what this process may still allocate, other programs' share taken off. ``definition``
+    says what is counted, as the end of the sentence 'peak memory is ...'.
     """
 
     in_use: int | None = None
     peak: int | None = None
     limit: int | None = None
     free: int | None = None
+    definition: str = ""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a device's speed depends on at this moment; None where the backend cannot read it."""
+
+    clock_mhz: float | None = None
+    clock_limit_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    other_processes: int | None = None
 
 
 class Replay:
@@ -157,8 +173,10 @@ class Stopwatch:
     """Wall time of a ``with`` block in ``seconds``, the device's pending work waited for.
 
     The device is synchronised before the start, so that earlier work is not counted, and before
-    the end, so that the block's own work is.
+    the end, so that the block's own work is. ``name`` tells readers of a report what was read.
     """
+
+    name: str = "host clock, the device waited for at both ends"
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
         self._synchronize = synchronize
@@ -292,6 +310,10 @@ class Backend(TensorOps, ABC):
 
     def reset_peak_memory(self) -> None:
         """Start a new peak, where the device allows it."""
+
+    def conditions(self) -> Conditions:
+        """Read clocks, power limit, temperature and the other processes on the device."""
+        return Conditions()
 
     def counters(self) -> dict[str, int]:
         """Read the device's own counters, such as graph compilations and CPU fall-backs."""

@@ -63,6 +63,7 @@ class Pipeline:
         self._engines: OrderedDict[Any, Ready] = OrderedDict()
         self._neighbours: dict[int, Tensor] = {}
         self._warmed: list[str] = []
+        self.kept_engines = KEPT_ENGINES
 
     def __enter__(self) -> Pipeline:
         return self
@@ -72,10 +73,14 @@ class Pipeline:
 
     def close(self) -> None:
         """Release captured steps, buffers and the device."""
+        self.release_engines()
+        self.backend.close()
+
+    def release_engines(self) -> None:
+        """Free the buffers and captured steps that are kept for the next call."""
         for ready in self._engines.values():
             ready.release()
         self._engines.clear()
-        self.backend.close()
 
     # --- settings ------------------------------------------------------------------------------
 
@@ -144,6 +149,10 @@ class Pipeline:
         features = self.model.text(words, mask)
         return features.to(device=device, dtype=self.dtype), mask.to(device)
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raise :class:`RequestError` for a prompt that this model cannot draw."""
+        self._conditions(prompts)
+
     def _class_id(self, prompt: Prompt, classes: int) -> int:
         try:
             value = int(prompt)
@@ -194,10 +203,10 @@ class Pipeline:
         ``sampling`` as :meth:`generate` takes it. A request of another bucket is served with a warning
         afterwards. Raises RequestError for more buckets than are kept.
         """
-        if len(batches) * len(strategies) > KEPT_ENGINES:
+        if len(batches) * len(strategies) > self.kept_engines:
             raise RequestError(
                 f"{len(batches)} batch sizes of {len(strategies)} strategies are more buckets than the "
-                f"{KEPT_ENGINES} that are kept; warm up fewer"
+                f"{self.kept_engines} that are kept; warm up fewer"
             )
         settings = self.sampling(**sampling)
         self._warmed = []
@@ -244,7 +253,7 @@ class Pipeline:
     def _make_room(self, batch: int, strategy: Strategy, sampling: Sampling) -> None:
         """Release kept engines, the oldest first, until a new one's buffers fit; raise where none do."""
         while True:
-            room = len(self._engines) < KEPT_ENGINES
+            room = len(self._engines) < self.kept_engines
             try:
                 model = self.model
                 check_engine(self.backend, model.target, model.drafter, strategy, sampling, batch)

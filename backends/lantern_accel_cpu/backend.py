@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lantern_accel.backend import (
     Backend,
+    Conditions,
     DeviceFacts,
     KVCache,
     KVLayout,
@@ -128,13 +129,20 @@ class DeviceBackend(Backend):
         """Read the resident memory of this process."""
         status = _read_proc("status")
         return MemoryUse(
-            in_use=status.get("VmRSS"), peak=status.get("VmHWM"), limit=_memory_bytes()
+            in_use=status.get("VmRSS"),
+            peak=status.get("VmHWM"),
+            limit=_memory_bytes(),
+            definition="the resident memory of the whole process, libraries included",
         )
 
     def reset_peak_memory(self) -> None:
         """Ask Linux to start a new peak; elsewhere, or where that is forbidden, do nothing."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
+
+    def conditions(self) -> Conditions:
+        """Read the clock of the first core, where the system tells it."""
+        return Conditions(clock_mhz=_clock_mhz())
 
     def close(self) -> None:
         """Restore torch's thread count."""
@@ -157,6 +165,14 @@ def computes_bfloat16() -> bool:
     # Private names, so any torch may lack them; then the answer is the safe one.
     tests = [getattr(torch.cpu, name, None) for name in names]
     return any(bool(test()) for test in tests if test is not None)
+
+
+def _clock_mhz() -> float | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("cpu MHz"):
+                return float(line.partition(":")[2])
+    return None
 
 
 def _cores() -> int | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lantern_accel.backend import (
     Backend,
+    Conditions,
     DeviceFacts,
     HostCopy,
     KVCache,
@@ -192,11 +193,16 @@ class DeviceBackend(Backend):
             peak=torch.cuda.max_memory_allocated(self.device),
             limit=total,
             free=free + kept,
+            definition="what torch's allocator holds in tensors; contexts and libraries are not in it",
         )
 
     def reset_peak_memory(self) -> None:
         """Start a new peak of the allocator."""
         torch.cuda.reset_peak_memory_stats(self.device)
+
+    def conditions(self) -> Conditions:
+        """Ask NVML for clocks, power, temperature and the other processes on this GPU."""
+        return Conditions(**self._card.conditions())
 
     def counters(self) -> dict[str, int]:
         """Read the allocator's retries and errors, and bytes that captures left behind; none may rise."""

@@ -69,7 +69,7 @@ class Card:
         found = self._ask("nvmlDeviceGetUUID")
         return None if found is None else _text(found)
 
-    def conditions(self) -> dict[str, float | int | None]:
+    def conditions(self) -> dict[str, Any]:
         """What the card's speed depends on now: MHz, W, degrees Celsius, other processes."""
         nvml = self._nvml
         if nvml is None:

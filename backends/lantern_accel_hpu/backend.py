@@ -184,7 +184,10 @@ class DeviceBackend(HPUOps, Backend):
         """Read the bridge's memory statistics."""
         stats = self.bridge.memory()
         return MemoryUse(
-            in_use=stats.get("InUse"), peak=stats.get("MaxInUse"), limit=stats.get("Limit")
+            in_use=stats.get("InUse"),
+            peak=stats.get("MaxInUse"),
+            limit=stats.get("Limit"),
+            definition="what the bridge's allocator counts as in use (MaxInUse)",
         )
 
     def reset_peak_memory(self) -> None:

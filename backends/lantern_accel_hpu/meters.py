@@ -18,6 +18,8 @@ from lantern_accel_hpu.bridge import Bridge
 class EventStopwatch(Stopwatch):
     """Time between two events on the current stream: the device's, without the host's share."""
 
+    name = "HPU events on the current stream"
+
     def __init__(self, bridge: Bridge) -> None:
         super().__init__(bridge.synchronize)
         self._bridge = bridge

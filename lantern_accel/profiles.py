@@ -6,6 +6,7 @@ One TOML file a device. In a checkout they lie in ``profiles/``, in a wheel insi
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,6 +35,9 @@ class Figure(BaseModel):
     """The document, or how it was measured, so that another can find the same number."""
 
 
+DType = Literal["float32", "tf32", "bfloat16", "float16", "float8"]
+
+
 class DeviceProfile(BaseModel):
     """The limits of one device; what nobody published or measured stays None."""
 
@@ -43,12 +47,35 @@ class DeviceProfile(BaseModel):
     backend: str
     vendor: str
     model: str
-    peak_flops: dict[Literal["float32", "tf32", "bfloat16", "float16", "float8"], Figure]
+    reports_as: tuple[str, ...] = ()
+    """Patterns (``*`` stands for anything) of the names that its driver gives it."""
+    peak_flops: dict[DType, Figure]
     """Dense matrix multiplication in FLOP/s, by dtype."""
+    reached_flops: dict[DType, Figure] = {}
+    """The most that somebody has measured of it."""
     memory_bytes: Figure | None = None
     bandwidth_bytes_per_s: Figure | None = None
     on_chip_bytes: Figure | None = None
     power_w: Figure | None = None
+    launch_seconds: Figure | None = None
+    """What one operator costs beside its bytes and operations, as steps run on this device."""
+
+    def matches(self, backend: str, device_name: str) -> bool:
+        """Say whether a run by ``backend`` on ``device_name`` ran on this device."""
+        name = device_name.casefold()
+        patterns = (pattern.casefold() for pattern in self.reports_as)
+        return backend == self.backend and any(fnmatchcase(name, one) for one in patterns)
+
+    def figures(self) -> dict[str, Figure]:
+        """Return every figure by its name; dtypes are written ``peak_flops.bfloat16``."""
+        found: dict[str, Figure] = {}
+        for field in type(self).model_fields:
+            value = getattr(self, field)
+            if isinstance(value, Figure):
+                found[field] = value
+            elif isinstance(value, dict):
+                found.update({f"{field}.{key}": one for key, one in value.items()})
+        return found
 
 
 def profiles_dir() -> Path:
@@ -84,3 +111,8 @@ def load_profile(name: str, folder: Path | None = None) -> DeviceProfile:
     if profile.name != name:
         raise ProfileError(f"{path}: name: is {profile.name!r}, the file's name says {name!r}")
     return profile
+
+
+def all_profiles(folder: Path | None = None) -> list[DeviceProfile]:
+    """Read every profile; raises ProfileError for the first that is damaged."""
+    return [load_profile(name, folder) for name in profile_names(folder)]

@@ -6,7 +6,18 @@ import importlib.metadata
 
 import typer
 
-from lantern_accel.cli import bench, conform, devices, generate, stepcost, train, tune
+from lantern_accel.cli import (
+    bench,
+    compare,
+    conform,
+    devices,
+    generate,
+    profile,
+    profiles,
+    stepcost,
+    train,
+    tune,
+)
 
 app = typer.Typer(
     name="lantern-accel",
@@ -43,5 +54,8 @@ devices.register(app)
 bench.register(app)
 tune.register(app)
 stepcost.register(app)
+profile.register(app)
+compare.register(app)
+profiles.register(app)
 conform.register(app)
 train.register(app)

@@ -1,0 +1,97 @@
+"""``lantern-accel compare``: runs side by side, as a page, as Markdown or as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from lantern_accel.cli.console import say
+
+if TYPE_CHECKING:
+    from lantern_accel.profiling.record import Run
+    from lantern_accel.testing.kit import Report as ConformanceReport
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("compare")(compare)
+
+
+def compare(
+    files: list[str] = typer.Argument(
+        ...,
+        metavar="FILE...",
+        help="Runs of `lantern-accel profile`; NAME=FILE gives one another name. Conformance reports "
+        "and older benchmark files are taken too.",
+    ),
+    output: Path = typer.Option(
+        ..., "--output", "-o", help="The report: .html, .md or .json by its name."
+    ),
+) -> None:
+    """Compare runs: speed, its price, verdicts, plots, projections, and what was not measured.
+
+    Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
+    """
+    from lantern_accel.profiling import render
+    from lantern_accel.profiling.comparison import compare as put_side_by_side
+    from lantern_accel.profiling.reading import check_comparable
+
+    render.check_kind(output)
+    runs, origins, conformance = _read(files)
+    check_comparable(runs, origins)
+    comparison = put_side_by_side(runs, conformance)
+    render.write(comparison, runs, output)
+    say(
+        f"{output} ({len(runs)} runs, {len(comparison.gaps)} gaps)",
+        label="wrote",
+        style="bold green",
+    )
+
+
+def _read(files: list[str]) -> tuple[list[Run], list[str], list[ConformanceReport]]:
+    """Read every file; a pattern that matches nothing is told and left out."""
+    import glob
+
+    from lantern_accel.errors import RequestError
+    from lantern_accel.profiling.reading import read_file
+    from lantern_accel.testing.kit import Report
+
+    runs, origins, conformance = [], [], []
+    for text in files:
+        name, path = _renamed(text)
+        found = (
+            sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]
+        )
+        if not found:
+            say(f"nothing matches {path}", label="warning", style="yellow", to_stderr=True)
+        for one in found:
+            read = read_file(Path(one))
+            if isinstance(read, Report):
+                conformance.append(read)
+                continue
+            if name:
+                read = read.model_copy(update={"name": name})
+            if read.state != "complete":
+                say(
+                    f"{one} is not complete; `{read.command} --resume` goes on",
+                    label="warning",
+                    style="yellow",
+                    to_stderr=True,
+                )
+            runs.append(read)
+            origins.append(one)
+    if not runs:
+        raise RequestError(
+            "there is no run to report on; measure one with `lantern-accel profile -o`"
+        )
+    return runs, origins, conformance
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    """Split ``NAME=FILE``; a file whose own name has a ``=`` stays whole."""
+    name, sign, path = text.partition("=")
+    if sign and not Path(text).exists():
+        return name, path
+    return "", text

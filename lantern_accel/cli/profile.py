@@ -1,0 +1,98 @@
+"""``lantern-accel profile``: one device measured for a report, speed beside its price."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from lantern_accel.cli.console import say
+from lantern_accel.cli.options import OPTION, read_options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("profile")(profile)
+
+
+def profile(
+    output: Path = typer.Option(..., "--output", "-o", help="The run's file, .json."),
+    device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
+    model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
+    strategies: list[str] = typer.Option(
+        ["vanilla,eagle,eagle2,lantern,lantern++"],
+        "--strategies",
+        help="Names with commas between, or repeated; vanilla is always measured.",
+    ),
+    batch: list[int] = typer.Option(
+        [], min=1, help="Images together; repeat for several. Default: 1 and 4, quick: 1."
+    ),
+    temperature: list[float] = typer.Option([1.0], min=0, help="Repeat for several."),
+    prompts: Path = typer.Option(
+        None, help="A text file, a prompt a line; blank lines are left out."
+    ),
+    quick: bool = typer.Option(False, help="5 samples a cell and 16 images: minutes, not an hour."),
+    samples: int = typer.Option(None, min=2, help="Timed decodings a cell. Default: 30, quick: 5."),
+    seconds: float = typer.Option(
+        None, min=0, help="Timed seconds a cell at least. Default: 10, quick: 0."
+    ),
+    quality_images: int = typer.Option(
+        None, min=2, max=10_000, help="Images a strategy for its price. Default: 64, quick: 16."
+    ),
+    seed: int = typer.Option(0, min=0, help="Fixes what is drawn."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
+    option: list[str] = OPTION,
+    name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
+    trace: Path = typer.Option(None, help="Also write a few steps here, for ui.perfetto.dev."),
+    resume: bool = typer.Option(False, help="Complete an interrupted run in the same file."),
+) -> None:
+    """Measure strategies on one device into a run for `lantern-accel compare`.
+
+    Example: lantern-accel profile --device cpu --quick -o cpu.json
+    """
+    from lantern_accel.profiling.output import check_output
+
+    check_output(output, resume=resume, trace=trace)
+    import shlex
+    import sys
+    import time
+
+    import lantern_accel
+
+    options = read_options(option, threads)
+    began = time.perf_counter()
+    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+        loaded = time.perf_counter() - began
+        # Below here torch is imported, which the device precedes.
+        from lantern_accel.profiling import asking
+        from lantern_accel.profiling.protocol import Profiler, Request
+
+        given = {"samples": samples, "seconds": seconds, "quality_images": quality_images}
+        changes = {name: value for name, value in given.items() if value is not None}
+        plan = (asking.QUICK if quick else asking.FULL).model_copy(update=changes)
+        words = [word.strip() for text in strategies for word in text.split(",") if word.strip()]
+        request = Request(
+            strategies=asking.choose_strategies(pipeline, words, temperature),
+            prompts=asking.read_prompts(prompts, pipeline),
+            plan=plan,
+            batches=batch or ([1] if quick else [1, 4]),
+            temperatures=temperature,
+            seed=seed,
+            name=name or asking.fresh_name(str(pipeline.backend.device)),
+            command=shlex.join(["lantern-accel", *sys.argv[1:]]),
+            options=options,
+            load_seconds=loaded,
+            trace=trace,
+        )
+        profiler = Profiler(
+            pipeline,
+            request,
+            output,
+            resume=resume,
+            say=lambda text: say(text, to_stderr=True, style="dim"),
+        )
+        run = profiler.measure()
+    cells = len(run.cells)
+    say(f"{output} ({run.name}, {cells} cells)", label="wrote", style="bold green")
+    say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")

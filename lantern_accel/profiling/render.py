@@ -1,0 +1,125 @@
+"""The comparison as a page, as Markdown, or as JSON; the ending of the file's name decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.errors import RequestError
+from lantern_accel.files import write_json, write_whole
+from lantern_accel.profiling import writing
+from lantern_accel.profiling.comparison import Comparison
+from lantern_accel.profiling.protocol_text import PROTOCOL_TEXT
+from lantern_accel.profiling.record import PHASES, Interval, Quality, Run
+from lantern_accel.profiling.summary import summarise
+
+KINDS = (".html", ".md", ".json")
+INSTALL = "pip install 'lantern-accel[report]'"
+TEMPLATES = Path(__file__).parent / "templates"
+MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "?"}
+
+
+def check_kind(path: Path) -> None:
+    """Raise RequestError for a name whose ending is no kind of report."""
+    if path.suffix.lower() not in KINDS:
+        raise RequestError(f"{path} is no report's name; end it in {', '.join(KINDS)}")
+
+
+def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
+    """Write the comparison in the form that the name's ending asks for."""
+    check_kind(path)
+    if path.suffix.lower() == ".json":
+        write_json(path, comparison.model_dump(mode="json"))
+        return
+    text = page(comparison, runs) if path.suffix.lower() == ".html" else markdown(comparison)
+    write_whole(path, lambda stream: stream.write(text.encode()))
+
+
+def page(comparison: Comparison, runs: Sequence[Run]) -> str:
+    """Return the self-contained HTML page."""
+    from lantern_accel.profiling.drawing import STRATEGIES, strategy_role
+    from lantern_accel.profiling.figures import figures
+
+    environment = _environment(html_page=True)
+    return str(
+        environment.get_template("report.html.j2").render(
+            **_context(comparison),
+            css=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
+            devices=list(dict.fromkeys(run.device for run in comparison.runs)),
+            many_temperatures={
+                s.model: len({row.temperature for row in s.rows}) > 1 for s in comparison.models
+            },
+            figures=figures(comparison, runs),
+            strategies=STRATEGIES,
+            role=strategy_role,
+        )
+    )
+
+
+def markdown(comparison: Comparison) -> str:
+    """Return the Markdown text: the same tables, no plots."""
+    text = str(
+        _environment(html_page=False).get_template("report.md.j2").render(**_context(comparison))
+    )
+    return text
+
+
+def _context(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "c": comparison,
+        "summaries": {s.model: summarise(comparison, s) for s in comparison.models},
+        "protocol": PROTOCOL_TEXT,
+        "phases": PHASES,
+        "marks": MARKS,
+    }
+
+
+def _environment(*, html_page: bool) -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise RequestError(f"reports need jinja2; {INSTALL}, or write .json instead") from None
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=html_page,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals["grouped"] = _grouped
+    environment.filters.update(
+        number=writing.number,
+        percent=writing.percent,
+        reading=writing.reading,
+        interval=writing.interval,
+        span=writing.span,
+        reason=writing.reason,
+        size=writing.size,
+        joined=writing.joined,
+        coded=_coded,
+        cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),
+    )
+    environment.tests["interval"] = lambda value: isinstance(value, Interval)
+    environment.tests["priced"] = lambda value: isinstance(value, Quality)
+    environment.tests["missing"] = lambda value: bool(writing.reason(value))
+    return environment
+
+
+def _coded(text: object) -> Any:
+    """Return text for the page with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    parts = [escape(part) for part in str(text).split("`")]
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else part
+        for index, part in enumerate(parts)
+    )
+
+
+def _grouped(items: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    """Return items by the values of attributes, in the order in which they come."""
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for item in items:
+        groups.setdefault(tuple(getattr(item, name) for name in names), []).append(item)
+    return list(groups.items())

@@ -1,0 +1,81 @@
+"""The page in a real browser: nothing fetched, nothing complained about, nothing cut off.
+
+Needs the package ``playwright`` and a Chromium (``CHROMIUM=/path/to/chromium`` or one on the path).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import invented_run
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("there is no Chromium; set CHROMIUM to one")
+    with playwright.sync_playwright() as running:
+        # As root, in a container, its sandbox cannot start; the page is our own.
+        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    from lantern_accel.profiling.comparison import compare
+    from lantern_accel.profiling.render import write
+
+    runs = [
+        invented_run("one", batches=(1, 4)),
+        invented_run("two", device="A device with a rather long name, 141 GB", speed=900),
+    ]
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write(compare(runs), runs, path)
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_opens_without_a_complaint(
+    browser: Any, page_file: Path, width: int, scheme: str
+) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True
+    )
+    page = context.new_page()
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(page_file.as_uri())
+    assert said == []
+    outside = [url for url in asked if not url.startswith("data:")]
+    assert outside == [page_file.as_uri()]
+    element = "document.documentElement"
+    assert page.evaluate(f"{element}.scrollWidth <= {element}.clientWidth")
+    # No frame has to be dragged sideways either: on a phone tables are cards.
+    frames = "[...document.querySelectorAll('.frame')].filter(f => f.offsetParent)"
+    assert page.evaluate(f"{frames}.every(f => f.scrollWidth <= f.clientWidth + 1)")
+    small = "[...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().width)"
+    assert min(page.evaluate(small)) > 300
+    colours = page.evaluate(
+        "(() => { const s = getComputedStyle(document.body);"
+        " return [s.backgroundColor, s.color]; })()"
+    )
+    brightness = [sum(map(int, c[4:-1].split(",")[:3])) for c in colours]
+    assert (brightness[0] > brightness[1]) == (scheme == "light")
+    context.close()

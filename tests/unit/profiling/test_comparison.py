@@ -1,0 +1,182 @@
+"""Rows, verdicts and gaps: no speed-up without its price, nothing missing without its command."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+from support.runs import invented_cell, invented_run, strategies
+
+from lantern_accel.profiling.comparison import compare
+from lantern_accel.profiling.record import PHASES, Interval, Run, not_measured
+from lantern_accel.profiling.rows import Row, detail_of, phase_ms, row_of
+from lantern_accel.profiling.summary import summarise
+from lantern_accel.strategy import ChainTree, Exact, Strategy
+
+
+def rows_of(run: Run) -> dict[str, Row]:
+    return {cell.strategy.name: row_of(run, cell) for cell in run.cells}
+
+
+def test_a_row_has_the_figures_of_its_samples() -> None:
+    run = invented_run()
+    row = rows_of(run)["eagle"]
+    cell = next(c for c in run.cells if c.strategy.name == "eagle")
+    one = cell.samples[0]
+    assert row.step_compression == pytest.approx(255 / one.steps)
+    assert isinstance(row.tokens_per_second, Interval)
+    assert row.tokens_per_second.n == len(cell.samples)
+    assert isinstance(row.speedup, Interval)
+    assert row.conversion == pytest.approx(row.speedup.value / row.step_compression)
+    assert row.verdict == "faster"
+    assert isinstance(row.images_per_second, Interval)
+    assert isinstance(row.latency["p50"], Interval)
+    assert row.images_per_second.value == pytest.approx(1 / row.latency["p50"].value, rel=1e-6)
+    assert row.latency["p90"] == (
+        "not measured: 8 samples cannot show the 90th percentile; `--samples 10` can"
+    )
+    assert row.price is None
+
+
+def test_speedups_are_over_vanilla_of_the_same_run() -> None:
+    slow, fast = invented_run("slow", speed=100), invented_run("fast", speed=1000)
+    for name in ("eagle", "lantern++"):
+        one, other = rows_of(slow)[name].speedup, rows_of(fast)[name].speedup
+        assert isinstance(one, Interval)
+        assert isinstance(other, Interval)
+        assert one.value == pytest.approx(other.value, rel=0.02)
+
+
+def test_without_vanilla_there_is_no_speedup() -> None:
+    row = rows_of(invented_run(names=["eagle"]))["eagle"]
+    assert row.speedup == "not measured: there is no vanilla at this batch size and temperature"
+    assert row.verdict == row.conversion == row.speedup
+
+
+def test_energy_is_an_image_and_a_joule() -> None:
+    cell = invented_cell(strategies(["vanilla"])[0], 2, 300.0)
+    cell.samples = [s.model_copy(update={"energy_mj": 8000.0}) for s in cell.samples]
+    row = row_of(invented_run(cells=[cell]), cell)
+    assert (row.joules_per_image, row.images_per_joule) == (4.0, 0.25)
+    assert rows_of(invented_run())["vanilla"].joules_per_image == (
+        "not measured: backend 'abacus' reads no energy meter"
+    )
+
+
+def test_phases_add_up_to_the_request() -> None:
+    cell = invented_cell(strategies(["eagle"])[0], 2, 300.0)
+    found = phase_ms(cell)
+    assert list(found) == list(PHASES)
+    whole = sorted(1e3 * float(s.total) / 2 for s in cell.samples)
+    assert whole[0] <= sum(v for v in found.values() if isinstance(v, float)) <= whole[-1]
+
+
+# --- the planted speed-up without its price -----------------------------------------------------
+
+
+def test_an_unpriced_relaxed_strategy_shows_no_speedup() -> None:
+    run = invented_run(state="interrupted", quality=[])
+    rows = rows_of(run)
+    for name in ("lantern", "lantern++"):
+        assert str(rows[name].speedup).startswith("not measured: the price of this relaxed")
+        assert rows[name].conversion == rows[name].verdict == rows[name].speedup
+        assert "--resume" in str(rows[name].price)
+    assert isinstance(rows["eagle"].speedup, Interval)
+    section = compare([run], profiles=[]).models[0]
+    assert [r.relaxed for r in section.rankings] == [False]
+
+
+def test_a_price_without_its_moved_mass_is_no_price() -> None:
+    run = invented_run()
+    run.quality = [
+        q.model_copy(update={"total_variation": not_measured("lost")}) for q in run.quality
+    ]
+    assert str(rows_of(run)["lantern++"].speedup).startswith("not measured: the price")
+
+
+def test_a_row_cannot_be_made_with_a_speedup_and_no_price() -> None:
+    row = rows_of(invented_run())["lantern++"]
+    with pytest.raises(ValidationError, match="speed-up without its price"):
+        Row.model_validate(row.model_dump() | {"price": not_measured("forgotten")})
+
+
+def test_a_missing_feature_distance_is_told_beside_the_speedup() -> None:
+    run = invented_run()
+    reason = not_measured("no package; `pip install 'lantern-accel[quality]'`")
+    run.quality = [q.model_copy(update={"distance": reason}) for q in run.quality]
+    assert isinstance(rows_of(run)["lantern++"].speedup, Interval)
+    found = compare([run], profiles=[])
+    assert any("lantern: image distance" in s for s in summarise(found, found.models[0]).sentences)
+    gap = next(g for g in found.gaps if "no package" in g.reason)
+    assert gap.command == (
+        "pip install 'lantern-accel[quality]' && lantern-accel profile -o abacus-1.json --resume"
+    )
+
+
+# --- pairs, rankings, gaps ----------------------------------------------------------------------
+
+
+def test_devices_are_held_against_each_other_on_the_same_strategy_and_batch() -> None:
+    slow = invented_run("slow", speed=100, batches=(1, 4))
+    fast = invented_run("fast", speed=300)
+    pairs = compare([slow, fast], profiles=[]).models[0].pairs
+    assert {(p.strategy, p.batch) for p in pairs} == {
+        (s, 1) for s in ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
+    }
+    assert {p.verdict for p in pairs} == {"slower"}
+    assert all(isinstance(p.ratio, Interval) and 0.3 < p.ratio.value < 0.37 for p in pairs)
+
+
+def test_an_unsettled_cell_gets_no_verdict_but_ambiguous() -> None:
+    run = invented_run()
+    for cell in run.cells:
+        cell.settled = cell.strategy.name != "eagle"
+    rows = rows_of(run)
+    assert rows["eagle"].verdict == "ambiguous"
+    assert rows["lantern++"].verdict == "faster"
+    section = compare([run], profiles=[])
+    text = " ".join(summarise(section, section.models[0]).sentences)
+    assert "Warm-up ended before times settled: eagle." in text
+
+
+def test_a_ranking_shares_places_that_noise_does_not_tell_apart() -> None:
+    a = invented_run("a", names=["vanilla"])
+    b = invented_run("b", names=["vanilla"])
+    (ranking,) = compare([a, b], profiles=[]).models[0].rankings
+    assert [place[:2] for place in ranking.places] == [(1, "a"), (1, "b")]
+
+
+def test_models_are_sections_that_do_not_meet() -> None:
+    other = invented_run("two", settings={"model": "large", "weights_hash": "f" * 16})
+    found = compare([invented_run("one"), other], profiles=[])
+    assert [section.model for section in found.models] == ["tiny", "large"]
+    assert all(section.pairs == [] for section in found.models)
+
+
+def test_gaps_name_the_reason_and_what_fills_them() -> None:
+    run = invented_run(state="interrupted")
+    found = {gap.reason: gap for gap in compare([run], profiles=[]).gaps}
+    meter = found["backend 'abacus' does not read it"]
+    assert meter.what == ["power_w"]
+    assert meter.command == "lantern-accel profile -o abacus-1.json --resume"
+    tail = next(g for reason, g in found.items() if "90th percentile" in reason)
+    assert tail.command == "lantern-accel profile -o abacus-1.json --samples 10 --resume"
+    checks = next(g for reason, g in found.items() if "a test has none" in reason)
+    assert checks.command == "lantern-accel conform abacus"
+
+
+def test_noise_on_the_host_is_told() -> None:
+    run = invented_run()
+    for cell in run.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    found = compare([run], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert "Other processes used up to 60 % of the host" in text
+
+
+def test_details_name_the_tree_and_the_rule() -> None:
+    texts = {s.name: detail_of(s) for s in strategies()}
+    assert texts["vanilla"] == "one token a step"
+    assert texts["lantern++"] == "3 drafts, 2 deep, k 10, λ 2"
+    assert texts["lantern"] == "dynamic, 4 drafts, 2 deep, k 1000, δ 0.2"
+    chain = Strategy(name="x", tree=ChainTree(length=3), acceptance=Exact())
+    assert detail_of(chain) == "chain of 3"

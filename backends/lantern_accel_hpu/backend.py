@@ -138,7 +138,7 @@ class DeviceBackend(HPUOps, Backend):
 
     def operator_rules(self) -> Mapping[str, OperatorRule]:
         """Return what is known of these kernels: dtypes, indices, and what leaves a graph."""
-        return operators.rules()
+        return operators.rules(self.index)
 
     def checks(self) -> Mapping[str, Callable[[Any], Any]]:
         """Return the checks of Habana's kernels and of this backend's runners."""

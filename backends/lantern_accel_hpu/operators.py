@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
     from lantern_accel.backend import Backend, OperatorRule
@@ -27,11 +26,12 @@ def _aten(names: str) -> frozenset[str]:
 
 DATA = Path(__file__).with_name("gaudi_ops.json")
 
-#: Operators without an entry in the data that a step may use, each with the reason.
+#: Operators without an entry in the data that a step may use, each with the reason. What torch composes
+#: of others needs none: the check static.kernels looks at the parts.
 EXCEPTIONS = {
     "prim::device": "reads an attribute; runs nothing",
-    "aten::_copy_from": "what copy_ becomes on the way to the bridge, which has it as copy_",
-    "aten::resize_": "sizes an output before its kernel; the bridge allocates it itself",
+    "aten::_to_copy": "a cast; hpu_backend takes it by name, eagerly it is a copy_",
+    "aten::copy": "a write to a buffer inside a graph; hpu_backend takes it by name",
 }
 
 #: Operators that run although they are listed as kernels: hpu_backend leaves the graph for them.
@@ -127,7 +127,7 @@ def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> s
         return "hpu_backend leaves the graph for an int64 permute; cast to int32 first"
     if base in ("aten::mul", "aten::full") and isinstance(args[1], bool):
         return "hpu_backend leaves the graph for a bool scalar; use 0 or 1"
-    numbers = tree_flatten((args, dict(kwargs)))[0]
+    numbers = _flat((args, [*kwargs.values()]))
     if any(isinstance(one, float) and one != one for one in numbers):
         return "hpu_backend leaves the graph for a NaN scalar"
     if full in listed() or _composite(func.name()):
@@ -142,7 +142,7 @@ def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     what the tensors promote to.
     """
     base, full = names_of(func)
-    values = tree_flatten((args, dict(kwargs)))[0]
+    values = list(_flat((args, [*kwargs.values()])))
     dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
     dtypes += [v for v in values if isinstance(v, torch.dtype)]
     if base in COMPLEX or any(dtype.is_complex for dtype in dtypes):
@@ -170,15 +170,19 @@ def has_index(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     base, _ = names_of(func)
     if base in VIEWS or base in TAKES_INT64 or base.startswith("prim::"):
         return ""
-    tensors = [v for v in tree_flatten((args, dict(kwargs)))[0] if isinstance(v, Tensor)]
-    if any(t.dtype == torch.int64 for t in tensors):
+    values = _flat((args, [*kwargs.values()]))
+    if any(isinstance(v, Tensor) and v.dtype == torch.int64 for v in values):
         return "it takes int64; cast to the device's index dtype, int32"
     return ""
 
 
-def rules() -> dict[str, OperatorRule]:
-    """Return the rules by the name of the check that they belong to."""
-    return {"operators": has_kernel, "dtypes": has_dtype, "indices": has_index}
+def rules(index: torch.dtype = torch.int32) -> dict[str, OperatorRule]:
+    """Return the rules by the name of the check that they belong to.
+
+    Where ``index`` is int64, because this torch takes no other, there is none for indices.
+    """
+    own: dict[str, OperatorRule] = {"operators": has_kernel, "dtypes": has_dtype}
+    return own if index == torch.int64 else {**own, "indices": has_index}
 
 
 def names_of(func: Any) -> tuple[str, str]:
@@ -188,9 +192,17 @@ def names_of(func: Any) -> tuple[str, str]:
     return name, name if overload == "default" else f"{name}.{overload}"
 
 
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _flat(one)
+    else:
+        yield value
+
+
 def _promoted(args: tuple[Any, ...]) -> torch.dtype | None:
     """Return what tensors and Python numbers compute in together; None without a tensor."""
-    values = tree_flatten(args)[0]
+    values = list(_flat(args))
     dtypes = [v.dtype for v in values if isinstance(v, Tensor)]
     if not dtypes:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
     from lantern_accel.backend import OperatorRule
@@ -69,6 +68,17 @@ def _implicit(name: str) -> bool:
     )
 
 
+def _flat(value: Any) -> Iterator[Any]:
+    """Go through what is in lists, tuples and dictionaries (operators have no other containers)."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _flat(one)
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    else:
+        yield value
+
+
 def _plain(value: Any) -> Any:
     """Return an argument as the graph would freeze it: shapes and dtypes of tensors, scalars as is."""
     if isinstance(value, Tensor):
@@ -117,7 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return parts
         name = func._schema.name
         full = f"{name}.{func._overloadname}" if func._overloadname != "default" else name
-        given, _ = tree_flatten((args, kwargs))
+        given = list(_flat((args, kwargs)))
         if name in HOST_READS:
             self._refuse("host_read", full)
         if {name, full} & DYNAMIC:
@@ -137,7 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(t.device.type != self.device.type for t in tensors):
             self._refuse("other_device", full)
         out = func(*args, **kwargs)
-        made = [o for o in tree_flatten(out)[0] if isinstance(o, Tensor)]
+        made = [o for o in _flat(out) if isinstance(o, Tensor)]
         if any(t.dtype in WIDE for t in made):
             self._refuse("float64", full)
         if any(t.device.type != self.device.type for t in made):

@@ -15,7 +15,7 @@ from lantern_accel.backend import Backend, MemoryUse, Replay, Stopwatch
 from lantern_accel.cli import main
 from lantern_accel.errors import BackendError
 from lantern_accel.plugins import open_backend
-from lantern_accel.testing import CHECKS, Measured, NeedsCard, run_checks
+from lantern_accel.testing import CHECKS, Measured, NeedsCard, run_checks, static
 from lantern_accel.testing.kit import Report, checks_of, select
 
 Plant = Callable[[pytest.MonkeyPatch, Backend], None]
@@ -190,11 +190,25 @@ def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys):
     assert f"{len(CHECKS) - len(left)} passed, 0 failed, {len(left)} not applicable\n" in shown
 
 
-def test_a_backend_without_data_is_checked_for_shapes(capsys):
-    assert main(["conform", "null"]) == 0
+def test_a_backend_without_data_is_checked_for_shapes(monkeypatch, capsys):
+    monkeypatch.setattr(static, "STRATEGIES", ("lantern++",))
+    assert main(["conform", "null", "--only", "static", "--only", "kv"]) == 0
     shown = capsys.readouterr().out
     assert "passed: static.dynamic_shape" in shown
     assert "not applicable: kv.commit: the backend has shapes and no data" in shown
+    after_commit(lambda s: s.tokens.nonzero())(monkeypatch, None)
+    assert main(["conform", "null", "--only", "static.dynamic_shape"]) == 1
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_a_simulated_device_is_never_measured(command, monkeypatch, capsys):
+    from lantern_accel_cpu.backend import DeviceBackend
+
+    monkeypatch.setattr(DeviceBackend, "simulated", True)
+    assert main([command, "--device", "cpu"]) == 2
+    told = capsys.readouterr()
+    assert "measure on a real device" in told.err
+    assert "tokens/s" not in told.out
 
 
 def test_a_backend_adds_checks_and_says_what_needs_a_card(monkeypatch):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.errors import BackendError, RequestError, did_you_mean
 from lantern_accel.ops import HostCopy, KVCache, KVLayout, TensorOps
 from lantern_accel.spec import API_VERSION, BackendSpec, Probe, check_options
 
@@ -40,6 +40,7 @@ __all__ = [
     "Stopwatch",
     "Support",
     "TensorOps",
+    "check_clock",
     "check_options",
 ]
 
@@ -336,3 +337,12 @@ class Backend(TensorOps, ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_clock(backend: Backend) -> None:
+    """Raise RequestError on a simulated device, whose times are not those of what it stands for."""
+    if backend.simulated:
+        raise RequestError(
+            f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
+            f"the speed of {backend.name!r}; measure on a real device"
+        )

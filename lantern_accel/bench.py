@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lantern_accel.backend import check_clock
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel.pipeline import Pipeline
@@ -142,16 +143,6 @@ def environment(pipeline: Pipeline) -> dict[str, Any]:
     }
 
 
-def check_clock(pipeline: Pipeline) -> None:
-    """Raise :class:`RequestError` on a device in software, whose times are not the device's."""
-    backend = pipeline.backend
-    if backend.simulated:
-        raise RequestError(
-            f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
-            f"the speed of {backend.name!r}; measure on a real device"
-        )
-
-
 @contextmanager
 def timed_phases(pipeline: Pipeline) -> Iterator[dict[str, float]]:
     """Sum the seconds of each phase while the block runs; the device is waited for at every edge."""
@@ -229,7 +220,7 @@ def run_bench(
     ``out`` is written after every sample; a run that was interrupted goes on from there. Raises
     :class:`RequestError` where ``out`` holds a run with other settings, and on a simulated device.
     """
-    check_clock(pipeline)
+    check_clock(pipeline.backend)
     cells = [
         Cell(strategy=pipeline.tuned(s, t), batch=b, temperature=t)
         for t in temperatures

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from lantern_accel.backend import Backend
+from lantern_accel.backend import Backend, check_clock
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
 from lantern_accel.errors import BackendError, RequestError
@@ -88,6 +88,7 @@ def run_stepcost(
     Raises :class:`RequestError` where ``out`` holds a measurement with other settings, and
     :class:`BackendError` where a batch does not fit.
     """
+    check_clock(backend)
     dtype = model.target.output.weight.dtype
     settings = {
         "model": model.name,
@@ -206,6 +207,7 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
 ) -> StepCost:
     """Measure a size by name; see :func:`run_stepcost`. Bad input raises before anything is made."""
+    check_clock(backend)
     chosen = named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     if tree is not None:
         chosen = chosen.override(tree=parse_tree(tree))

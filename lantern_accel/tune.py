@@ -205,9 +205,10 @@ def tune(
 
     A run that was interrupted goes on from the last prompt, tree or decoding that it measured.
     """
-    from lantern_accel.bench import check_clock, environment
+    from lantern_accel.backend import check_clock
+    from lantern_accel.bench import environment
 
-    check_clock(pipeline)
+    check_clock(pipeline.backend)
     key = key_of(pipeline, strategy, temperature)
     path = tuned_path(key).with_suffix(".partial")
     settings = {"key": key, "prompts": list(prompts), "temperature": temperature}

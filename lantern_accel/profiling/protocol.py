@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.bench import check_clock
+from lantern_accel.backend import check_clock
 from lantern_accel.errors import BackendError, LanternError, RequestError
 from lantern_accel.files import write_json
 from lantern_accel.pipeline import Pipeline
@@ -175,7 +175,7 @@ class Profiler:
         Whatever ends the run early, the file keeps what was finished and says why it ended.
         """
         run = self.run
-        check_clock(self.pipeline)
+        check_clock(self.pipeline.backend)
         open_ = [cell for cell in self.cells if not self._done(cell)]
         if not open_ and not self._unpriced() and run.state == "complete":
             self.say("the run is complete already")

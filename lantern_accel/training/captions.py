@@ -55,16 +55,21 @@ class Captioned(Protocol):
     def group(self) -> str: ...
 
 
+def spoken_name(record: Captioned, rng: random.Random) -> str:
+    """Return a record's concept, or at times the animal's name alone for an animal's face."""
+    face = _FACE.match(record.concept)
+    if face and record.group == "animals-nature" and rng.random() < 0.4:
+        return face.group(1)
+    return record.concept
+
+
 def caption(record: Captioned, rng: random.Random) -> str:
     """Draw one normalised training caption of ``record``.
 
     About half are the bare concept; the rest add the style, one or two tags, or a frame such as
     "a picture of a ...". Animal faces are also called by the animal's name alone.
     """
-    name = record.concept
-    face = _FACE.match(name)
-    if face and record.group == "animals-nature" and rng.random() < 0.4:
-        name = face.group(1)
+    name = spoken_name(record, rng)
     kind = rng.random()
     if kind < 0.50:
         text = name
@@ -78,9 +83,13 @@ def caption(record: Captioned, rng: random.Random) -> str:
     return normalise(text)
 
 
-def word_corpus(records: Iterable[Captioned]) -> list[str]:
-    """Return every text that a caption can be built from; names count ten times as much as tags."""
+def word_corpus(records: Iterable[Captioned], phrases: Iterable[str] = ()) -> list[str]:
+    """Return every text that a caption can be built from; names count ten times as much as tags.
+
+    ``phrases``: what captions say beside names and frames; their words are sure to be known whole.
+    """
     frames = [normalise(frame.format("")) for frame in FRAMES] + list(STYLES) + ["style"]
+    frames += [normalise(phrase) for phrase in phrases]
     texts = []
     for record in records:
         texts.extend([normalise(record.concept)] * 10)

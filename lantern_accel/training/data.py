@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
-import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,14 +23,18 @@ from lantern_accel.errors import DataError
 from lantern_accel.files import cache_dir, write_json, write_whole
 from lantern_accel.training import catalogue, sources
 from lantern_accel.training.captions import STYLES
-from lantern_accel.training.common import NullProgress, Progress
+from lantern_accel.training.progress import NullProgress, Progress
+from lantern_accel.training.render import (
+    SIZE,
+    compose,
+    decode,
+    iconify,
+    raster_set,
+    render_svg,
+    svg_folder,
+)
 
-SIZE = 64
-"""Side of a training image in pixels."""
-CONTENT = 60
-"""Side of the square that a picture fills; the rest is white margin."""
-_RASTER = 4 * SIZE
-_FORMAT = 1
+_FORMAT = 2
 _RASTER_PACKAGES = (sources.NOTO, sources.TWEMOJI, sources.FLUENT_3D)
 # What decoders of damaged images raise.
 _BAD_IMAGE = (OSError, ValueError, SyntaxError, EOFError, struct.error, RuntimeError, KeyError)
@@ -57,11 +59,15 @@ class Record(BaseModel):
 
 @dataclass(frozen=True)
 class EmojiDataset:
-    """Images uint8 ``[n, 64, 64, 3]`` and their records, in the same order."""
+    """Images uint8 ``[n, 64, 64, 3]`` on white and their records, in the same order.
+
+    ``coverage`` uint8 ``[n, 64, 64]`` tells how much of each pixel is the picture's own.
+    """
 
     images: NDArray[np.uint8]
     records: list[Record]
     manifest: dict[str, Any] = field(default_factory=dict)
+    coverage: NDArray[np.uint8] | None = None
 
     def split(self, name: str) -> list[int]:
         """Return the indices of the images in split ``"train"`` or ``"heldout"``."""
@@ -73,97 +79,16 @@ class EmojiDataset:
         return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
-def compose(picture: Image.Image) -> NDArray[np.uint8]:
-    """Return a picture of any mode and size as uint8 ``[64, 64, 3]``, centred on white.
-
-    Transparent borders are cut; the longer side becomes 60 px, unless the picture already has
-    56 to 62 px and would only be blurred. Raises ``ValueError`` for an empty picture.
-    """
-    rgba = picture.convert("RGBA")
-    box = rgba.getchannel("A").point(lambda a: 255 if a > 8 else 0).getbbox()
-    if box is None:
-        raise ValueError("the picture is fully transparent")
-    # Premultiplied alpha, so that colours under transparent pixels do not bleed in.
-    cut = rgba.crop(box).convert("RGBa")
-    longest = max(cut.size)
-    if not CONTENT - 4 <= longest <= CONTENT + 2:
-        width, height = (max(1, round(side * CONTENT / longest)) for side in cut.size)
-        cut = cut.resize((width, height), Image.Resampling.LANCZOS)
-    canvas = Image.new("RGBA", (SIZE, SIZE), (255, 255, 255, 255))
-    corner = ((SIZE - cut.width) // 2, (SIZE - cut.height) // 2)
-    canvas.alpha_composite(cut.convert("RGBA"), corner)
-    return np.asarray(canvas.convert("RGB"), dtype=np.uint8)
-
-
-def render_svg(svg: str) -> Image.Image:
-    """Return an SVG document drawn 256 px wide, RGBA."""
-    import resvg_py
-
-    drawn = resvg_py.svg_to_bytes(svg_string=svg, width=_RASTER, height=_RASTER)
-    return Image.open(io.BytesIO(bytes(drawn)))
-
-
-def _decode(blob: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(blob))
-
-
-def _raster_set(tarball: Path, folder: str, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(tarball) as archive:
-        for member in archive:
-            if member.name.startswith(folder) and member.isfile():
-                hexcode = catalogue.bare(Path(member.name).stem)
-                if hexcode in wanted:
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    yield hexcode, stream.read()
-
-
-def _svg_folder(tarball: Path, folder: str) -> dict[str, str]:
-    with tarfile.open(tarball) as archive:
-        found = {}
-        for member in archive:
-            if member.name.startswith(folder) and member.name.endswith(".svg"):
-                stream = archive.extractfile(member)
-                assert stream is not None
-                found[Path(member.name).stem] = stream.read().decode("utf-8", "replace")
-        return found
-
-
-def _iconify(tarball: Path, member: str) -> dict[str, str]:
-    with tarfile.open(tarball) as archive:
-        stream = archive.extractfile(member)
-        assert stream is not None
-        icons = json.load(stream)
-    sides = {
-        "left": 0,
-        "top": 0,
-        "width": icons.get("width", 16),
-        "height": icons.get("height", 16),
-    }
-    found = {}
-    for name, icon in icons["icons"].items():
-        box = {side: icon.get(side, default) for side, default in sides.items()}
-        view = f"{box['left']} {box['top']} {box['width']} {box['height']}"
-        found[name] = (
-            '<svg xmlns="http://www.w3.org/2000/svg" '
-            f'xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="{view}">{icon["body"]}</svg>'
-        )
-    for name, alias in icons.get("aliases", {}).items():
-        if set(alias) == {"parent"} and alias["parent"] in found:
-            found.setdefault(name, found[alias["parent"]])
-    return found
-
-
 def _pictures(
     style: str, tarball: Path, concepts: list[catalogue.Concept]
 ) -> Iterator[tuple[str, Callable[[], Image.Image]]]:
     """Yield each concept's hexcode with a function that decodes or draws its picture."""
     package, inside = sources.IMAGE_SETS[style]
     if package in _RASTER_PACKAGES:
-        for hexcode, blob in _raster_set(tarball, inside, {c.hexcode for c in concepts}):
-            yield hexcode, partial(_decode, blob)
+        for hexcode, blob in raster_set(tarball, inside, {c.hexcode for c in concepts}):
+            yield hexcode, partial(decode, blob)
         return
-    read = _svg_folder if inside.endswith("/") else _iconify
+    read = svg_folder if inside.endswith("/") else iconify
     drawings = read(tarball, inside)
     matched = catalogue.match_names(concepts, drawings)
     for concept in concepts:
@@ -184,7 +109,7 @@ def _attempt(
 def render_set(
     jobs: Iterable[tuple[str, Callable[[], Image.Image]]], progress: Progress
 ) -> tuple[list[str], NDArray[np.uint8], dict[str, str]]:
-    """Return the hexcodes drawn, their images ``[n, 64, 64, 3]``, and what was skipped and why."""
+    """Return the hexcodes drawn, their images ``[n, 64, 64, 4]``, and what was skipped and why."""
     codes: list[str] = []
     images: list[NDArray[np.uint8]] = []
     skipped: dict[str, str] = {}
@@ -196,7 +121,7 @@ def render_set(
                 codes.append(hexcode)
                 images.append(image)
             progress.advance(1)
-    stacked = np.stack(images) if images else np.zeros((0, SIZE, SIZE, 3), np.uint8)
+    stacked = np.stack(images) if images else np.zeros((0, SIZE, SIZE, 4), np.uint8)
     return codes, stacked, skipped
 
 
@@ -214,6 +139,12 @@ def _set_of(
     progress.start(f"rendering {style}")
     codes, images, skipped = render_set(_pictures(style, tarball, concepts), progress)
     progress.finish()
+    if not codes:
+        why = next(iter(skipped.values()), "it holds no picture of a known name")
+        raise DataError(
+            f"no picture of the set {style!r} ({package.name}@{package.version}) could be read "
+            f"({why}); delete {tarball} and try again"
+        )
     write_whole(
         part,
         lambda stream: np.savez(
@@ -263,12 +194,15 @@ def prepare_data(cache: Path | None = None, *, progress: Progress | None = None)
                 )
             )  # fmt: skip
     manifest = _manifest(records, skipped)
-    stacked = np.concatenate(images)
+    drawn = np.concatenate(images)
+    stacked = np.ascontiguousarray(drawn[..., :3])
+    coverage = np.ascontiguousarray(drawn[..., 3])
     lines = "".join(record.model_dump_json() + "\n" for record in records)
     write_whole(folder / "images.npy", lambda stream: np.save(stream, stacked))
+    write_whole(folder / "coverage.npy", lambda stream: np.save(stream, coverage))
     write_whole(folder / "records.jsonl", lambda stream: stream.write(lines.encode()))
     write_json(folder / "manifest.json", manifest)
-    return EmojiDataset(stacked, records, manifest)
+    return EmojiDataset(stacked, records, manifest, coverage)
 
 
 def _manifest(records: list[Record], skipped: dict[str, dict[str, str]]) -> dict[str, Any]:
@@ -303,6 +237,8 @@ def load_data(cache: Path | None = None) -> EmojiDataset:
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         images = np.load(folder / "images.npy")
+        covered = folder / "coverage.npy"
+        coverage = np.load(covered) if covered.is_file() else None
         with (folder / "records.jsonl").open(encoding="utf-8") as stream:
             records = [Record.model_validate_json(line) for line in stream]
     except FileNotFoundError as error:
@@ -311,4 +247,6 @@ def load_data(cache: Path | None = None) -> EmojiDataset:
         raise DataError(f"{folder} is damaged ({error}); delete it and run {command}") from error
     if images.shape != (len(records), SIZE, SIZE, 3) or manifest.get("images") != len(records):
         raise DataError(f"{folder} is incomplete; delete it and run {command}")
-    return EmojiDataset(images, records, manifest)
+    if coverage is not None and len(coverage) != len(records):
+        raise DataError(f"{covered} is of other images; delete {folder} and run {command}")
+    return EmojiDataset(images, records, manifest, coverage)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from lantern_accel.errors import DataError
-from lantern_accel.training import catalogue, data, sources
+from lantern_accel.training import catalogue, data, render, sources
 from lantern_accel.training.captions import STYLES
 
 META = {
@@ -104,6 +104,10 @@ def test_prepare_then_load(cache: Path) -> None:
     again = data.load_data(cache)
     assert again.records == made.records
     assert np.array_equal(again.images, made.images)
+    assert made.coverage is not None
+    assert again.coverage is not None
+    assert np.array_equal(again.coverage, made.coverage)
+    assert made.coverage.shape == (4, 64, 64)
     assert again.manifest == made.manifest
 
 
@@ -132,6 +136,19 @@ def test_nothing_there_or_damage_is_said(tmp_path: Path, cache: Path) -> None:
         data.load_data(cache)
 
 
+def test_a_set_without_a_readable_picture_is_refused_and_nothing_is_lost(cache: Path) -> None:
+    data.prepare_data(cache)
+    broken = {"img/1f436.png": b"broken", "img/1f431.png": b"too"}
+    package = pack(cache / "downloads", sources.PACKAGES[1], broken)
+    sources.IMAGE_SETS["noto"] = (package, "img/")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PACKAGES", (sources.NAMES, package, sources.PACKAGES[2]))
+        patch.setattr(data, "_RASTER_PACKAGES", (package,))
+        with pytest.raises(DataError, match=r"no picture of the set 'noto'.*could be read"):
+            data.prepare_data(cache)
+    assert len(data.load_data(cache).records) == 4
+
+
 def test_a_changed_tarball_is_refused(cache: Path) -> None:
     tarball = cache / "downloads" / sources.NAMES.filename
     tarball.write_bytes(tarball.read_bytes() + b"x")
@@ -156,8 +173,11 @@ def test_a_failing_npm_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_pictures_are_centred_on_white_with_a_margin() -> None:
     for size, box in ((64, 60), (256, 100), (32, 32), (64, 10)):
-        image = data.compose(Image.open(io.BytesIO(png("red", size, box))))
-        assert image.shape == (64, 64, 3)
+        drawn = render.compose(Image.open(io.BytesIO(png("red", size, box))))
+        assert drawn.shape == (64, 64, 4)
+        image, coverage = drawn[..., :3], drawn[..., 3]
+        assert coverage[0].max() == 0
+        assert coverage[32, 32] == 255
         assert (image[0] == 255).all()
         assert (image[:, -1] == 255).all()
         assert image[32, 32].tolist() == [255, 0, 0]
@@ -166,7 +186,7 @@ def test_pictures_are_centred_on_white_with_a_margin() -> None:
 
 def test_an_empty_picture_is_an_error() -> None:
     with pytest.raises(ValueError, match="transparent"):
-        data.compose(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))
+        render.compose(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))
 
 
 def test_selection_weights_and_flips() -> None:

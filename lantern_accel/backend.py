@@ -288,6 +288,16 @@ class Backend(TensorOps, ABC):
         """
         return Replay(step)
 
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a training function compiled for this device; gradients flow through it."""
+        return torch.compile(function, dynamic=False)
+
+    def flush(self) -> None:
+        """Run what the device has gathered; training calls it after gradients and after the update.
+
+        A lazy device marks a step here; any other does nothing.
+        """
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has done all the work given to it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ STEPS = typer.Option(None, min=1, help="Optimizer steps.")
 MINUTES = typer.Option(None, min=0.01, help="Stop, with the schedule at its end, after this long.")
 SEED = typer.Option(None, min=0)
 RESUME = typer.Option(True, "--resume/--restart", help="Continue the checkpoint, or begin anew.")
-THREADS = typer.Option(None, min=1, help="Processor threads.")
+THREADS = typer.Option(None, min=1, help="Processor threads, where the backend has them.")
+DEVICE = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best).")
 
 
 def register(app: typer.Typer) -> None:
@@ -34,11 +36,30 @@ def register(app: typer.Typer) -> None:
 @train.command("data")
 def data() -> None:
     """Fetch the openly licensed emoji sets and render them to the cache."""
-    from lantern_accel.training.common import console_progress
     from lantern_accel.training.data import prepare_data
+    from lantern_accel.training.progress import console_progress
 
-    made = prepare_data(progress=console_progress())
+    with _disk(Path("the cache")):
+        made = prepare_data(progress=console_progress())
     say(f"{len(made.records)} images, {len(made.split('heldout'))} of them held out", label="data")
+    for style, skipped in made.manifest["skipped"].items():
+        named = ", ".join(f"{code} ({why})" for code, why in list(skipped.items())[:5])
+        more = ", ..." if len(skipped) > 5 else ""
+        say(f"{len(skipped)} pictures of {style}: {named}{more}", label="skipped", style="yellow")
+
+
+@contextmanager
+def _disk(where: Path) -> Iterator[None]:
+    """Turn what the disk refuses into one sentence."""
+    from lantern_accel.errors import DataError
+
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or where} cannot be read or written ({error.strerror or error}); "
+            "make it accessible or free some space, and run the same command to continue"
+        ) from error
 
 
 def _stage(
@@ -47,16 +68,24 @@ def _stage(
     work: Path,
     config: Path | None,
     resume: bool,
+    device: str,
     threads: int | None,
     **overrides: Any,
 ) -> None:
     from lantern_accel.training import workspace
-    from lantern_accel.training.common import console_progress
+    from lantern_accel.training.device import open_train_device
+    from lantern_accel.training.progress import console_progress
 
-    workspace.set_threads(threads)
     chosen = workspace.read_config(getattr(workspace, kind), config, **overrides)
-    run: Callable[..., dict[str, Any]] = getattr(workspace, f"run_{name}")
-    report = run(chosen, work, console_progress(), resume=resume)
+    opened = open_train_device(device, chosen.precision, threads)
+    try:
+        run: Callable[..., dict[str, Any]] = getattr(workspace, f"run_{name}")
+        with _disk(work):
+            report = run(chosen, work, console_progress(), resume=resume, device=opened)
+    finally:
+        opened.backend.close()
+    if not opened.main:
+        return
     report = {k: v for k, v in report.items() if k not in ("curve", "config", "environment")}
     typer.echo(json.dumps(report, indent=2))
     say(str(work / name), label="wrote", style="bold green")
@@ -70,11 +99,12 @@ def tokenizer(
     minutes: float = MINUTES,
     seed: int = SEED,
     resume: bool = RESUME,
+    device: str = DEVICE,
     threads: int = THREADS,
 ) -> None:
     """Train the VQ tokenizer and encode the images."""
     over = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    _stage("tokenizer", "TokenizerConfig", work, config, resume, threads, **over)
+    _stage("tokenizer", "TokenizerConfig", work, config, resume, device, threads, **over)
 
 
 @train.command("target")
@@ -85,11 +115,12 @@ def target(
     minutes: float = MINUTES,
     seed: int = SEED,
     resume: bool = RESUME,
+    device: str = DEVICE,
     threads: int = THREADS,
 ) -> None:
     """Train the target, a text-conditional LlamaGen transformer, with its text encoder."""
     over = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    _stage("target", "TargetConfig", work, config, resume, threads, **over)
+    _stage("target", "TargetConfig", work, config, resume, device, threads, **over)
 
 
 @train.command("drafter")
@@ -100,11 +131,64 @@ def drafter(
     minutes: float = MINUTES,
     seed: int = SEED,
     resume: bool = RESUME,
+    device: str = DEVICE,
     threads: int = THREADS,
+    model: str | None = typer.Option(
+        None, help="Instead of WORK's target: a model that generate takes, official files included."
+    ),
+    images: Path | None = typer.Option(
+        None, help="For --model: a folder with captions.jsonl and images to learn from."
+    ),
+    prompts: Path | None = typer.Option(
+        None, help="For --model without --images: a prompt a line, which the target then draws."
+    ),
+    samples: int = typer.Option(
+        256, min=2, help="For --model without --images: how many images the target draws."
+    ),
+    into: Path | None = typer.Option(
+        None, help="For --model, a model folder: write it here once more, with the new drafter."
+    ),
 ) -> None:
     """Train the EAGLE drafter on the final target."""
     over = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    _stage("drafter", "DrafterTrainConfig", work, config, resume, threads, **over)
+    if model is None:
+        _stage("drafter", "DrafterTrainConfig", work, config, resume, device, threads, **over)
+        return
+    import lantern_accel
+    from lantern_accel.errors import DataError
+    from lantern_accel.models.bundle import find_model
+    from lantern_accel.training.anymodel import run_model_drafter
+    from lantern_accel.training.device import TrainDevice
+    from lantern_accel.training.drafter import DrafterTrainConfig
+    from lantern_accel.training.progress import console_progress
+    from lantern_accel.training.workspace import read_config, with_drafter
+
+    chosen = read_config(DrafterTrainConfig, config, **over)
+    folder = find_model(model) if into is not None else Path(model)
+    lines: list[str] = []
+    if prompts is not None:
+        try:
+            lines = [line.strip() for line in prompts.read_text(encoding="utf-8").splitlines()]
+        except OSError as error:
+            raise DataError(f"the prompts {prompts} cannot be read ({error.strerror})") from None
+    options = {"threads": threads} if threads is not None else None
+    with lantern_accel.load(model, device=device, options=options) as pipeline:
+        report = run_model_drafter(
+            pipeline,
+            chosen,
+            work / "drafter",
+            TrainDevice(pipeline.backend, chosen.precision),
+            console_progress(),
+            resume=resume,
+            images=images,
+            prompts=[line for line in lines if line],
+            samples=samples,
+        )
+    report = {k: v for k, v in report.items() if k not in ("curve", "config")}
+    typer.echo(json.dumps(report, indent=2))
+    say(str(work / "drafter"), label="wrote", style="bold green")
+    if into is not None:
+        say(str(with_drafter(folder, work / "drafter", into)), label="wrote", style="bold green")
 
 
 @train.command("bundle")

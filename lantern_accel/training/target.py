@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
+from lantern_accel.models.checkpoint import load_into, read_tensors
 from lantern_accel.models.llamagen import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
-from lantern_accel.models.text import PAD_ID, TextEncoder, TextEncoderConfig, place
+from lantern_accel.models.text import TextEncoder, TextEncoderConfig
 from lantern_accel.models.transformer import PrefixRotary
-from lantern_accel.models.words import normalise
-from lantern_accel.training.captions import caption
-from lantern_accel.training.common import (
-    NullProgress,
-    Progress,
-    TrainConfig,
-    learning_rate,
-    load_checkpoint,
-    save_checkpoint,
-    seed_everything,
-)
-from lantern_accel.training.data import EmojiDataset, Record
+from lantern_accel.training.batches import Batches
+from lantern_accel.training.common import TrainConfig, seed_everything
+from lantern_accel.training.device import TrainDevice
+from lantern_accel.training.grow import widen
+from lantern_accel.training.loop import Task, run
+from lantern_accel.training.progress import Progress
 
 
 class TargetConfig(TrainConfig):
@@ -54,6 +48,16 @@ class TargetConfig(TrainConfig):
     )
     ema: float = Field(0.995, ge=0, lt=1, description="decay of the averaged weights that are kept")
     evaluate_every: int = Field(1000, ge=1)
+    samples_every: int = Field(2000, ge=1, description="steps between pictures of samples")
+    folder: str = Field("target", description="where in the training folder this target is kept")
+    start_from: str | None = Field(
+        None, description="folder there of a trained, smaller target that this one grows out of"
+    )
+    scenes: int = Field(24000, ge=0, description="composed scenes to train on")
+    scene_share: float = Field(0.3, ge=0, le=1, description="share of examples that are scenes")
+    common_weight: float = Field(
+        15.0, gt=0, description="factor on the sampling weight of common concepts"
+    )
     group_weights: dict[str, float] = Field(
         default={
             "smileys-emotion": 2.5,
@@ -69,6 +73,19 @@ class TargetConfig(TrainConfig):
         default={}, description="further factors by concept name, such as {'red heart': 5}"
     )
     compile: bool = Field(True, description="torch.compile the loss; about twice as fast on CPU")
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> TargetConfig:
+        if self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise ValueError(
+                f"dim {self.dim} must be n_head {self.n_head} times a head width that is a multiple "
+                "of 4 (2D rotary positions)"
+            )
+        if self.text_dim % self.text_heads or (self.text_dim // self.text_heads) % 2:
+            raise ValueError(
+                f"text_dim {self.text_dim} must be text_heads {self.text_heads} times an even width"
+            )
+        return self
 
 
 class TextTarget(nn.Module):
@@ -146,172 +163,162 @@ class TextTarget(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), codes.flatten())
 
 
-class Batches:
-    """Draws training batches: images by weight, a random view, a fresh caption."""
+@torch.no_grad()
+def evaluate(model: TextTarget, batches: Batches, device: TrainDevice, count: int = 256) -> float:
+    """Return the mean negative log-likelihood of ``count`` examples, nats a token."""
+    rng = random.Random(1234)
+    was_training = model.training
+    model.eval()
+    total = 0.0
+    for start in range(0, count, 32):
+        size = min(32, count - start)
+        ids, mask, codes = device.to(*batches.draw(size, rng, plain=True))
+        free = torch.zeros(size, dtype=torch.bool, device=device.device)
+        with device.autocast():
+            total += float(model(ids, mask, free, codes)) * size
+    model.train(was_training)
+    return total / count
+
+
+class TargetTask(Task):
+    """One target in training; the moving average of its weights is what is judged and kept."""
+
+    label = "target"
 
     def __init__(
         self,
-        records: list[Record],
-        tokens: np.ndarray[Any, Any],
-        tokenizer: Any,
-        text: TextEncoderConfig,
-        split: str,
-        group_weights: dict[str, float] | None = None,
-        concept_weights: dict[str, float] | None = None,
+        config: TargetConfig,
+        model: TextTarget,
+        train: Batches,
+        judged: dict[str, Batches],
+        device: TrainDevice,
+        draw: Any = None,
     ) -> None:
-        factor, further = group_weights or {}, concept_weights or {}
-        chosen = [r for r in records if r.split == split]
-        self.rows = np.array([r.index for r in chosen])
-        weights = np.array(
-            [r.weight * factor.get(r.group, 1.0) * further.get(r.concept, 1.0) for r in chosen]
+        self.config, self.model, self.train, self.judged = config, model, train, judged
+        self.device, self.draw = device, draw
+        self.evaluate_every = config.evaluate_every
+        self.samples_every = config.samples_every if draw is not None else None
+        self.average = {k: v.detach().clone() for k, v in model.named_parameters()}
+        matrices = [p for p in model.parameters() if p.dim() == 2]
+        vectors = [p for p in model.parameters() if p.dim() != 2]
+        optimizer = device.adamw(
+            [
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=config.lr,
+            betas=(0.9, 0.95),
         )
-        self.weights = weights / weights.sum()
-        self.records = {r.index: r for r in records}
-        self.tokens, self.tokenizer, self.text = tokens, tokenizer, text
+        self.loss, self.optimizer = device.prepare(model, optimizer, compile=config.compile)
 
-    def encode(self, texts: list[str]) -> tuple[Tensor, Tensor]:
-        """Tokenise captions as a request would: ids int64 and mask bool, both ``[B, prefix]``."""
-        rows = [place(self.tokenizer.encode(normalise(text)).ids, self.text) for text in texts]
-        ids = torch.tensor(rows)
-        return ids, ids != PAD_ID
+    def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
+        """Take one optimizer step."""
+        config = self.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batch = self.train.draw(config.batch_size, rng)
+        drop = torch.tensor([rng.random() < config.text_dropout for _ in range(len(batch[0]))])
+        ids, mask, codes, dropped = self.device.to(*batch, drop)
+        with self.device.autocast():
+            loss = self.loss(ids, mask, dropped, codes)
+        self.device.backward(loss)
+        self.device.update(self.optimizer, self.model.parameters(), config.clip_norm)
+        decay = min(config.ema, (2 + index) / (11 + index))
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                self.average[name].lerp_(weight, 1 - decay)
+        return {"loss": float(loss.detach())}
 
-    def draw(self, size: int, rng: random.Random, *, plain: bool = False) -> tuple[Tensor, ...]:
-        """Return ``ids, mask, codes``; ``plain`` takes the first view and the bare name."""
-        picks = rng.choices(self.rows.tolist(), weights=self.weights.tolist(), k=size)
-        views = [0 if plain else rng.randrange(self.tokens.shape[1]) for _ in picks]
-        codes = torch.from_numpy(self.tokens[picks, views].astype(np.int64))
-        texts = [self.records[i].concept if plain else caption(self.records[i], rng) for i in picks]
-        return (*self.encode(texts), codes)
+    def state(self) -> dict[str, Any]:
+        """Weights, their average, and the optimizer."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name, value in state["average"].items():
+            self.average[name].copy_(value)
+
+    def averaged(self) -> TextTarget:
+        """Return a copy of the model with the averaged weights."""
+        model = TextTarget(self.model.gpt.config, self.model.text.config)
+        model.load_state_dict(self.average, strict=False)
+        return model.to(self.device.device).eval().requires_grad_(False)
+
+    def evaluate(self, index: int) -> dict[str, float]:
+        """Return the averaged model's likelihoods on held-out data."""
+        model = self.averaged()
+        return {name: evaluate(model, data, self.device) for name, data in self.judged.items()}
+
+    def draw_samples(self, path: Path) -> None:
+        """Draw the averaged model's pictures."""
+        self.draw(self.averaged(), path)
 
 
-@torch.no_grad()
-def evaluate(model: TextTarget, batches: Batches, count: int = 256) -> float:
-    """Return the mean negative log-likelihood of ``count`` images, nats a token."""
-    rng = random.Random(1234)
-    model.eval()
-    total = 0.0
-    for _ in range(0, count, 32):
-        ids, mask, codes = batches.draw(32, rng, plain=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            total += float(model(ids, mask, torch.zeros(32, dtype=torch.bool), codes)) * 32
-    model.train()
-    return total / count
+def fresh_target(
+    config: TargetConfig, vocabulary: int, codes: int, grid: int, start: TextTarget | None = None
+) -> TextTarget:
+    """Return the model to train: untrained, or grown out of ``start`` and computing the same.
+
+    Raises :class:`DataError` where the configured sizes cannot grow out of those of ``start``.
+    """
+    seed_everything(config.seed)
+    model = TextTarget.fresh(config, vocabulary, codes, grid)
+    if start is not None:
+        if start.text.config != model.text.config:
+            raise DataError(
+                f"the target to start from has the text encoder {start.text.config!r}, the "
+                f"configuration asks for {model.text.config!r}; the text encoder cannot grow"
+            )
+        model.text.load_state_dict(start.text.state_dict())
+        widen(model.gpt, start.gpt)
+    return model
 
 
 def train_target(
     config: TargetConfig,
-    data: EmojiDataset,
-    tokens: np.ndarray[Any, Any],
-    tokenizer: Any,
-    codebook_size: int,
+    model: TextTarget,
+    train: Batches,
+    judged: dict[str, Batches],
     out: Path,
+    device: TrainDevice,
     progress: Progress | None = None,
     *,
     resume: bool = True,
+    draw: Any = None,
 ) -> dict[str, Any]:
     """Train, resuming ``out/checkpoint.pt``; write ``target.safetensors``, ``text.safetensors``.
 
-    ``tokens``: int ``[n, views, grid*grid]``. Returns the report that ``out/report.json`` holds. The
-    weights that are written are the moving average.
+    ``judged`` names the held-out batches whose likelihood is reported. ``draw(model, path)`` makes the
+    pictures of samples. Returns the report that ``out/report.json`` holds. The weights that are
+    written are the moving average.
     """
-    say = progress or NullProgress()
-    seed_everything(config.seed)
-    grid = int(tokens.shape[-1] ** 0.5)
-    model = TextTarget.fresh(config, tokenizer.get_vocab_size(), codebook_size, grid).train()
-    average = {k: v.detach().clone() for k, v in model.named_parameters()}
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() != 2]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
-        lr=config.lr,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
-    train = Batches(
-        data.records,
-        tokens,
-        tokenizer,
-        model.text.config,
-        "train",
-        config.group_weights,
-        config.concept_weights,
-    )
-    held = Batches(data.records, tokens, tokenizer, model.text.config, "heldout")
-    path = out / "checkpoint.pt"
-    step, elapsed, curve = 0, 0.0, []
-    stored = load_checkpoint(path, config) if resume else None
-    if stored is not None:
-        step, elapsed = stored["step"], stored["elapsed"]
-        state = stored["state"]
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        average, curve = state["average"], state["curve"]
-    run = torch.compile(model, dynamic=False) if config.compile else model
-    began = time.monotonic() - elapsed
-    budget = config.max_minutes * 60 if config.max_minutes else float("inf")
-
-    def save() -> None:
-        save_checkpoint(
-            path,
-            config,
-            step=step,
-            elapsed=time.monotonic() - began,
-            state={
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "average": average,
-                "curve": curve,
-            },
-        )
-
-    say.start("target", config.steps)
-    say.advance(step)
-    running = curve[-1]["train"] if curve else None
-    while step < config.steps and time.monotonic() - began < budget:
-        # A stream a step, so that a continued run draws what an unbroken one would.
-        rng = random.Random(config.seed * 1_000_003 + step)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step, time.monotonic() - began)
-        ids, mask, codes = train.draw(config.batch_size, rng)
-        drop = torch.tensor([rng.random() < config.text_dropout for _ in range(len(codes))])
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = run(ids, mask, drop, codes)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
-        decay = min(config.ema, (1 + step) / (10 + step))
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                average[name].lerp_(weight, 1 - decay)
-        seen = float(loss.detach())
-        running = seen if running is None else 0.98 * running + 0.02 * seen
-        say.advance(1, loss=running)
-        if step % config.evaluate_every == 0:
-            curve.append({"step": step, "train": running, "heldout": evaluate(model, held)})
-            say.log(f"step {step}: train {running:.3f}, held-out {curve[-1]['heldout']:.3f} nats")
-        if step % config.checkpoint_every == 0:
-            save()
-    save()
-    say.finish()
-    model.load_state_dict(average, strict=False)
+    task = TargetTask(config, model.to(device.device).train(), train, judged, device, draw)
+    done = run(task, config, out, device, progress, resume=resume)
     report = {
-        "steps": step,
-        "seconds": time.monotonic() - began,
+        "steps": done.step,
+        "seconds": done.elapsed,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "images_seen": step * config.batch_size,
-        "train_nll": running,
-        "heldout_nll": evaluate(model, held),
-        "curve": curve,
+        "images_seen": done.step * config.batch_size * device.world,
+        "train_nll": done.running.get("loss"),
+        **task.evaluate(done.step),
+        "curve": done.curve,
+        "device": str(device.device),
+        "dtype": str(device.dtype).removeprefix("torch."),
         "config": config.model_dump(mode="json"),
     }
-    write_model(model.gpt, out, "target")
-    write_model(model.text, out, "text")
-    write_json(out / "report.json", report)
+    if device.main:
+        kept = task.averaged()
+        write_model(kept.gpt, out, "target")
+        write_model(kept.text, out, "text")
+        write_json(out / "report.json", report)
+        if draw is not None:
+            draw(kept, out / "samples.png")
     return report
 
 
@@ -319,7 +326,29 @@ def write_model(model: nn.Module, out: Path, name: str) -> None:
     """Write a model's weights as bf16 ``name.safetensors`` and its config as ``name.json``."""
     from safetensors.torch import save as serialise
 
-    weights = {k: v.detach().to(torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
+    weights = {
+        k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in model.state_dict().items()
+    }
     write_whole(out / f"{name}.safetensors", lambda stream: stream.write(serialise(weights)))
     config: Any = model.config
     write_json(out / f"{name}.json", config.model_dump(mode="json"))
+
+
+def read_target(folder: Path) -> TextTarget:
+    """Read back what :func:`train_target` wrote, in float32; raises where it is not there."""
+    import json
+
+    try:
+        gpt, text = (
+            json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            for name in ("target", "text")
+        )
+    except OSError:
+        raise DataError(
+            f"{folder} holds no trained target; run `lantern-accel train target` first"
+        ) from None
+    model = TextTarget(LlamaGenConfig.model_validate(gpt), TextEncoderConfig.model_validate(text))
+    for part, name in ((model.gpt, "target"), (model.text, "text")):
+        path = folder / f"{name}.safetensors"
+        load_into(part, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
+    return model

@@ -7,35 +7,31 @@ gradients.
 from __future__ import annotations
 
 import platform
-import time
+import random
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
+from lantern_accel.evaluation.features import MISSING, FeatureNet
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.models.vq import VQConfig, VQModel
-from lantern_accel.training.augment import augment, flip, random_place, to_float, to_uint8
+from lantern_accel.training.augment import augment, to_float
 from lantern_accel.training.codebook import CodebookAverage
-from lantern_accel.training.common import (
-    NullProgress,
-    Progress,
-    TrainConfig,
-    fraction_done,
-    learning_rate,
-    load_checkpoint,
-    save_checkpoint,
-    seed_everything,
-)
+from lantern_accel.training.common import TrainConfig, seed_everything
 from lantern_accel.training.data import EmojiDataset
+from lantern_accel.training.device import TrainDevice
+from lantern_accel.training.encode import psnr, reconstruct, save_grid
+from lantern_accel.training.loop import Task, run
+from lantern_accel.training.progress import Progress
+from lantern_accel.training.render import SIZE
+from lantern_accel.training.scenes import Scene, draw_scenes, render_scene
 
 
 def small_vq() -> VQConfig:
@@ -56,7 +52,6 @@ class TokenizerConfig(TrainConfig):
 
     steps: int = Field(default=4000, ge=1)
     vq: VQConfig = Field(default_factory=small_vq)
-    precision: Literal["bf16", "fp32"] = "bf16"
     commitment: float = Field(default=0.25, ge=0)
     codebook_decay: float = Field(
         default=0.98, gt=0, lt=1, description="of the codebook's moving average"
@@ -68,6 +63,26 @@ class TokenizerConfig(TrainConfig):
         default=0.04, ge=0, lt=1, description="share of steps before quantising"
     )
     hue: float = Field(default=0.25, ge=0, le=1, description="share of images whose hue is turned")
+    part: Literal["all", "decoder"] = Field(
+        "all",
+        description="decoder: train on only the decoder of a finished tokenizer, whose codes stay",
+    )
+    scene_share: float = Field(0.25, ge=0, le=1, description="share of images that are scenes")
+    perceptual: float = Field(
+        0.0, ge=0, description="weight of the feature distance (needs the extra eval)"
+    )
+    ema: float = Field(
+        0.99, ge=0, lt=1, description="decoder alone: decay of the averaged weights that are kept"
+    )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> TokenizerConfig:
+        if SIZE % self.vq.downsample:
+            raise ValueError(
+                f"vq.ch_mult {list(self.vq.ch_mult)} makes a token of {self.vq.downsample} pixels, "
+                f"which do not fit an image of {SIZE}"
+            )
+        return self
 
 
 class TokenizerReport(BaseModel):
@@ -93,44 +108,52 @@ def reconstruction_loss(output: Tensor, target: Tensor) -> Tensor:
     return loss + error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
 
 
-def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Return the peak signal-to-noise ratio of each image pair ``[n, H, W, 3]``, in dB."""
-    mse = ((a.astype(np.float64) - b.astype(np.float64)) ** 2).mean(axis=(1, 2, 3))
-    return np.asarray(10.0 * np.log10(255.0**2 / np.maximum(mse, 1e-3)), dtype=np.float64)
+class TokenizerTask(Task):
+    """The tokenizer in training."""
 
+    label = "tokenizer"
 
-@torch.no_grad()
-def reconstruct(
-    model: VQModel, images: NDArray[np.uint8], batch: int = 64
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return images uint8 ``[n, H, W, 3]`` through the tokenizer, and their codes ``[n, h, w]``."""
-    model.eval()
-    device = next(model.parameters()).device
-    out, codes = [], []
-    for start in range(0, len(images), batch):
-        part = torch.from_numpy(images[start : start + batch]).to(device)
-        code = model.encode(to_float(part))
-        codes.append(code.cpu().numpy())
-        out.append(to_uint8(model.decode_codes(code)).cpu().numpy())
-    return np.concatenate(out), np.concatenate(codes)
-
-
-class _Trainer:
-    def __init__(self, config: TokenizerConfig, data: EmojiDataset, device: torch.device) -> None:
-        self.config, self.device = config, device
+    def __init__(
+        self,
+        config: TokenizerConfig,
+        data: EmojiDataset,
+        device: TrainDevice,
+        start: VQModel | None = None,
+    ) -> None:
+        self.config, self.data, self.device = config, data, device
         self.images = torch.from_numpy(data.images)
         self.weights = torch.from_numpy(data.sampling_weights())
         self.flippable = torch.tensor([record.flippable for record in data.records])
         self.heldout = data.images[data.split("heldout")[::7][:64]]
-        self.generator = torch.Generator().manual_seed(config.seed)
-        self.model = VQModel(config.vq).to(device)
+        self.evaluate_every = config.checkpoint_every if len(self.heldout) else None
+        self.samples_every = self.evaluate_every
+        self.model = VQModel(config.vq).to(device.device)
+        self.alone = config.part == "decoder"
+        if start is not None:
+            self.model.load_state_dict(start.state_dict())
         self.model.quantize.embedding.weight.requires_grad_(False)
-        learned = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            learned, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay
+        if self.alone:
+            for part in (self.model.encoder, self.model.quant_conv):
+                part.requires_grad_(False)
+        self.learned = {k: p for k, p in self.model.named_parameters() if p.requires_grad}
+        self.optimizer = device.adamw(
+            list(self.learned.values()),
+            lr=config.lr,
+            betas=(0.9, 0.95),
+            weight_decay=config.weight_decay,
         )
         self.average = CodebookAverage(self.model, config.codebook_decay, config.dead_below)
-        self.quantising = False
+        self.smooth = {k: p.detach().clone() for k, p in self.learned.items()} if self.alone else {}
+        self.quantising = self.alone
+        self.scenes: list[Scene] = []
+        if config.scene_share > 0 and data.coverage is not None:
+            found = draw_scenes(data, 4000, config.seed + 1)
+            self.scenes = [scene for scene in found if scene.split == "train"]
+        self.net = FeatureNet.load() if config.perceptual > 0 else None
+        if config.perceptual > 0 and self.net is None:
+            raise DataError(MISSING)
+        if self.net is not None:
+            self.net.to(device.device)
 
     def state(self) -> dict[str, Any]:
         """Everything that a continuation needs."""
@@ -140,7 +163,7 @@ class _Trainer:
             "counts": self.average.counts,
             "sums": self.average.sums,
             "quantising": self.quantising,
-            "generator": self.generator.get_state(),
+            "smooth": self.smooth,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -150,31 +173,42 @@ class _Trainer:
         self.average.counts.copy_(state["counts"])
         self.average.sums.copy_(state["sums"])
         self.quantising = state["quantising"]
-        self.generator.set_state(state["generator"])
+        for name, value in state["smooth"].items():
+            self.smooth[name].copy_(value)
 
-    def batch(self) -> Tensor:
-        """Draw augmented training images ``[B, 3, H, W]`` in [-1, 1]."""
+    def kept(self) -> VQModel:
+        """Return the model that is judged and kept; of a decoder alone, the averaged one."""
+        if not self.smooth:
+            return self.model
+        model = VQModel(self.config.vq).to(self.device.device)
+        model.load_state_dict({**self.model.state_dict(), **self.smooth})
+        return model.eval().requires_grad_(False)
+
+    def batch(self, rng: random.Random, generator: torch.Generator) -> Tensor:
+        """Draw augmented training images ``[B, 3, H, W]`` in [-1, 1], some of them scenes."""
         count = self.config.batch_size
-        index = torch.multinomial(self.weights, count, replacement=True, generator=self.generator)
+        index = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         pixels = to_float(self.images[index])
-        pixels = augment(pixels, self.flippable[index], self.generator, hue=self.config.hue)
-        return pixels.to(self.device)
+        pixels = augment(pixels, self.flippable[index], generator, hue=self.config.hue)
+        for i in range(count if self.scenes else 0):
+            if rng.random() < self.config.scene_share:
+                drawn = render_scene(self.data, rng.choice(self.scenes))
+                pixels[i] = to_float(torch.from_numpy(drawn).unsqueeze(0))[0]
+        return pixels.to(self.device.device)
 
-    def step(self, rate: float, done: float) -> dict[str, float]:
-        """Take one optimizer step at learning rate ``rate``; ``done`` is the share of training."""
+    def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
+        """Take one optimizer step."""
         self.model.train()
+        generator = torch.Generator().manual_seed(rng.getrandbits(62))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        pixels = self.batch()
-        amp = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
-        )
-        with amp:
+        pixels = self.batch(rng, generator)
+        with torch.set_grad_enabled(not self.alone), self.device.autocast():
             raw = self.model.encode_latents(pixels)
         unit = F.normalize(raw.float(), dim=1)
         flat = unit.detach().permute(0, 2, 3, 1).reshape(-1, unit.shape[1])
         if not self.quantising and done >= self.config.quantize_from:
-            self.average.start(flat, self.generator)
+            self.average.start(flat, generator)
             self.quantising = True
         metrics = {}
         through, commitment = unit, unit.new_zeros(())
@@ -183,66 +217,75 @@ class _Trainer:
             chosen = self.model.lookup(codes)
             through = unit + (chosen - unit).detach()
             commitment = (unit - chosen).square().sum(1).mean()
-            metrics["restarted"] = float(
-                self.average.update(flat, codes.reshape(-1), self.generator)
-            )
-        with amp:
+            if not self.alone:
+                restarted = self.average.update(flat, codes.reshape(-1), generator)
+                metrics["restarted"] = float(restarted)
+        with self.device.autocast():
             output = self.model.decode_latents(through)
-        loss = reconstruction_loss(output.float(), pixels) + self.config.commitment * commitment
-        self.optimizer.zero_grad(set_to_none=True)
-        # torch leaves backward untyped.
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        self.optimizer.step()
+        loss = reconstruction_loss(output.float(), pixels)
+        if not self.alone:
+            loss = loss + self.config.commitment * commitment
+        if self.net is not None:
+            with self.device.autocast():
+                gap = self.net.distance(output.clamp(-1.0, 1.0), pixels).float().mean()
+            loss = loss + self.config.perceptual * gap
+            metrics["perceptual"] = float(gap.detach())
+        self.device.backward(loss)
+        self.device.update(self.optimizer, self.learned.values(), self.config.clip_norm)
+        decay = min(self.config.ema, (2 + index) / (11 + index))
+        with torch.no_grad():
+            for name, value in self.smooth.items():
+                value.lerp_(self.learned[name], 1 - decay)
         return {"loss": float(loss.detach()), "commit": float(commitment.detach()), **metrics}
+
+    def evaluate(self, index: int) -> dict[str, float]:
+        """Return the PSNR of a few held-out images."""
+        seen, _ = reconstruct(self.kept(), self.heldout)
+        return {"heldout_psnr": float(psnr(self.heldout, seen).mean())}
+
+    def draw_samples(self, path: Path) -> None:
+        """Draw held-out images above what the tokenizer makes of them."""
+        seen, _ = reconstruct(self.kept(), self.heldout[:24])
+        save_grid(np.concatenate([self.heldout[:24], seen], axis=1), path)
 
 
 def train_tokenizer(
     config: TokenizerConfig,
     data: EmojiDataset,
     out: Path,
+    device: TrainDevice,
     progress: Progress | None = None,
     *,
     resume: bool = True,
-    device: torch.device | None = None,
+    start: VQModel | None = None,
 ) -> TokenizerReport:
     """Train the tokenizer and write ``vq.safetensors``, ``vq.json``, ``report.json`` and a picture.
 
+    ``start``: the finished tokenizer whose decoder alone is trained on (``config.part``).
+
     ``out/checkpoint.pt`` is continued where an earlier run was stopped. Raises ``DataError`` where
-    it was written under another configuration.
+    the checkpoint is of another configuration, and where several processes were started.
     """
-    progress = progress or NullProgress()
+    if device.world > 1:
+        raise DataError(
+            "the tokenizer's codebook is a moving average that processes do not share; train it in "
+            "one process (target and drafter take several)"
+        )
+    if (config.part == "decoder") != (start is not None):
+        raise DataError(
+            "a decoder alone is trained on from a finished tokenizer, a whole one is not"
+        )
+    if start is not None and start.config != config.vq:
+        raise DataError(
+            f"the finished tokenizer has the sizes {start.config!r}, the configuration asks for "
+            f"{config.vq!r}; give both the same"
+        )
     seed_everything(config.seed)
-    trainer = _Trainer(config, data, device or torch.get_default_device())
-    path = out / "checkpoint.pt"
-    step, spent = 0, 0.0
-    stored = load_checkpoint(path, config) if resume else None
-    if stored is not None:
-        trainer.load_state(stored["state"])
-        step, spent = stored["step"], stored["elapsed"]
-        progress.log(f"continuing {path} at step {step}")
-    began = time.monotonic() - spent
-
-    def elapsed() -> float:
-        return time.monotonic() - began
-
-    progress.start("training the tokenizer", config.steps)
-    progress.advance(step)
-    while (done := fraction_done(config, step, elapsed())) < 1.0:
-        metrics = trainer.step(learning_rate(config, step, elapsed()), done)
-        step += 1
-        progress.advance(1, **metrics)
-        if step % config.checkpoint_every == 0:
-            save_checkpoint(path, config, step=step, elapsed=elapsed(), state=trainer.state())
-            if len(trainer.heldout):
-                seen, _ = reconstruct(trainer.model, trainer.heldout)
-                quality = float(psnr(trainer.heldout, seen).mean())
-                progress.log(f"step {step}: held-out PSNR {quality:.2f} dB")
-    progress.finish()
-    seconds = elapsed()
-    save_checkpoint(path, config, step=step, elapsed=seconds, state=trainer.state())
-    save_tokenizer(trainer.model, out)
-    return _report(load_tokenizer(out, device), data, out, step, seconds, config.batch_size)
+    task = TokenizerTask(config, data, device, start)
+    done = run(task, config, out, device, progress, resume=resume)
+    save_tokenizer(task.kept(), out)
+    model = load_tokenizer(out, device.device)
+    return _report(model, data, out, done.step, done.elapsed, config.batch_size)
 
 
 def save_tokenizer(model: VQModel, out: Path) -> None:
@@ -296,82 +339,3 @@ def _report(
     pairs = np.concatenate([images[shown], seen[shown]], axis=1)
     save_grid(pairs, out / "reconstructions.png", columns=12)
     return report
-
-
-def save_grid(images: NDArray[np.uint8], path: Path, columns: int = 12) -> None:
-    """Write images uint8 ``[n, H, W, 3]`` as one PNG, ``columns`` wide."""
-    count, height, width, _ = images.shape
-    rows = -(-count // columns)
-    sheet = np.full((rows * height, columns * width, 3), 200, np.uint8)
-    for i, image in enumerate(images):
-        y, x = divmod(i, columns)
-        sheet[y * height : (y + 1) * height, x * width : (x + 1) * width] = image
-    write_whole(path, lambda stream: Image.fromarray(sheet).save(stream, format="PNG"))
-
-
-def _nearest(model: VQModel, latents: Tensor) -> Tensor:
-    """``model.nearest_code`` of ``[B, d, h, w]`` as ``[B, h * w]``, on the sphere in one product."""
-    if not model.config.l2_norm:
-        return model.nearest_code(latents).flatten(1)
-    unit = F.normalize(latents, dim=1).flatten(2).transpose(1, 2)
-    return torch.matmul(unit, model.codebook().t()).argmax(-1)
-
-
-@torch.no_grad()
-def encode_view(
-    model: VQModel,
-    data: EmojiDataset,
-    view: int,
-    *,
-    seed: int = 0,
-    batch: int = 16,
-    precision: Literal["bf16", "fp32"] = "bf16",
-    progress: Progress | None = None,
-) -> NDArray[np.int16]:
-    """Return the codes of every image under one view, int16 ``[n, h * w]``; see encode_dataset."""
-    progress = progress or NullProgress()
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(1000 * seed + view)
-    out: list[NDArray[np.int16]] = []
-    for start in range(0, len(data.images), batch):
-        pixels = to_float(torch.from_numpy(data.images[start : start + batch]))
-        allowed = torch.tensor([r.flippable for r in data.records[start : start + batch]])
-        if view == 1:
-            pixels = flip(pixels, allowed)
-        elif view > 1:
-            pixels = flip(pixels, allowed & (torch.rand(len(pixels), generator=generator) < 0.5))
-            pixels = random_place(pixels, generator, smallest=0.8, largest_shift=3)
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            latents = model.encode_latents(pixels.to(device))
-        out.append(_nearest(model, latents.float()).cpu().numpy().astype(np.int16))
-        progress.advance(len(pixels))
-    return np.concatenate(out)
-
-
-def encode_dataset(
-    model: VQModel,
-    data: EmojiDataset,
-    *,
-    views: int = 8,
-    seed: int = 0,
-    batch: int = 16,
-    precision: Literal["bf16", "fp32"] = "bf16",
-    progress: Progress | None = None,
-) -> NDArray[np.int16]:
-    """Return the codes of every image under several views, int16 ``[n, views, h * w]``.
-
-    View 0 is the image itself, view 1 its mirror image (the image again where that would show
-    something else); the rest are shifted, some also shrunk, and mirrored at random where allowed.
-    """
-    if not len(data.images):
-        raise DataError("there are no images to encode; run `lantern-accel train data` first")
-    progress = progress or NullProgress()
-    progress.start("encoding the images", views * len(data.images))
-    codes = [
-        encode_view(
-            model, data, view, seed=seed, batch=batch, precision=precision, progress=progress
-        )
-        for view in range(views)
-    ]
-    progress.finish()
-    return np.stack(codes, axis=1)

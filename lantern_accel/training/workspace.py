@@ -6,6 +6,7 @@ their results together as a model folder that ``--model`` takes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -13,28 +14,34 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from pydantic import ValidationError
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.models.bundle import ModelDefaults, ModelManifest
-from lantern_accel.models.checkpoint import load_into, read_tensors
+from lantern_accel.models.bundle import ModelDefaults, ModelManifest, read_manifest
 from lantern_accel.models.drafter import DrafterConfig
 from lantern_accel.models.llamagen import LlamaGenConfig
 from lantern_accel.models.text import TextEncoderConfig
 from lantern_accel.models.vq import VQConfig
+from lantern_accel.training.batches import Batches, SceneTokens
 from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
-from lantern_accel.training.common import Progress, TrainConfig
+from lantern_accel.training.catalogue import COMMON
+from lantern_accel.training.common import TrainConfig
 from lantern_accel.training.data import EmojiDataset, load_data
-from lantern_accel.training.drafter import DrafterTrainConfig, train_drafter
-from lantern_accel.training.target import Batches, TargetConfig, TextTarget, train_target
-from lantern_accel.training.tokenizer import (
-    TokenizerConfig,
-    encode_dataset,
-    load_tokenizer,
-    train_tokenizer,
+from lantern_accel.training.device import TrainDevice
+from lantern_accel.training.drafter import (
+    DrafterTrainConfig,
+    TextTargetFeatures,
+    read_drafter,
+    train_drafter,
 )
+from lantern_accel.training.encode import encode_dataset, encode_scenes
+from lantern_accel.training.progress import Progress
+from lantern_accel.training.render import SIZE
+from lantern_accel.training.samples import SampleSheet
+from lantern_accel.training.scenes import SCENE_WORDS, draw_scenes
+from lantern_accel.training.target import TargetConfig, fresh_target, read_target, train_target
+from lantern_accel.training.tokenizer import TokenizerConfig, load_tokenizer, train_tokenizer
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,6 +50,7 @@ else:
 
 Config = TypeVar("Config", bound=TrainConfig)
 TOKENS = "tokens.npy"
+SCENES = "scene_tokens.npz"
 
 
 def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Config:
@@ -63,7 +71,8 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "configuration"
-        raise DataError(f"{path or 'the configuration'}: {where}: {first['msg']}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise DataError(f"{path or 'the configuration'}: {where}: {message}") from None
 
 
 def _need(path: Path, command: str) -> Path:
@@ -77,16 +86,20 @@ def _text_tokenizer(work: Path, data: EmojiDataset) -> Any:
 
     path = work / "text_tokenizer.json"
     if not path.is_file():
-        save_text_tokenizer(train_text_tokenizer(word_corpus(data.records)), path)
+        save_text_tokenizer(train_text_tokenizer(word_corpus(data.records, SCENE_WORDS)), path)
     return Tokenizer.from_file(str(path))
 
 
-def _tokens(work: Path, data: EmojiDataset, progress: Progress | None) -> np.ndarray[Any, Any]:
+def _tokens(
+    work: Path, data: EmojiDataset, device: TrainDevice, progress: Progress | None
+) -> np.ndarray[Any, Any]:
     folder = _need(work / "tokenizer" / "vq.safetensors", "tokenizer").parent
     path = folder / TOKENS
-    if not path.is_file():
-        encoded = encode_dataset(load_tokenizer(folder), data, progress=progress)
+    if not path.is_file() and device.main:
+        vq = load_tokenizer(folder, device.device)
+        encoded = encode_dataset(vq, data, dtype=device.dtype, progress=progress)
         write_whole(path, lambda stream: np.save(stream, encoded))
+    device.wait()
     tokens: np.ndarray[Any, Any] = np.load(path)
     if len(tokens) != len(data.records):
         raise DataError(
@@ -96,40 +109,118 @@ def _tokens(work: Path, data: EmojiDataset, progress: Progress | None) -> np.nda
     return tokens
 
 
+def _scene_tokens(
+    work: Path,
+    data: EmojiDataset,
+    count: int,
+    seed: int,
+    device: TrainDevice,
+    progress: Progress | None,
+) -> SceneTokens | None:
+    """Draw and encode scenes, or read them back where the same were encoded before."""
+    if not count:
+        return None
+    folder = work / "tokenizer"
+    scenes = draw_scenes(data, count, seed)
+    digest = hashlib.sha256((folder / "vq.safetensors").read_bytes())
+    digest.update(repr(scenes).encode())
+    key = digest.hexdigest()
+    path = folder / SCENES
+    if path.is_file():
+        with np.load(path) as stored:
+            if str(stored["key"]) == key:
+                return SceneTokens(scenes, stored["codes"])
+    if device.main:
+        vq = load_tokenizer(folder, device.device)
+        codes = encode_scenes(vq, data, scenes, dtype=device.dtype, progress=progress)
+        write_whole(path, lambda stream: np.savez(stream, key=np.array(key), codes=codes))
+    device.wait()
+    with np.load(path) as stored:
+        return SceneTokens(scenes, stored["codes"])
+
+
 def run_tokenizer(
-    config: TokenizerConfig, work: Path, progress: Progress | None, *, resume: bool
+    config: TokenizerConfig,
+    work: Path,
+    progress: Progress | None,
+    *,
+    resume: bool,
+    device: TrainDevice,
 ) -> dict[str, Any]:
-    """Train the VQ tokenizer in ``work/tokenizer``, then encode the images."""
+    """Train the VQ tokenizer in ``work/tokenizer``, then encode the images.
+
+    Of a finished one the decoder alone is trained on in ``work/decoder``: its codes stay valid, and
+    so does every target on them.
+    """
     data = load_data()
+    if config.part == "decoder":
+        start = load_tokenizer(_need(work / "tokenizer" / "vq.safetensors", "tokenizer").parent)
+        return train_tokenizer(
+            config, data, work / "decoder", device, progress, resume=resume, start=start
+        ).model_dump(mode="json")
     out = work / "tokenizer"
-    report = train_tokenizer(config, data, out, progress, resume=resume)
-    (out / TOKENS).unlink(missing_ok=True)
-    _tokens(work, data, progress)
+    report = train_tokenizer(config, data, out, device, progress, resume=resume)
+    if device.main:
+        (out / TOKENS).unlink(missing_ok=True)
+    device.wait()
+    _tokens(work, data, device, progress)
     return report.model_dump(mode="json")
 
 
-def run_target(
-    config: TargetConfig, work: Path, progress: Progress | None, *, resume: bool
-) -> dict[str, Any]:
-    """Train target and text encoder in ``work/target``."""
+def target_batches(
+    work: Path,
+    config: TargetConfig,
+    text: TextEncoderConfig,
+    device: TrainDevice,
+    progress: Progress | None,
+) -> tuple[Batches, dict[str, Batches]]:
+    """Return what a target trains on, and the held-out batches by the name of their figure."""
     data = load_data()
-    tokens = _tokens(work, data, progress)
-    codes = load_tokenizer(work / "tokenizer").config.codebook_size
+    tokens = _tokens(work, data, device, progress)
     tokenizer = _text_tokenizer(work, data)
+    scenes = _scene_tokens(work, data, config.scenes, config.seed, device, progress)
+    concepts = dict.fromkeys(COMMON, config.common_weight) | config.concept_weights
+    train = Batches(
+        data.records, tokens, tokenizer, text, "train", config.group_weights, concepts,
+        scenes=scenes, scene_share=config.scene_share,
+    )  # fmt: skip
+    judged = {"heldout_nll": Batches(data.records, tokens, tokenizer, text, "heldout")}
+    if scenes is not None and any(scene.split == "heldout" for scene in scenes.scenes):
+        judged["heldout_scenes_nll"] = Batches(
+            data.records, tokens, tokenizer, text, "heldout", scenes=scenes, scene_share=1.0
+        )
+    return train, judged
+
+
+def run_target(
+    config: TargetConfig,
+    work: Path,
+    progress: Progress | None,
+    *,
+    resume: bool,
+    device: TrainDevice,
+) -> dict[str, Any]:
+    """Train target and text encoder in the configured folder, ``work/target`` unless it says other."""
+    data = load_data()
+    vq = load_tokenizer(_need(work / "tokenizer" / "vq.safetensors", "tokenizer").parent)
+    tokenizer = _text_tokenizer(work, data)
+    grid = SIZE // vq.config.downsample
+    # A relative folder is meant from the training folder.
+    start = read_target(work / config.start_from) if config.start_from else None
+    model = fresh_target(config, tokenizer.get_vocab_size(), vq.config.codebook_size, grid, start)
+    train, judged = target_batches(work, config, model.text.config, device, progress)
+    sheet = SampleSheet(vq.to(device.device), tokenizer, device.device)
     return train_target(
-        config, data, tokens, tokenizer, codes, work / "target", progress, resume=resume
+        config,
+        model,
+        train,
+        judged,
+        work / config.folder,
+        device,
+        progress,
+        resume=resume,
+        draw=sheet,
     )
-
-
-def load_target(folder: Path) -> TextTarget:
-    """Read a trained target and its text encoder back, in float32."""
-    gpt = _json(LlamaGenConfig, _need(folder / "target.json", "target"))
-    text = _json(TextEncoderConfig, folder / "text.json")
-    model = TextTarget(gpt, text)
-    for part, name in ((model.gpt, "target"), (model.text, "text")):
-        path = folder / f"{name}.safetensors"
-        load_into(part, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
-    return model
 
 
 def _json(kind: Any, path: Path) -> Any:
@@ -137,20 +228,35 @@ def _json(kind: Any, path: Path) -> Any:
 
 
 def run_drafter(
-    config: DrafterTrainConfig, work: Path, progress: Progress | None, *, resume: bool
+    config: DrafterTrainConfig,
+    work: Path,
+    progress: Progress | None,
+    *,
+    resume: bool,
+    device: TrainDevice,
 ) -> dict[str, Any]:
     """Train the drafter on the final target, in ``work/drafter``."""
-    target = load_target(work / "target")
-    data = load_data()
-    tokens = _tokens(work, data, progress)
-    tokenizer = _text_tokenizer(work, data)
-    text = target.text.config
-    # The factors that the target was trained with: the drafter sees the same mixture.
+    target = read_target(_need(work / "target", "target"))
+    # The mixture that the target was trained on: the drafter sees the same.
     trained = json.loads((work / "target" / "report.json").read_text(encoding="utf-8"))["config"]
-    factors = trained["group_weights"], trained.get("concept_weights")
-    train = Batches(data.records, tokens, tokenizer, text, "train", *factors)
-    held = Batches(data.records, tokens, tokenizer, text, "heldout")
-    return train_drafter(config, target, train, held, work / "drafter", progress, resume=resume)
+    mixture = TargetConfig.model_validate(trained)
+    train, judged = target_batches(work, mixture, target.text.config, device, progress)
+    source = TextTargetFeatures(
+        target, train, judged["heldout_nll"], device,
+        text_dropout=config.text_dropout, compile=config.compile,
+    )  # fmt: skip
+    codebook = load_tokenizer(work / "tokenizer").codebook()
+    start = read_drafter(work / config.start_from) if config.start_from else None
+    return train_drafter(
+        config,
+        source,
+        work / "drafter",
+        device,
+        progress,
+        resume=resume,
+        codebook=codebook,
+        start=start,
+    )
 
 
 def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: str = "") -> Path:
@@ -161,6 +267,8 @@ def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: st
         "drafter": work / "drafter",
         "vq": work / "tokenizer",
     }
+    if (work / "decoder" / "vq.safetensors").is_file():
+        parts["vq"] = work / "decoder"
     for part, folder in parts.items():
         command = "tokenizer" if part == "vq" else folder.name
         _need(folder / f"{part}.safetensors", command)
@@ -182,7 +290,23 @@ def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: st
     return to
 
 
-def set_threads(threads: int | None) -> None:
-    """Use this many processor threads for training; None leaves torch's choice."""
-    if threads is not None:
-        torch.set_num_threads(threads)
+def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
+    """Write the model folder ``to``: that of ``model`` with the drafter that training left."""
+    manifest = read_manifest(model)
+    config = _json(DrafterConfig, _need(drafter / "drafter.json", "drafter"))
+    try:
+        joined = type(manifest).model_validate(
+            {**manifest.model_dump(), "drafter": config.model_dump()}
+        )
+    except ValidationError as error:
+        raise DataError(
+            f"the drafter in {drafter} does not fit the model in {model}: {error.errors()[0]['msg']}"
+        ) from None
+    to.mkdir(parents=True, exist_ok=True)
+    for path in sorted(model.iterdir()):
+        if path.is_file() and path.name not in ("model.json", "drafter.safetensors"):
+            write_whole(to / path.name, lambda stream, p=path: stream.write(p.read_bytes()))  # type: ignore[misc]
+    written = (drafter / "drafter.safetensors").read_bytes()
+    write_whole(to / "drafter.safetensors", lambda stream: stream.write(written))
+    write_json(to / "model.json", joined.model_dump(mode="json"))
+    return to

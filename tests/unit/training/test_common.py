@@ -13,17 +13,20 @@ import torch
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.training.common import (
-    BarProgress,
-    LineProgress,
-    NullProgress,
-    Progress,
     TrainConfig,
-    console_progress,
+    decaying,
     fraction_done,
     learning_rate,
     load_checkpoint,
     save_checkpoint,
     seed_everything,
+)
+from lantern_accel.training.progress import (
+    BarProgress,
+    LineProgress,
+    NullProgress,
+    Progress,
+    console_progress,
 )
 
 
@@ -42,6 +45,30 @@ def test_the_clock_ends_the_schedule_early() -> None:
     assert fraction_done(config, 10, 61.0) == 1.0
     assert fraction_done(config, 900, 1.0) == pytest.approx(0.9)
     assert fraction_done(TrainConfig(steps=10), 5, 1e9) == pytest.approx(0.5)
+
+
+def test_a_wsd_run_holds_its_rate_then_falls() -> None:
+    config = TrainConfig(
+        steps=100, warmup=10, lr=1.0, final_lr_ratio=0.0, schedule="wsd", decay_share=0.2
+    )
+    rates = [learning_rate(config, step, 0.0) for step in range(101)]
+    assert rates[10:81] == pytest.approx([1.0] * 71)
+    assert rates[90] == pytest.approx(0.5)
+    assert rates[100] == pytest.approx(0.0, abs=1e-9)
+    assert [decaying(config, step, 0.0) for step in (80, 81)] == [False, True]
+
+
+def test_a_wsd_run_may_be_made_longer_and_a_cosine_run_not(tmp_path: Path) -> None:
+    for schedule in ("wsd", "cosine"):
+        path = tmp_path / f"{schedule}.pt"
+        short = TrainConfig.model_validate({"steps": 10, "schedule": schedule})
+        save_checkpoint(path, short, step=5, elapsed=1.0, state={})
+    longer = TrainConfig(steps=20, schedule="wsd")
+    stored = load_checkpoint(tmp_path / "wsd.pt", longer)
+    assert stored is not None
+    assert stored["step"] == 5
+    with pytest.raises(DataError, match="steps was 10, is 20"):
+        load_checkpoint(tmp_path / "cosine.pt", TrainConfig(steps=20))
 
 
 def test_a_checkpoint_restores_state_and_random_numbers(tmp_path: Path) -> None:
@@ -68,6 +95,19 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"lr was 0\.001, is 0\.002"):
         load_checkpoint(path, TrainConfig(lr=2e-3))
     assert load_checkpoint(path, TrainConfig(lr=1e-3, checkpoint_every=5)) is not None
+
+
+def test_a_checkpoint_older_than_a_setting_is_continued_at_its_default(tmp_path: Path) -> None:
+    class Later(TrainConfig):
+        width: int = 3
+
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, TrainConfig(), step=4, elapsed=0.0, state={})
+    stored = load_checkpoint(path, Later())
+    assert stored is not None
+    assert stored["step"] == 4
+    with pytest.raises(DataError, match="width was 3, is 5"):
+        load_checkpoint(path, Later(width=5))
 
 
 def test_a_broken_checkpoint_says_what_to_do(tmp_path: Path) -> None:

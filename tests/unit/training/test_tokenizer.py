@@ -12,19 +12,21 @@ import torch
 from safetensors.torch import load_file
 
 from lantern_accel.errors import DataError
+from lantern_accel.evaluation.features import FeatureNet
 from lantern_accel.models.vq import VQConfig, VQModel
 from lantern_accel.training.augment import augment, flip, place, rotate_hue, to_float, to_uint8
 from lantern_accel.training.codebook import CodebookAverage
-from lantern_accel.training.common import LineProgress
 from lantern_accel.training.data import EmojiDataset, Record
+from lantern_accel.training.device import TrainDevice, open_train_device
+from lantern_accel.training.encode import encode_dataset, psnr
+from lantern_accel.training.progress import LineProgress, Progress
 from lantern_accel.training.tokenizer import (
     TokenizerConfig,
-    encode_dataset,
+    TokenizerReport,
     load_tokenizer,
-    psnr,
     small_vq,
-    train_tokenizer,
 )
+from lantern_accel.training.tokenizer import train_tokenizer as train_on
 
 TINY = VQConfig(
     ch=32, ch_mult=(1, 1), num_res_blocks=1, z_channels=32, codebook_size=16, codebook_dim=4
@@ -48,15 +50,31 @@ def squares(count: int = 8) -> EmojiDataset:
     return EmojiDataset(images, records)
 
 
+def device() -> TrainDevice:
+    return open_train_device("cpu", "float32")
+
+
+def train_tokenizer(
+    config: TokenizerConfig,
+    data: EmojiDataset,
+    out: Path,
+    progress: Progress | None = None,
+    *,
+    resume: bool = True,
+) -> TokenizerReport:
+    return train_on(config, data, out, device(), progress, resume=resume)
+
+
 def config(**changes: object) -> TokenizerConfig:
     values = {"steps": 4, "batch_size": 4, "warmup": 1, "checkpoint_every": 2, "vq": TINY}
-    return TokenizerConfig.model_validate({**values, "precision": "fp32", **changes})
+    return TokenizerConfig.model_validate({**values, **changes})
 
 
 def test_training_writes_its_artefacts(tmp_path: Path) -> None:
     report = train_tokenizer(config(), squares(), tmp_path)
     names = {"checkpoint.pt", "vq.safetensors", "vq.json", "report.json", "reconstructions.png"}
-    assert {p.name for p in tmp_path.iterdir()} == names
+    assert {p.name for p in tmp_path.iterdir()} == names | {"curves.png", "samples"}
+    assert {p.name for p in (tmp_path / "samples").iterdir()} == {"step-2.png", "step-4.png"}
     assert report.steps == 4
     assert report.images_seen == 16
     assert json.loads((tmp_path / "report.json").read_text())["psnr"] == report.psnr
@@ -84,7 +102,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
     train_tokenizer(config(), squares(), whole)
     with pytest.raises(KeyboardInterrupt):
         train_tokenizer(config(), squares(), broken, Killed(every=1e9))
-    assert {p.name for p in broken.iterdir()} == {"checkpoint.pt"}
+    assert not (broken / "vq.safetensors").exists()
     train_tokenizer(config(), squares(), broken)
     one, other = (load_file(folder / "vq.safetensors") for folder in (whole, broken))
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -97,6 +115,39 @@ def test_another_configuration_is_refused_unless_started_again(tmp_path: Path) -
     train_tokenizer(config(steps=1, lr=0.5), squares(), tmp_path, resume=False)
 
 
+def test_a_decoder_alone_leaves_every_code_as_it_was(tmp_path: Path) -> None:
+    data = squares()
+    train_tokenizer(config(steps=20, lr=3e-3), data, tmp_path / "whole")
+    start = load_tokenizer(tmp_path / "whole")
+    alone = config(part="decoder", steps=20, lr=3e-3)
+    report = train_on(alone, data, tmp_path / "decoder", device(), start=start)
+    made = load_tokenizer(tmp_path / "decoder")
+    assert np.array_equal(encode_dataset(start, data), encode_dataset(made, data))
+    one, other = start.state_dict(), made.state_dict()
+    changed = {k.split(".")[0] for k in one if not torch.equal(one[k], other[k])}
+    assert changed == {"decoder", "post_quant_conv"}
+    first = json.loads((tmp_path / "whole" / "report.json").read_text())["mean_psnr"]
+    assert report.mean_psnr > first
+    with pytest.raises(DataError, match="from a finished tokenizer"):
+        train_on(alone, data, tmp_path / "none", device())
+    wider = config(part="decoder", vq={**TINY.model_dump(), "codebook_size": 32})
+    with pytest.raises(DataError, match="give both the same"):
+        train_on(wider, data, tmp_path / "none", device(), start=start)
+
+
+def test_a_perceptual_loss_without_its_network_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FeatureNet, "load", classmethod(lambda cls: None))
+    with pytest.raises(DataError, match=r"lantern-accel\[eval\]"):
+        train_tokenizer(config(perceptual=0.1), squares(), tmp_path)
+
+
+def test_a_token_that_does_not_fit_the_image_is_refused() -> None:
+    with pytest.raises(ValueError, match="128 pixels, which do not fit an image of 64"):
+        config(vq={**TINY.model_dump(), "ch_mult": [1] * 8})
+
+
 def test_a_missing_tokenizer_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="run train_tokenizer"):
         load_tokenizer(tmp_path)
@@ -105,10 +156,10 @@ def test_a_missing_tokenizer_is_said(tmp_path: Path) -> None:
 def test_views_of_the_dataset() -> None:
     torch.manual_seed(0)
     model, made = VQModel(TINY).eval(), squares()
-    tokens = encode_dataset(model, made, views=4, batch=3, precision="fp32")
+    tokens = encode_dataset(model, made, views=4, batch=3)
     assert tokens.shape == (8, 4, 64)
     assert tokens.dtype == np.int16
-    assert np.array_equal(tokens, encode_dataset(model, made, views=4, batch=3, precision="fp32"))
+    assert np.array_equal(tokens, encode_dataset(model, made, views=4, batch=3))
     plain = model.encode(to_float(torch.from_numpy(made.images))).flatten(1)
     mirrored = model.encode(to_float(torch.from_numpy(made.images)).flip(-1)).flatten(1)
     assert np.array_equal(tokens[:, 0], plain.numpy())

@@ -1,0 +1,152 @@
+"""What ``lantern-accel evaluate`` writes, by schema: figures, settings, seeds and the environment."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lantern_accel.strategy import Strategy
+
+SCHEMA: Literal[1] = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Settings(_Part):
+    """How much is measured, and from which seed; the same settings give the same figures."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    seed: int = 0
+    images: int = Field(64, ge=2, description="held-out images that are scored and damaged")
+    positions: int = Field(4000, ge=10, description="token positions whose distribution is read")
+    cfg: tuple[float, ...] = Field((1.0, 3.0, 7.5), description="guidance scales of ambiguity")
+    interchange_k: tuple[int, ...] = (1, 10, 100)
+    frontier_prompts: int = Field(6, ge=1, description="images a point of the frontier")
+    lantern_k: tuple[int, ...] = (10, 100)
+    delta: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
+    lantern_pp_k: tuple[int, ...] = (10, 30)
+    lam: tuple[float, ...] = (1.5, 2.0, 4.0, 8.0)
+    distance_images: int = Field(40, ge=2, description="images a strategy in the distances")
+    memory_images: int = Field(
+        40, ge=1, description="samples whose nearest training image is sought"
+    )
+
+    @classmethod
+    def quick(cls, seed: int = 0) -> Settings:
+        """Return settings that finish in a minute or two: for a look, not for figures to quote."""
+        return cls(
+            seed=seed,
+            images=16,
+            positions=600,
+            cfg=(1.0, 3.0),
+            interchange_k=(1, 10),
+            frontier_prompts=1,
+            lantern_k=(10,),
+            delta=(0.1, 0.4),
+            lantern_pp_k=(10,),
+            lam=(2.0, 4.0),
+            distance_images=4,
+            memory_images=4,
+        )
+
+
+class Likelihood(_Part):
+    """Mean negative log-likelihood of real images, nats a token, without guidance."""
+
+    images: str = Field(description="which images")
+    count: int
+    nll: float
+    perplexity: float
+
+
+class Ambiguity(_Part):
+    """How flat next-token distributions are, teacher-forced, at temperature 1 without filters."""
+
+    of: str = Field(description="which tokens")
+    source: str = Field(description="where the figures come from")
+    cfg: float | None = None
+    positions: int
+    vocabulary: int
+    top1_mean: float
+    top1_median: float
+    top1_below_tenth: float = Field(description="share of positions whose likeliest token is < 0.1")
+    top10_mass: float
+    entropy: float = Field(description="nats; ln(vocabulary) is uniform")
+
+
+class Interchange(_Part):
+    """Damage when every code of an image is replaced, against the image's own reconstruction."""
+
+    replaced_by: str
+    k: int | None = Field(description="replaced by one of the k nearest codes; None: by any code")
+    psnr: float = Field(description="dB, mean over images, to the undamaged reconstruction")
+    psnr_to_image: float = Field(description="dB, mean over images, to the image itself")
+    feature_distance: float | None
+
+
+class FrontierPoint(_Part):
+    """What one setting of relaxation gains and costs, sampling at the model's defaults."""
+
+    strategy: Strategy
+    step_compression: float = Field(description="tokens a target forward: the mean accepted length")
+    total_variation: float = Field(description="relaxed mass used, a token")
+    images: int
+
+
+class StrategyDistance(_Part):
+    """How far a strategy's pictures are from exact decoding's.
+
+    ``kid``: squared maximum mean discrepancy of network features between the sets (unbiased, may be
+    below 0), beside exact decoding under another seed. ``greedy_*``: picture by picture at
+    temperature 0, where exact decoding is one fixed picture a prompt.
+    """
+
+    strategy: Strategy
+    images: int
+    kid: float | None
+    greedy_psnr: float | None
+    greedy_feature_distance: float | None
+    greedy_same_tokens: float | None
+
+
+class Nearest(_Part):
+    """A sample and the training image nearest to it (root mean square of pixel differences, 0-255)."""
+
+    prompt: str
+    nearest: str
+    style: str
+    distance: float
+
+
+class Memorisation(_Part):
+    """Distances of samples to their nearest training images, beside those of held-out images."""
+
+    samples: list[Nearest]
+    samples_median: float
+    heldout_median: float
+    heldout_count: int
+
+
+class Evaluation(_Part):
+    """One evaluation; a part that could not be measured is None and ``skipped`` says why."""
+
+    schema_version: Literal[1] = SCHEMA
+    model: str
+    weights_hash: str
+    settings: Settings
+    environment: dict[str, Any]
+    features: str | None = Field(None, description="the network behind the feature distances")
+    skipped: dict[str, str] = Field(default_factory=dict)
+    likelihood: list[Likelihood] | None = None
+    ambiguity: list[Ambiguity] | None = None
+    interchange: list[Interchange] | None = None
+    frontier: list[FrontierPoint] | None = None
+    distances: list[StrategyDistance] | None = None
+    memorisation: Memorisation | None = None
+
+
+PARTS = ("likelihood", "ambiguity", "interchange", "frontier", "distances", "memorisation")

@@ -1,0 +1,80 @@
+"""Captioned images of one's own: a folder with ``captions.jsonl``, a line an image.
+
+``{"file": "a.png", "prompt": "a red heart"}``; for a class-conditional model the prompt is the class
+id. Images are cut to a square and resized to the model's size.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from lantern_accel.errors import DataError
+
+CAPTIONS = "captions.jsonl"
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images uint8 ``[n, H, W, 3]`` with their prompts; ``skipped`` names what could not be read."""
+
+    pixels: NDArray[np.uint8]
+    prompts: list[str | int]
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
+    """Return the middle square of an image, transparency on white, uint8 ``[size, size, 3]``."""
+    rgba = image.convert("RGBA")
+    canvas = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+    canvas.alpha_composite(rgba)
+    side = min(rgba.size)
+    left, top = (rgba.width - side) // 2, (rgba.height - side) // 2
+    cut = canvas.convert("RGB").crop((left, top, left + side, top + side))
+    return np.asarray(cut.resize((size, size), Image.Resampling.LANCZOS), dtype=np.uint8)
+
+
+def read_images(folder: Path, size: int) -> ImageSet:
+    """Read a folder of captioned images; files that cannot be read are skipped, and named.
+
+    Raises :class:`DataError` where the list is missing or malformed, or no image could be read.
+    """
+    path = folder / CAPTIONS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        raise DataError(
+            f"{path} is not there; write a line for each image, such as "
+            '{"file": "a.png", "prompt": "a red heart"}'
+        ) from None
+    pixels, prompts, skipped = [], [], {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            name, prompt = entry["file"], entry["prompt"]
+        except (ValueError, TypeError, KeyError):
+            raise DataError(
+                f'{path}, line {number}: expected {{"file": ..., "prompt": ...}}, not {line[:80]!r}'
+            ) from None
+        if not isinstance(prompt, str | int) or isinstance(prompt, bool) or not str(prompt).strip():
+            raise DataError(
+                f"{path}, line {number}: the prompt {prompt!r} is no text and no class id"
+            )
+        try:
+            with Image.open(folder / name) as image:
+                pixels.append(square(image, size))
+        except (OSError, ValueError, SyntaxError, EOFError) as error:
+            skipped[str(name)] = f"{type(error).__name__}: {error}"[:120]
+            continue
+        prompts.append(prompt)
+    if not pixels:
+        why = next(iter(skipped.items()), ("the list", "it is empty"))
+        raise DataError(f"no image in {folder} could be read (the first, {why[0]}: {why[1]})")
+    return ImageSet(np.stack(pixels), prompts, skipped)

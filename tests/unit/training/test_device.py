@@ -1,0 +1,71 @@
+"""Training goes through the backend: its dtypes, its compiler, its pauses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lantern_accel.errors import BackendError
+from lantern_accel.plugins import open_backend
+from lantern_accel.training.device import TrainDevice, open_train_device
+
+
+def test_a_device_without_data_trains_nothing() -> None:
+    with pytest.raises(BackendError, match="has shapes and no data, so it trains nothing"):
+        open_train_device("null")
+
+
+def test_the_precision_is_the_device_s_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_backend("cpu", None)
+    orders = {
+        torch.bfloat16: (torch.bfloat16, torch.float32),
+        torch.float32: (torch.float16, torch.float32, torch.bfloat16),
+    }
+    for expected, able in orders.items():
+        monkeypatch.setattr(backend, "compute_dtypes", lambda able=able: able)
+        assert TrainDevice(backend).dtype == expected
+    assert TrainDevice(backend, "bfloat16").dtype == torch.bfloat16
+    monkeypatch.setattr(backend, "compute_dtypes", lambda: (torch.float32,))
+    with pytest.raises(BackendError, match="does not compute in bfloat16"):
+        TrainDevice(backend, "bfloat16")
+    x = torch.ones(2, 2)
+    with TrainDevice(backend).autocast():
+        assert (x @ x).dtype == torch.float32
+    monkeypatch.setattr(backend, "compute_dtypes", lambda: (torch.bfloat16, torch.float32))
+    with TrainDevice(backend).autocast():
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_a_step_compiles_and_pauses_through_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_backend("cpu", None)
+    seen: list[str] = []
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        seen.append("compile")
+        return function
+
+    monkeypatch.setattr(backend, "compile", compiled)
+    monkeypatch.setattr(backend, "flush", lambda: seen.append("flush"))
+    device = TrainDevice(backend, "float32")
+    model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    run, optimizer = device.prepare(model, device.adamw(model.parameters(), lr=0.1), compile=True)
+    device.backward(run(torch.ones(1, 2)).sum())
+    device.update(optimizer, model.parameters(), clip_norm=1.0)
+    assert seen == ["compile", "flush", "flush"]
+    assert not torch.equal(model.weight, before)
+    assert model.weight.grad is None
+
+
+def test_several_processes_without_accelerate_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(BackendError, match=r"pip install lantern-accel\[multi\]"):
+        open_train_device("cpu")

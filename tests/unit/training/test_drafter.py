@@ -1,0 +1,182 @@
+"""The drafter's objectives, and a drafter for any model that the pipeline loads."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from end_to_end.conftest import write_tiny_model
+from PIL import Image
+from safetensors.torch import load_file
+
+import lantern_accel
+from lantern_accel.decoding.acceptance import Rule, _absorbed
+from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.errors import DataError, RequestError
+from lantern_accel.models.drafter import DrafterConfig
+from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.strategy import LanternPP
+from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
+from lantern_accel.training.device import TrainDevice, open_train_device
+from lantern_accel.training.drafter import (
+    DrafterLoss,
+    DrafterTrainConfig,
+    Features,
+    fresh_drafter,
+    neighbourhoods,
+    relaxed_mass,
+    train_drafter,
+)
+
+
+def config(**changes: object) -> DrafterTrainConfig:
+    values = {"steps": 3, "batch_size": 2, "compile": False, "warmup": 1, "evaluate_every": 2,
+              "evaluate_batches": 1, "checkpoint_every": 2, "lr": 3e-3}  # fmt: skip
+    return DrafterTrainConfig.model_validate({**values, **changes})
+
+
+def test_relaxed_mass_bounds_what_acceptance_grants() -> None:
+    torch.manual_seed(0)
+    book = torch.nn.functional.normalize(torch.randn(20, 3), dim=-1)
+    p = torch.randn(6, 20).mul(2).softmax(-1)
+    near = neighbourhoods(book, 4)
+    table = neighbour_table(book, 4).long()
+    assert near.sum(0).tolist() == [4.0] * 20
+    mass = relaxed_mass(p, near, lam=3.0)
+    rule = Rule(LanternPP(k=4, lam=3.0), neighbours=table)
+    for row in range(6):
+        here = p[row]
+        moved = _absorbed(rule, here, here[table])[1]
+        assert (mass[row] >= here + moved - 1e-6).all()
+    assert torch.equal(relaxed_mass(p, near, lam=1.0), p)
+
+
+class Codes:
+    """A frozen target on random images."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.gpt = LlamaGenGPT(
+            LlamaGenConfig(
+                dim=32, n_layer=1, n_head=2, ffn_dim=32, vocab_size=24, grid=4,
+                conditioning="class", prefix_length=1, num_classes=3,
+            )
+        ).requires_grad_(False)  # fmt: skip
+        with torch.no_grad():
+            self.gpt.output.weight.mul_(3)
+
+    def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:
+        generator = torch.Generator().manual_seed(rng.getrandbits(40))
+        codes = torch.randint(24, (size, 16), generator=generator)
+        ids = torch.randint(3, (size,), generator=generator)
+        return Features(codes, self.gpt.forward_dense(ids, codes[:, :-1]), None)
+
+
+@pytest.mark.parametrize("objective", ["plain", "lantern"])
+def test_training_lowers_what_the_objective_names(objective: str, tmp_path: Path) -> None:
+    source, device = Codes(), open_train_device("cpu", "float32")
+    book = torch.nn.functional.normalize(
+        torch.randn(24, 3, generator=torch.Generator().manual_seed(1)), dim=-1
+    )
+    chosen = config(objective=objective, steps=40, evaluate_every=20, batch_size=4, lr=5e-3)
+    report = train_drafter(chosen, source, tmp_path, device, codebook=book)
+    losses = [point["loss"] for point in report["curve"]]
+    assert losses[-1] < losses[0]
+    assert ("heldout_refused" in report) == (objective == "lantern")
+    kept = DrafterConfig.model_validate_json((tmp_path / "drafter.json").read_text())
+    assert (kept.dim, kept.prefix_length) == (32, 0)
+    assert load_file(tmp_path / "drafter.safetensors")["fc.weight"].dtype == torch.bfloat16
+
+
+def test_the_lantern_objective_counts_the_neighbourhood() -> None:
+    """A drafter that proposes a near neighbour is refused less than one that proposes a far code."""
+    source = Codes()
+    chosen = config(objective="lantern", lantern_k=3, lantern_lambda=100.0)
+    torch.manual_seed(0)
+    book = torch.nn.functional.normalize(torch.randn(24, 3), dim=-1)
+    near = neighbourhoods(book, 3)
+    loss = DrafterLoss(fresh_drafter(source.gpt), source.gpt, chosen, near)
+    p = torch.zeros(24)
+    p[5], p[0] = 0.9, 0.1
+    granted = relaxed_mass(p.clamp_min(1e-3), near, 100.0)
+    close = int(near[5].argmax())
+    assert granted[close] > 0.09
+    batch = source.draw(2, random.Random(0), heldout=False)
+    value, figures = loss(batch.codes, batch.states, torch.zeros_like(batch.states), None)
+    plain = DrafterLoss(loss.drafter, source.gpt, config())
+    less, _ = plain(batch.codes, batch.states, torch.zeros_like(batch.states), None)
+    assert value.item() == pytest.approx(
+        less.item() + chosen.lantern_weight * figures[2].item(), rel=1e-5
+    )
+
+
+def test_the_lantern_objective_needs_a_codebook(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="needs the codebook"):
+        train_drafter(
+            config(objective="lantern"), Codes(), tmp_path, open_train_device("cpu", "float32")
+        )
+
+
+@pytest.mark.parametrize("conditioning", ["class", "text"])
+def test_a_loaded_model_gets_a_drafter_of_its_own_images(conditioning: str, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", conditioning=conditioning, drafter=False)
+    out = tmp_path / "drafter"
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
+        device = TrainDevice(pipeline.backend, "float32")
+        words: dict[str, object] = {"samples": 6, "prompts": ["red heart", "dog"]}
+        report = run_model_drafter(pipeline, config(), out, device, **words)  # type: ignore[arg-type]
+        assert report["steps"] == 3
+        codes = torch.load(out / "codes.pt", weights_only=True)["codes"]
+        assert codes.shape == (6, 16)
+        written = (out / "codes.pt").stat().st_mtime_ns
+        run_model_drafter(pipeline, config(), out, device, **words)  # type: ignore[arg-type]
+        assert (out / "codes.pt").stat().st_mtime_ns == written
+    # The model folder with the new drafter decodes.
+    manifest = json.loads((folder / "model.json").read_text())
+    manifest["drafter"] = json.loads((out / "drafter.json").read_text())
+    (folder / "model.json").write_text(json.dumps(manifest))
+    (folder / "drafter.safetensors").write_bytes((out / "drafter.safetensors").read_bytes())
+    prompt = 3 if conditioning == "class" else "red heart"
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
+        exact = pipeline.generate(prompt, strategy="vanilla", seed=0, temperature=0.0)
+        drafted = pipeline.generate(prompt, strategy="eagle", seed=0, temperature=0.0)
+        assert torch.equal(exact.tokens, drafted.tokens)
+
+
+def test_captioned_images_are_learnt_from_and_damaged_ones_named(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", drafter=False)
+    images = tmp_path / "images"
+    images.mkdir()
+    rng = np.random.default_rng(0)
+    lines = []
+    for i in range(5):
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(images / f"{i}.png")
+        lines.append(json.dumps({"file": f"{i}.png", "prompt": "red heart"}))
+    (images / "4.png").write_bytes(b"no picture")
+    (images / "captions.jsonl").write_text("\n".join(lines))
+
+    class Said(list[str]):
+        def start(self, label: str, total: int | None = None) -> None: ...
+        def advance(self, steps: int = 1, **metrics: float) -> None: ...
+        def finish(self) -> None: ...
+        def log(self, message: str) -> None:
+            self.append(message)
+
+    said = Said()
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
+        device = TrainDevice(pipeline.backend, "float32")
+        run_model_drafter(pipeline, config(), tmp_path / "out", device, said, images=images)
+        assert any(line.startswith("skipped 1 images: 4.png (Unidentified") for line in said)
+        with pytest.raises(DataError, match="--images"):
+            run_model_drafter(pipeline, config(), tmp_path / "out", device)
+        (images / "captions.jsonl").write_text(
+            "\n".join([*lines[:3], '{"file": "3.png", "prompt": "\u2603"}'])
+        )
+        with pytest.raises(RequestError, match="no word that this model knows"):
+            run_model_drafter(pipeline, config(), tmp_path / "out", device, images=images)
+        with pytest.raises(DataError, match="too few"):
+            ModelFeatures(pipeline, ["a"], torch.zeros(1, 16), device, text_dropout=0.0)

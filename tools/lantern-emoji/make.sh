@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Makes the bundled model from nothing: tools/lantern-emoji/make.sh WORK FOLDER. Every stage resumes.
+set -euo pipefail
+work="$1" to="$2" here="$(cd "$(dirname "$0")" && pwd)"
+
+lantern-accel train data
+lantern-accel train tokenizer --work "$work" --config "$here/tokenizer.json"
+lantern-accel train tokenizer --work "$work" --config "$here/decoder.json"
+lantern-accel train target --work "$work" --config "$here/target-small.json"
+lantern-accel train target --work "$work" --config "$here/target.json"
+lantern-accel train drafter --work "$work" --config "$here/drafter.json"
+lantern-accel train bundle "$to" --work "$work" --name lantern-emoji --cfg-scale 2.5 --top-k 50 \
+  --tree 0,1,2,00,01 --lambda 4
+lantern-accel evaluate --model "$to" -o "$to/eval.json" --plots "$to/plots"
+lantern-accel evaluate --model "$to" --grid "$to/grid.png"

@@ -11,6 +11,7 @@ from lantern_accel.cli import (
     compare,
     conform,
     devices,
+    evaluate,
     generate,
     profile,
     profiles,
@@ -59,3 +60,4 @@ compare.register(app)
 profiles.register(app)
 conform.register(app)
 train.register(app)
+evaluate.register(app)

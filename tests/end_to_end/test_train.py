@@ -23,13 +23,13 @@ TINY = {
     "tokenizer": {
         "steps": 4,
         "batch_size": 4,
-        "precision": "fp32",
+        "precision": "float32",
         "vq": {"ch": 32, "ch_mult": [1, 1, 1, 1], "num_res_blocks": 1, "z_channels": 32,
                "codebook_size": 32, "codebook_dim": 4},
     },
     "target": {"steps": 4, "batch_size": 4, "dim": 32, "n_layer": 1, "n_head": 2, "ffn_dim": 32,
                "text_dim": 16, "text_layers": 1, "text_heads": 2, "prefix_length": 6,
-               "concept_weights": {"red square": 2.0},
+               "concept_weights": {"red square": 2.0}, "scenes": 0,
                "compile": False, "evaluate_every": 2, "checkpoint_every": 2},
     "drafter": {"steps": 4, "batch_size": 4, "compile": False, "evaluate_every": 2,
                 "checkpoint_every": 2},
@@ -80,6 +80,17 @@ def test_the_whole_pipeline_makes_a_model_that_draws(command, work):
     stats = json.loads(done.stdout)
     assert stats["model"] == "squares"
     assert stats["tokens"] == 64
+    done = command(
+        "evaluate", "--model", work / "model", "--quick", "-o", work / "eval.json",
+        "--plots", work / "plots", "--part", "likelihood", "--part", "memorisation",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((work / "eval.json").read_text())
+    assert [row["images"] for row in report["likelihood"]] == ["heldout images", "train images"]
+    nearest = report["memorisation"]["samples"]
+    assert len(nearest) == 4
+    assert {row["nearest"] for row in nearest} <= {f"{name} square" for name in COLOURS}
+    assert (work / "plots" / "memorisation.png").is_file()
 
 
 def test_a_continued_run_ends_as_an_unbroken_one(command, work):
@@ -91,7 +102,10 @@ def test_a_continued_run_ends_as_an_unbroken_one(command, work):
     )
     unbroken = load_file(final)
     from lantern_accel.errors import LanternError
-    from lantern_accel.training import target, workspace
+    from lantern_accel.training import loop, workspace
+    from lantern_accel.training.device import open_train_device
+
+    device = open_train_device("cpu")
 
     class Killed(Exception):
         pass
@@ -104,21 +118,21 @@ def test_a_continued_run_ends_as_an_unbroken_one(command, work):
         if len(saves) == 1:
             raise Killed
 
-    keep = target.save_checkpoint
+    keep = loop.save_checkpoint
     (work / "target" / "checkpoint.pt").unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, "save_checkpoint", dying)
+        patch.setattr(loop, "save_checkpoint", dying)
         chosen = workspace.read_config(workspace.TargetConfig, work / "target.json")
         with pytest.raises(Killed):
-            workspace.run_target(chosen, work, None, resume=True)
-        report = workspace.run_target(chosen, work, None, resume=True)
+            workspace.run_target(chosen, work, None, resume=True, device=device)
+        report = workspace.run_target(chosen, work, None, resume=True, device=device)
     assert saves[0] == 2
     assert report["steps"] == 4
     continued = load_file(final)
     assert all(torch.equal(unbroken[k], continued[k]) for k in unbroken)
     other = workspace.read_config(workspace.TargetConfig, None, **{**config, "lr": 0.5})
     with pytest.raises(LanternError, match="lr was"):
-        workspace.run_target(other, work, None, resume=True)
+        workspace.run_target(other, work, None, resume=True, device=device)
 
 
 def test_a_stage_names_the_one_that_is_missing(command, work):
@@ -133,7 +147,13 @@ def test_a_stage_names_the_one_that_is_missing(command, work):
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [('{"lr": -1}', "lr"), ('{"layers": 3}', "layers"), ("{", "cannot be read")],
+    [
+        ('{"lr": -1}', "lr"),
+        ('{"layers": 3}', "layers"),
+        ("{", "cannot be read"),
+        ('{"dim": 100, "n_head": 6}', "dim 100 must be n_head 6 times"),
+        ('{"text_dim": 50, "text_heads": 4}', "text_dim 50 must be text_heads 4 times"),
+    ],
 )
 def test_a_wrong_configuration_names_its_field(command, work, text, reason):
     (work / "bad.json").write_text(text)
@@ -142,9 +162,41 @@ def test_a_wrong_configuration_names_its_field(command, work, text, reason):
     assert reason in done.stderr
 
 
+def test_a_full_disk_is_one_sentence(command, work, monkeypatch):
+    from lantern_accel.training import encode, tokenizer
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device", "vq.safetensors")
+
+    monkeypatch.setattr(tokenizer, "write_whole", full)
+    monkeypatch.setattr(encode, "write_whole", full)
+    done = command("train", "tokenizer", "--work", work, "--config", work / "tokenizer.json")
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+    assert "free some space" in done.stderr
+
+
 def test_toml_is_read_and_options_win(work):
     from lantern_accel.training import workspace
 
     (work / "c.toml").write_text("steps = 7\nlr = 0.002\n")
     config = workspace.read_config(workspace.TargetConfig, work / "c.toml", steps=9, seed=None)
     assert (config.steps, config.lr, config.seed) == (9, 0.002, 0)
+
+
+def test_a_model_gets_a_drafter_from_its_own_images(command, undrafted_model, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("red heart\n\ndog face\n")
+    write_json(tmp_path / "drafter.json", {**TINY["drafter"], "batch_size": 2})
+    words = [
+        "train", "drafter", "--model", undrafted_model, "--config", tmp_path / "drafter.json",
+        "--prompts", prompts, "--samples", 5, "--work", tmp_path / "work", "--device", "cpu",
+    ]  # fmt: skip
+    done = command(*words, "--into", tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    made = command(
+        "generate", "red heart", "--model", tmp_path / "model", "--strategy", "eagle",
+        "-o", tmp_path / "heart.png",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert command(*words[:-2], "--prompts", tmp_path / "none.txt").returncode == 2

@@ -38,6 +38,7 @@ def command_help() -> str:
         ["generate"], ["devices"], ["bench"], ["conform"], ["tune"], ["stepcost"], ["train", "data"],
         ["train", "tokenizer"], ["train", "target"], ["train", "drafter"], ["train", "bundle"],
         ["profile"], ["compare"], ["profiles"],
+        ["evaluate"],
     ):  # fmt: skip
         texts.append(runner.invoke(app, [*words, "--help"]).output)
         assert "Usage" in texts[-1], words

@@ -1,0 +1,85 @@
+"""``lantern-accel evaluate``: the papers' first experiments on a model, as JSON and plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from lantern_accel.cli.console import say
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("evaluate")(evaluate)
+
+
+def evaluate(
+    output: Path = typer.Option(
+        Path("eval.json"), "--output", "-o", help="JSON to write; a stopped run goes on in it."
+    ),
+    model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
+    plots: Path | None = typer.Option(None, help="Folder for the pictures (needs matplotlib)."),
+    quick: bool = typer.Option(False, help="Few images and settings: a look, not figures."),
+    part: list[str] = typer.Option([], help="Only this part; repeat for several."),
+    images: Path | None = typer.Option(
+        None, help="Folder with captions.jsonl and images, in place of the held-out emoji."
+    ),
+    grid: Path | None = typer.Option(
+        None, help="Instead: draw the forty fixed prompts by every strategy into this PNG."
+    ),
+    prompt: list[str] = typer.Option([], help="For --grid: these prompts instead of the forty."),
+    strategy: list[str] = typer.Option(
+        ["vanilla", "eagle", "eagle2", "lantern", "lantern++"],
+        help="For --grid: its columns; repeat for several.",
+    ),
+    seed: int = typer.Option(0, min=0, help="Fixes all random numbers."),
+    device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
+) -> None:
+    """Measure a model: likelihood, ambiguity, interchangeable codes, the frontier, memorisation.
+
+    Parts: likelihood, ambiguity, interchange, frontier, distances, memorisation.
+    """
+    import lantern_accel
+    from lantern_accel.errors import RequestError, did_you_mean
+    from lantern_accel.evaluation.schema import PARTS, Settings
+    from lantern_accel.training.progress import console_progress
+
+    for name in part:
+        if name not in PARTS:
+            raise RequestError(f"no part is named {name!r}{did_you_mean(name, PARTS)}")
+    options = {"threads": threads} if threads is not None else None
+    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+        if grid is not None:
+            from lantern_accel.evaluation.grid import draw_grid
+            from lantern_accel.evaluation.prompts import FORTY
+
+            draw_grid(
+                pipeline,
+                prompt or FORTY,
+                grid,
+                seed=seed,
+                strategies=strategy,
+                say=lambda text: say(text, to_stderr=True, style="dim"),
+            )
+            say(str(grid), label="wrote", style="bold green")
+            return
+        from lantern_accel.evaluation.run import evaluate as measure
+
+        settings = Settings.quick(seed) if quick else Settings(seed=seed)
+        report = measure(
+            pipeline,
+            output,
+            settings,
+            images=images,
+            plots=plots,
+            parts=tuple(part) or PARTS,
+            progress=console_progress,
+        )
+    for name, why in report.skipped.items():
+        say(why, label=f"left out {name}", style="yellow", to_stderr=True)
+    say(str(output), label="wrote", style="bold green")
+    if plots is not None:
+        say(str(plots), label="wrote", style="bold green")

@@ -1,0 +1,52 @@
+"""The unpicked grid: the forty prompts, every strategy side by side, one seed, nothing left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from lantern_accel.files import write_whole
+from lantern_accel.pipeline import Pipeline
+
+
+def draw_grid(
+    pipeline: Pipeline,
+    prompts: Sequence[str],
+    path: Path,
+    *,
+    seed: int = 0,
+    strategies: Sequence[str],
+    blocks: int = 2,
+    scale: int = 1,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Draw each prompt by each strategy, image i of every strategy from the same seed, as one PNG.
+
+    The prompts are laid out in ``blocks`` columns of rows; ``scale`` enlarges the pictures.
+    """
+    made: list[list[Any]] = []
+    for name in strategies:
+        images = pipeline.generate(list(prompts), strategy=name, seed=seed).images
+        made.append([i.resize((i.width * scale, i.height * scale)) for i in images])
+        say(f"{name}: {len(images)} pictures")
+    side = made[0][0].width
+    label, gap, head = 3 * max(side, 64), 2, 16
+    rows = -(-len(prompts) // blocks)
+    block = label + len(strategies) * (side + gap)
+    size = (blocks * block, head + rows * (side + gap))
+    sheet = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(size=11)
+    for b in range(blocks):
+        for s, name in enumerate(strategies):
+            pen.text((b * block + label + s * (side + gap), 2), name, fill="black", font=font)
+    for i, prompt in enumerate(prompts):
+        column, row = divmod(i, rows)
+        x, y = column * block, head + row * (side + gap)
+        pen.text((x + 4, y + side // 2 - 6), prompt, fill="black", font=font)
+        for s in range(len(strategies)):
+            sheet.paste(made[s][i], (x + label + s * (side + gap), y))
+    write_whole(path, lambda stream: sheet.save(stream, format="PNG"))

@@ -1,0 +1,148 @@
+"""The evaluation as pictures: ambiguity, interchangeability, frontier, distances, memorisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lantern_accel.errors import DataError
+from lantern_accel.evaluation.schema import Evaluation
+from lantern_accel.files import write_whole
+from lantern_accel.strategy import Lantern, LanternPP
+
+
+def _figure(panels: int, width: float = 4.2, height: float = 3.4) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * panels, height), layout="constrained")
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _bars(axis: Any, names: Sequence[str], values: Sequence[float], title: str) -> None:
+    axis.barh(range(len(names)), values, color="#4878a8")
+    axis.set_yticks(range(len(names)), names, fontsize=7)
+    axis.invert_yaxis()
+    axis.set_title(title, fontsize=9)
+    for i, value in enumerate(values):
+        axis.text(value, i, f" {value:.3g}", va="center", fontsize=7)
+    axis.margins(x=0.18)
+
+
+def ambiguity(report: Evaluation) -> Any:
+    """Top-1, top-10 mass and entropy: images with and without guidance beside text."""
+    if not report.ambiguity:
+        return None
+    rows = report.ambiguity
+    names = [row.of if row.cfg is None else f"{row.of}, CFG {row.cfg:g}" for row in rows]
+    figure, axes = _figure(3)
+    _bars(axes[0], names, [row.top1_mean for row in rows], "likeliest token, mean probability")
+    _bars(axes[1], names, [row.top10_mass for row in rows], "mass of the ten likeliest")
+    _bars(axes[2], names, [row.entropy for row in rows], "entropy (nats)")
+    for axis in axes[1:]:
+        axis.set_yticklabels([])
+    return figure
+
+
+def interchange(report: Evaluation) -> Any:
+    """Damage when every code is replaced."""
+    if not report.interchange:
+        return None
+    rows = report.interchange[1:]
+    names = [row.replaced_by for row in rows]
+    measured = all(row.feature_distance is not None for row in rows)
+    figure, axes = _figure(2 if measured else 1)
+    _bars(axes[0], names, [row.psnr for row in rows], "PSNR to the undamaged picture (dB)")
+    if measured:
+        values = [row.feature_distance or 0.0 for row in rows]
+        _bars(axes[1], names, values, "feature distance to it")
+        axes[1].set_yticklabels([])
+    return figure
+
+
+def frontier(report: Evaluation) -> Any:
+    """Accepted length over the total variation that it costs."""
+    if not report.frontier:
+        return None
+    figure, axes = _figure(1, width=6.0, height=4.2)
+    axis = axes[0]
+    series: dict[str, list[tuple[float, float, str]]] = {}
+    for point in report.frontier:
+        rule, text = point.strategy.acceptance, ""
+        name = point.strategy.name
+        if isinstance(rule, Lantern):
+            name, text = f"lantern, k = {rule.k}", f"{rule.delta:g}"
+        elif isinstance(rule, LanternPP):
+            name, text = f"lantern++, k = {rule.k}", f"{rule.lam:g}"
+        where = (point.total_variation, point.step_compression, text)
+        series.setdefault(name, []).append(where)
+    for name, points in series.items():
+        points.sort()
+        axis.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=name)
+        for x, y, text in points:
+            axis.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
+    axis.set_xlabel("total variation used a token")
+    axis.set_ylabel("tokens a target forward")
+    axis.set_title("numbers: delta, or lambda", fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7)
+    return figure
+
+
+def distances(report: Evaluation) -> Any:
+    """Distance of each strategy's pictures from exact decoding's."""
+    if not report.distances:
+        return None
+    rows = report.distances
+    names = ["vanilla, another seed", *(row.strategy.name for row in rows[1:])]
+    figure, axes = _figure(2)
+    if all(row.kid is not None for row in rows):
+        _bars(axes[0], names, [row.kid or 0.0 for row in rows], "kernel distance of the sets")
+    else:
+        axes[0].set_axis_off()
+    same = [row.greedy_same_tokens or 0.0 for row in rows[1:]]
+    _bars(axes[1], names[1:], same, "greedy: share of equal tokens")
+    return figure
+
+
+_FIGURES: dict[str, Callable[[Evaluation], Any]] = {
+    "ambiguity": ambiguity,
+    "interchange": interchange,
+    "frontier": frontier,
+    "distances": distances,
+}
+
+
+def save_plots(report: Evaluation, folder: Path) -> list[Path]:
+    """Write a PNG for each part that was measured; returns them.
+
+    Raises :class:`DataError` where matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise DataError(
+            "--plots needs matplotlib; `pip install lantern-accel[eval]` brings it, and the same "
+            "command then draws what was measured already"
+        ) from None
+    written = []
+    for name, make in _FIGURES.items():
+        figure = make(report)
+        if figure is None:
+            continue
+        path = folder / f"{name}.png"
+        write_whole(path, lambda stream, f=figure: f.savefig(stream, format="png", dpi=120))  # type: ignore[misc]
+        written.append(path)
+    return written
+
+
+def pair_sheet(
+    samples: NDArray[np.uint8], nearest: NDArray[np.uint8], path: Path, columns: int = 10
+) -> None:
+    """Write samples above their nearest training images as one PNG."""
+    from lantern_accel.training.encode import save_grid
+
+    save_grid(np.concatenate([samples, nearest], axis=1), path, columns=columns)

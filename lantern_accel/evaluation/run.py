@@ -1,0 +1,268 @@
+"""Runs the parts of an evaluation one after another, keeping each as soon as it is measured."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from lantern_accel.errors import DataError, LanternError
+from lantern_accel.evaluation import plots
+from lantern_accel.evaluation.distance import distances, memorisation
+from lantern_accel.evaluation.features import MISSING, NETWORK, FeatureNet, to_pixels
+from lantern_accel.evaluation.frontier import frontier
+from lantern_accel.evaluation.interchange import interchange
+from lantern_accel.evaluation.prompts import FORTY
+from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings
+from lantern_accel.evaluation.scoring import ambiguity, encode_images, likelihood
+from lantern_accel.evaluation.text import text_ambiguity
+from lantern_accel.files import write_json
+from lantern_accel.pipeline import Pipeline
+from lantern_accel.training.imageset import ImageSet, read_images
+from lantern_accel.training.progress import NullProgress, Progress
+
+
+class _Unmeasured(Exception):
+    """A part that cannot be measured here, and why."""
+
+
+class Evaluator:
+    """One model on one device under one set of settings; the report grows part by part."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: Settings,
+        out: Path,
+        *,
+        images: Path | None = None,
+        plots: Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.pipeline, self.settings, self.out = pipeline, settings, out
+        self.folder, self.plots = images, plots
+        self.say = progress if progress is not None else NullProgress()
+        self.net = FeatureNet.load()
+        self.report = self._report()
+        self._sets: dict[str, ImageSet] = {}
+
+    def _report(self) -> Evaluation:
+        """Return what an earlier run left under the same settings, or an empty report."""
+        fresh = Evaluation(
+            model=self.pipeline.model.manifest.name,
+            weights_hash=self.pipeline.model.weights_hash,
+            settings=self.settings,
+            environment=environment(self.pipeline),
+            features=NETWORK if self.net is not None else None,
+        )
+        if not self.out.is_file():
+            return fresh
+        try:
+            stored = Evaluation.model_validate_json(self.out.read_text(encoding="utf-8"))
+        except (ValidationError, ValueError):
+            raise DataError(
+                f"{self.out} is there and is no evaluation of this version; name another file with -o"
+            ) from None
+        same = ("model", "weights_hash", "settings", "features")
+        other = [name for name in same if getattr(stored, name) != getattr(fresh, name)]
+        if other:
+            raise DataError(
+                f"{self.out} is an evaluation with another {' and '.join(other)}; name another file "
+                "with -o, or delete it"
+            )
+        stored.skipped = {}  # what could not be measured may be measurable by now
+        return stored
+
+    def run(self, parts: tuple[str, ...] = PARTS) -> Evaluation:
+        """Measure the parts that are not in the report yet; write the report after each."""
+        for part in parts:
+            if getattr(self.report, part) is None:
+                self.say.start(part)
+                try:
+                    setattr(self.report, part, getattr(self, f"_{part}")())
+                except _Unmeasured as reason:
+                    self.report.skipped[part] = str(reason)
+                    self.say.log(f"{part}: left out ({reason})")
+                self.say.finish()
+            self.save()
+        if self.net is None:
+            self.report.skipped["features"] = MISSING
+            self.save()
+        if self.plots is not None:
+            plots.save_plots(self.report, self.plots)
+        return self.report
+
+    def save(self) -> None:
+        """Write the report, whole or not at all."""
+        write_json(self.out, self.report.model_dump(mode="json"))
+
+    # --- what is measured on -------------------------------------------------------------------
+
+    def _images(self, split: str) -> ImageSet:
+        """Return captioned images of a split; a folder of one's own is held out as a whole."""
+        if split not in self._sets:
+            self._sets[split] = self._read(split)
+        return self._sets[split]
+
+    def _read(self, split: str) -> ImageSet:
+        manifest, count = self.pipeline.model.manifest, self.settings.images
+        if self.folder is not None:
+            if split != "heldout":
+                raise _Unmeasured("a folder of images has no training part")
+            found = read_images(self.folder, manifest.image_size)
+            for name, why in found.skipped.items():
+                self.say.log(f"skipped {name}: {why}")
+            return ImageSet(found.pixels[:count], found.prompts[:count], found.skipped)
+        from lantern_accel.training.data import load_data
+        from lantern_accel.training.render import SIZE
+
+        if manifest.text is None or manifest.image_size != SIZE:
+            raise _Unmeasured(
+                "there are no images of this model's kind; name a folder of captioned ones by --images"
+            )
+        try:
+            data = load_data()
+        except LanternError as error:
+            raise _Unmeasured(str(error)) from None
+        rows = data.split(split)
+        if not rows:
+            raise _Unmeasured(f"the data has no images in the split {split!r}")
+        # As training draws them: people's variants and flags seldom.
+        weights = np.array([data.records[i].weight for i in rows])
+        draw = np.random.default_rng(self.settings.seed)
+        size = min(count, len(rows))
+        picked = draw.choice(rows, size, replace=False, p=weights / weights.sum()).tolist()
+        return ImageSet(data.images[picked], [data.records[i].concept for i in picked])
+
+    def _codes(self, split: str) -> tuple[ImageSet, Tensor]:
+        images = self._images(split)
+        return images, encode_images(self.pipeline, to_pixels(torch.from_numpy(images.pixels)))
+
+    def _prompts(self, count: int) -> list[str | int]:
+        target = self.pipeline.model.manifest.target
+        if target.conditioning == "class":
+            return [i * 37 % target.num_classes for i in range(count)]
+        if self.folder is not None:
+            own = self._images("heldout").prompts
+            return [own[i % len(own)] for i in range(count)]
+        chosen = FORTY[:: max(1, len(FORTY) // count)][:count]
+        return [chosen[i % len(chosen)] for i in range(count)]
+
+    # --- the parts -----------------------------------------------------------------------------
+
+    def _likelihood(self) -> Any:
+        rows = []
+        for split in ("heldout", "train"):
+            try:
+                images, codes = self._codes(split)
+            except _Unmeasured:
+                if split == "heldout":
+                    raise
+                continue
+            rows.append(likelihood(self.pipeline, images.prompts, codes, f"{split} images"))
+            self.say.log(f"{split}: {rows[-1].nll:.3f} nats a token")
+        return rows
+
+    def _ambiguity(self) -> Any:
+        settings = self.settings
+        images, codes = self._codes("heldout")
+        rows = ambiguity(
+            self.pipeline,
+            images.prompts,
+            codes,
+            settings.cfg,
+            settings.positions,
+            "held-out images",
+            "measured here, teacher-forced on real images",
+        )
+        vocab = self.pipeline.model.manifest.target.vocab_size
+        return [*rows, text_ambiguity(vocab, settings.positions, settings.seed)]
+
+    def _interchange(self) -> Any:
+        images, codes = self._codes("heldout")
+        pixels = torch.from_numpy(images.pixels)
+        return interchange(
+            self.pipeline, pixels, codes, self.settings.interchange_k, self.settings.seed, self.net
+        )
+
+    def _need_drafter(self) -> None:
+        if self.pipeline.model.drafter is None:
+            raise _Unmeasured("the model has no drafter; `lantern-accel train drafter` trains one")
+
+    def _frontier(self) -> Any:
+        self._need_drafter()
+        prompts = self._prompts(self.settings.frontier_prompts)
+        return frontier(self.pipeline, prompts, self.settings, self.say.log)
+
+    def _distances(self) -> Any:
+        self._need_drafter()
+        named = []
+        for name in ("eagle", "eagle2", "lantern", "lantern++"):
+            strategy = self.pipeline.strategy(name)
+            most = self.pipeline.model.manifest.target.vocab_size - 1
+            named.append(strategy.override(k=most) if strategy.neighbours > most else strategy)
+        prompts = self._prompts(self.settings.distance_images)
+        return distances(self.pipeline, prompts, named, self.settings.seed, self.net, self.say.log)
+
+    def _memorisation(self) -> Any:
+        from lantern_accel.training.data import load_data
+
+        heldout = self._images("heldout")
+        if self.folder is not None:
+            raise _Unmeasured("the images that this model was trained on are not known")
+        data = load_data()
+        rows = data.split("train")
+        names = [(data.records[i].concept, data.records[i].style) for i in rows]
+        prompts = [str(p) for p in self._prompts(self.settings.memory_images)]
+        strategy = "vanilla" if self.pipeline.model.drafter is None else "lantern++"
+        made = self.pipeline.generate(prompts, strategy=strategy, seed=self.settings.seed)
+        samples = self.pipeline.pixels(made.tokens)
+        pool = torch.from_numpy(data.images[rows])
+        found, index = memorisation(samples, prompts, pool, names, torch.from_numpy(heldout.pixels))
+        if self.plots is not None:
+            path = self.plots / "memorisation.png"
+            plots.pair_sheet(samples.numpy(), pool[index].numpy(), path)
+        return found
+
+
+def environment(pipeline: Pipeline) -> dict[str, Any]:
+    """Return what the figures were measured with."""
+    import lantern_accel
+
+    return {
+        "lantern_accel": lantern_accel.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "backend": pipeline.backend.name,
+        "device": pipeline.backend.facts().name,
+        "dtype": str(pipeline.dtype).removeprefix("torch."),
+    }
+
+
+def evaluate(
+    pipeline: Pipeline,
+    out: Path,
+    settings: Settings | None = None,
+    *,
+    images: Path | None = None,
+    plots: Path | None = None,
+    parts: tuple[str, ...] = PARTS,
+    progress: Callable[[], Progress] | None = None,
+) -> Evaluation:
+    """Evaluate a loaded model and write ``out``; a run that was stopped goes on where it was.
+
+    ``images``: a folder of captioned images (``lantern_accel.training.imageset``); the bundled
+    model's held-out emoji otherwise. ``plots``: a folder for pictures. Raises :class:`DataError` where
+    ``out`` holds an evaluation of another model or under other settings.
+    """
+    say = progress() if progress is not None else None
+    evaluator = Evaluator(
+        pipeline, settings or Settings(), out, images=images, plots=plots, progress=say
+    )
+    return evaluator.run(parts)

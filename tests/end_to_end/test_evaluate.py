@@ -1,0 +1,122 @@
+"""``lantern-accel evaluate`` on a tiny model: every part, resumed, refused, and as pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lantern_accel.evaluation.schema import PARTS, Evaluation
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four captioned images, one of them damaged."""
+    out = tmp_path / "images"
+    out.mkdir()
+    rng = np.random.default_rng(0)
+    lines = []
+    for i in range(4):
+        picture = Image.fromarray(rng.integers(0, 255, (20, 24, 3), dtype=np.uint8))
+        picture.save(out / f"{i}.png")
+        lines.append(json.dumps({"file": f"{i}.png", "prompt": "red heart"}))
+    (out / "3.png").write_bytes(b"broken")
+    (out / "captions.jsonl").write_text("\n".join(lines) + "\n")
+    return out
+
+
+def test_every_part_is_measured_drawn_and_the_same_twice(command, tiny_model, folder, tmp_path):
+    reports = []
+    for name in ("a", "b"):
+        out = tmp_path / f"{name}.json"
+        done = command(
+            "evaluate", "--model", tiny_model, "--quick", "--images", folder, "-o", out,
+            "--plots", tmp_path / name, "--device", "cpu", "--dtype", "float32",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "skipped 3.png" in done.stderr
+        reports.append(Evaluation.model_validate_json(out.read_text()))
+    one, other = reports
+    assert one == other
+    assert one.likelihood is not None
+    assert one.likelihood[0].count == 3
+    assert one.likelihood[0].nll == pytest.approx(np.log(48), rel=0.2)
+    assert one.ambiguity is not None
+    assert [row.cfg for row in one.ambiguity] == [1.0, 3.0, None]
+    assert one.interchange is not None
+    own, near, _, any_code = one.interchange
+    assert own.psnr > near.psnr > any_code.psnr
+    assert one.frontier is not None
+    assert {p.strategy.name for p in one.frontier} == {"eagle", "eagle2", "lantern", "lantern++"}
+    exact = [p for p in one.frontier if p.strategy.acceptance.kind == "exact"]
+    assert all(p.total_variation == 0 for p in exact)
+    assert one.distances is not None
+    greedy = {row.strategy.name: row.greedy_same_tokens for row in one.distances}
+    assert greedy["vanilla"] == greedy["eagle"] == greedy["eagle2"] == 1.0
+    assert set(one.skipped) <= {"memorisation", "features"}
+    drawn = {path.name for path in (tmp_path / "a").iterdir()}
+    assert drawn == {"ambiguity.png", "interchange.png", "frontier.png", "distances.png"}
+
+
+def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
+    command, tiny_model, folder, tmp_path, monkeypatch
+):
+    out = tmp_path / "eval.json"
+    words = ["evaluate", "--model", tiny_model, "--quick", "--images", folder, "-o", out]
+    assert command(*words, "--part", "likelihood").returncode == 0
+    first = json.loads(out.read_text())
+    assert [part for part in PARTS if first[part] is not None] == ["likelihood"]
+    from lantern_accel.evaluation import run
+
+    monkeypatch.setattr(run, "likelihood", lambda *a: pytest.fail("measured again"))
+    assert command(*words, "--part", "likelihood", "--part", "interchange").returncode == 0
+    second = json.loads(out.read_text())
+    assert second["likelihood"] == first["likelihood"]
+    assert second["interchange"] is not None
+    done = command(*words, "--seed", 5)
+    assert done.returncode == 2
+    assert "another settings" in done.stderr
+    out.write_text("{}")
+    assert "no evaluation of this version" in command(*words).stderr
+
+
+def test_what_cannot_be_measured_is_said(command, undrafted_model, class_model, tmp_path):
+    out = tmp_path / "eval.json"
+    done = command(
+        "evaluate", "--model", undrafted_model, "--quick", "-o", out, "--part", "frontier",
+        "--part", "likelihood",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "left out frontier: the model has no drafter" in done.stderr
+    assert "left out likelihood: there are no images of this model's kind" in done.stderr
+    done = command(
+        "evaluate", "--model", class_model, "--quick", "-o", tmp_path / "c.json",
+        "--part", "distances",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "c.json").read_text())["distances"] is not None
+
+
+def test_bad_input_is_refused_before_any_work(command, tiny_model, tmp_path):
+    done = command("evaluate", "--model", tiny_model, "--part", "likelyhood")
+    assert done.returncode == 2
+    assert "did you mean likelihood?" in done.stderr
+    done = command(
+        "evaluate", "--model", tiny_model, "--images", tmp_path, "-o", tmp_path / "e.json"
+    )
+    assert done.returncode == 2
+    assert "captions.jsonl is not there" in done.stderr
+
+
+def test_the_grid_has_every_prompt_and_strategy(command, tiny_model, tmp_path):
+    path = tmp_path / "grid.png"
+    words = ["evaluate", "--model", tiny_model, "--grid", path, "--strategy", "vanilla"]
+    assert command(*words, "--prompt", "red heart", "--prompt", "dog face").returncode == 0
+    before = path.read_bytes()
+    with Image.open(path) as picture:
+        assert picture.width >= 2 * 16
+    command(*words, "--prompt", "red heart", "--prompt", "dog face")
+    assert path.read_bytes() == before

@@ -1,0 +1,87 @@
+"""The parts of an evaluation against what they must give on data with a known answer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lantern_accel.evaluation.distance import nearest_images
+from lantern_accel.evaluation.features import FeatureNet, kernel_distance, to_pixels
+from lantern_accel.evaluation.interchange import psnr
+from lantern_accel.evaluation.text import NGram, text_ambiguity
+
+
+def test_an_n_gram_model_is_a_distribution_that_knows_what_follows() -> None:
+    model = NGram([1, 2, 3] * 50, vocabulary=5, order=3)
+    for context in ([], [1], [2, 3], [4, 4, 4], [9]):
+        assert sum(model.distribution(context)) == pytest.approx(1.0)
+    assert model.distribution([3, 1])[2] > 0.9
+    assert min(model.distribution([3, 1])) > 0
+    unseen = model.distribution([4])
+    assert unseen[1] == pytest.approx(unseen[2], rel=0.1)
+
+
+def test_witten_bell_weights_are_the_published_ones() -> None:
+    model = NGram([0, 1, 0, 2], vocabulary=4, order=1)
+    # Unigrams: N = 4 tokens of T = 3 kinds; p(0) = (c(0) + T / V) / (N + T).
+    assert model.distribution([])[0] == pytest.approx((2 + 3 / 4) / 7)
+    assert model.distribution([])[3] == pytest.approx((3 / 4) / 7)
+
+
+def test_text_is_less_ambiguous_than_chance_and_the_same_twice() -> None:
+    row = text_ambiguity(400, 60, seed=0)
+    assert row == text_ambiguity(400, 60, seed=0)
+    assert row.vocabulary == 400
+    assert row.cfg is None
+    assert "measured here" in row.source
+    assert 0.1 < row.top1_mean < 1
+    assert row.top1_mean < row.top10_mass < 1
+    assert 0 < row.entropy < math.log(400)
+
+
+def test_kernel_distance_is_zero_for_one_law_and_grows_with_the_gap() -> None:
+    draw = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randn(400, 8, generator=draw) for _ in range(3))
+    assert abs(kernel_distance(a, b)) < 0.3
+    assert kernel_distance(a, c + 0.5) < kernel_distance(a, c + 1.0)
+    assert kernel_distance(a, c + 1.0) > 1.0
+
+
+def test_kernel_distance_by_hand() -> None:
+    a, b = torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0], [0.0]])
+    # k(x, y) = (x y + 1)^3: off-diagonal 1 and 1; across: 27, 1, 1, 1.
+    assert kernel_distance(a, b) == pytest.approx(1 + 1 - 2 * (27 + 1 + 1 + 1) / 4)
+
+
+def test_psnr_in_decibels() -> None:
+    black = torch.zeros(2, 4, 4, 3, dtype=torch.uint8)
+    assert psnr(black, black + 255).tolist() == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert psnr(black, black + 1).tolist() == pytest.approx([48.13, 48.13], abs=0.01)
+
+
+def test_the_nearest_image_is_found_across_parts() -> None:
+    rng = np.random.default_rng(0)
+    pool = torch.from_numpy(rng.integers(0, 255, (40, 4, 4, 3), dtype=np.uint8))
+    wanted = pool[[33, 2]].clone()
+    wanted[0, 0, 0, 0] ^= 4
+    index, gap = nearest_images(wanted, pool, batch=16)
+    assert index.tolist() == [33, 2]
+    assert gap.tolist() == pytest.approx([4 / math.sqrt(48), 0.0], abs=0.05)
+
+
+def test_feature_distances_tell_like_from_unlike() -> None:
+    net = FeatureNet.load()
+    if net is None:
+        pytest.skip("the extra eval is not installed")
+    disc = torch.full((1, 64, 64, 3), 255, dtype=torch.uint8)
+    disc[:, 16:48, 16:48] = torch.tensor([200, 20, 20], dtype=torch.uint8)
+    near, far = disc.clone(), disc.clone()
+    near[:, 16:48, 16:48, 0] = 190
+    far[:, 16:48] = torch.tensor([20, 20, 200], dtype=torch.uint8)
+    a, b, c = (to_pixels(x) for x in (disc, near, far))
+    assert float(net.distance(a, a)) == pytest.approx(0.0, abs=1e-5)
+    assert float(net.distance(a, b)) < float(net.distance(a, c)) / 3
+    assert net.vectors(a).shape[0] == 1

@@ -166,6 +166,14 @@ def relaxed_mass(p: Tensor, near: Tensor, lam: float) -> Tensor:
     return torch.minimum(p + p @ near.to(p.dtype), lam * p)
 
 
+@torch.no_grad()
+def head_matrix(gpt: LlamaGenGPT) -> Tensor:
+    """Return the target's head as float32 ``[V, D]``, in whatever order a backend keeps it."""
+    weight = gpt.output.weight
+    unit = torch.eye(gpt.config.dim, dtype=weight.dtype, device=weight.device)
+    return gpt.head(unit.unsqueeze(0))[0].t().contiguous()
+
+
 class DrafterLoss(nn.Module):
     """The recipe's loss on one batch; also top-1 and top-3 agreement with the target's argmax."""
 
@@ -180,7 +188,7 @@ class DrafterLoss(nn.Module):
         self.drafter = drafter
         self.config = config
         self.prefix = gpt.config.prefix_length
-        self.register_buffer("head", gpt.output.weight.detach().float().clone())
+        self.register_buffer("head", head_matrix(gpt))
         self.register_buffer("near", near)
         self.head: Tensor
         self.near: Tensor | None

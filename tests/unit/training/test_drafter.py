@@ -27,6 +27,7 @@ from lantern_accel.training.drafter import (
     DrafterTrainConfig,
     Features,
     fresh_drafter,
+    head_matrix,
     neighbourhoods,
     relaxed_mass,
     train_drafter,
@@ -145,6 +146,17 @@ def test_a_loaded_model_gets_a_drafter_of_its_own_images(conditioning: str, tmp_
         exact = pipeline.generate(prompt, strategy="vanilla", seed=0, temperature=0.0)
         drafted = pipeline.generate(prompt, strategy="eagle", seed=0, temperature=0.0)
         assert torch.equal(exact.tokens, drafted.tokens)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_head_is_read_in_whatever_order_the_backend_keeps_it(
+    dtype: str, tmp_path: Path
+) -> None:
+    folder = write_tiny_model(tmp_path / "model", drafter=False)
+    written = load_file(folder / "target.safetensors")["output.weight"]
+    with lantern_accel.load(folder, device="cpu", dtype=dtype) as pipeline:
+        found = head_matrix(pipeline.model.target)
+    assert torch.equal(found, written.to(getattr(torch, dtype)).float())
 
 
 def test_captioned_images_are_learnt_from_and_damaged_ones_named(tmp_path: Path) -> None:

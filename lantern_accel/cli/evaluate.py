@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.options import OPTION, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +38,7 @@ def evaluate(
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
+    option: list[str] = OPTION,
 ) -> None:
     """Measure a model: likelihood, ambiguity, interchangeable codes, the frontier, memorisation.
 
@@ -50,7 +52,7 @@ def evaluate(
     for name in part:
         if name not in PARTS:
             raise RequestError(f"no part is named {name!r}{did_you_mean(name, PARTS)}")
-    options = {"threads": threads} if threads is not None else None
+    options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         if grid is not None:
             from lantern_accel.evaluation.grid import draw_grid

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.options import OPTION, read_options
 
 train = typer.Typer(
     help="Train an own model: data, tokenizer, target, drafter, bundle. All stages resume.",
@@ -69,15 +70,19 @@ def _stage(
     config: Path | None,
     resume: bool,
     device: str,
-    threads: int | None,
+    options: dict[str, Any],
     **overrides: Any,
 ) -> None:
+    from lantern_accel.plugins import choose_device
+
+    # The device comes before torch, which the trainers import: some read the environment then.
+    found = choose_device(device, options)
     from lantern_accel.training import workspace
-    from lantern_accel.training.device import open_train_device
+    from lantern_accel.training.device import TrainDevice
     from lantern_accel.training.progress import console_progress
 
     chosen = workspace.read_config(getattr(workspace, kind), config, **overrides)
-    opened = open_train_device(device, chosen.precision, threads)
+    opened = TrainDevice(found.open(), chosen.precision)
     try:
         run: Callable[..., dict[str, Any]] = getattr(workspace, f"run_{name}")
         with _disk(work):
@@ -101,10 +106,21 @@ def tokenizer(
     resume: bool = RESUME,
     device: str = DEVICE,
     threads: int = THREADS,
+    option: list[str] = OPTION,
 ) -> None:
     """Train the VQ tokenizer and encode the images."""
     over = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    _stage("tokenizer", "TokenizerConfig", work, config, resume, device, threads, **over)
+    options = read_options(option, threads)
+    _stage(
+        "tokenizer",
+        "TokenizerConfig",
+        work,
+        config,
+        resume,
+        device,
+        options,
+        **over,
+    )
 
 
 @train.command("target")
@@ -117,10 +133,21 @@ def target(
     resume: bool = RESUME,
     device: str = DEVICE,
     threads: int = THREADS,
+    option: list[str] = OPTION,
 ) -> None:
     """Train the target, a text-conditional LlamaGen transformer, with its text encoder."""
     over = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    _stage("target", "TargetConfig", work, config, resume, device, threads, **over)
+    options = read_options(option, threads)
+    _stage(
+        "target",
+        "TargetConfig",
+        work,
+        config,
+        resume,
+        device,
+        options,
+        **over,
+    )
 
 
 @train.command("drafter")
@@ -133,6 +160,7 @@ def drafter(
     resume: bool = RESUME,
     device: str = DEVICE,
     threads: int = THREADS,
+    option: list[str] = OPTION,
     model: str | None = typer.Option(
         None, help="Instead of WORK's target: a model that generate takes, official files included."
     ),
@@ -151,9 +179,22 @@ def drafter(
 ) -> None:
     """Train the EAGLE drafter on the final target."""
     over = {"steps": steps, "max_minutes": minutes, "seed": seed}
+    options = read_options(option, threads)
     if model is None:
-        _stage("drafter", "DrafterTrainConfig", work, config, resume, device, threads, **over)
+        _stage(
+            "drafter",
+            "DrafterTrainConfig",
+            work,
+            config,
+            resume,
+            device,
+            options,
+            **over,
+        )
         return
+    from lantern_accel.plugins import choose_device
+
+    choose_device(device, options)  # before torch, as above
     import lantern_accel
     from lantern_accel.errors import DataError
     from lantern_accel.models.bundle import find_model
@@ -171,7 +212,6 @@ def drafter(
             lines = [line.strip() for line in prompts.read_text(encoding="utf-8").splitlines()]
         except OSError as error:
             raise DataError(f"the prompts {prompts} cannot be read ({error.strerror})") from None
-    options = {"threads": threads} if threads is not None else None
     with lantern_accel.load(model, device=device, options=options) as pipeline:
         report = run_model_drafter(
             pipeline,

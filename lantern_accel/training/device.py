@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -126,10 +126,9 @@ def _accelerator(*, host: bool) -> Any:
 
 
 def open_train_device(
-    device: str = "auto", precision: Precision = "auto", threads: int | None = None
+    device: str = "auto", precision: Precision = "auto", options: Mapping[str, Any] | None = None
 ) -> TrainDevice:
     """Open a device by a backend's name for training; see :func:`lantern_accel.load`."""
     from lantern_accel.plugins import open_backend
 
-    options = {"threads": threads} if threads is not None else None
     return TrainDevice(open_backend(device, options), precision)

@@ -93,7 +93,7 @@ def _stage(
         return
     report = {k: v for k, v in report.items() if k not in ("curve", "config", "environment")}
     typer.echo(json.dumps(report, indent=2))
-    say(str(work / name), label="wrote", style="bold green")
+    say(str(work / workspace.folder_of(chosen)), label="wrote", style="bold green")
 
 
 @train.command("tokenizer")
@@ -134,9 +134,12 @@ def target(
     device: str = DEVICE,
     threads: int = THREADS,
     option: list[str] = OPTION,
+    folder: str = typer.Option(
+        None, help="Where in WORK it is kept; drafter and bundle read `target`."
+    ),
 ) -> None:
     """Train the target, a text-conditional LlamaGen transformer, with its text encoder."""
-    over = {"steps": steps, "max_minutes": minutes, "seed": seed}
+    over: dict[str, Any] = {"steps": steps, "max_minutes": minutes, "seed": seed, "folder": folder}
     options = read_options(option, threads)
     _stage(
         "target",

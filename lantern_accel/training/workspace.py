@@ -75,6 +75,13 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
         raise DataError(f"{path or 'the configuration'}: {where}: {message}") from None
 
 
+def folder_of(config: TrainConfig) -> str:
+    """Return where in the training folder a stage keeps what it makes."""
+    if isinstance(config, TokenizerConfig):
+        return "decoder" if config.part == "decoder" else "tokenizer"
+    return config.folder if isinstance(config, TargetConfig) else "drafter"
+
+
 def _need(path: Path, command: str) -> Path:
     if not path.exists():
         raise DataError(f"{path} is not there; run `lantern-accel train {command}` first")
@@ -156,7 +163,7 @@ def run_tokenizer(
     if config.part == "decoder":
         start = load_tokenizer(_need(work / "tokenizer" / "vq.safetensors", "tokenizer").parent)
         return train_tokenizer(
-            config, data, work / "decoder", device, progress, resume=resume, start=start
+            config, data, work / folder_of(config), device, progress, resume=resume, start=start
         ).model_dump(mode="json")
     out = work / "tokenizer"
     report = train_tokenizer(config, data, out, device, progress, resume=resume)

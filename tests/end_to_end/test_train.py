@@ -135,6 +135,26 @@ def test_a_continued_run_ends_as_an_unbroken_one(command, work):
         workspace.run_target(other, work, None, resume=True, device=device)
 
 
+def test_a_target_grows_out_of_one_in_another_folder(command, work):
+    command("train", "tokenizer", "--work", work, "--config", work / "tokenizer.json")
+    words = ["train", "target", "--work", work, "--config"]
+    small = command(*words, work / "target.json", "--folder", "small")
+    assert small.returncode == 0, small.stderr
+    assert (work / "small" / "target.safetensors").is_file()
+    larger = {**TINY["target"], "dim": 48, "n_head": 3, "start_from": "small", "steps": 1}
+    write_json(work / "larger.json", larger)
+    grown = command(*words, work / "larger.json")
+    assert grown.returncode == 0, grown.stderr
+    one, other = (
+        load_file(work / f / "target.safetensors")["tok_embeddings.weight"]
+        for f in ("small", "target")
+    )
+    assert other.shape == (32, 48)
+    assert torch.allclose(one.float(), other[:, :32].float(), atol=5e-3)
+    write_json(work / "larger.json", {**larger, "start_from": "nowhere"})
+    assert "holds no trained target" in command(*words, work / "larger.json").stderr
+
+
 def test_a_stage_names_the_one_that_is_missing(command, work):
     done = command("train", "target", "--work", work / "empty")
     assert done.returncode == 2

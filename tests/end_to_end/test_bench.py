@@ -35,7 +35,7 @@ def test_an_interrupted_run_goes_on_with_what_was_measured(tiny_model, tmp_path,
 
     def dying(*args, **kwargs):
         calls.append(1)
-        if len(calls) == 5:  # two warm-ups, two samples, then the plug
+        if len(calls) == 7:  # a warm-up and the phases of two, two samples, then the plug
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 

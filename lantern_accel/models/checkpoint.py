@@ -1,4 +1,4 @@
-"""Reading checkpoints: official and Hugging Face key layouts to ours, with errors that name the key.
+"""Key layouts: official and Hugging Face names to ours.
 
 Our names are LlamaGen's, with ``w1`` and ``w3`` stacked into ``w13`` and q, k, v into ``wqkv``.
 """
@@ -6,16 +6,14 @@ Our names are LlamaGen's, with ``w1`` and ``w3`` stacked into ``w13`` and q, k, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.errors import CheckpointError
-
-#: Keys that released files may carry and that hold nothing we need.
-HARMLESS = re.compile(r"(^|\.)(freqs_cis|rope\.freqs|rotary_emb\.inv_freq|codebook_used)$|^loss\.")
+from lantern_accel.models.loading import HARMLESS, Recipe, check_keys, mismatch
+from lantern_accel.models.weights import open_checkpoint
 
 _HF_NAMES = (
     (r"^model\.", ""),
@@ -29,6 +27,65 @@ _HF_NAMES = (
     (r"\.input_layernorm\.", ".attention_norm."),
     (r"\.post_attention_layernorm\.", ".ffn_norm."),
 )
+#: Matrices that we keep stacked, by the names of their parts.
+_STACKED = {"wqkv": ("wq", "wk", "wv"), "w13": ("w1", "w3")}
+
+
+def llamagen_name(key: str) -> str:
+    """Return LlamaGen's name of a key in LlamaGen's or the Hugging Face layout."""
+    for pattern, name in _HF_NAMES:
+        key = re.sub(pattern, name, key)
+    return key
+
+
+def drafter_name(key: str) -> str:
+    """Return our name of a key of a published LANTERN drafter, or of our own."""
+    name = llamagen_name(key)
+    return name.replace("tok_embeddings.", "embed_tokens.", 1)
+
+
+def stacked_names(named: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return our parameter names with the keys that they are stacked from.
+
+    ``named``: LlamaGen's names with their keys. Parts whose siblings are absent stay as they are, so
+    that they are reported as unknown.
+    """
+    out: dict[str, tuple[str, ...]] = {name: (key,) for name, key in named.items()}
+    for whole, parts in _STACKED.items():
+        first = re.compile(rf"(.*\.){re.escape(parts[0])}\.weight$")
+        for name in [n for n in out if first.match(n)]:
+            stem = name[: -len(f"{parts[0]}.weight")]
+            names = [f"{stem}{part}.weight" for part in parts]
+            if all(n in out for n in names):
+                out[f"{stem}{whole}.weight"] = tuple(out.pop(n)[0] for n in names)
+    return out
+
+
+def named_once(keys: Iterable[str], rename: Callable[[str], str]) -> dict[str, str]:
+    """Return names with their keys; a second key of one name keeps its own, to be reported."""
+    named: dict[str, str] = {}
+    for key in keys:
+        name = rename(key)
+        named[key if name in named else name] = key
+    return named
+
+
+def _stacked(tensors: Mapping[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    recipes = stacked_names(named_once(tensors, rename))
+    return {
+        name: tensors[keys[0]] if len(keys) == 1 else torch.cat([tensors[k] for k in keys])
+        for name, keys in recipes.items()
+    }
+
+
+def to_llamagen_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a LlamaGen GPT state dict, official or Hugging Face layout, to our names."""
+    return _stacked(tensors, llamagen_name)
+
+
+def to_drafter_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a published LANTERN drafter's state dict to our names."""
+    return _stacked(tensors, drafter_name)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -37,57 +94,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Pickles are read with ``weights_only``: no code in them runs. Raises :class:`CheckpointError` for
     a missing, truncated or foreign file.
     """
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint file {path}; check the path")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return dict(load_file(path))
-        with torch.serialization.safe_globals([__import__("argparse").Namespace]):
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error}); it may be "
-            "truncated or of another format: fetch it again and compare its size"
-        ) from error
-    for name in ("model", "module", "state_dict"):
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping):
-            loaded = loaded[name]
-            break
-    if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, not a state dict")
-    return {k: v for k, v in loaded.items() if isinstance(v, Tensor)}
-
-
-def _stack(tensors: dict[str, Tensor], parts: tuple[str, ...], whole: str) -> None:
-    """Replace ``parts`` by their concatenation under the name ``whole``, wherever all are there."""
-    first = re.compile(rf"(.*\.){re.escape(parts[0])}\.weight$")
-    for key in [k for k in tensors if first.match(k)]:
-        stem = key[: -len(f"{parts[0]}.weight")]
-        names = [f"{stem}{part}.weight" for part in parts]
-        if all(name in tensors for name in names):
-            tensors[f"{stem}{whole}.weight"] = torch.cat([tensors.pop(name) for name in names])
-
-
-def to_llamagen_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a LlamaGen GPT state dict, official or Hugging Face layout, to our names."""
-    out: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        for pattern, name in _HF_NAMES:
-            key = re.sub(pattern, name, key)
-        out[key] = tensor
-    _stack(out, ("wq", "wk", "wv"), "wqkv")
-    _stack(out, ("w1", "w3"), "w13")
-    return out
-
-
-def to_drafter_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a published LANTERN drafter's state dict to our names."""
-    out = to_llamagen_names(tensors)
-    if "tok_embeddings.weight" in out:
-        out["embed_tokens.weight"] = out.pop("tok_embeddings.weight")
-    return out
+    checkpoint = open_checkpoint(path)
+    return {key: checkpoint.read(key) for key in checkpoint}
 
 
 def load_into(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
@@ -99,21 +107,7 @@ def load_into(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> No
     own = dict(module.state_dict())
     given = {k: v for k, v in tensors.items() if k in own or not HARMLESS.search(k)}
     for key, tensor in given.items():
-        if key in own and tuple(tensor.shape) != tuple(own[key].shape):
-            raise CheckpointError(
-                f"{what}: {key} has shape {list(tensor.shape)} in the checkpoint, but its config "
-                f"says {list(own[key].shape)}; the checkpoint and the config are not of one model"
-            )
-    missing = [k for k in own if k not in given]
-    extra = [k for k in given if k not in own]
-    if missing or extra:
-        parts = []
-        if missing:
-            parts.append(f"{len(missing)} keys are missing, the first is {missing[0]!r}")
-        if extra:
-            parts.append(f"{len(extra)} keys are unknown, the first is {extra[0]!r}")
-        raise CheckpointError(
-            f"{what}: {' and '.join(parts)}; the checkpoint is of another architecture, or a part "
-            "of it is absent"
-        )
+        if key in own and tensor.shape != own[key].shape:
+            raise mismatch(what, key, list(tensor.shape), list(own[key].shape))
+    check_keys(own, {key: Recipe((key,)) for key in given}, given, what)
     module.load_state_dict(given, strict=True)

@@ -1,0 +1,346 @@
+"""Checkpoint files: named tensors in one or several files, opened without reading their data.
+
+``.safetensors``, ``.pt``, ``.pth`` and ``.bin``; shards with an ``index.json`` or numbered file names;
+a bare state dict or one under ``model``, ``module`` or ``state_dict``. Tensors are mapped, and the
+mapping is dropped every few hundred megabytes: pages that were read count as this process's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import pickletools
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.errors import CheckpointError
+
+#: Most bytes that are read through one mapping before it is dropped and made anew; small checkpoints
+#: take a sixteenth of themselves.
+REMAP_BYTES = 64 * 2**20
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+#: Where trainers put the state dict; the order is that of LlamaGen's own loader.
+WRAPPERS = ("model", "module", "state_dict")
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
+
+
+class _File(ABC):
+    """One file's tensors; ``info`` is what it says about itself (metadata, training arguments)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.headers: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self.info: dict[str, Any] = {}
+
+    @abstractmethod
+    def read(self, key: str) -> Tensor:
+        """Return a tensor that may be mapped from the file."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop the mapping; the next :meth:`read` makes another."""
+
+
+class _SafetensorsFile(_File):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._open: Any = None
+        file = self._handle()
+        for key in file.keys():  # noqa: SIM118, not a dict
+            part = file.get_slice(key)
+            dtype = _DTYPES.get(part.get_dtype())
+            if dtype is None:
+                raise ValueError(f"{key} has the dtype {part.get_dtype()}, which is not supported")
+            self.headers[key] = (tuple(part.get_shape()), dtype)
+        self.info = dict(file.metadata() or {})
+
+    def _handle(self) -> Any:
+        if self._open is None:
+            from safetensors import safe_open
+
+            self._open = safe_open(str(self.path), framework="pt", device="cpu")
+        return self._open
+
+    def read(self, key: str) -> Tensor:
+        tensor: Tensor = self._handle().get_tensor(key)
+        return tensor
+
+    def close(self) -> None:
+        self._open = None
+
+
+class _PickleFile(_File):
+    """A torch file, read with ``weights_only``: nothing in it runs."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._tensors: dict[str, Tensor] | None = None
+        self._mapped = True
+        for key, tensor in self._load().items():
+            self.headers[key] = (tuple(tensor.shape), tensor.dtype)
+
+    def _torch_load(self, mapped: bool) -> Any:
+        with (
+            torch.serialization.safe_globals([argparse.Namespace]),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")  # about the age of a pickle; the file is judged below
+            return torch.load(self.path, map_location="cpu", weights_only=True, mmap=mapped)
+
+    def _load(self) -> dict[str, Tensor]:
+        if self._tensors is None:
+            try:
+                content = self._torch_load(self._mapped)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                # The format before torch 1.6 cannot be mapped.
+                self._mapped = False
+                content = self._torch_load(False)
+            state = content
+            if isinstance(content, Mapping):
+                for name in WRAPPERS:
+                    if isinstance(content.get(name), Mapping):
+                        state = content[name]
+                        break
+                arguments = content.get("args")
+                if isinstance(arguments, argparse.Namespace):
+                    self.info = dict(vars(arguments))
+            if not isinstance(state, Mapping):
+                raise CheckpointError(
+                    f"{self.path} holds a {type(state).__name__}, not a state dict; name a file with "
+                    "a model's weights"
+                )
+            self._tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+        return self._tensors
+
+    def read(self, key: str) -> Tensor:
+        return self._load()[key]
+
+    def close(self) -> None:
+        if self._mapped:
+            self._tensors = None
+
+
+def _open_file(path: Path) -> _File:
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint file {path}; check the path")
+    with path.open("rb") as stream:
+        if stream.read(24).startswith(b"version https://git-lfs"):
+            raise CheckpointError(
+                f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder, or "
+                "download the file"
+            )
+    try:
+        return (_SafetensorsFile if path.suffix == ".safetensors" else _PickleFile)(path)
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)|function (\S+)", str(error))
+        wanted = (named.group(1) or named.group(2)) if named is not None else _callable_in(path)
+        if not wanted:
+            raise _unreadable(path, error) from None
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint: its pickle wants to run code ({wanted}), which is "
+            "refused; get the weights as .safetensors, or save the bare state dict again where you "
+            "trust the file"
+        ) from None
+    except Exception as error:
+        raise _unreadable(path, error) from error
+
+
+def _callable_in(path: Path) -> str:
+    """Return the first thing that a plain pickle would import, read without running it; "" if none."""
+    strings: list[str] = []
+    try:
+        with path.open("rb") as stream:
+            for opcode, value, _ in pickletools.genops(stream):
+                if opcode.name == "GLOBAL":
+                    return str(value).replace(" ", ".")
+                if opcode.name == "STACK_GLOBAL":
+                    return ".".join(strings[-2:])
+                if isinstance(value, str):
+                    strings.append(value)
+    except Exception:  # not a pickle at all
+        return ""
+    return ""
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    text = " ".join(str(error).split())
+    text = text if len(text) < 200 else text[:200] + "..."
+    return CheckpointError(
+        f"{path} cannot be read as a checkpoint ({type(error).__name__}: {text}); it may be "
+        "truncated or of another format: fetch it again and compare its size"
+    )
+
+
+class Checkpoint:
+    """Named tensors of one model part; reads on demand, and only what is asked for."""
+
+    def __init__(self, path: Path, files: list[_File]) -> None:
+        self.path = path
+        self._files = files
+        self._home = {key: file for file in files for key in file.headers}
+        self._read_bytes = 0
+        self._remap = min(REMAP_BYTES, self.nbytes // 16)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._home
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home)
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold it."""
+        return [file.path for file in self._files]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the files say about themselves: safetensors metadata, a trainer's arguments."""
+        merged: dict[str, Any] = {}
+        for file in self._files:
+            merged.update(file.info)
+        return merged
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(self.size_of(key) for key in self)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading it."""
+        return self._home[key].headers[key][0]
+
+    def dtype(self, key: str) -> torch.dtype:
+        """Return a tensor's dtype without reading it."""
+        return self._home[key].headers[key][1]
+
+    def size_of(self, key: str) -> int:
+        """Return a tensor's bytes without reading it."""
+        size = self.dtype(key).itemsize
+        for n in self.shape(key):
+            size *= n
+        return size
+
+    def read(self, key: str) -> Tensor:
+        """Return a tensor on the host, mapped from its file; copy it before reading the next.
+
+        Raises :class:`CheckpointError` where the file changed or broke meanwhile.
+        """
+        if self._read_bytes > self._remap:
+            self.close()
+        file = self._home[key]
+        try:
+            tensor = file.read(key)
+        except Exception as error:
+            raise _unreadable(file.path, error) from error
+        self._read_bytes += self.size_of(key)
+        return tensor
+
+    def close(self) -> None:
+        """Drop all mappings; reading goes on with new ones."""
+        for file in self._files:
+            file.close()
+        self._read_bytes = 0
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a checkpoint file, or the folder that holds one (sharded or not).
+
+    Raises :class:`CheckpointError` naming what is missing, truncated or foreign; pickles that want to
+    run code are refused.
+    """
+    if not path.is_dir():
+        return Checkpoint(path, [_open_file(path)])
+    names, listed = shard_names(path)
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{path} lacks {' and '.join(missing)} of the {len(names)} files that hold its weights; "
+            "fetch what is missing again"
+        )
+    files = [_open_file(path / name) for name in names]
+    checkpoint = Checkpoint(path, files)
+    for key, name in listed.items():
+        if key not in checkpoint:
+            raise CheckpointError(
+                f"{path / name} lacks {key}, which the folder's index says it holds; fetch that file "
+                "again"
+            )
+    return checkpoint
+
+
+def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the file names that hold a folder's weights, and the index's keys with their files.
+
+    The names are those that should be there, whether or not they are. Raises :class:`CheckpointError`
+    for a folder without weights, or with those of several models.
+    """
+    indexes = sorted(folder.glob("*.index.json"))
+    # Safetensors first: they are complete by their own header, and map without unpickling.
+    indexes.sort(key=lambda p: "safetensors" not in p.name)
+    for index in indexes:
+        try:
+            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names = sorted(set(listed.values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{index} cannot be read as an index of shards ({type(error).__name__}: {error}); "
+                "fetch it again"
+            ) from None
+        return names, dict(listed)
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [name], {}
+    found = [p for p in sorted(folder.iterdir()) if p.suffix in SUFFIXES and p.is_file()]
+    shards = [match for p in found if (match := _SHARD.match(p.name))]
+    if shards:
+        first = shards[0]
+        count = int(first["count"])
+        return [
+            f"{first['stem']}-{i:05d}-of-{count:05d}{first['suffix']}" for i in range(1, count + 1)
+        ], {}
+    if len(found) == 1:
+        return [found[0].name], {}
+    if not found:
+        raise CheckpointError(f"the folder {folder} holds no weights ({', '.join(SUFFIXES)})")
+    raise CheckpointError(
+        f"the folder {folder} holds several checkpoints ({', '.join(p.name for p in found)}); name one "
+        "of them"
+    )
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder is one checkpoint by its file names: an index, or a usual single file."""
+    names = ("model.safetensors", "pytorch_model.bin")
+    return (
+        any(folder.glob("*.index.json"))
+        or any((folder / name).is_file() for name in names)
+        or any(_SHARD.match(p.name) for p in folder.iterdir())
+    )

@@ -15,7 +15,11 @@ from lantern_accel.errors import StrategyError
 Space = Literal["decoder", "raw"]
 
 
-def neighbour_table(codebook: Tensor, k: int, chunk: int = 1024) -> Tensor:
+#: Codebooks up to this size are sorted whole: fast enough, and no value is looked at.
+SORTED = 4096
+
+
+def neighbour_table(codebook: Tensor, k: int, chunk: int = 256) -> Tensor:
     """Return the ``k`` nearest codes of each code, nearest first, int32 ``[V, k]``.
 
     ``codebook``: ``[V, d]`` in the space in which distance is measured (Euclidean). Equal distances
@@ -35,8 +39,27 @@ def neighbour_table(codebook: Tensor, k: int, chunk: int = 1024) -> Tensor:
         distance = square[start : start + chunk, None] + square - 2 * part @ book.t()
         here = torch.arange(len(part))
         distance[here, start + here] = float("inf")
-        rows.append(distance.sort(dim=-1, stable=True).indices[:, :k].int())
+        if size <= SORTED:
+            rows.append(distance.sort(dim=-1, stable=True).indices[:, :k].int())
+        else:
+            rows.append(_nearest(distance, k).int())
     return torch.cat(rows)
+
+
+def _nearest(distance: Tensor, k: int) -> Tensor:
+    """Return the columns of the ``k`` smallest of each row ``[n, V]``, equal ones by column."""
+    # One more than asked for, to see whether equal distances straddle the last place.
+    some = distance.topk(min(k + 1, distance.shape[1]), largest=False)
+    by_column = some.indices.sort(dim=-1)
+    values = some.values.gather(-1, by_column.indices)
+    ordered = values.sort(dim=-1, stable=True)
+    nearest = by_column.values.gather(-1, ordered.indices)[:, :k]
+    if values.shape[1] > k:
+        torn = (ordered.values[:, k - 1] == ordered.values[:, k]).nonzero().flatten()
+        if torn.numel():
+            full = distance.index_select(0, torn).sort(dim=-1, stable=True)
+            nearest.index_copy_(0, torn, full.indices[:, :k])
+    return nearest
 
 
 def cached_neighbour_table(

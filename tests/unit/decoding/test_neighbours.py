@@ -50,6 +50,18 @@ def test_equal_distances_go_to_the_lower_code() -> None:
     assert neighbour_table(book, 1).tolist()[3] == [1]
 
 
+@pytest.mark.parametrize("k", [1, 6, 200, 299])
+def test_many_equal_distances_are_ordered_as_a_stable_sort_orders_them(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "SORTED", 0)  # the way of large codebooks
+    book = torch.randint(0, 3, (300, 3), generator=torch.Generator().manual_seed(3)).float()
+    distance = torch.cdist(book.double(), book.double()).square().round()
+    distance.fill_diagonal_(float("inf"))
+    expected = distance.sort(dim=-1, stable=True).indices[:, :k].int()
+    assert torch.equal(neighbour_table(book, k), expected)
+
+
 @pytest.mark.parametrize("k", [0, -1, 8, 100])
 def test_k_that_the_codebook_cannot_give_is_refused(k: int) -> None:
     with pytest.raises(StrategyError, match=rf"k = {k} .*8 codes; k must be between 1 and 7"):

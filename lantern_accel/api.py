@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lantern_accel.plugins import choose_device
-from lantern_accel.strategy import Strategy, Tree
+from lantern_accel.strategy import NeighbourSpace, Strategy, Tree
 from lantern_accel.types import GenerationResult
 
 if TYPE_CHECKING:
@@ -22,21 +22,43 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     options: Mapping[str, Any] | None = None,
+    vq: str | Path | None = None,
+    drafter: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+    text_device: Literal["device", "cpu"] = "device",
+    embeddings: str | Path | None = None,
+    tell: Callable[[str], None] | None = None,
+    on_loading: Callable[[str, int, int], None] | None = None,
 ) -> Pipeline:
     """Load a model onto a device and return a pipeline to reuse.
 
-    ``model``: a bundled model's name, or a folder with a ``model.json``. ``device``: a backend's name,
-    with ``:index`` for one of several, or ``"auto"`` for the best available one. ``dtype``: ``"auto"``
-    (the device's best), ``"float32"``, ``"bfloat16"`` or ``"float16"``. ``options`` go to the backend.
+    ``model``: a name that ``lantern-accel models`` lists (fetched through the Hugging Face Hub if it is
+    not in its cache), a folder with a ``model.json``, or a folder or file of official weights.
+    ``device``: a backend's name, with ``:index`` for one of several, or ``"auto"`` for the best available
+    one. ``dtype``: ``"auto"`` (the device's best), ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+    ``options`` go to the backend.
+
+    ``vq``, ``drafter`` and ``text_encoder`` name parts that lie elsewhere (``drafter="none"``: decode
+    without one); ``text_device="cpu"`` keeps a large text encoder off the device; ``embeddings`` is a
+    ``.safetensors`` or ``.npz`` file with the prompts' features in place of the text encoder. ``tell``
+    gets lines about licences and downloads, ``on_loading`` a part's name, bytes read, bytes in all.
 
     Raises :class:`BackendError` for a device that is unknown or absent (never a silent fall-back),
     :class:`ModelError` for a model that is unknown or damaged.
     """
     # The device comes before torch: its absence is told at once, and its environment is set in time.
     chosen = choose_device(device, options)
+    from lantern_accel.models.locate import named_parts
     from lantern_accel.pipeline import open_pipeline
 
-    return open_pipeline(model, chosen, dtype)
+    parts = named_parts(
+        vq=vq,
+        drafter=drafter,
+        text_encoder=text_encoder,
+        text_device=text_device,
+        embeddings=embeddings,
+    )
+    return open_pipeline(model, chosen, dtype, parts=parts, tell=tell, on_loading=on_loading)
 
 
 def generate(
@@ -44,7 +66,8 @@ def generate(
     *,
     device: str = "auto",
     model: str | Path = DEFAULT_MODEL,
-    strategy: str | Strategy = "lantern++",
+    preset: str | None = None,
+    strategy: str | Strategy | None = None,
     num_images: int = 1,
     seed: int | None = None,
     dtype: str = "auto",
@@ -53,28 +76,34 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     cfg_scale: float | None = None,
+    cfg_interval: int | None = None,
     tree: str | Tree | None = None,
     k: int | None = None,
     delta: float | None = None,
     lam: float | None = None,
     residual: Literal["aggregate", "official", "optimal"] | None = None,
+    neighbour_space: NeighbourSpace | None = None,
     options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    **parts: Any,
 ) -> GenerationResult:
     """Generate images from a prompt, a list of prompts, or class ids.
 
     ``num_images`` a prompt; ``seed`` fixes the images on a device (None draws one, which the result
-    tells). ``strategy``: ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++`` or a
-    :class:`Strategy`; ``tree``, ``k``, ``delta``, ``lam`` (lambda) and ``residual`` change a part of
-    it. ``temperature=0`` is greedy. Settings left None are the model's.
+    tells). ``strategy``: ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++`` (the default) or
+    a :class:`Strategy`; ``tree``, ``k``, ``delta``, ``lam`` (lambda), ``residual`` and
+    ``neighbour_space`` change a part of it. ``temperature=0`` is greedy. Settings left None are the
+    preset's (``lantern-accel models --presets``) or the model's. ``parts`` are those of :func:`load`
+    (``vq``, ``drafter``, ``text_encoder``, ``embeddings``, ...).
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of
     :class:`LanternError`, before any decoding, for anything in the request that cannot be served.
     """
-    with load(model, device=device, dtype=dtype, options=options) as pipeline:
+    with load(model, device=device, dtype=dtype, options=options, **parts) as pipeline:
         return pipeline.generate(
             prompt,
             on_progress=on_progress,
+            preset=preset,
             strategy=strategy,
             num_images=num_images,
             seed=seed,
@@ -84,8 +113,10 @@ def generate(
             delta=delta,
             lam=lam,
             residual=residual,
+            neighbour_space=neighbour_space,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             cfg_scale=cfg_scale,
+            cfg_interval=cfg_interval,
         )

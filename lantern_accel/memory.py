@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import math
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,14 +12,14 @@ from torch import nn
 from lantern_accel.backend import DTYPES, Backend, MemoryUse
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.errors import BackendError
+from lantern_accel.models.families import PARTS, Found, family
+from lantern_accel.models.loading import without_data
 from lantern_accel.ops import KVLayout, TensorOps
 from lantern_accel.strategy import Sampling, Strategy
 
 Part = TypeVar("Part", bound=nn.Module)
-#: Parts of a model folder that are computed in the request's dtype; the others stay in float32.
+#: Parts of a model that are computed in the request's dtype; the others stay in float32.
 COMPUTED = ("target", "drafter")
-#: Parts that stay on the host.
-HOST = ("text",)
 
 
 def free_bytes(use: MemoryUse) -> int | None:
@@ -39,46 +37,45 @@ def size(nbytes: int) -> str:
 # --- weights ------------------------------------------------------------------------------------
 
 
-def stored_numbers(path: Path) -> int:
-    """Count the numbers in a safetensors file from its header; 0 for what loading will refuse."""
-    from safetensors import SafetensorError, safe_open
-
-    total = 0
-    with contextlib.suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118, not a mapping
-            total += math.prod(file.get_slice(name).get_shape())
-    return total
-
-
-def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Return what the weights of a model folder take on the device."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        if path.stem in HOST:
+def part_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
+    """Return what the weights of every part take: target and drafter in ``dtype``, else float32."""
+    kind = family(manifest.family)
+    out = {}
+    for part in PARTS:
+        if getattr(manifest, part) is None:
             continue
-        width = dtype if path.stem in COMPUTED else torch.float32
-        total += stored_numbers(path) * width.itemsize
-    return total
+        with without_data():
+            module = kind.build(manifest, part, TensorOps())
+        width = dtype if part in COMPUTED else torch.float32
+        out[part] = sum(value.numel() for value in module.state_dict().values()) * width.itemsize
+    return out
 
 
-def check_weights(backend: Backend, folder: Path, dtype: torch.dtype) -> None:
-    """Raise BackendError where a model folder's weights are larger than the device's free memory.
+def weights_bytes(found: Found, dtype: torch.dtype) -> int:
+    """Return what the weights of the parts that were found take on the device."""
+    parts = part_bytes(found.manifest, dtype)
+    return sum(nbytes for part, nbytes in parts.items() if part in found.files)
+
+
+def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
+    """Raise BackendError where a model's weights are larger than the device's free memory.
 
     Names the dtypes that would fit.
     """
     free = free_bytes(backend.memory())
-    need = weights_bytes(folder, dtype)
+    need = weights_bytes(found, dtype)
     if free is None or need <= free:
         return
     others = [
-        f"{name} ({size(weights_bytes(folder, other))})"
+        f"{name} ({size(weights_bytes(found, other))})"
         for name, other in DTYPES.items()
-        if other in backend.compute_dtypes() and weights_bytes(folder, other) <= free
+        if other in backend.compute_dtypes() and weights_bytes(found, other) <= free
     ]
     way = f"use the dtype {' or '.join(others)}" if others else "use a device with more memory"
     raise BackendError(
-        f"the model {folder.name} takes {size(need)} in {_name(dtype)}, device {backend.device} has "
-        f"{size(free)} free{_total(backend.memory())}; {way}, or end other programs that use it"
+        f"the model {found.manifest.name} takes {size(need)} in {_name(dtype)}, device "
+        f"{backend.device} has {size(free)} free{_total(backend.memory())}; {way}, or end other "
+        "programs that use it"
     )
 
 
@@ -150,18 +147,24 @@ def check_engine(
     strategy: Strategy,
     sampling: Sampling,
     batch: int,
+    beside: Callable[[int], int] = lambda batch: 0,
 ) -> None:
     """Raise BackendError where an engine's buffers are larger than the free memory.
 
-    Names the largest batch whose buffers fit.
+    ``beside``: what a batch takes beside its buffers. Names the largest batch that fits.
     """
     free = free_bytes(backend.memory())
     if free is None:
         return
-    need = engine_bytes(backend, target, drafter, strategy, sampling, batch)
+
+    def needed(images: int) -> int:
+        buffers = engine_bytes(backend, target, drafter, strategy, sampling, images)
+        return buffers + beside(images)
+
+    need = needed(batch)
     if need <= free:
         return
-    one = engine_bytes(backend, target, drafter, strategy, sampling, 1)
+    one = needed(1)
     # Every buffer has the batch as a factor, or does not depend on it.
     each = (need - one) / max(batch - 1, 1)
     fits = 1 + int((free - one) / each) if free >= one and each > 0 else 0

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,18 @@ from lantern_accel.decoding.neighbours import cached_neighbour_table
 from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, RequestError
 from lantern_accel.files import cache_dir
 from lantern_accel.memory import check_engine, check_weights
-from lantern_accel.models.bundle import Model
-from lantern_accel.models.text import tokenize
-from lantern_accel.models.vq import pixels_to_uint8
-from lantern_accel.strategy import Sampling, Strategy, Tree, named_strategy, validated
+from lantern_accel.models.families import Conditions, LoadingProgress, Model, Parts, Prompt
+from lantern_accel.presets import preset_for
+from lantern_accel.room import Room
+from lantern_accel.strategy import (
+    NeighbourSpace,
+    NoTree,
+    Sampling,
+    Strategy,
+    Tree,
+    named_strategy,
+    validated,
+)
 from lantern_accel.types import GenerationRequest, GenerationResult, GenerationStats, PhaseSeconds
 
 if TYPE_CHECKING:
@@ -33,10 +41,11 @@ if TYPE_CHECKING:
 
     from lantern_accel.plugins import Chosen
 
+__all__ = ["Pipeline", "Prompt", "Ready", "open_pipeline"]
+
 #: Engines (buffers of one batch size, strategy and sampling) kept for reuse.
 KEPT_ENGINES = 4
-
-Prompt = str | int
+DEFAULT_STRATEGY = "lantern++"
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,8 @@ class Pipeline:
         self.backend = backend
         self.dtype = dtype
         self._engines: OrderedDict[Any, Ready] = OrderedDict()
-        self._neighbours: dict[int, Tensor] = {}
+        self._neighbours: dict[tuple[int, str], Tensor] = {}
+        self._room = Room(model, backend, dtype)
         self._warmed: list[str] = []
         self.kept_engines = KEPT_ENGINES
 
@@ -84,11 +94,11 @@ class Pipeline:
 
     # --- settings ------------------------------------------------------------------------------
 
-    def strategy(self, strategy: str | Strategy = "lantern++", **overrides: Any) -> Strategy:
+    def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **overrides: Any) -> Strategy:
         """Return a strategy by name, with this model's trees and defaults, and overrides applied.
 
         ``overrides``: ``tree`` (a tree, or text as ``--tree`` takes it), ``k``, ``delta``, ``lam``,
-        ``residual``; None leaves the default.
+        ``residual``, ``neighbour_space``; None leaves the default.
         """
         if isinstance(overrides.get("tree"), str):
             from lantern_accel.decoding.trees import parse_tree
@@ -125,71 +135,33 @@ class Pipeline:
         values.update({k: v for k, v in overrides.items() if v is not None})
         return validated(Sampling, values, "sampling")
 
-    # --- conditions ----------------------------------------------------------------------------
-
-    def _conditions(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
-        """Return a condition a prompt and its prefix mask, bool ``[n, prefix]``."""
-        config = self.model.manifest.target
+    def conditions(self, prompts: Sequence[Prompt]) -> Conditions:
+        """Return what the prompts become before decoding, one condition a prompt."""
         device = self.backend.device
-        if config.conditioning == "class":
-            ids = [self._class_id(p, config.num_classes) for p in prompts]
-            mask = torch.ones(len(ids), 1, dtype=torch.bool)
-            return torch.tensor(ids).to(device), mask.to(device)
-        for prompt in prompts:
-            if not isinstance(prompt, str):
-                raise RequestError(
-                    f"the model {self.model.manifest.name!r} takes text, not the class {prompt!r}"
-                )
-        if self.model.text is None:
-            raise RequestError(
-                f"the model {self.model.manifest.name!r} has no text encoder in its folder"
-            )
-        texts = [str(prompt) for prompt in prompts]
-        words, mask = tokenize(self.model.text_tokenizer, texts, self.model.text.config)
-        features = self.model.text(words, mask)
-        return features.to(device=device, dtype=self.dtype), mask.to(device)
+        conditions = self.model.family.conditions(self.model, prompts, device, self.dtype)
+        if self.model.text is not None:
+            self.model.text.release()
+        return conditions
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raise :class:`RequestError` for a prompt that this model cannot draw."""
-        self._conditions(prompts)
-
-    def _class_id(self, prompt: Prompt, classes: int) -> int:
-        try:
-            value = int(prompt)
-        except ValueError:
-            value = -1
-        if not 0 <= value < classes:
-            raise RequestError(
-                f"the model {self.model.manifest.name!r} takes class ids from 0 to {classes - 1}, "
-                f"not {prompt!r}"
-            )
-        return value
-
-    def _rows(self, condition: Tensor, mask: Tensor, sampling: Sampling) -> Tensor:
-        """Return the engine's rows: ``[cond; uncond]`` with guidance, else ``[cond]``."""
-        if not sampling.guided:
-            return condition
-        target = self.model.target
-        free = target.unconditional(condition.shape[0]).to(condition.dtype)
-        if condition.dim() == 3:
-            # LlamaGen hides the same positions in the unconditional row.
-            free = free * mask.unsqueeze(-1).to(free.dtype)
-        return torch.cat((condition, free))
+        self.conditions(prompts)
 
     # --- engines -------------------------------------------------------------------------------
 
-    def neighbours(self, k: int) -> Tensor:
-        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new."""
-        if k not in self._neighbours:
-            vq = self.model.vq
+    def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
+        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new.
+
+        ``space``: where distance is measured; None: as the model says.
+        """
+        space = space or self.model.manifest.neighbour_space
+        if (k, space) not in self._neighbours:
+            rows, on_sphere = self.model.family.codebook(self.model)
             table = cached_neighbour_table(
-                vq.quantize.embedding.weight,
-                k,
-                normalise=vq.config.l2_norm and self.model.manifest.neighbour_space == "decoder",
-                cache=cache_dir(),
+                rows, k, normalise=on_sphere and space == "decoder", cache=cache_dir()
             )
-            self._neighbours[k] = table.to(self.backend.device)
-        return self._neighbours[k]
+            self._neighbours[k, space] = table.to(self.backend.device)
+        return self._neighbours[k, space]
 
     @torch.inference_mode()
     def warm_up(
@@ -215,12 +187,17 @@ class Pipeline:
                 chosen = self.strategy(given)
                 if isinstance(given, str):
                     chosen = self.tuned(chosen, settings.temperature)
-                self.engine(batch, chosen, settings)
+                self.engine(batch, chosen, settings, self.model.family.usual_shape(self.model))
         self._warmed = [f"{name} x {n}" for n in batches for name in map(_name, strategies)]
 
-    def engine(self, batch: int, strategy: Strategy, sampling: Sampling) -> Ready:
-        """Return the engine of these settings with its captured functions, made on first use."""
-        key = (batch, strategy.model_dump_json(), sampling.model_dump_json())
+    def engine(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> Ready:
+        """Return the engine of these settings with its captured functions, made on first use.
+
+        ``shape``: that of the conditions it will start from, where a model's are not all alike.
+        """
+        key = (batch, strategy.model_dump_json(), sampling.model_dump_json(), shape)
         if key not in self._engines:
             if self._warmed:
                 warnings.warn(
@@ -232,15 +209,16 @@ class Pipeline:
             k = strategy.neighbours
             Engine.check(strategy, sampling, self.model.manifest.target.vocab_size)
             self._make_room(batch, strategy, sampling)
+            target, drafter = self.model.family.fitted(self.model, shape)
             with self._explained():
                 engine = Engine(
-                    self.model.target,
-                    self.model.drafter,
+                    target,
+                    drafter,
                     self.backend,
                     strategy,
                     sampling,
                     batch=batch,
-                    neighbours=self.neighbours(k) if k else None,
+                    neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
                 )
                 self._engines[key] = Ready(
                     engine,
@@ -251,18 +229,31 @@ class Pipeline:
         return self._engines[key]
 
     def _make_room(self, batch: int, strategy: Strategy, sampling: Sampling) -> None:
-        """Release kept engines, the oldest first, until a new one's buffers fit; raise where none do."""
+        """Release kept engines, the oldest first, until a new one fits; raise where none does."""
+        beside = self._room.beside(strategy, sampling)
         while True:
             room = len(self._engines) < self.kept_engines
             try:
-                model = self.model
-                check_engine(self.backend, model.target, model.drafter, strategy, sampling, batch)
+                if not self._room.plenty(batch, strategy, sampling):
+                    parts = self.model.target, self.model.drafter
+                    check_engine(self.backend, *parts, strategy, sampling, batch, beside)
                 if room:
                     return
             except BackendError:
                 if not self._engines:
                     raise
             self._engines.popitem(last=False)[1].release()
+
+    def _batch(self, request: GenerationRequest, count: int) -> int:
+        """Return how many images to decode together: as asked, else what suits and fits the device."""
+        if request.batch_size is not None:
+            return min(request.batch_size, count)
+        usual = min(self.backend.default_batch, count)
+        drafts = not isinstance(request.strategy.tree, NoTree)
+        if usual == 1 or (drafts and self.model.drafter is None):
+            return usual
+        held = sum(ready.engine.nbytes for ready in self._engines.values())
+        return max(1, self._room.fitting(usual, request.strategy, request.sampling, held))
 
     @contextmanager
     def _explained(self, finished: Sequence[Tensor] = ()) -> Iterator[None]:
@@ -283,7 +274,8 @@ class Pipeline:
         self,
         prompt: Prompt | Sequence[Prompt],
         *,
-        strategy: str | Strategy = "lantern++",
+        preset: str | None = None,
+        strategy: str | Strategy | None = None,
         num_images: int = 1,
         seed: int | None = None,
         batch_size: int | None = None,
@@ -292,15 +284,30 @@ class Pipeline:
         delta: float | None = None,
         lam: float | None = None,
         residual: str | None = None,
+        neighbour_space: NeighbourSpace | None = None,
         **sampling: Any,
     ) -> GenerationRequest:
-        """Check a request and fill in the model's defaults; raises before any work is done."""
+        """Check a request and fill in a preset's or the model's defaults, before any work is done."""
         prompts = (prompt,) if isinstance(prompt, str | int) else tuple(prompt)
         if not prompts:
             raise RequestError("there is no prompt; give at least one")
-        chosen = self.strategy(strategy, tree=tree, k=k, delta=delta, lam=lam, residual=residual)
+        changes: dict[str, Any] = {
+            "tree": tree,
+            "k": k,
+            "delta": delta,
+            "lam": lam,
+            "residual": residual,
+            "neighbour_space": neighbour_space,
+        }
+        if preset is not None:
+            published = preset_for(preset, self.model.manifest)
+            sampling = _filled(sampling, published.sampling)
+            if strategy is None or strategy == published.strategy:
+                strategy = published.strategy
+                changes = _filled(changes, published.overrides)
+        chosen = self.strategy(strategy or DEFAULT_STRATEGY, **changes)
         settings = self.sampling(**sampling)
-        if tree is None and isinstance(strategy, str):
+        if changes["tree"] is None and not isinstance(strategy, Strategy):
             chosen = self.tuned(chosen, settings.temperature)
         try:
             return GenerationRequest(
@@ -334,26 +341,26 @@ class Pipeline:
         arrays: list[Tensor] = []
         with self._explained(arrays), watch() as total:
             with watch() as text:
-                condition, mask = self._conditions(request.prompts)
+                conditions = self.conditions(request.prompts)
             picks = [i for i in range(len(request.prompts)) for _ in range(request.num_images)]
             count = len(picks)
-            batch = min(request.batch_size or self.backend.default_batch, count)
+            batch = self._batch(request, count)
             size = self.model.manifest.target.num_tokens
             prefill = decode = pixels = 0.0
-            self._expect(request, count, batch)
+            self._expect(request, count, batch, conditions.shape)
             parts: list[Decoded] = []
             buffers = 0
             for start in range(0, count, batch):
                 here = picks[start : start + batch]
                 images = list(range(start, start + len(here)))
                 report = _offset(on_progress, start, len(here), size, count)
-                ready = self.engine(len(here), request.strategy, request.sampling)
+                ready = self.engine(len(here), request.strategy, request.sampling, conditions.shape)
                 engine = ready.engine
                 buffers = max(buffers, engine.nbytes)
-                rows = self._rows(condition[here], mask[here], request.sampling)
+                rows = self.model.family.rows(self.model, conditions.pick(here), request.sampling)
                 with watch() as prefill_watch:
                     uniforms = engine.uniforms(request.seed, images)
-                    engine.start(rows, mask[here], uniforms, ready.prefill)
+                    engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                 with watch() as decode_watch:
                     done = engine.run(ready.step, report)
                 with watch() as pixels_watch:
@@ -391,22 +398,22 @@ class Pipeline:
 
         ``step`` runs in place of the captured step (for measurements that look at the state).
         """
-        condition, mask = self._conditions(prompts)
-        ready = self.engine(len(prompts), strategy, sampling)
+        conditions = self.conditions(prompts)
+        ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
         engine = ready.engine
-        rows = self._rows(condition, mask, sampling)
+        rows = self.model.family.rows(self.model, conditions, sampling)
         uniforms = engine.uniforms(seed, list(range(len(prompts))))
         with self._explained(), self.backend.stopwatch() as watch:
-            engine.start(rows, mask, uniforms, ready.prefill)
+            engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
             decoded = engine.run(step or ready.step)
         return decoded, watch.seconds
 
-    def _expect(self, request: GenerationRequest, count: int, batch: int) -> None:
+    def _expect(self, request: GenerationRequest, count: int, batch: int, shape: Hashable) -> None:
         """Tell the captured functions how often the request will call them."""
         whole, rest = divmod(count, batch)
         for size, times in ((batch, whole), (rest, 1)):
             if size and times:
-                ready = self.engine(size, request.strategy, request.sampling)
+                ready = self.engine(size, request.strategy, request.sampling, shape)
                 ready.prefill.expect(times)
                 # Half as many steps as tokens: about what speculation leaves.
                 drafts = ready.engine.geometry.depth > 0
@@ -414,9 +421,7 @@ class Pipeline:
 
     def pixels(self, tokens: Tensor) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
-        grid = self.model.manifest.target.grid
-        codes = tokens.to(self.backend.device).view(-1, grid, grid)
-        return pixels_to_uint8(self.model.vq.decode_codes(codes)).cpu()
+        return self.model.family.pixels(self.model, tokens.to(self.backend.device)).cpu()
 
     def _stats(
         self,
@@ -474,6 +479,12 @@ def _pictures(arrays: Sequence[Tensor]) -> list[Image]:
     return [Image.fromarray(a.numpy()) for array in arrays for a in array]
 
 
+def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return ``given`` with what it leaves None taken from ``defaults``."""
+    known = {key: value for key, value in given.items() if value is not None}
+    return {**dict.fromkeys(given), **defaults, **known}
+
+
 def _offset(
     report: Callable[[int, int], None] | None, start: int, images: int, size: int, count: int
 ) -> Callable[[int], None] | None:
@@ -483,11 +494,24 @@ def _offset(
     return lambda known: report(start * size + known * images, count * size)
 
 
-def open_pipeline(model: str | Path, device: Chosen, dtype: str) -> Pipeline:
-    """Open the device, then load the model on it; see :func:`lantern_accel.load`."""
-    from lantern_accel.models.bundle import find_model, load_model
+def open_pipeline(
+    model: str | Path,
+    device: Chosen,
+    dtype: str,
+    *,
+    parts: Parts | None = None,
+    tell: Callable[[str], None] | None = None,
+    on_loading: LoadingProgress | None = None,
+) -> Pipeline:
+    """Open the device, then load the model on it; see :func:`lantern_accel.load`.
 
-    folder = find_model(model)
+    ``tell`` gets lines about licences and downloads, ``on_loading`` a part's name, bytes read and bytes
+    in all.
+    """
+    from lantern_accel.models.bundle import load_model
+    from lantern_accel.models.locate import find_model, log
+
+    found = find_model(model, parts, tell or log)
     backend = device.open()
     try:
         if backend.device.type == "meta":
@@ -496,8 +520,10 @@ def open_pipeline(model: str | Path, device: Chosen, dtype: str) -> Pipeline:
                 "another device (`lantern-accel devices` lists them)"
             )
         policy = backend.dtypes(dtype)
-        check_weights(backend, folder, policy.compute)
-        loaded = load_model(folder, backend, dtype=policy.compute, device=backend.device)
+        check_weights(backend, found, policy.compute)
+        loaded = load_model(
+            found, backend, dtype=policy.compute, device=backend.device, progress=on_loading
+        )
     except BaseException:
         backend.close()
         raise

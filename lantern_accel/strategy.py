@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lantern_accel.errors import StrategyError, did_you_mean
 
 Residual = Literal["aggregate", "official", "optimal"]
+#: ``decoder``: the space in which the decoder looks codes up (the unit sphere for LlamaGen); ``raw``: the
+#: codebook's rows as they are stored, as the official tables are.
+NeighbourSpace = Literal["decoder", "raw"]
 Model = TypeVar("Model", bound=BaseModel)
 #: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
 Path = tuple[int, ...]
@@ -122,6 +125,9 @@ class Strategy(_Value):
     tree: Tree = NoTree()
     acceptance: Acceptance = Exact()
     residual: Residual = "aggregate"
+    neighbour_space: NeighbourSpace | None = Field(
+        None, description="where neighbours are measured; None: as the model says"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Strategy:
@@ -138,7 +144,7 @@ class Strategy(_Value):
         return self.acceptance.k + (1 if self.residual == "official" else 0)
 
     def override(self, **changes: Any) -> Strategy:
-        """Return this strategy with ``tree``, ``residual``, ``k``, ``delta`` or ``lam`` changed.
+        """Return this strategy with ``tree``, ``residual``, ``neighbour_space``, ``k``, ... changed.
 
         None leaves a field as it is. Raises :class:`StrategyError` where the acceptance rule has no
         such field, or the value is out of range.
@@ -147,7 +153,7 @@ class Strategy(_Value):
         for key, value in changes.items():
             if value is None:
                 continue
-            if key in ("tree", "residual", "name"):
+            if key in ("tree", "residual", "name", "neighbour_space"):
                 values[key] = value.model_dump() if isinstance(value, BaseModel) else value
             elif key in values["acceptance"] and key != "kind":
                 values["acceptance"][key] = value

@@ -200,7 +200,7 @@ def drafter(
     choose_device(device, options)  # before torch, as above
     import lantern_accel
     from lantern_accel.errors import DataError
-    from lantern_accel.models.bundle import find_model
+    from lantern_accel.models.bundle import bundled_models
     from lantern_accel.training.anymodel import run_model_drafter
     from lantern_accel.training.device import TrainDevice
     from lantern_accel.training.drafter import DrafterTrainConfig
@@ -208,7 +208,7 @@ def drafter(
     from lantern_accel.training.workspace import read_config, with_drafter
 
     chosen = read_config(DrafterTrainConfig, config, **over)
-    folder = find_model(model) if into is not None else Path(model)
+    folder = bundled_models().get(model, Path(model))
     lines: list[str] = []
     if prompts is not None:
         try:

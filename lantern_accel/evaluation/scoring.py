@@ -22,12 +22,13 @@ def encode_images(pipeline: Pipeline, pixels: Tensor, batch: int = 16) -> Tensor
 
 def conditions(pipeline: Pipeline, prompts: Sequence[str | int]) -> tuple[Tensor, Tensor]:
     """Return a condition a prompt, and its prefix mask, bool ``[n, prefix]``."""
-    return pipeline._conditions(prompts)
+    made = pipeline.conditions(prompts)
+    return made.condition, made.mask
 
 
 def unconditional(pipeline: Pipeline, condition: Tensor, mask: Tensor) -> Tensor:
     """Return the condition of the CFG branch; as in LlamaGen it keeps the caption's padding mask."""
-    free = pipeline.model.target.unconditional(len(condition)).to(condition.dtype)
+    free: Tensor = pipeline.model.target.unconditional(len(condition)).to(condition.dtype)
     return free * mask.unsqueeze(-1).to(free.dtype) if condition.dim() == 3 else free
 
 

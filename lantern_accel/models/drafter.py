@@ -75,15 +75,18 @@ class EagleDrafter(nn.Module):
                 )
             ]
         )
-        cos, sin = rotary_table_2d(
-            config.prefix_length,
-            config.grid,
-            config.head_dim,
-            config.rope_base,
-            config.prefix_rotary,
-        )
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
+        self.register_buffer("rope_cos", None, persistent=False)
+        self.register_buffer("rope_sin", None, persistent=False)
+        self.place_tables(torch.get_default_device())
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
+        c = self.config
+        with torch.device("cpu"):
+            tables = rotary_table_2d(
+                c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
+            )
+        self.rope_cos, self.rope_sin = (table.to(device) for table in tables)
 
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""

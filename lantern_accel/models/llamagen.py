@@ -103,9 +103,8 @@ class CaptionEmbedder(nn.Module):
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
         self.cap_proj = _CaptionMLP(config)
-        self.uncond_embedding = nn.Parameter(
-            torch.randn(config.prefix_length, config.caption_dim) / config.caption_dim**0.5
-        )
+        self.uncond_embedding = nn.Parameter(torch.empty(config.prefix_length, config.caption_dim))
+        nn.init.normal_(self.uncond_embedding, std=config.caption_dim**-0.5)
 
     def forward(self, features: Tensor) -> Tensor:
         proj = self.cap_proj
@@ -147,15 +146,18 @@ class LlamaGenGPT(nn.Module):
         )
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = Projection(config.dim, config.vocab_size, bias=False)
-        cos, sin = rotary_table_2d(
-            config.prefix_length,
-            config.grid,
-            config.head_dim,
-            config.rope_base,
-            config.prefix_rotary,
-        )
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
+        self.register_buffer("rope_cos", None, persistent=False)
+        self.register_buffer("rope_sin", None, persistent=False)
+        self.place_tables(torch.get_default_device())
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
+        c = self.config
+        with torch.device("cpu"):
+            tables = rotary_table_2d(
+                c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
+            )
+        self.rope_cos, self.rope_sin = (table.to(device) for table in tables)
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""

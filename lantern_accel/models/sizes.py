@@ -9,7 +9,7 @@ from __future__ import annotations
 from lantern_accel.models.llamagen import LlamaGenConfig
 
 #: Layers, heads and width; the 3B has heads of 100, the others of 64.
-_SHAPES = {
+SHAPES = {
     "B": (12, 12, 768),
     "L": (24, 16, 1024),
     "XL": (36, 20, 1280),
@@ -20,7 +20,7 @@ _SHAPES = {
 
 def llamagen_config(size: str, pixels: int, *, text: bool = False) -> LlamaGenConfig:
     """Return the configuration of a LlamaGen ``size`` (B, L, XL, XXL, 3B) at 256, 384 or 512 pixels."""
-    n_layer, n_head, dim = _SHAPES[size]
+    n_layer, n_head, dim = SHAPES[size]
     return LlamaGenConfig(
         dim=dim,
         n_layer=n_layer,

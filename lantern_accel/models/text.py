@@ -111,3 +111,20 @@ def tokenize(
         rows.append(place(tokens, config))
     ids = torch.tensor(rows, dtype=torch.int64)
     return ids, ids != PAD_ID
+
+
+class WordText:
+    """The bundled model's source of caption features: its word tokenizer and encoder, on the host."""
+
+    def __init__(self, encoder: TextEncoder, tokenizer: Tokenizer) -> None:
+        self.encoder = encoder
+        self.tokenizer = tokenizer
+
+    def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return features float32 ``[n, prefix, C]`` and a mask bool ``[n, prefix]``."""
+        words, mask = tokenize(self.tokenizer, prompts, self.encoder.config)
+        features: Tensor = self.encoder(words, mask)
+        return features, mask
+
+    def release(self) -> None:
+        """Keep everything: it is small."""

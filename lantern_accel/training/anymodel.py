@@ -74,7 +74,8 @@ class ModelFeatures:
 
     @property
     def gpt(self) -> LlamaGenGPT:
-        return self.pipeline.model.target
+        target: LlamaGenGPT = self.pipeline.model.target
+        return target
 
     @torch.no_grad()
     def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:

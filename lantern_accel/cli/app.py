@@ -13,6 +13,7 @@ from lantern_accel.cli import (
     devices,
     evaluate,
     generate,
+    models,
     profile,
     profiles,
     stepcost,
@@ -51,6 +52,7 @@ def _options(
 
 
 generate.register(app)
+models.register(app)
 devices.register(app)
 bench.register(app)
 tune.register(app)

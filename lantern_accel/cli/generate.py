@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.opening import bar, opened
 from lantern_accel.cli.options import OPTION, read_options
 
 if TYPE_CHECKING:
@@ -34,8 +33,16 @@ def generate(
         "", "--json", metavar="FILE", help="Write the run's figures here; - for standard output."
     ),
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
-    model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
-    strategy: str = typer.Option("lantern++", help="vanilla, eagle, eagle2, lantern or lantern++."),
+    model: str = typer.Option(
+        "lantern-emoji",
+        help="A name that `lantern-accel models` lists, or a folder or file of weights.",
+    ),
+    preset: str = typer.Option(
+        None, help="Published settings by name; `lantern-accel models --presets` lists them."
+    ),
+    strategy: str = typer.Option(
+        None, help="vanilla, eagle, eagle2, lantern or lantern++ (the default)."
+    ),
     num_images: int = typer.Option(1, min=1, help="Images a prompt."),
     seed: int = typer.Option(None, min=0, help="Fixes the images; drawn and printed if left out."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
@@ -44,6 +51,9 @@ def generate(
     top_k: int = typer.Option(None, help="Keep the k most likely codes; 0 keeps all."),
     top_p: float = typer.Option(None, help="Keep the codes that hold this share."),
     cfg_scale: float = typer.Option(None, "--cfg-scale", help="Guidance; 1 or less is off."),
+    cfg_interval: int = typer.Option(
+        None, "--cfg-interval", help="Guide up to this token after the first; -1: all."
+    ),
     tree: str = typer.Option(
         None, help="none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, or paths 0,1,00,01."
     ),
@@ -53,6 +63,20 @@ def generate(
     ),
     lam: float = typer.Option(None, "--lambda", help="LANTERN++'s bound, 1 or more."),
     residual: str = typer.Option(None, help="aggregate, official or optimal."),
+    neighbour_space: str = typer.Option(
+        None, "--neighbour-space", help="Where neighbours are measured: decoder or raw."
+    ),
+    vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
+    drafter: str = typer.Option(None, help="A drafter that lies elsewhere; none: decode without."),
+    text_encoder: Path = typer.Option(
+        None, "--text-encoder", help="A text encoder's folder that lies elsewhere."
+    ),
+    text_device: str = typer.Option(
+        "device", "--text-device", help="Where a large text encoder runs: device or cpu."
+    ),
+    embeddings: Path = typer.Option(
+        None, help="The prompts' features (.safetensors, .npz), in place of the text encoder."
+    ),
     threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
     option: list[str] = OPTION,
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
@@ -64,12 +88,22 @@ def generate(
     Example: lantern-accel generate "red heart" --seed 7 -o heart.png
     """
     _check_output(output, json_path)
-    import lantern_accel
     from lantern_accel.errors import DeviceLostError
 
-    options = read_options(option, threads)
-    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+    with opened(
+        model,
+        quiet,
+        device=device,
+        dtype=dtype,
+        options=read_options(option, threads),
+        vq=vq,
+        drafter=drafter,
+        text_encoder=text_encoder,
+        text_device=text_device,
+        embeddings=embeddings,
+    ) as pipeline:
         arguments = {
+            "preset": preset,
             "strategy": strategy,
             "num_images": num_images,
             "seed": seed,
@@ -83,10 +117,12 @@ def generate(
             "top_k": top_k,
             "top_p": top_p,
             "cfg_scale": cfg_scale,
+            "cfg_interval": cfg_interval,
+            "neighbour_space": neighbour_space,
         }
         prompt: str | list[str] = prompts[0] if len(prompts) == 1 else prompts
         try:
-            with _bar(quiet) as report:
+            with bar("decoding", quiet, unit="tokens") as report:
                 result = pipeline.generate(prompt, on_progress=report, **arguments)
         except DeviceLostError as lost:
             _keep(lost.images, output)
@@ -126,35 +162,6 @@ def _check_output(output: Path, json_path: str) -> None:
             raise RequestError(
                 f"{path} cannot be written ({error.strerror}); choose another folder with -o"
             ) from None
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a live bar where standard error is a terminal."""
-    import sys
-
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("decoding"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tokens"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("decoding", total=None)
-        yield lambda known, total: bar.update(task, completed=known, total=total)
 
 
 def _keep(images: list[Image], output: Path) -> None:

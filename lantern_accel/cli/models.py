@@ -1,0 +1,283 @@
+"""``lantern-accel models``: what there is, what a folder holds, and what memory a model takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lantern_accel.cli.console import say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lantern_accel.plan import MemoryPlan
+
+commands = typer.Typer(
+    help="List models, check a folder, plan memory, fetch published weights.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+#: Dtypes whose memory the list shows.
+LISTED = ("bfloat16", "float32")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.add_typer(commands, name="models")
+
+
+@commands.callback()
+def listing(
+    context: typer.Context,
+    presets: bool = typer.Option(False, "--presets", help="List published settings instead."),
+    parts: bool = typer.Option(False, "--parts", help="List tokenizers, drafters, encoders too."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List every model: size, memory by dtype, devices that it fits, and whether it is at hand.
+
+    Memory is for one image at a time, with lantern++ where there is a drafter. The first listing
+    traces every model, which takes some seconds.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    import json
+
+    rows = _preset_rows() if presets else _model_rows(parts)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    elif presets:
+        for row in rows:
+            said = {**row["sampling"], **row["overrides"]}
+            values = ", ".join(f"{key} {value}" for key, value in said.items())
+            kind = f" ({row['conditioning']})" if row["conditioning"] else ""
+            say(
+                f"{row['summary']}; {row['strategy']}, {values}; source: {row['source']}",
+                label=f"{row['name']}{kind}",
+                style="bold",
+            )
+    else:
+        for row in rows:
+            say(_model_line(row), label=row["name"], style="green" if row["at_hand"] else "dim")
+
+
+def _preset_rows() -> list[dict[str, Any]]:
+    from lantern_accel.presets import PRESETS
+
+    return [one.model_dump(mode="json") for one in PRESETS]
+
+
+def _model_rows(parts: bool) -> list[dict[str, Any]]:
+    from lantern_accel.models.bundle import bundled_models, read_manifest
+    from lantern_accel.models.families import family_names
+    from lantern_accel.models.hub import at_hand
+    from lantern_accel.models.registry import parts_of, published
+
+    rows = []
+    for name, folder in bundled_models().items():
+        manifest = read_manifest(folder)
+        rows.append(
+            {
+                "name": name,
+                "kind": "model",
+                "summary": manifest.summary,
+                "licence": manifest.licence,
+                "source": "bundled",
+                "download_bytes": 0,
+                "estimated": False,
+                "parts": [],
+                "at_hand": True,
+                **_memory(name),
+            }
+        )
+    for one in published(None if parts else "model"):
+        needed = [one, *parts_of(one).values()]
+        here = one.family in family_names() and one.kind == "model"
+        rows.append(
+            {
+                "name": one.name,
+                "kind": one.kind,
+                "summary": one.summary,
+                "licence": one.licence,
+                "source": one.repo,
+                "download_bytes": sum(e.nbytes for e in needed),
+                "estimated": any(e.estimated for e in needed),
+                "parts": [e.name for e in needed[1:]],
+                "at_hand": all(at_hand(e) for e in needed),
+                **(_memory(one.name) if here else {"memory_bytes": {}, "fits": {}}),
+            }
+        )
+    return rows
+
+
+def _memory(name: str) -> dict[str, Any]:
+    """Return peaks by dtype, and for each device with known memory the dtypes that fit it."""
+    from lantern_accel.plan import usual_peaks
+    from lantern_accel.profiles import load_profile, profile_names
+
+    peaks = usual_peaks(name, LISTED)
+    fits = {}
+    for device in profile_names():
+        figure = load_profile(device).memory_bytes
+        if figure is not None:
+            fits[device] = [dtype for dtype, peak in peaks.items() if peak <= figure.value]
+    return {"memory_bytes": peaks, "fits": fits}
+
+
+def _model_line(row: dict[str, Any]) -> str:
+    from lantern_accel.memory import size
+    from lantern_accel.models.hub import human_size
+
+    words = [row["summary"] or row["kind"]]
+    if row["memory_bytes"]:
+        peaks = ", ".join(f"{size(b)} in {d}" for d, b in row["memory_bytes"].items())
+        words.append(f"memory {peaks}")
+        narrow = [f"{d} ({', '.join(kinds) or 'no'})" for d, kinds in row["fits"].items()]
+        words.append(f"fits {', '.join(narrow)}" if narrow else "no device profile has a memory")
+    if row["source"] == "bundled":
+        words.append("at hand (bundled)")
+    else:
+        about = f"{'about ' if row['estimated'] else ''}{human_size(row['download_bytes'])}"
+        words.append(f"{'at hand' if row['at_hand'] else 'to fetch'}: {about} from {row['source']}")
+    words.append(row["licence"])
+    return "; ".join(words)
+
+
+@commands.command("check")
+def check(
+    path: Path = typer.Argument(..., help="A folder or file of weights."),
+    vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
+    drafter: str = typer.Option(None, help="A drafter that lies elsewhere; none: without."),
+    text_encoder: Path = typer.Option(None, "--text-encoder", help="A text encoder's folder."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Say what PATH holds and what is missing; exit code 1 where it cannot be decoded with."""
+    from lantern_accel.models.check import NAMES
+    from lantern_accel.models.check import check as examine
+    from lantern_accel.models.hub import human_size
+    from lantern_accel.models.locate import named_parts
+
+    given = named_parts(vq=vq, drafter=drafter, text_encoder=text_encoder)
+    found = examine(path, given)
+    if as_json:
+        import json
+
+        report = {**found.model_dump(mode="json"), "usable": found.usable}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        if found.model:
+            say(f"{found.model} ({found.summary or found.family})", label="model", style="bold")
+        styles = {"found": "green", "missing": "yellow", "unusable": "bold red"}
+        for one in found.parts:
+            words = [one.state, one.path]
+            if one.parameters:
+                dtypes = " and ".join(one.dtypes)
+                words.append(f"{one.parameters / 1e6:.1f}M parameters, {dtypes}")
+            if one.nbytes:
+                words.append(human_size(one.nbytes))
+            words.append(one.detail)
+            text = "; ".join(word for word in words if word)
+            say(text, label=NAMES.get(one.part, one.part), style=styles[one.state])
+        say("yes" if found.usable else "no", label="usable", style="bold")
+    if not found.usable:
+        raise typer.Exit(1)
+
+
+@commands.command("plan")
+def plan(
+    model: str = typer.Argument(..., help="A model's name, or a folder or file of weights."),
+    device: str = typer.Option("", help="A backend that is here, or a device profile's name."),
+    memory: str = typer.Option("", help="Memory of a device that is neither: 24GB, 80GiB."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    batch: int = typer.Option(1, min=1, help="Images decoded together."),
+    strategy: str = typer.Option(None, help="lantern++ where there is a drafter, else vanilla."),
+    tree: str = typer.Option(None, help="As for generate."),
+    k: int = typer.Option(None, "--k", help="Neighbours of LANTERN's acceptance rule."),
+    cfg_scale: float = typer.Option(None, "--cfg-scale", help="1 or less is off: half the rows."),
+    text_device: str = typer.Option("device", "--text-device", help="device or cpu."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Say what memory MODEL takes and whether it fits, before anything is loaded or fetched.
+
+    Exit code 1 where it does not fit.
+    """
+    from lantern_accel.errors import RequestError
+    from lantern_accel.memory import size
+    from lantern_accel.plan import parse_size, planner_for
+    from lantern_accel.strategy import Sampling, validated
+
+    if text_device not in ("device", "cpu"):
+        raise RequestError(f"--text-device is device or cpu, not {text_device!r}")
+    planner = planner_for(
+        model,
+        device=device,
+        memory=parse_size(memory) if memory else None,
+        dtype=dtype,
+        text_device=text_device,  # type: ignore[arg-type]
+    )
+    chosen = planner.strategy(strategy, tree=tree, k=k)
+    values = planner.manifest.defaults.sampling.model_dump()
+    if cfg_scale is not None:
+        values["cfg_scale"] = cfg_scale
+    sampling = validated(Sampling, values, "sampling")
+    made = planner.plan(chosen, sampling, batch=batch)
+    tips = planner.advice(made, chosen, sampling)
+    largest = None
+    if made.capacity is not None:
+        largest = planner.largest_batch(chosen, sampling, made.capacity)
+    if as_json:
+        import json
+
+        report = {**made.report(), "largest_batch": largest, "advice": tips}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(_plan_table(made))
+        where = f" of {size(made.capacity)} on {made.device}" if made.capacity else ""
+        say(f"{size(made.peak)}{where}", label="peak", style="bold")
+        if made.capacity is not None:
+            verdict = "yes" if made.fits else "no"
+            say(f"{verdict}; at most {largest} images together", label="fits", style="bold")
+        if made.fits is False:
+            for tip in tips or ["nothing that this command can change; a larger device is needed"]:
+                say(tip, label="instead", style="yellow")
+    if made.fits is False:
+        raise typer.Exit(1)
+
+
+def _plan_table(made: MemoryPlan) -> Table:
+    from rich.table import Table
+
+    from lantern_accel.memory import size
+    from lantern_accel.models.check import NAMES
+
+    title = f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} ({made.nodes} nodes)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("what")
+    table.add_column("memory", justify="right")
+    for part, held in made.weights.items():
+        table.add_row(f"weights: {NAMES.get(part, part)}", size(held))
+    table.add_row("caches and state", size(made.buffers))
+    if made.tables:
+        table.add_row("neighbour table", size(made.tables))
+    largest = max(made.workspace, key=lambda phase: made.workspace[phase], default="")
+    for phase, held in made.workspace.items():
+        note = " (counts)" if phase == largest else " (at another time)"
+        table.add_row(f"workspace: {phase}{note}", size(held))
+    how = "measured" if made.runtime_measured else "assumed"
+    table.add_row(f"process and driver ({how})", size(made.runtime))
+    return table
+
+
+@commands.command("fetch")
+def fetch(
+    name: str = typer.Argument(..., help="A published model or part."),
+) -> None:
+    """Fetch a published model with its parts into the Hugging Face cache; resumes where it stopped."""
+    from lantern_accel.models import hub
+    from lantern_accel.models.registry import entry
+
+    for part, path in hub.resolve(entry(name), lambda text: say(text, to_stderr=True)).items():
+        say(str(path), label=part, style="bold")

@@ -21,6 +21,8 @@ from lantern_accel.errors import BackendError
 #: Seconds that compiling a step is taken to cost; 12 to 35 were measured on two cores, 1 to 3 once
 #: torch has the code in its cache on disk.
 COST = 45.0
+#: More operators than any step has: 36 layers and a tree of 58 nodes make 5,000.
+MOST_OPERATORS = 20_000
 
 
 def compiler() -> str | None:
@@ -42,11 +44,15 @@ class CompiledReplay(Replay):
 
     def expect(self, calls: int) -> None:
         """Compile where the dispatching that ``calls`` calls would do takes longer than compiling."""
-        if self.captured or self._mode != "auto" or compiler() is None or self._step is None:
+        if self.captured or self._mode != "auto" or self._step is None:
+            return
+        saved = 0.5 * calls * _seconds_an_operator()
+        # To count, and to look for a compiler, torch loads 80 MB of itself: only where it may pay.
+        if saved * MOST_OPERATORS <= COST or compiler() is None:
             return
         with torch.inference_mode():
             operators = _count(self._eager)
-        if 0.5 * calls * operators * _seconds_an_operator() > COST:
+        if saved * operators > COST:
             self._compile()
 
     def _compile(self) -> None:

@@ -35,7 +35,8 @@ def command_help() -> str:
     runner = typer.testing.CliRunner()
     texts = [runner.invoke(app, ["--help"]).output]
     for words in (
-        ["generate"], ["devices"], ["bench"], ["conform"], ["tune"], ["stepcost"], ["train", "data"],
+        ["generate"], ["models"], ["models", "check"], ["models", "plan"], ["devices"], ["bench"],
+        ["conform"], ["tune"], ["stepcost"], ["train", "data"],
         ["train", "tokenizer"], ["train", "target"], ["train", "drafter"], ["train", "bundle"],
         ["profile"], ["compare"], ["profiles"],
         ["evaluate"],

@@ -14,12 +14,12 @@ from lantern_accel.backend import Backend, MemoryUse, Replay
 from lantern_accel.cli import main
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel.memory import engine_bytes, free_bytes, size, weights_bytes
-from lantern_accel.models.bundle import ASSETS
+from lantern_accel.models.locate import find_model
 from lantern_accel.pipeline import Pipeline
 from lantern_accel.plugins import open_backend
 from lantern_accel.strategy import STRATEGIES
 
-MODEL = ASSETS / "lantern-emoji"
+MODEL = find_model("lantern-emoji")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_buffers_are_counted_without_making_them(pipeline: Pipeline) -> None:
             assert counted == pipeline.engine(batch, strategy, sampling).engine.nbytes
 
 
-def test_weights_are_counted_from_headers() -> None:
+def test_weights_are_counted_before_they_are_read() -> None:
     wide, narrow = weights_bytes(MODEL, torch.float32), weights_bytes(MODEL, torch.bfloat16)
     with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
         model = pipeline.model
@@ -87,9 +87,10 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
     strategy, sampling, model = pipeline.strategy(), pipeline.sampling(), pipeline.model
 
     def need(batch: int) -> int:
-        return engine_bytes(
+        buffers = engine_bytes(
             pipeline.backend, model.target, model.drafter, strategy, sampling, batch
         )
+        return buffers + pipeline._room.beside(strategy, sampling)(batch)
 
     limit(monkeypatch, free=need(5) + 1)
     pipeline.generate("pizza", num_images=5, batch_size=5, seed=0)
@@ -106,9 +107,11 @@ def test_kept_engines_make_room_for_a_new_one(
     strategy, sampling, model = pipeline.strategy("vanilla"), pipeline.sampling(), pipeline.model
     each = engine_bytes(pipeline.backend, model.target, None, strategy, sampling, 1)
 
+    whole = 3 * each + pipeline._room.beside(strategy, sampling)(3)
+
     def memory(backend: Backend) -> MemoryUse:
         used = sum(ready.engine.nbytes for ready in pipeline._engines.values())
-        return MemoryUse(in_use=used, limit=3 * each, free=3 * each - used)
+        return MemoryUse(in_use=used, limit=whole, free=whole - used)
 
     monkeypatch.setattr(type(pipeline.backend), "memory", memory)
     for batch in (1, 2, 1):

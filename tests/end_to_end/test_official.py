@@ -1,0 +1,243 @@
+"""Official layouts through the command: tiny random checkpoints on disk become pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support.official import (
+    class_folder,
+    drafter_config,
+    drafter_weights,
+    hugging_face,
+    text_folder,
+    write_drafter,
+    write_features,
+    write_shards,
+    write_sizes,
+)
+
+from lantern_accel.models.weights import open_checkpoint
+
+
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = class_folder(tmp_path_factory.mktemp("c2i") / "pretrained_models")
+    write_drafter(
+        folder / "trained_drafters" / "c2i_drafter", drafter_weights(), drafter_config("c2i")
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = text_folder(tmp_path_factory.mktemp("t2i") / "pretrained_models")
+    write_drafter(
+        folder / "trained_drafters" / "llamagen_drafter", drafter_weights(), drafter_config("t2i")
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_features(tmp_path_factory.mktemp("features") / "captions.safetensors", [9])
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "lantern++"])
+def test_classes_to_a_picture(command, classes, tmp_path, strategy):
+    done = command(
+        "generate", "3", "--model", classes, "--strategy", strategy, "--seed", 1,
+        "-o", tmp_path / "c.png", "--json", tmp_path / "c.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert size(tmp_path / "c.png") == (48, 48)
+    stats = json.loads((tmp_path / "c.json").read_text())
+    assert stats["tokens"] == 576
+    assert stats["sampling"]["cfg_scale"] == 4.0
+    assert (stats["steps"] < 575) == (strategy == "lantern++")
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "lantern++"])
+def test_text_to_a_picture(command, texts, features, tmp_path, strategy):
+    done = command(
+        "generate", "a corgi", "--model", texts, "--strategy", strategy, "--seed", 1,
+        "--embeddings", features, "-o", tmp_path / "t.png", "--json", tmp_path / "t.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert size(tmp_path / "t.png") == (32, 32)
+    stats = json.loads((tmp_path / "t.json").read_text())
+    assert stats["tokens"] == 256
+    assert stats["sampling"]["cfg_scale"] == 7.5
+    assert (stats["steps"] < 255) == (strategy == "lantern++")
+
+
+def test_lanterns_folder_in_shards_draws_the_same(command, texts, features, tmp_path):
+    """The same weights in LlamaGen's layout and in LANTERN's: the same picture."""
+    root = tmp_path / "ckpts" / "llamagen"
+    source = open_checkpoint(texts / "t2i_tiny_stage1_256.pt")
+    weights = hugging_face({key: source.read(key) for key in source})
+    model = write_shards(root / "LlamaGen-T2I", weights, 2)
+    write_sizes(model / "config.json", num_attention_heads=4, input_type="t2i")
+    words = ("--strategy", "vanilla", "--seed", 1, "--embeddings", features)
+    for path, name in ((texts, "a"), (model, "b")):
+        done = command(
+            "generate", "a corgi", "--model", path, *words, "-o", tmp_path / f"{name}.png",
+            "--vq", texts / "vq_ds16_t2i.pt",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_text_without_an_encoder_says_what_to_get(command, texts, tmp_path):
+    done = command("generate", "a corgi", "--model", texts, "-o", tmp_path / "t.png")
+    assert done.returncode == 2
+    for part in ("google/flan-t5-xl", "--text-encoder", "--embeddings"):
+        assert part in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_as_many_prompts_as_features(command, texts, features, tmp_path):
+    done = command(
+        "generate", "a", "b", "--model", texts, "--embeddings", features, "-o", tmp_path / "t.png"
+    )
+    assert done.returncode == 2
+    assert "features of 1 prompts, but 2 were given" in done.stderr
+
+
+def test_without_a_drafter_the_way_to_one_is_named(command, classes, tmp_path):
+    done = command(
+        "generate", "3", "--model", classes, "--drafter", "none", "-o", tmp_path / "x.png"
+    )
+    assert done.returncode == 2
+    assert "lantern-accel train drafter" in done.stderr
+
+
+def test_presets_fill_in_what_is_left_open(command, classes, texts, features, tmp_path):
+    words = ("generate", "3", "--model", classes, "-o", tmp_path / "x.png", "--json", "-")
+    done = command(*words, "--preset", "llamagen-cli", "--top-k", 0)
+    stats = json.loads(done.stdout)
+    assert stats["strategy"]["name"] == "vanilla"
+    assert (stats["sampling"]["cfg_scale"], stats["sampling"]["top_k"]) == (4.0, 0)
+    done = command(*words, "--preset", "paper-lantern++", "--k", 5)
+    stats = json.loads(done.stdout)
+    assert stats["strategy"]["acceptance"] == {"kind": "lantern++", "k": 5, "lam": 2.0}
+    assert stats["strategy"]["residual"] == "official"
+    assert stats["strategy"]["neighbour_space"] == "raw"
+    for preset, told in (
+        ("llamagen-fid", "has no settings for the model"),
+        ("paper", "did you mean paper-lantern"),
+    ):
+        done = command(*words, "--preset", preset)
+        assert done.returncode == 2
+        assert told in done.stderr
+
+
+# --- lantern-accel models -----------------------------------------------------------------------
+
+
+def test_the_list_names_every_model(command):
+    done = command("models", "--json", "--parts")
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert {"lantern-emoji", "llamagen-b-256", "llamagen-3b-384", "llamagen-t2i-stage2"} <= set(
+        rows
+    )
+    assert {"anole-7b", "lumina-mgpt-7b-768", "flan-t5-xl", "llamagen-drafter"} <= set(rows)
+    assert rows["lantern-emoji"]["at_hand"] and not rows["llamagen-3b-384"]["at_hand"]
+    large = rows["llamagen-3b-384"]
+    assert 12e9 < large["download_bytes"] < 13e9
+    memory = large["memory_bytes"]
+    assert 6.2e9 < memory["bfloat16"] < 9e9
+    assert memory["bfloat16"] + 6e9 < memory["float32"] < 16e9
+    assert set(large["fits"]) >= {"cpu"}
+    text = command("models").stdout
+    assert "llamagen-xl-384: LlamaGen-XL" in text and "to fetch: about 3.39 GB" in text
+
+
+def test_the_list_of_presets_has_sources(command):
+    rows = json.loads(command("models", "--presets", "--json").stdout)
+    assert {"paper-lantern", "paper-lantern++", "official-cli"} <= {row["name"] for row in rows}
+    assert all(row["source"] for row in rows)
+    assert "arXiv 2410.03355" in command("models", "--presets").stdout
+
+
+def test_check_says_what_is_there_and_what_is_missing(command, texts):
+    done = command("models", "check", texts, "--json")
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    parts = {one["part"]: one for one in report["parts"]}
+    assert report["usable"] and report["family"] == "llamagen"
+    assert parts["target"]["state"] == parts["vq"]["state"] == parts["drafter"]["state"] == "found"
+    assert parts["target"]["dtypes"] == ["float32"]
+    assert parts["text"]["state"] == "missing" and "flan-t5-xl" in parts["text"]["detail"]
+    said = command("models", "check", texts).stdout
+    assert "text encoder: missing" in said and "usable: yes" in said
+    (texts / "vq_ds16_t2i.pt").rename(texts / "aside")
+    try:
+        done = command("models", "check", texts)
+        assert done.returncode == 1
+        assert "image tokenizer: missing; an image tokenizer (vq_ds16_t2i.pt)" in done.stdout
+    finally:
+        (texts / "aside").rename(texts / "vq_ds16_t2i.pt")
+
+
+def test_check_names_a_missing_shard(command, texts, tmp_path):
+    source = open_checkpoint(texts / "t2i_tiny_stage1_256.pt")
+    folder = tmp_path / "LlamaGen-T2I"
+    write_shards(folder, hugging_face({key: source.read(key) for key in source}), 2)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    done = command("models", "check", folder)
+    assert done.returncode == 1
+    assert "lacks model-00001-of-00002.safetensors" in done.stdout
+    done = command("models", "check", tmp_path / "nowhere")
+    assert done.returncode == 2 and "there is no" in done.stderr
+
+
+def test_check_knows_the_bundled_model(command):
+    from lantern_accel.models.bundle import bundled_models
+
+    done = command("models", "check", bundled_models()["lantern-emoji"])
+    assert done.returncode == 0
+    assert "text encoder: found" in done.stdout
+
+
+def test_a_plan_for_a_device_that_is_not_here(command):
+    words = ("models", "plan", "llamagen-t2i-stage2", "--memory", "24GB", "--json")
+    small = json.loads(command(*words).stdout)
+    assert small["fits"] and small["largest_batch"] > 8
+    assert small["peak"] == (
+        sum(small["weights"].values()) + small["buffers"] + small["tables"] + small["runtime"]
+        + max(small["workspace"].values())
+    )  # fmt: skip
+    done = command(*words, "--batch", 64)
+    assert done.returncode == 1
+    large = json.loads(done.stdout)
+    assert large["fits"] is False
+    assert any(f"--batch {large['largest_batch']}" in tip for tip in large["advice"])
+    done = command("models", "plan", "llamagen-b-256", "--device", "gpu-of-the-future")
+    assert done.returncode == 2 and "--memory 24GB" in done.stderr
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
+    command, classes, tmp_path, monkeypatch
+):
+    from lantern_accel.backend import MemoryUse
+    from lantern_accel_cpu.backend import DeviceBackend
+
+    use = MemoryUse(in_use=0, limit=10**9, free=6 * 10**7)
+    monkeypatch.setattr(DeviceBackend, "memory", lambda self: use)
+    words = ("generate", "3", "--model", classes, "--strategy", "vanilla", "--num-images", 64)
+    done = command(*words, "--batch-size", 64, "-o", tmp_path / "x.png")
+    assert done.returncode == 2
+    assert "a batch of 64 needs" in done.stderr and "fits" in done.stderr
+    tight = MemoryUse(in_use=0, limit=10**9, free=1000)
+    monkeypatch.setattr(DeviceBackend, "memory", lambda self: tight)
+    done = command(*words, "-o", tmp_path / "x.png")
+    assert done.returncode == 2
+    assert "the model c2i_tiny_384 takes" in done.stderr and "free" in done.stderr

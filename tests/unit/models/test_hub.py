@@ -1,0 +1,147 @@
+"""Published names: where their files come from, offline and from an existing cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from support.official import drafter_config, drafter_weights, gpt_weights, vq_weights
+
+from lantern_accel.errors import ModelError
+from lantern_accel.models import hub
+from lantern_accel.models.families import family, family_names
+from lantern_accel.models.locate import find_model, named_parts
+from lantern_accel.models.registry import ENTRIES, entry, is_published, parts_of, published
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Hub cache of this test's own, and no network."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def put(cache: Path, repo: str, path: str, content: object) -> Path:
+    """Put a file into the Hub's cache as huggingface_hub lays it out."""
+    root = cache / f"models--{repo.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True, exist_ok=True)
+    (root / "refs" / "main").write_text("f" * 40)
+    blob = root / "blobs" / path.replace("/", "-")
+    blob.parent.mkdir(exist_ok=True)
+    if isinstance(content, str):
+        blob.write_text(content)
+    else:
+        torch.save(content, blob)
+    link = root / "snapshots" / ("f" * 40) / path
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(blob)
+    return link
+
+
+def test_every_entry_is_complete_and_its_parts_exist() -> None:
+    names = [one.name for one in ENTRIES]
+    assert len(names) == len(set(names))
+    for one in ENTRIES:
+        assert one.licence and one.licence_url.startswith("https://") and one.files
+        assert one.nbytes > 10**8
+        assert set(one.uses) <= set(names)
+    kinds = {kind: len(published(kind)) for kind in ("model", "vq", "drafter", "text")}
+    assert kinds == {"model": 14, "vq": 4, "drafter": 3, "text": 1}
+    assert {"vq", "drafter", "text"} == set(parts_of(entry("llamagen-t2i-stage1")))
+    assert is_published("llamagen-b-256") and not is_published("flan-t5-xl")
+    with pytest.raises(ModelError, match="did you mean llamagen-drafter"):
+        entry("llamagen-draftr")
+
+
+@pytest.mark.parametrize("name", [e.name for e in published() if e.family == "llamagen"])
+def test_the_manifest_of_every_llamagen_fits_its_files(name: str) -> None:
+    one = entry(name)
+    manifest = family("llamagen").from_entry(one)
+    assert manifest.target.grid * manifest.vq.downsample == one.config["pixels"]
+    assert (manifest.drafter is None) == ("drafter" not in parts_of(one))
+
+
+def test_without_network_and_cache_everything_that_is_missing_is_named() -> None:
+    said: list[str] = []
+    with pytest.raises(ModelError) as caught:
+        find_model("llamagen-t2i-stage1", tell=said.append)
+    text = str(caught.value)
+    assert "\n" not in text
+    for part in (
+        "HF_HUB_OFFLINE is set", "t2i_XL_stage1_256.pt (3.11 GB)", "from peizesun/llamagen_t2i",
+        "vq_ds16_t2i.pt (288 MB)", "jadohu/llamagen_drafter", "google/flan-t5-xl", "--model",
+    ):  # fmt: skip
+        assert part in text
+    with pytest.raises(ModelError) as caught:
+        find_model("llamagen-t2i-stage1", named_parts(drafter="none", embeddings="x.npz"))
+    assert "flan-t5" not in str(caught.value) and "llamagen_drafter" not in str(caught.value)
+
+
+def test_a_licence_is_told_once() -> None:
+    said: list[str] = []
+    for _ in range(2):
+        with pytest.raises(ModelError):
+            find_model("llamagen-b-256", tell=said.append)
+    licences = [text for text in said if "is under MIT" in text]
+    assert len(licences) == 1 and "llamagen-b-256" in licences[0]
+
+
+def test_what_the_cache_holds_is_used_and_nothing_else_is_fetched(cache: Path) -> None:
+    one = entry("llamagen-b-256")
+    weights = gpt_weights(dim=768, layers=12, ffn=8, vocab=64, classes=3)
+    target = put(cache, one.repo, one.files[0].path, weights)
+    put(cache, one.repo, "vq_ds16_c2i.pt", {"model": vq_weights(64)})
+    assert hub.at_hand(one)
+    said: list[str] = []
+    found = find_model("llamagen-b-256", tell=said.append)
+    assert found.files["target"] == target
+    assert found.files["vq"].name == "vq_ds16_c2i.pt"
+    assert (found.manifest.target.n_head, found.manifest.target.grid) == (12, 16)
+    assert not any("fetching" in text for text in said)
+
+
+def test_a_folder_of_several_files_is_given_as_its_snapshot(cache: Path) -> None:
+    one = entry("llamagen-drafter")
+    assert not hub.at_hand(one)
+    put(cache, one.repo, "config.json", json.dumps(drafter_config("t2i")))
+    assert hub.missing_bytes(one) == one.files[1].nbytes
+    put(cache, one.repo, "pytorch_model.bin", drafter_weights())
+    folder = hub.fetch(one, lambda text: None)
+    assert (folder / "config.json").is_file() and (folder / "pytorch_model.bin").is_file()
+
+
+def test_a_token_is_never_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(repo: str, path: str) -> str:
+        raise OSError("401 for Bearer hf_abcdefghijklmnop")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", broken)
+    with pytest.raises(ModelError) as caught:
+        find_model("llamagen-b-256", tell=lambda text: None)
+    assert "hf_abc" not in str(caught.value) and "OSError" in str(caught.value)
+
+
+def test_a_family_that_this_build_lacks_is_told_before_anything_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lantern_accel.models import families
+
+    assert "llamagen" in family_names()
+    monkeypatch.setitem(families._HOMES, "chameleon", "lantern_accel.models.no_such_family")
+    with pytest.raises(ModelError, match="no model family 'chameleon'"):
+        find_model("anole-7b")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(12.4e9, "12.4 GB"), (444e6, "444 MB"), (1440, "1.44 kB"), (7, "7 bytes")],
+)
+def test_sizes_read_as_the_hub_writes_them(nbytes: float, text: str) -> None:
+    assert hub.human_size(nbytes) == text

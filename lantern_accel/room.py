@@ -44,7 +44,7 @@ class Room:
 
     def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
         t: Any = self.model.manifest.target
-        rows = batch * (2 if sampling.guided else 1)
+        rows = batch * sampling.branches
         nodes = nodes_of(strategy)
         slots = t.prefix_length + t.num_tokens + 2 * nodes
         cache = 2 * (t.n_layer + 1) * rows * slots * t.dim * self.dtype.itemsize

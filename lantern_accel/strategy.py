@@ -219,6 +219,12 @@ class Sampling(_Value):
     cfg_scale: float = Field(
         1.0, ge=0, allow_inf_nan=False, description="u + s (c - u); 1 or less: no guidance"
     )
+    cfg_scale_image: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="three-way guidance, u + s_image (i - u) + s (c - i), with i the prompt's pictures",
+    )
     cfg_interval: int = Field(
         -1, ge=-1, description="guide only up to this decode index (0 is the second token); -1: all"
     )
@@ -238,3 +244,8 @@ class Sampling(_Value):
     @property
     def guided(self) -> bool:
         return self.cfg_scale > 1
+
+    @property
+    def branches(self) -> int:
+        """Rows an image: 1, with guidance 2, with three-way guidance 3."""
+        return (2 if self.cfg_scale_image is None else 3) if self.guided else 1

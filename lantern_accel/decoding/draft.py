@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import distribution, draw_without_replacement, guide
+from lantern_accel.decoding.logits import distribution, draw_without_replacement
+from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.models.drafter import EagleDrafter
@@ -34,7 +35,7 @@ class Drafting:
     cache: KVCache
     geometry: Geometry
     sampling: Sampling
-    scale: Tensor | None
+    guidance: Guidance
     tables: TreeTables | None
     dynamic: DynamicTree | None
 
@@ -45,6 +46,8 @@ class Drafting:
         self.slots = torch.arange(self.cache.layout.capacity, dtype=self.ops.index, device=device)
         self.trash = g.drafter_slots - 1
         self.base = self.prefix + g.tokens
+        self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
+        self._rows = self.branches.rows
         self.topology: dict[str, Tensor] = {}
         self.levels: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         if self.tables is not None:
@@ -80,29 +83,23 @@ class Drafting:
 
     # --- passes --------------------------------------------------------------------------------
 
-    def _rows(self, x: Tensor) -> Tensor:
-        """Repeat a tensor of images for every guidance branch."""
-        return torch.cat([x] * self.geometry.branches) if self.geometry.branches > 1 else x
-
-    def _pass(self, cells: Tensor, slots: Tensor, visible: Tensor) -> Pass:
-        """Describe a pass: grid cells ``[B, T]``, cache slots ``[B, T]``, mask bool ``[B, T, L]``."""
-        cells = cells.clamp(max=self.geometry.tokens - 1) + self.prefix
-        shape = (*cells.shape, 1, -1)
-        cos = self.drafter.rope_cos.index_select(0, cells.flatten()).view(shape)
-        sin = self.drafter.rope_sin.index_select(0, cells.flatten()).view(shape)
+    def _pass(self, state: State, cells: Tensor, slots: Tensor, visible: Tensor) -> Pass:
+        """Describe a pass: image tokens ``[B, T]``, cache slots ``[B, T]``, mask bool ``[M, T, L]``."""
+        cells = cells.clamp(max=self.geometry.tokens - 1)
+        cos, sin = self.branches.image_rotary(self.drafter, state.start, cells, back=1)
         mask = self.ops.mask(visible.unsqueeze(1), self.target.output.weight.dtype)
         return Pass(
-            self._rows(cos),
-            self._rows(sin),
-            self._rows(mask),
+            cos,
+            sin,
+            self.branches.spread(mask),
             self.cache,
             self.ops.address(self.cache, self._rows(slots)),
         )
 
     def _prefix_visible(self, state: State) -> Tensor:
-        """Return which slots are not hidden caption pads, bool ``[B, L]``."""
+        """Return which slots are not hidden caption pads, bool ``[M, L]``."""
         rest = self.cache.layout.capacity - self.prefix
-        ones = torch.ones(self.geometry.batch, rest, dtype=torch.bool, device=self.slots.device)
+        ones = torch.ones(self.branches.masks, rest, dtype=torch.bool, device=self.slots.device)
         if not self.drafter.config.mask_padding:
             head = torch.ones_like(state.prefix_mask[:, : self.prefix])
         else:
@@ -110,24 +107,25 @@ class Drafting:
         return torch.cat((head, ones), dim=1)
 
     def prefill(self, state: State, features: Tensor) -> None:
-        """Run the drafter over the prompt: code 0 and the target's features ``[R, prefix, D]``."""
+        """Run the drafter over the prompt with the target's features ``[R, prefix, D]``."""
         if not self.prefix:
             return
         g = self.geometry
-        codes = torch.zeros(g.rows, self.prefix, dtype=self.ops.index, device=features.device)
-        place = self.slots[: self.prefix].expand(g.batch, -1)
+        slots = self.slots[: self.prefix]
+        place = slots.expand(self.branches.masks, -1)
         visible = (self.slots <= place.unsqueeze(-1)) & self._prefix_visible(state).unsqueeze(1)
         visible = visible | (self.slots == place.unsqueeze(-1))
-        cos = self.drafter.rope_cos[: self.prefix].view(1, self.prefix, 1, -1)
-        sin = self.drafter.rope_sin[: self.prefix].view(1, self.prefix, 1, -1)
+        cos, sin = self.branches.prompt_rotary(
+            self.drafter, state.prefix_mask, self.prefix, self.ops.index
+        )
         at = Pass(
             cos,
             sin,
-            self._rows(self.ops.mask(visible.unsqueeze(1), features.dtype)),
+            self.branches.spread(self.ops.mask(visible.unsqueeze(1), features.dtype)),
             self.cache,
-            self.ops.address(self.cache, self._rows(place)),
+            self.ops.address(self.cache, slots.expand(g.rows, -1)),
         )
-        self.drafter(codes, features[:, :-1], at)
+        self.drafter.forward_prefix(state.condition, features[:, :-1], at)
 
     def catch_up(self, state: State) -> Tensor:
         """Run the pending tokens, keep their keys and values; return the root's state [R, 1, D]."""
@@ -137,8 +135,8 @@ class Drafting:
         valid = entry < state.pending_count.unsqueeze(1)
         place = torch.where(valid, self.prefix + cells, self.trash)
         visible = (self.slots <= place.unsqueeze(-1)) & (self.slots < self.base)
-        visible = visible & self._prefix_visible(state).unsqueeze(1)
-        at = self._pass(cells.clamp(min=0), place, visible)
+        visible = self.branches.masked(visible) & self._prefix_visible(state).unsqueeze(1)
+        at = self._pass(state, cells.clamp(min=0), place, visible)
         out: Tensor = self.drafter(self._rows(state.pending_tokens), state.pending_features, at)
         last = (
             self._rows((state.pending_count - 1).clamp(min=0))
@@ -158,23 +156,21 @@ class Drafting:
         cells = (state.length + depth).unsqueeze(1).expand(-1, count)
         start = self.base + first
         place = self.slots[start : start + count].expand(self.geometry.batch, -1)
-        committed = (self.slots[: self.base] <= self.prefix + state.length.unsqueeze(1)) & (
-            self._prefix_visible(state)[:, : self.base]
-        )
+        past = self.slots[: self.base] <= self.prefix + state.length.unsqueeze(1)
+        committed = self.branches.masked(past) & self._prefix_visible(state)[:, : self.base]
+        seen = self.branches.masked(seen)
         rest = self.cache.layout.capacity - self.base - seen.shape[-1]
         hidden = torch.zeros(*seen.shape[:2], rest, dtype=torch.bool, device=seen.device)
         visible = torch.cat((committed.unsqueeze(1).expand(-1, count, -1), seen, hidden), dim=-1)
-        out: Tensor = self.drafter(self._rows(codes), features, self._pass(cells, place, visible))
+        out: Tensor = self.drafter(
+            self._rows(codes), features, self._pass(state, cells, place, visible)
+        )
         return out
 
     def _guided(self, state: State, depth: int, features: Tensor) -> Tensor:
         """Return the drafter's guided logits of the tokens after ``depth``, [B, n, V]."""
-        logits = self.target.head(features)
-        if self.scale is None:
-            return logits
         following = (state.length + depth + 1).clamp(max=self.geometry.tokens - 1)
-        scale = self.scale.index_select(0, following).unsqueeze(1).expand(-1, features.shape[1])
-        return guide(logits, scale)
+        return self.guidance(self.target.head(features), following)
 
     # --- trees ---------------------------------------------------------------------------------
 

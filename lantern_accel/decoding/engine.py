@@ -16,6 +16,7 @@ from lantern_accel.decoding.acceptance import Accepted, Rule, accept_greedy, acc
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.logits import distribution, draw
+from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.trees import DraftTree, TreeTables, tree_paths, tree_size
 from lantern_accel.decoding.uniforms import draw_uniforms
@@ -93,7 +94,7 @@ class Engine:
             scratch = sum(len(level) for level in tables.inner[1:])
         self.geometry = g = Geometry(
             batch=batch,
-            branches=2 if sampling.guided else 1,
+            branches=sampling.branches,
             prefix=config.prefix_length,
             tokens=config.num_tokens,
             nodes=nodes,
@@ -101,6 +102,7 @@ class Engine:
             scratch=scratch,
             vocab=config.vocab_size,
             dim=config.dim,
+            own_prompts=target.own_prompts,
         )
         if strategy.neighbours and neighbours is None:
             raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
@@ -116,18 +118,22 @@ class Engine:
             if neighbours is not None
             else None,
         )
-        scale = self._scales(sampling, g.tokens, weight.device)
+        guidance = Guidance(
+            self._scales(sampling, g.tokens, weight.device),
+            sampling.cfg_scale_image,
+            target.allowed(),
+        )
         layout = ops.kv_layout(
             config.n_layer, g.rows, g.target_slots, config.n_head, config.head_dim, weight.dtype
         )
-        self.verifying = Verifying(target, ops, ops.allocate(layout), g, scale)
+        self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance)
         self.drafting: Drafting | None = None
         if drafter is not None:
             d = drafter.config
             layout = ops.kv_layout(1, g.rows, g.drafter_slots, d.n_head, d.head_dim, weight.dtype)
             dynamic = tree if isinstance(tree, DynamicTree) else None
             self.drafting = Drafting(
-                drafter, target, ops, ops.allocate(layout), g, sampling, scale, tables, dynamic
+                drafter, target, ops, ops.allocate(layout), g, sampling, guidance, tables, dynamic
             )
         self._root_only = (
             None if tables is None else tables.topology(batch, weight.device, ops.index)
@@ -219,6 +225,8 @@ class Engine:
         state.reset()
         for name, value in given.items():
             getattr(state, name).copy_(value)
+        if self.geometry.own_prompts:
+            state.start.copy_(prefix_mask.sum(dim=1))
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""

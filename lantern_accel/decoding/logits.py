@@ -8,17 +8,23 @@ from torch import Tensor
 from lantern_accel.strategy import Sampling
 
 
-def guide(logits: Tensor, scale: Tensor | None) -> Tensor:
+def guide(logits: Tensor, scale: Tensor | None, image_scale: float | None = None) -> Tensor:
     """Combine rows ``[cond; uncond]`` by classifier-free guidance, ``u + s (c - u)``.
 
     ``logits`` float32 ``[2B, T, V]`` with ``scale`` float32 ``[B, T]``; None: rows pass as they are.
-    Where the scale is 1 or less the result is the conditional row, bit for bit.
+    With ``image_scale`` rows are ``[cond; image only; uncond]`` and the rule is InstructPix2Pix's
+    (arXiv 2211.09800), ``u + s_image (i - u) + s (c - i)``. Where the scale is 1 or less the result is
+    the conditional row, bit for bit.
     """
     if scale is None:
         return logits
-    cond, uncond = logits.chunk(2, dim=0)
     s = scale.unsqueeze(-1)
-    return torch.where(s > 1, uncond + s * (cond - uncond), cond)
+    if image_scale is None:
+        cond, uncond = logits.chunk(2, dim=0)
+        return torch.where(s > 1, uncond + s * (cond - uncond), cond)
+    cond, image, uncond = logits.chunk(3, dim=0)
+    mixed = uncond + image_scale * (image - uncond) + s * (cond - image)
+    return torch.where(s > 1, mixed, cond)
 
 
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:

@@ -14,7 +14,8 @@ class Geometry:
 
     ``batch`` images; ``branches`` 2 with guidance (rows ``[cond; uncond]``), else 1; ``prefix`` and
     ``tokens`` positions of prompt and image; ``nodes`` of the tree with its root; ``depth`` of its
-    deepest draft; ``scratch`` drafter nodes a step; ``vocab`` codes; ``dim`` width of a feature.
+    deepest draft; ``scratch`` drafter nodes a step; ``vocab`` codes; ``dim`` width of a feature;
+    ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`).
     """
 
     batch: int
@@ -26,6 +27,7 @@ class Geometry:
     scratch: int
     vocab: int
     dim: int
+    own_prompts: bool = False
 
     @property
     def rows(self) -> int:
@@ -71,7 +73,8 @@ class State:
         self.length = ints(g.batch)
         self.root = ints(g.batch)
         self.tokens = ints(g.batch, g.tokens + 1)
-        self.prefix_mask = torch.zeros(g.batch, g.prefix, dtype=torch.bool, device=device)
+        masks = g.rows if g.own_prompts else g.batch
+        self.prefix_mask = torch.zeros(masks, g.prefix, dtype=torch.bool, device=device)
         self.pending_tokens = ints(g.batch, g.depth + 1)
         self.pending_count = ints(g.batch)
         self.pending_features = floats(g.rows, g.depth + 1, g.dim, dtype=dtype)
@@ -82,6 +85,7 @@ class State:
         self.moved = floats(g.batch)
         self.last_path = ints(g.batch, g.depth + 1)
         self.last_length = ints(g.batch)
+        self.start = ints(g.rows if g.own_prompts else 0)
 
     @property
     def nbytes(self) -> int:

@@ -93,6 +93,11 @@ class EagleDrafter(nn.Module):
         pair = torch.cat((F.embedding(codes, self.embed_tokens.weight), features), dim=-1)
         return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
 
+    def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Run the prompt with the target's features ``[R, p, D]``; every position is fed code 0."""
+        codes = torch.zeros(features.shape[:2], dtype=self.ops.index, device=features.device)
+        return self.forward(codes, features, at)
+
     def forward_dense(
         self, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None
     ) -> Tensor:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lantern_accel.decoding.rows import Allowed
 from lantern_accel.models.transformer import (
     REFERENCE,
     Block,
@@ -127,6 +128,8 @@ class ClassEmbedder(nn.Module):
 class LlamaGenGPT(nn.Module):
     """The target model. Its features are the states after the final norm."""
 
+    #: Guidance branches of an image share its prompt's mask, and positions are the grid's.
+    own_prompts = False
     rope_cos: Tensor
     rope_sin: Tensor
 
@@ -174,6 +177,10 @@ class LlamaGenGPT(nn.Module):
             return self.cls_embedding.uncond_embedding.expand(rows, -1, -1)
         weight = self.cls_embedding.embedding_table.weight
         return torch.full((rows,), self.config.num_classes, device=weight.device)
+
+    def allowed(self) -> Allowed | None:
+        """Return which codes each image token may be; None: any."""
+        return None
 
     def condition_buffer(self, rows: int) -> Tensor:
         """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""

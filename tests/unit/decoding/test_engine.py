@@ -124,7 +124,7 @@ def test_the_guidance_interval_counts_from_the_second_token(
 ) -> None:
     # LlamaGen: the prefill's token is guided, then those of decode steps i <= interval, i from 0.
     engine = engine_of(models, Strategy(), Sampling(cfg_scale=4.0, cfg_interval=interval))
-    scale = engine.verifying.scale
+    scale = engine.verifying.guidance.scale
     assert scale is not None
     assert scale.tolist() == [4.0] * guided + [1.0] * (36 - guided)
 
@@ -132,9 +132,9 @@ def test_the_guidance_interval_counts_from_the_second_token(
 def test_drafts_are_guided_as_the_token_that_they_stand_for(models: Models) -> None:
     engine = engine_of(models, NAMED["eagle"], GREEDY, batch=2)
     drafting, state = engine.drafting, engine.state
-    assert drafting is not None and drafting.scale is not None
+    assert drafting is not None and drafting.guidance.scale is not None
     # A scale of its own for every token: node n + depth predicts token n + depth + 1.
-    drafting.scale.copy_(torch.arange(36) + 2.0)
+    drafting.guidance.scale.copy_(torch.arange(36) + 2.0)
     features = torch.randn(4, 3, 32)
     logits = models[0].head(features)
     for length, depth, token in ((0, 0, 1), (4, 0, 5), (4, 3, 8), (34, 4, 35)):

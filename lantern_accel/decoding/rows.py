@@ -1,0 +1,132 @@
+"""An image's rows, one a guidance branch: whether they share its prompt, and where they stand.
+
+LlamaGen's branches share one mask, and image token ``n`` stands at grid cell ``n`` in all of them. Where
+a prompt is text of the same vocabulary as the image, every row has a prompt of its own length: then masks
+are a row's, and image token ``n`` of row ``r`` follows that row's last prompt token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.logits import guide
+
+
+class HasRotary(Protocol):
+    """A target or drafter with rotary tables, float32 ``[positions, d/2]``."""
+
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+
+def prefix_positions(mask: Tensor, index: torch.dtype = torch.int64) -> Tensor:
+    """Return each prompt token's position, ``[R, prefix]``: 0 at the first real one and before it."""
+    return (mask.cumsum(1, dtype=index) - 1).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """How tensors of ``batch`` images become tensors of rows.
+
+    *Images* have B entries, *rows* ``R = branches * B`` (all images of the first branch first), *masks*
+    one an image where branches share the prompt, else one a row (``own``).
+    """
+
+    batch: int
+    branches: int
+    prefix: int
+    own: bool
+
+    @property
+    def masks(self) -> int:
+        """Entries of a tensor of masks."""
+        return self.batch * (self.branches if self.own else 1)
+
+    def rows(self, images: Tensor) -> Tensor:
+        """Repeat a tensor of images for every branch."""
+        return torch.cat([images] * self.branches) if self.branches > 1 else images
+
+    def masked(self, images: Tensor) -> Tensor:
+        """Repeat a tensor of images so that it meets masks."""
+        return self.rows(images) if self.own else images
+
+    def spread(self, masks: Tensor) -> Tensor:
+        """Repeat a tensor of masks for every branch."""
+        return masks if self.own else self.rows(masks)
+
+    def prompt_rotary(
+        self, model: HasRotary, mask: Tensor, count: int, index: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rotary rows of the first ``count`` prompt positions, ``[R or 1, count, 1, d/2]``."""
+        if not self.own:
+            shape = (1, count, 1, -1)
+            return model.rope_cos[:count].view(shape), model.rope_sin[:count].view(shape)
+        return _lookup(model, prefix_positions(mask[:, :count], index))
+
+    def image_rotary(
+        self, model: HasRotary, start: Tensor, cells: Tensor, back: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rotary rows of image tokens ``cells [B, T]``, ``[R, T, 1, d/2]``.
+
+        ``start [R]``: prompt tokens of each row, read where rows have their own. ``back``: rows that the
+        model's table has fewer before the image (a drafter's has one).
+        """
+        if not self.own:
+            cos, sin = _lookup(model, cells + (self.prefix - back))
+            return self.rows(cos), self.rows(sin)
+        # No prompt is shorter than two tokens, but a device may run a step on zeroed buffers to warm up.
+        before = (start - back).clamp(min=0).unsqueeze(1)
+        return _lookup(model, self.rows(cells) + before)
+
+
+def _lookup(model: HasRotary, index: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (*index.shape, 1, -1)
+    flat = index.flatten()
+    return (
+        model.rope_cos.index_select(0, flat).view(shape),
+        model.rope_sin.index_select(0, flat).view(shape),
+    )
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Which codes each image token may be: ``kind`` int ``[N]`` names a row of ``penalty`` [K, V].
+
+    ``penalty`` is float32, 0 where a code is allowed and -inf elsewhere.
+    """
+
+    kind: Tensor
+    penalty: Tensor
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """From rows of logits to one distribution an image: guidance, then the codes that are allowed.
+
+    ``scale`` float32 ``[N]``: the guidance with which token n is predicted; None without guidance.
+    """
+
+    scale: Tensor | None
+    image_scale: float | None
+    allowed: Allowed | None
+
+    def __call__(self, logits: Tensor, token: Tensor) -> Tensor:
+        """Return logits ``[B, T, V]`` from rows ``[R, T, V]``.
+
+        ``token``: the image tokens that they are of, ``[B, T]``, or ``[B]`` where all T are of one.
+        """
+        shape: tuple[int, ...] = (len(token), 1)
+        flat = token
+        if token.dim() == 2:
+            shape, flat = token.shape, token.flatten()
+        if self.scale is not None:
+            scale = self.scale.index_select(0, flat).view(shape)
+            logits = guide(logits, scale, self.image_scale)
+        if self.allowed is not None:
+            kind = self.allowed.kind.index_select(0, flat)
+            logits = logits + self.allowed.penalty.index_select(0, kind).view(*shape, -1)
+        return logits

@@ -35,7 +35,8 @@ class VQConfig(BaseModel):
         return int(2 ** (len(self.ch_mult) - 1))
 
 
-def _norm(channels: int) -> nn.GroupNorm:
+def group_norm(channels: int) -> nn.GroupNorm:
+    """Return the group norm that every VQGAN uses: 32 groups, eps 1e-6."""
     return nn.GroupNorm(32, channels, eps=1e-6, affine=True)
 
 
@@ -44,9 +45,9 @@ class ResnetBlock(nn.Module):
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
-        self.norm1 = _norm(c_in)
+        self.norm1 = group_norm(c_in)
         self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2 = _norm(c_out)
+        self.norm2 = group_norm(c_out)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1)
         self.nin_shortcut = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else None
 
@@ -62,7 +63,7 @@ class AttnBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = _norm(channels)
+        self.norm = group_norm(channels)
         self.q = nn.Conv2d(channels, channels, 1)
         self.k = nn.Conv2d(channels, channels, 1)
         self.v = nn.Conv2d(channels, channels, 1)
@@ -153,7 +154,7 @@ class Encoder(nn.Module):
             for i, width in enumerate(widths)
         )
         self.mid = _mid(widths[-1])
-        self.norm_out = _norm(widths[-1])
+        self.norm_out = group_norm(widths[-1])
         self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,7 +186,7 @@ class Decoder(nn.Module):
             )
             for i, width in enumerate(widths)
         )
-        self.norm_out = _norm(widths[-1])
+        self.norm_out = group_norm(widths[-1])
         self.conv_out = nn.Conv2d(widths[-1], config.in_channels, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -207,11 +208,14 @@ class _Codebook(nn.Module):
 class VQModel(nn.Module):
     """The tokenizer: pixels in [-1, 1] to codes and back."""
 
+    encoder_type: type[nn.Module] = Encoder
+    decoder_type: type[nn.Module] = Decoder
+
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.encoder = self.encoder_type(config)
+        self.decoder = self.decoder_type(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
         self.quantize = _Codebook(config)

@@ -1,0 +1,91 @@
+"""The EAGLE drafter for Anole and Lumina-mGPT: one Chameleon block on (next token, target feature).
+
+Source: jadohu/LANTERN ``models/drafters/cnets_anole.py``. Unlike LlamaGen's drafter it has a norm before
+attention and norms of queries and keys, it reads the prompt's own tokens, and its positions are those of
+a line of text. Drafter position ``p`` consumes the target feature at ``p`` and token ``p + 1``.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from lantern_accel.decoding.rows import prefix_positions
+from lantern_accel.models.chameleon import (
+    ChameleonBlock,
+    CodeEmbedding,
+    TrunkConfig,
+    rotary_table_1d,
+)
+from lantern_accel.models.transformer import REFERENCE, Pass, Projection, dense_visible, run_blocks
+from lantern_accel.ops import TensorOps
+
+
+class ChameleonDrafterConfig(TrunkConfig):
+    """Sizes of a drafter; prompt length, picture and codes are its target's."""
+
+    n_layer: int = Field(1, ge=1, le=1)
+    bias: bool = True
+    mask_padding: bool = True
+
+
+class ChameleonDrafter(nn.Module):
+    """Predicts the target's next feature from its last features and the token drawn from them."""
+
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def __init__(self, config: ChameleonDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        # Its own table: the published drafters' embeddings were frozen, but not tied.
+        self.embed_tokens = CodeEmbedding(config)
+        self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
+        self.layers = nn.ModuleList(ChameleonBlock(config) for _ in range(config.n_layer))
+        self.place_tables(torch.device("cpu"))
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
+        c = self.config
+        length = c.prefix_length + c.num_tokens
+        cos, sin = rotary_table_1d(length, c.head_dim, c.rope_base, device)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+        ids = torch.tensor(c.token_ids(), dtype=self.ops.index, device=device)
+        self.embed_tokens.code_ids = ids
+
+    def fitted(self, prefix_length: int, height: int, width: int) -> ChameleonDrafter:
+        """Return this drafter for another prompt length or picture size; weights are shared."""
+        sizes = {"prefix_length": prefix_length, "height": height, "width": width}
+        if all(getattr(self.config, name) == value for name, value in sizes.items()):
+            return self
+        view = copy.copy(self)
+        view._buffers = dict(self._buffers)
+        view.config = self.config.model_copy(update=sizes)
+        view.place_tables(self.fc.weight.device)
+        return view
+
+    def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
+        pair = torch.cat((embedded, features), dim=-1)
+        return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
+
+    def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""
+        return self._run(self.embed_tokens(codes), features, at)
+
+    def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Run the prompt: token ids ``[R, prefix]`` and the target's features of all but the last."""
+        return self._run(self.embed_tokens.tokens(condition[:, 1:]), features, at)
+
+    def forward_dense(self, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+        """Run token ids ``[R, n]`` without a cache; ``mask`` bool ``[R, n]``, False at left padding."""
+        c = self.config
+        cos, sin = rotary_table_1d(ids.shape[1], c.head_dim, c.rope_base, ids.device)
+        place = prefix_positions(mask)
+        visible = self.ops.mask(dense_visible(mask, ids.shape[1]), features.dtype)
+        at = Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), visible)
+        return self._run(self.embed_tokens.tokens(ids), features, at)

@@ -1,0 +1,239 @@
+"""Chameleon's checkpoints: which keys hold what, and which pairs of a head their rotation turns.
+
+Two layouts are published, and a third mixes them:
+
+* *original* (Meta, GAIR's ``consolidated.pth``): ``layers.N.attention.wq``, norms ``[d]``, adjacent
+  pairs;
+* *Hugging Face* (transformers, Lumina-mGPT): ``model.layers.N.self_attn.q_proj``, norms ``[1, d]`` or
+  ``[heads, d]``, pairs ``(i, i + d/2)``: rows of ``q_proj``, ``k_proj`` and of their norms are permuted;
+* GAIR's fork of transformers: Hugging Face's keys, but norms ``[d]`` and nothing permuted.
+
+So the pairing is read off the shape of a norm. Published drafters use Hugging Face's keys without
+``model.`` before them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.errors import CheckpointError
+from lantern_accel.models.chameleon import ChameleonConfig, TrunkConfig
+from lantern_accel.models.loading import Recipe
+
+Shape = Callable[[str], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """Names of one layout; ``{i}`` is the layer, "" what it never has.
+
+    ``qkv`` and ``gate_up`` are the fused matrices that Meta's loader makes of the ones before them.
+    """
+
+    name: str
+    embedding: str
+    head: str
+    norm: str
+    block: str
+    q: str
+    k: str
+    v: str
+    qkv: str
+    out: str
+    q_norm: str
+    k_norm: str
+    gate: str
+    up: str
+    gate_up: str
+    down: str
+    attention_norm: str
+    ffn_norm: str
+
+
+ORIGINAL = KeyLayout(
+    name="original",
+    embedding="tok_embeddings.weight",
+    head="output.weight",
+    norm="norm.weight",
+    block="layers.{i}.",
+    q="attention.wq.weight",
+    k="attention.wk.weight",
+    v="attention.wv.weight",
+    qkv="attention.wqkv.weight",
+    out="attention.wo.weight",
+    q_norm="attention.q_normalization",
+    k_norm="attention.k_normalization",
+    gate="feed_forward.w1.weight",
+    up="feed_forward.w3.weight",
+    gate_up="feed_forward.w13.weight",
+    down="feed_forward.w2.weight",
+    attention_norm="attention_norm.weight",
+    ffn_norm="ffn_norm.weight",
+)
+_HF = {
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "qkv": "",
+    "out": "self_attn.o_proj.weight",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "gate_up": "",
+    "down": "mlp.down_proj.weight",
+    "attention_norm": "input_layernorm.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+}
+HUGGING_FACE = KeyLayout(
+    name="Hugging Face",
+    embedding="model.embed_tokens.weight",
+    head="lm_head.weight",
+    norm="model.norm.weight",
+    block="model.layers.{i}.",
+    **_HF,
+)
+DRAFTER = KeyLayout(
+    name="drafter", embedding="embed_tokens.weight", head="", norm="", block="layers.{i}.", **_HF
+)
+LAYOUTS = (ORIGINAL, HUGGING_FACE, DRAFTER)
+
+#: What Hugging Face's files hold for another part: the picture tokenizer, or the target.
+BESIDE_TARGET = re.compile(r"^model\.vqmodel\.")
+BESIDE_VQ = re.compile(r"^(lm_head|model\.(embed_tokens|layers|norm))\.")
+
+
+def key_layout(keys: Iterable[str]) -> KeyLayout | None:
+    """Return the layout that a file's keys follow; None for another architecture.
+
+    Chameleon's mark is the norm of the queries, which LlamaGen has not.
+    """
+    there = set(keys)
+    for layout in LAYOUTS:
+        mark = f"{layout.block}{layout.q_norm}.weight".format(i=0)
+        if mark in there and layout.embedding in there:
+            return layout
+    return None
+
+
+def half_split(shape: tuple[int, ...]) -> bool:
+    """Return whether a query norm of this shape belongs to rotations of pairs ``(i, i + d/2)``.
+
+    ``[d]``: adjacent pairs (original, GAIR's fork); ``[1, d]`` and ``[heads, d]``: half-split.
+    """
+    return len(shape) == 2
+
+
+def to_adjacent_pairs(rows: Tensor, head_dim: int) -> Tensor:
+    """Reorder rows ``[heads * d, ...]`` from half-split to adjacent pairs, a head at a time.
+
+    Row ``i`` of a head's first half and row ``i`` of its second become rows ``2i`` and ``2i + 1``.
+    """
+    halves = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)
+
+
+def to_half_split(rows: Tensor, head_dim: int) -> Tensor:
+    """Undo :func:`to_adjacent_pairs`."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def head_norm_rows(norm: Tensor, heads: int, split: bool) -> Tensor:
+    """Return a norm's weight or bias, ``[heads, d]``, of ``[d]``, ``[parts, d]`` or ``[heads, d]``.
+
+    ``parts`` is Chameleon's model parallelism: each part's norm serves its share of the heads.
+    """
+    rows = norm.reshape(-1, norm.shape[-1])
+    if heads % rows.shape[0]:
+        raise CheckpointError(
+            f"a norm of queries or keys has shape {list(norm.shape)}, which cannot serve {heads} heads"
+        )
+    rows = rows.repeat_interleave(heads // rows.shape[0], dim=0)
+    if split:
+        rows = to_adjacent_pairs(rows.reshape(-1), rows.shape[1]).reshape(rows.shape)
+    return rows
+
+
+def trunk_recipes(
+    keys: Iterable[str], shape: Shape, config: TrunkConfig
+) -> tuple[KeyLayout, dict[str, Recipe]]:
+    """Say for every parameter of the blocks and the embedding where it lies in a checkpoint.
+
+    ``shape`` gives a key's shape. Raises :class:`CheckpointError` for another architecture.
+    """
+    there = set(keys)
+    layout = key_layout(there)
+    if layout is None:
+        raise CheckpointError(
+            "the checkpoint has no norms of queries and keys under any name that Chameleon's layouts "
+            "use; it is of another architecture"
+        )
+    d = config.head_dim
+    recipes = {"tok_embeddings.weight": Recipe((layout.embedding,))}
+    for i in range(config.n_layer):
+        theirs, ours = layout.block.format(i=i), f"layers.{i}."
+
+        def plain(mine: str, *names: str, at: str = theirs, to: str = ours) -> None:
+            recipes[to + mine] = Recipe(tuple(at + name for name in names))
+
+        plain("attention_norm.weight", layout.attention_norm)
+        plain("ffn_norm.weight", layout.ffn_norm)
+        plain("attention.wo.weight", layout.out)
+        plain("feed_forward.w2.weight", layout.down)
+        fused = theirs + layout.gate_up in there
+        plain("feed_forward.w13.weight", *([layout.gate_up] if fused else [layout.gate, layout.up]))
+        mark = f"{theirs}{layout.q_norm}.weight"
+        split = mark in there and half_split(shape(mark))
+        turned = tuple(theirs + name for name in (layout.q, layout.k))
+        sources = (*turned, theirs + layout.v)
+        if theirs + layout.qkv in there:
+            sources = (theirs + layout.qkv,)
+        recipes[f"{ours}attention.wqkv.weight"] = Recipe(sources, _rows(turned, d, split))
+        for leaf in ("weight", "bias"):
+            heads = {
+                f"{theirs}{layout.q_norm}.{leaf}": config.n_head,
+                f"{theirs}{layout.k_norm}.{leaf}": config.kv_heads,
+            }
+            recipes[f"{ours}attention.qk_norm.{leaf}"] = Recipe(tuple(heads), _norm(heads, split))
+    return layout, recipes
+
+
+def _rows(turned: tuple[str, ...], head_dim: int, split: bool) -> Callable[[str, Tensor], Tensor]:
+    def transform(key: str, tensor: Tensor) -> Tensor:
+        return to_adjacent_pairs(tensor, head_dim) if split and key in turned else tensor
+
+    return transform
+
+
+def _norm(heads: Mapping[str, int], split: bool) -> Callable[[str, Tensor], Tensor]:
+    return lambda key, tensor: head_norm_rows(tensor, heads[key], split)
+
+
+def target_recipes(keys: Iterable[str], shape: Shape, config: ChameleonConfig) -> dict[str, Recipe]:
+    """Say for every parameter of :class:`ChameleonGPT` where it lies in a checkpoint."""
+    layout, recipes = trunk_recipes(keys, shape, config)
+    recipes["norm.weight"] = Recipe((layout.norm,))
+    rows = None if config.text_head else torch.tensor(config.token_ids())
+
+    def codes(key: str, tensor: Tensor) -> Tensor:
+        return tensor if rows is None else tensor.index_select(0, rows)
+
+    recipes["output.weight"] = Recipe((layout.head,), codes)
+    return recipes
+
+
+def drafter_recipes(keys: Iterable[str], shape: Shape, config: TrunkConfig) -> dict[str, Recipe]:
+    """Say for every parameter of a published drafter for Chameleon where it lies."""
+    there = set(keys)
+    _, recipes = trunk_recipes(there, shape, config)
+    recipes["fc.weight"] = Recipe(("fc.weight",))
+    if "fc.bias" in there:
+        recipes["fc.bias"] = Recipe(("fc.bias",))
+    recipes["embed_tokens.weight"] = recipes.pop("tok_embeddings.weight")
+    return recipes

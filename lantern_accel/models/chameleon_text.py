@@ -1,0 +1,176 @@
+"""Chameleon's vocabulary and prompts: one tokenizer for text and image tokens.
+
+Source: facebookresearch/chameleon ``vocab.py``, GAIR-NLP/anole ``chameleon.py``, Lumina-mGPT
+``item_processor.py``. Image tokens are called ``IMGIMG``, the code's digits as letters (A = 0 .. J = 9),
+``Z``; with the published vocabulary code ``c`` is token ``c + 4``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from lantern_accel.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Prompts are padded to multiples of this, so that few lengths need buffers and a capture of their own.
+BUCKET = 64
+
+_NAMES = {
+    "bos": "<s>",
+    "pad": "<pad>",
+    "eos": "</s>",
+    "image_end": "<eoss>",
+    "image_start": "<racm3:break>",
+    "end_of_turn": "<reserved08706>",
+}
+
+
+class SpecialIds(BaseModel):
+    """Ids of the tokens that mean something; the defaults are the published vocabulary's.
+
+    ``newline`` and ``grid`` are Lumina's: the token that ends a row of the picture, and the one that
+    would say a side of 0 (``grid + n``: 2 n codes, 32 n pixels).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bos: int = Field(0, ge=0)
+    pad: int = Field(1, ge=0)
+    eos: int = Field(2, ge=0)
+    image_first: int = Field(4, ge=0)
+    image_codes: int = Field(8192, ge=2)
+    image_end: int = Field(8196, ge=0)
+    image_start: int = Field(8197, ge=0)
+    end_of_turn: int = Field(8710, ge=0)
+    newline: int = Field(8803, ge=0)
+    grid: int = Field(8804, ge=0)
+
+
+def image_token_name(code: int) -> str:
+    """Return the vocabulary's name of a code: 53 is ``IMGIMGFDZ``."""
+    return "IMGIMG" + "".join(chr(ord("A") + int(digit)) for digit in str(code)) + "Z"
+
+
+def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> SpecialIds:
+    """Read the ids off a vocabulary (token name to id); ``code = id - first`` is checked for every code.
+
+    Raises :class:`CheckpointError` for a vocabulary without image tokens or in another order.
+    """
+    images = {name: i for name, i in vocabulary.items() if name.startswith("IMGIMG")}
+    missing = [name for name in _NAMES.values() if name not in vocabulary]
+    if not images or missing:
+        lacking = repr(missing[0]) if images else "image tokens"
+        raise CheckpointError(
+            f"the tokenizer lacks {lacking}, so it is not Chameleon's; use the text_tokenizer.json "
+            "that comes with the model"
+        )
+    first = min(images.values())
+    for code in range(len(images)):
+        name = image_token_name(code)
+        if images.get(name) != first + code:
+            raise CheckpointError(
+                f"the tokenizer has {name} at {images.get(name)}, but code {code} must be token "
+                f"{first + code}; the file is damaged or of another model"
+            )
+    found = {field: vocabulary[name] for field, name in _NAMES.items()}
+    for field, name in (("newline", "<reserved08799>"), ("grid", "<reserved08800>")):
+        if name in vocabulary:
+            found[field] = vocabulary[name]
+    return SpecialIds(image_first=first, image_codes=len(images), **found)
+
+
+def read_text_tokenizer(path: Path) -> Tokenizer:
+    """Read ``text_tokenizer.json`` (or a Hugging Face ``tokenizer.json``)."""
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no tokenizer {path}; put the text_tokenizer.json that comes with Chameleon there"
+        )
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from None
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def anole_prompt(tokenizer: Tokenizer, ids: SpecialIds, prompt: str) -> list[int]:
+    """Return Anole's prompt: begin, the text, end of turn, start of image."""
+    return [ids.bos, *_encode(tokenizer, prompt), ids.end_of_turn, ids.image_start]
+
+
+def anole_unconditional(ids: SpecialIds) -> list[int]:
+    """Return the context of Anole's branch without a prompt: begin, start of image."""
+    return [ids.bos, ids.image_start]
+
+
+def anole_image_only(ids: SpecialIds, prompt: Sequence[int]) -> list[int]:
+    """Return the context of Anole's middle branch: what of the prompt is a picture or its frame.
+
+    For a prompt of text alone it is :func:`anole_unconditional`, and the three-way rule is the two-way.
+    """
+    frame = {ids.bos, ids.image_start, ids.image_end}
+    codes = range(ids.image_first, ids.image_first + ids.image_codes)
+    return [i for i in prompt if i in frame or i in codes]
+
+
+def lumina_prompt(
+    tokenizer: Tokenizer, ids: SpecialIds, prompt: str, rows: int, columns: int, pixels: int = 16
+) -> list[int]:
+    """Return Lumina-mGPT's prompt for ``rows x columns`` codes of ``pixels`` each, size tokens included.
+
+    The model would choose the size tokens itself, from the size that the text names; they are given
+    here (as LANTERN's parallel mode does), so that the grammar of what follows is known.
+    """
+    size = f"{columns * pixels}x{rows * pixels}"
+    text = f"Generate an image of {size} according to the following prompt:\n{prompt}"
+    start = lumina_unconditional(ids, rows, columns)
+    return [ids.bos, *_encode(tokenizer, text), ids.end_of_turn, *start]
+
+
+def lumina_unconditional(ids: SpecialIds, rows: int, columns: int) -> list[int]:
+    """Return the context of Lumina's branch without a prompt: all that follows from start of image on.
+
+    Size tokens count pairs of codes, the height first.
+    """
+    return [ids.image_start, ids.grid + rows // 2, ids.grid + columns // 2]
+
+
+def lumina_stream(codes: Tensor, ids: SpecialIds) -> list[int]:
+    """Return the token ids that Lumina writes for a picture of codes, int ``[rows, columns]``.
+
+    Start, sizes, rows that end in newlines, end of image, end of turn.
+    """
+    rows, columns = codes.shape
+    lines = [[*(ids.image_first + c for c in row), ids.newline] for row in codes.tolist()]
+    flat = [token for line in lines for token in line]
+    return [*lumina_unconditional(ids, rows, columns), *flat, ids.image_end, ids.end_of_turn]
+
+
+def bucket(length: int, size: int = BUCKET) -> int:
+    """Return the prompt length that buffers are made for: the next multiple of ``size``."""
+    return -(-length // size) * size
+
+
+def left_pad(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:
+    """Right-align prompts in ``length`` positions: ids int64 ``[R, length]``, mask bool of tokens."""
+    longest = max(len(row) for row in rows)
+    if longest > length:
+        raise RequestError(
+            f"a prompt has {longest} tokens, the buffers hold {length}; shorten the prompt"
+        )
+    ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows])
+    start = torch.tensor([length - len(row) for row in rows])
+    return ids, torch.arange(length) >= start.unsqueeze(1)

@@ -1,0 +1,120 @@
+"""Anole through the engine against LANTERN's own program: static and dynamic trees, three rules.
+
+Recorded one prompt at a time; here both are decoded together, so that padding, positions and masks of
+rows with prompts of their own are held to the official results as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from support.golden import golden
+from torch import Tensor, nn
+
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57
+from lantern_accel.models.chameleon import ChameleonConfig, ChameleonGPT
+from lantern_accel.models.chameleon_drafter import ChameleonDrafter, ChameleonDrafterConfig
+from lantern_accel.models.chameleon_keys import drafter_recipes, target_recipes
+from lantern_accel.models.chameleon_text import SpecialIds, anole_unconditional, left_pad
+from lantern_accel.models.loading import Recipe
+from lantern_accel.ops import TensorOps
+from lantern_accel.strategy import Exact, Lantern, LanternPP, Sampling, Strategy
+
+SIZES: dict[str, Any] = {
+    "dim": 64, "n_head": 4, "ffn_dim": 96, "height": 6, "width": 8, "prefix_length": 16,
+}  # fmt: skip
+RULES = {
+    "off": Exact(),
+    "k10_d5": LanternPP(k=10, lam=5.0),
+    "k10_d0.1": Lantern(k=10, delta=0.1),
+    "k50_d0.3": Lantern(k=50, delta=0.3),
+}
+
+
+def filled(module: nn.Module, tensors: Mapping[str, Tensor], recipes: Mapping[str, Recipe]) -> None:
+    own = {}
+    for name in module.state_dict():
+        transform = recipes[name].transform or (lambda key, tensor: tensor)
+        own[name] = torch.cat([transform(key, tensors[key]) for key in recipes[name].sources])
+    module.load_state_dict(own)
+    module.eval().requires_grad_(False)
+
+
+@functools.cache
+def models() -> tuple[ChameleonGPT, ChameleonDrafter]:
+    weights = dict(golden("lantern_anole/target"))
+    target = ChameleonGPT(ChameleonConfig(n_layer=2, **SIZES))
+    filled(
+        target,
+        weights,
+        target_recipes(weights, lambda key: tuple(weights[key].shape), target.config),
+    )
+    own = dict(golden("lantern_anole/drafter"))
+    own["embed_tokens.weight"] = weights["model.embed_tokens.weight"]
+    own["fc.weight"] = own["fc.weight"] + torch.cat((torch.eye(64), torch.zeros(64, 64)), dim=1)
+    drafter = ChameleonDrafter(ChameleonDrafterConfig(**SIZES))
+    filled(drafter, own, drafter_recipes(own, lambda key: tuple(own[key].shape), drafter.config))
+    return target, drafter
+
+
+@functools.cache
+def decoded(tree: str, rule: str) -> tuple[Tensor, list[list[int]]]:
+    """Decode both prompts in one batch; tokens as ids, and the accepted drafts of each step."""
+    sequences, ids = golden("lantern_anole/sequences"), SpecialIds()
+    prompts = [
+        [ids.bos, *sequences[f"{i}.prompt"].tolist(), ids.end_of_turn, ids.image_start]
+        for i in range(2)
+    ]
+    condition, mask = left_pad([*prompts, *[anole_unconditional(ids)] * 2], 16, ids.pad)
+    rows, columns = torch.arange(8192).view(-1, 1), torch.arange(50).view(1, -1)
+    strategy = Strategy(
+        tree=NAIVE_EXTEND_57 if tree == "static" else EAGLE2_TREE, acceptance=RULES[rule]
+    )
+    engine = Engine(
+        *models(),
+        TensorOps(),
+        strategy,
+        Sampling(temperature=0, cfg_scale=3.0),
+        batch=2,
+        neighbours=((37 * rows + 101 * columns + 1) % 8192).int(),
+    )
+    accepted: list[list[int]] = [[], []]
+
+    def step() -> None:
+        engine.step()
+        for image, count in enumerate(engine.state.last_length.tolist()):
+            if count >= 0:
+                accepted[image].append(count)
+
+    with torch.inference_mode():
+        engine.start(condition, mask, engine.uniforms(0, [0, 1]))
+        tokens = engine.run(step).tokens
+    return tokens + ids.image_first, accepted
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
+@pytest.mark.parametrize("image", [0, 1])
+def test_tokens_and_accepted_drafts_are_the_official_ones(image: int, tree: str, rule: str) -> None:
+    sequences, name = golden("lantern_anole/sequences"), f"{image}.{tree}.{rule}"
+    tokens, accepted = decoded(tree, rule)
+    assert torch.equal(tokens[image].int(), sequences[f"{name}.tokens"][:48])
+    # The official loop runs on after the last token, and counts drafts past the image's end.
+    whole = accepted[image][:-1]
+    assert whole == sequences[f"{name}.accepted"].tolist()[: len(whole)]
+    assert len(whole) > 15
+
+
+def test_the_recorded_runs_tell_the_rules_apart() -> None:
+    sequences = golden("lantern_anole/sequences")
+    for image in range(2):
+        runs = {tuple(sequences[f"{image}.{t}.{r}.tokens"][:48].tolist())
+                for t in ("static", "dynamic") for r in RULES}  # fmt: skip
+        assert len(runs) >= 2
+        static, dynamic = (sequences[f"{image}.{t}.off.tokens"][:48] for t in ("static", "dynamic"))
+        assert torch.equal(static, dynamic)

@@ -72,11 +72,13 @@ def generate(
     seed: int | None = None,
     dtype: str = "auto",
     batch_size: int | None = None,
+    size: tuple[int, int] | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     cfg_scale: float | None = None,
     cfg_interval: int | None = None,
+    cfg_scale_image: float | None = None,
     tree: str | Tree | None = None,
     k: int | None = None,
     delta: float | None = None,
@@ -92,9 +94,10 @@ def generate(
     ``num_images`` a prompt; ``seed`` fixes the images on a device (None draws one, which the result
     tells). ``strategy``: ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++`` (the default) or
     a :class:`Strategy`; ``tree``, ``k``, ``delta``, ``lam`` (lambda), ``residual`` and
-    ``neighbour_space`` change a part of it. ``temperature=0`` is greedy. Settings left None are the
-    preset's (``lantern-accel models --presets``) or the model's. ``parts`` are those of :func:`load`
-    (``vq``, ``drafter``, ``text_encoder``, ``embeddings``, ...).
+    ``neighbour_space`` change a part of it. ``temperature=0`` is greedy. ``size`` is the width and
+    height in pixels, where a model draws several; ``cfg_scale_image`` asks for three-way guidance
+    (Anole). Settings left None are the preset's (``lantern-accel models --presets``) or the model's.
+    ``parts`` are those of :func:`load` (``vq``, ``drafter``, ``text_encoder``, ``embeddings``, ...).
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of
     :class:`LanternError`, before any decoding, for anything in the request that cannot be served.
@@ -108,6 +111,7 @@ def generate(
             num_images=num_images,
             seed=seed,
             batch_size=batch_size,
+            size=size,
             tree=tree,
             k=k,
             delta=delta,
@@ -119,4 +123,5 @@ def generate(
             top_p=top_p,
             cfg_scale=cfg_scale,
             cfg_interval=cfg_interval,
+            cfg_scale_image=cfg_scale_image,
         )

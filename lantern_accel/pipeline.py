@@ -22,7 +22,14 @@ from lantern_accel.decoding.neighbours import cached_neighbour_table
 from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, RequestError
 from lantern_accel.files import cache_dir
 from lantern_accel.memory import check_engine, check_weights
-from lantern_accel.models.families import Conditions, LoadingProgress, Model, Parts, Prompt
+from lantern_accel.models.families import (
+    Conditions,
+    LoadingProgress,
+    Model,
+    Parts,
+    Prompt,
+    Size,
+)
 from lantern_accel.presets import preset_for
 from lantern_accel.room import Room
 from lantern_accel.strategy import (
@@ -135,10 +142,10 @@ class Pipeline:
         values.update({k: v for k, v in overrides.items() if v is not None})
         return validated(Sampling, values, "sampling")
 
-    def conditions(self, prompts: Sequence[Prompt]) -> Conditions:
+    def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
         """Return what the prompts become before decoding, one condition a prompt."""
         device = self.backend.device
-        conditions = self.model.family.conditions(self.model, prompts, device, self.dtype)
+        conditions = self.model.family.conditions(self.model, prompts, device, self.dtype, size)
         if self.model.text is not None:
             self.model.text.release()
         return conditions
@@ -160,6 +167,10 @@ class Pipeline:
             table = cached_neighbour_table(
                 rows, k, normalise=on_sphere and space == "decoder", cache=cache_dir()
             )
+            # A code that stands for no patch, such as the end of a row, is near nothing: whatever its row
+            # says has no mass where that code may be.
+            more = self.model.manifest.target.vocab_size - len(table)
+            table = torch.cat((table, table[:more] * 0)) if more else table
             self._neighbours[k, space] = table.to(self.backend.device)
         return self._neighbours[k, space]
 
@@ -208,8 +219,8 @@ class Pipeline:
                 )
             k = strategy.neighbours
             Engine.check(strategy, sampling, self.model.manifest.target.vocab_size)
-            self._make_room(batch, strategy, sampling)
             target, drafter = self.model.family.fitted(self.model, shape)
+            self._make_room(batch, strategy, sampling, (target, drafter))
             with self._explained():
                 engine = Engine(
                     target,
@@ -228,14 +239,15 @@ class Pipeline:
         self._engines.move_to_end(key)
         return self._engines[key]
 
-    def _make_room(self, batch: int, strategy: Strategy, sampling: Sampling) -> None:
+    def _make_room(
+        self, batch: int, strategy: Strategy, sampling: Sampling, parts: tuple[Any, Any]
+    ) -> None:
         """Release kept engines, the oldest first, until a new one fits; raise where none does."""
         beside = self._room.beside(strategy, sampling)
         while True:
             room = len(self._engines) < self.kept_engines
             try:
                 if not self._room.plenty(batch, strategy, sampling):
-                    parts = self.model.target, self.model.drafter
                     check_engine(self.backend, *parts, strategy, sampling, batch, beside)
                 if room:
                     return
@@ -279,6 +291,7 @@ class Pipeline:
         num_images: int = 1,
         seed: int | None = None,
         batch_size: int | None = None,
+        size: Size | None = None,
         tree: str | Tree | None = None,
         k: int | None = None,
         delta: float | None = None,
@@ -317,6 +330,7 @@ class Pipeline:
                 num_images=num_images,
                 seed=secrets.randbits(31) if seed is None else seed,
                 batch_size=batch_size,
+                size=size,
             )
         except ValidationError as error:
             first = error.errors()[0]
@@ -341,11 +355,10 @@ class Pipeline:
         arrays: list[Tensor] = []
         with self._explained(arrays), watch() as total:
             with watch() as text:
-                conditions = self.conditions(request.prompts)
+                conditions = self.conditions(request.prompts, request.size)
             picks = [i for i in range(len(request.prompts)) for _ in range(request.num_images)]
             count = len(picks)
             batch = self._batch(request, count)
-            size = self.model.manifest.target.num_tokens
             prefill = decode = pixels = 0.0
             self._expect(request, count, batch, conditions.shape)
             parts: list[Decoded] = []
@@ -353,9 +366,10 @@ class Pipeline:
             for start in range(0, count, batch):
                 here = picks[start : start + batch]
                 images = list(range(start, start + len(here)))
-                report = _offset(on_progress, start, len(here), size, count)
                 ready = self.engine(len(here), request.strategy, request.sampling, conditions.shape)
                 engine = ready.engine
+                size = engine.geometry.tokens
+                report = _offset(on_progress, start, len(here), size, count)
                 buffers = max(buffers, engine.nbytes)
                 rows = self.model.family.rows(self.model, conditions.pick(here), request.sampling)
                 with watch() as prefill_watch:
@@ -364,7 +378,7 @@ class Pipeline:
                 with watch() as decode_watch:
                     done = engine.run(ready.step, report)
                 with watch() as pixels_watch:
-                    arrays.append(self.pixels(done.tokens))
+                    arrays.append(self.pixels(done.tokens, conditions.shape))
                 prefill += prefill_watch.seconds
                 decode += decode_watch.seconds
                 pixels += pixels_watch.seconds
@@ -419,9 +433,10 @@ class Pipeline:
                 drafts = ready.engine.geometry.depth > 0
                 ready.step.expect(times * ready.engine.geometry.tokens // (2 if drafts else 1))
 
-    def pixels(self, tokens: Tensor) -> Tensor:
+    def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
-        return self.model.family.pixels(self.model, tokens.to(self.backend.device)).cpu()
+        tokens = tokens.to(self.backend.device)
+        return self.model.family.pixels(self.model, tokens, shape).cpu()
 
     def _stats(
         self,

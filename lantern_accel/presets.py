@@ -19,7 +19,8 @@ class Preset(BaseModel):
 
     ``sampling`` has fields of :class:`~lantern_accel.strategy.Sampling`; ``overrides`` has what
     ``Pipeline.strategy`` takes beside a name (``tree``, ``k``, ``delta``, ``lam``, ``residual``,
-    ``neighbour_space``). ``models`` are patterns of names; ``conditioning`` that of LlamaGen's kinds.
+    ``neighbour_space``). ``models`` are patterns of names; ``conditioning`` tells LlamaGen's kinds
+    apart, ``variant`` Chameleon's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -29,6 +30,7 @@ class Preset(BaseModel):
     source: str
     family: str
     conditioning: Literal["class", "text"] | None = None
+    variant: Literal["anole", "lumina"] | None = None
     models: tuple[str, ...] = ("*",)
     strategy: str
     sampling: dict[str, Any] = Field(default_factory=dict)
@@ -40,6 +42,7 @@ class Preset(BaseModel):
         return (
             manifest.family == self.family
             and self.conditioning in (None, kind)
+            and self.variant in (None, getattr(manifest, "variant", None))
             and any(fnmatch.fnmatch(manifest.name, pattern) for pattern in self.models)
         )
 
@@ -73,6 +76,20 @@ def _paper(name: str, conditioning: Literal["class", "text"]) -> Preset:
         strategy="lantern++" if plus else "lantern",
         sampling=_TEXT if conditioning == "text" else _CLASS,
         overrides={**rule, **(_STATIC if plus else _DYNAMIC), **_OFFICIAL},
+    )
+
+
+def _anole(name: str, summary: str, source: str, strategy: str, **overrides: Any) -> Preset:
+    """LANTERN's settings for Anole, whose codebook has one space; its command line has the same."""
+    return Preset(
+        name=name,
+        summary=summary,
+        source=source,
+        family="chameleon",
+        variant="anole",
+        strategy=strategy,
+        sampling=_CLI,
+        overrides={**overrides, "residual": "official"},
     )
 
 
@@ -138,6 +155,70 @@ PRESETS: tuple[Preset, ...] = (
         conditioning="class",
         strategy="vanilla",
         sampling={**_CLASS, "top_k": 4000},
+    ),
+    _anole(
+        "paper-lantern",
+        "LANTERN on Anole; the paper sweeps delta about 0.1 to 0.4",
+        f"arXiv 2410.03355; tree and residual of {_LANTERN_CODE}",
+        "lantern",
+        k=1000,
+        delta=0.1,
+        **_DYNAMIC,
+    ),
+    _anole(
+        "paper-lantern++",
+        "LANTERN++ on Anole; the paper sweeps lambda about 2 to 5",
+        f"arXiv 2502.06352; tree and residual of {_LANTERN_CODE}",
+        "lantern++",
+        k=10,
+        lam=2.0,
+        **_STATIC,
+    ),
+    _anole(
+        "official-cli",
+        "LANTERN's command line with --lantern and nothing else: k 1000, delta 0.1",
+        f"{_LANTERN_CODE}, defaults of entrypoints/generate_images.py and EaModel",
+        "lantern",
+        k=1000,
+        delta=0.1,
+        **_DYNAMIC,
+    ),
+    _anole(
+        "official-run",
+        "LANTERN's own benchmark script: static tree, k 10, lambda 5",
+        f"{_LANTERN_CODE}, run.sh (--lantern_k 10 --lantern_delta 5)",
+        "lantern++",
+        k=10,
+        lam=5.0,
+        **_STATIC,
+    ),
+    Preset(
+        name="anole-cli",
+        summary="Anole's own program: temperature 0.7, top-p 0.9, text scale 3, image scale 1.2",
+        source="GAIR-NLP/anole af563fa, Options.Image of chameleon/inference/chameleon.py",
+        family="chameleon",
+        variant="anole",
+        strategy="vanilla",
+        # A prompt of text alone makes the three-way rule the two-way: the image scale cancels.
+        sampling={"cfg_scale": 3.0, "top_k": 0, "top_p": 0.9, "temperature": 0.7},
+    ),
+    Preset(
+        name="lumina-readme",
+        summary="Lumina-mGPT's README: CFG 4, top-k 2000",
+        source="Alpha-VLLM/Lumina-mGPT 104abe4, README.md",
+        family="chameleon",
+        variant="lumina",
+        strategy="vanilla",
+        sampling={**_CLI, "cfg_scale": 4.0},
+    ),
+    Preset(
+        name="lumina-demo",
+        summary="Lumina-mGPT's web demo: CFG 3, top-k 4000",
+        source="Alpha-VLLM/Lumina-mGPT 104abe4, demos/demo_image_generation.py",
+        family="chameleon",
+        variant="lumina",
+        strategy="vanilla",
+        sampling={**_CLI, "top_k": 4000},
     ),
     _fid(("b", "l"), 2.0),
     _fid(("xl", "xxl"), 1.75),

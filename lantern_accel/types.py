@@ -29,6 +29,7 @@ class GenerationRequest(BaseModel):
     num_images: int = Field(1, ge=1, le=10_000, description="images a prompt")
     seed: int = Field(ge=0, lt=2**63)
     batch_size: int | None = Field(None, ge=1, le=1024, description="images decoded together")
+    size: tuple[int, int] | None = Field(None, description="width and height in pixels")
 
     @field_validator("prompts")
     @classmethod

@@ -47,12 +47,20 @@ def generate(
     seed: int = typer.Option(None, min=0, help="Fixes the images; drawn and printed if left out."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     batch_size: int = typer.Option(None, min=1, help="Images decoded together."),
+    size: str = typer.Option(
+        None, metavar="WxH", help="Pixels, where a model draws several sizes."
+    ),
     temperature: float = typer.Option(None, help="0 is greedy. Default: the model's."),
     top_k: int = typer.Option(None, help="Keep the k most likely codes; 0 keeps all."),
     top_p: float = typer.Option(None, help="Keep the codes that hold this share."),
     cfg_scale: float = typer.Option(None, "--cfg-scale", help="Guidance; 1 or less is off."),
     cfg_interval: int = typer.Option(
         None, "--cfg-interval", help="Guide up to this token after the first; -1: all."
+    ),
+    cfg_scale_image: float = typer.Option(
+        None,
+        "--cfg-scale-image",
+        help="Anole's three-way guidance: weight of the prompt's pictures.",
     ),
     tree: str = typer.Option(
         None, help="none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, or paths 0,1,00,01."
@@ -108,6 +116,7 @@ def generate(
             "num_images": num_images,
             "seed": seed,
             "batch_size": batch_size,
+            "size": _size(size),
             "tree": tree,
             "k": k,
             "delta": delta,
@@ -119,6 +128,7 @@ def generate(
             "cfg_scale": cfg_scale,
             "cfg_interval": cfg_interval,
             "neighbour_space": neighbour_space,
+            "cfg_scale_image": cfg_scale_image,
         }
         prompt: str | list[str] = prompts[0] if len(prompts) == 1 else prompts
         try:
@@ -136,6 +146,18 @@ def generate(
         write_json(Path(json_path), result.stats.model_dump(mode="json"))
     if not quiet and json_path != "-":
         _summary(result, written)
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    """Read ``WxH``; raises :class:`RequestError`."""
+    from lantern_accel.errors import RequestError
+
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+        raise RequestError(f"the size {text!r} cannot be read; write WIDTHxHEIGHT, such as 768x512")
+    return int(parts[0]), int(parts[1])
 
 
 def _check_output(output: Path, json_path: str) -> None:

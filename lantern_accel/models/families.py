@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from lantern_accel.models.registry import ModelEntry
 
 Prompt = str | int
+#: Width and height of a picture in pixels.
+Size = tuple[int, int]
 #: Parts that are modules of ours, in the order in which they are loaded.
 PARTS = ("target", "drafter", "vq")
 #: Modules by family; each defines ``FAMILY``. A family whose module is absent is not in this build.
@@ -180,9 +182,17 @@ class Family(ABC):
 
     @abstractmethod
     def conditions(
-        self, model: Model, prompts: Sequence[Prompt], device: torch.device, dtype: torch.dtype
+        self,
+        model: Model,
+        prompts: Sequence[Prompt],
+        device: torch.device,
+        dtype: torch.dtype,
+        size: Size | None = None,
     ) -> Conditions:
-        """Turn prompts into conditions; raises :class:`RequestError` for one the model cannot take."""
+        """Turn prompts into conditions; ``size`` is the picture's in pixels, None the model's own.
+
+        Raises :class:`RequestError` for a prompt or a size that the model cannot take.
+        """
 
     def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
         """Return target and drafter as the engine for conditions of this ``shape`` takes them."""
@@ -197,8 +207,11 @@ class Family(ABC):
         """Return the engine's rows: with guidance the unconditional ones follow."""
 
     @abstractmethod
-    def pixels(self, model: Model, tokens: Tensor) -> Tensor:
-        """Decode tokens, int64 ``[n, tokens]`` on the device, to uint8 ``[n, H, W, 3]`` there."""
+    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]`` on the device, to uint8 ``[n, H, W, 3]`` there.
+
+        ``shape`` is that of the conditions they were decoded from.
+        """
 
     def pixels_together(self, model: Model) -> int:
         """Return how many images :meth:`pixels` decodes at once; 0: all that it gets."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,6 +25,7 @@ from lantern_accel.models.families import (
     Parts,
     Prompt,
     Rows,
+    Size,
     TextSource,
 )
 from lantern_accel.models.features import FeatureFile
@@ -137,10 +138,21 @@ class LlamaGenFamily(Family):
         return WordText(encoder, _read_tokenizer(found.files["text_tokenizer"]))
 
     def conditions(
-        self, model: Model, prompts: Sequence[Prompt], device: torch.device, dtype: torch.dtype
+        self,
+        model: Model,
+        prompts: Sequence[Prompt],
+        device: torch.device,
+        dtype: torch.dtype,
+        size: Size | None = None,
     ) -> Conditions:
         """Return class ids ``[n]``, or caption features ``[n, prefix, caption_dim]``."""
         config, name = model.manifest.target, model.manifest.name
+        own = model.manifest.image_size
+        if size is not None and size != (own, own):
+            raise RequestError(
+                f"the model {name!r} draws {own}x{own} pixels only, not {size[0]}x{size[1]}; leave the "
+                "size out"
+            )
         if config.conditioning == "class":
             ids = [_class_id(prompt, config.num_classes, name) for prompt in prompts]
             mask = torch.ones(len(ids), 1, dtype=torch.bool)
@@ -159,13 +171,17 @@ class LlamaGenFamily(Family):
         condition, mask = conditions.condition, conditions.mask
         if not sampling.guided:
             return Rows(condition, mask)
+        if sampling.branches == 3:
+            raise RequestError(
+                f"the model {model.manifest.name!r} has two-way guidance; leave cfg_scale_image out"
+            )
         free = model.target.unconditional(condition.shape[0]).to(condition.dtype)
         if condition.dim() == 3:
             # LlamaGen hides the same positions in the unconditional row.
             free = free * mask.unsqueeze(-1).to(free.dtype)
         return Rows(torch.cat((condition, free)), mask)
 
-    def pixels(self, model: Model, tokens: Tensor) -> Tensor:
+    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens in float32, whatever the target's dtype, a few images at a time."""
         grid = model.manifest.target.grid
         codes = tokens.view(-1, grid, grid)

@@ -44,6 +44,10 @@ def evaluate(
 
     Parts: likelihood, ambiguity, interchange, frontier, distances, memorisation.
     """
+    from lantern_accel.plugins import choose_device
+
+    options = read_options(option, threads)
+    choose_device(device, options)  # before torch: some devices read the environment then
     import lantern_accel
     from lantern_accel.errors import RequestError, did_you_mean
     from lantern_accel.evaluation.schema import PARTS, Settings
@@ -52,7 +56,6 @@ def evaluate(
     for name in part:
         if name not in PARTS:
             raise RequestError(f"no part is named {name!r}{did_you_mean(name, PARTS)}")
-    options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         if grid is not None:
             from lantern_accel.evaluation.grid import draw_grid

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lantern_accel.evaluation.features import FeatureNet, in_parts, kernel_distance, to_pixels
+from lantern_accel.evaluation.features import FeatureNet, in_parts, to_pixels
 from lantern_accel.evaluation.interchange import psnr
 from lantern_accel.evaluation.schema import Memorisation, Nearest, StrategyDistance
 from lantern_accel.pipeline import Pipeline
+from lantern_accel.profiling.distance import kernel_distance
 from lantern_accel.strategy import Strategy
 
 
@@ -37,13 +38,13 @@ def distances(
     vanilla = pipeline.strategy("vanilla")
     base, _ = _draw(pipeline, prompts, vanilla, seed)
     greedy, greedy_tokens = _draw(pipeline, prompts, vanilla, seed, temperature=0.0)
-    vectors = in_parts(net.vectors, to_pixels(base)) if net is not None else None
+    vectors = net.vectors(base) if net is not None else None
     rows = []
     for strategy in [vanilla, *named]:
         images, _ = _draw(pipeline, prompts, strategy, seed + 1)
         kid = None
         if net is not None and vectors is not None:
-            kid = kernel_distance(in_parts(net.vectors, to_pixels(images)), vectors)
+            kid = kernel_distance(net.vectors(images), vectors)
         relaxed, tokens = greedy, greedy_tokens
         if strategy is not vanilla:
             relaxed, tokens = _draw(pipeline, prompts, strategy, seed, temperature=0.0)

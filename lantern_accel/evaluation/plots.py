@@ -100,7 +100,10 @@ def distances(report: Evaluation) -> Any:
     names = ["vanilla, another seed", *(row.strategy.name for row in rows[1:])]
     figure, axes = _figure(2)
     if all(row.kid is not None for row in rows):
-        _bars(axes[0], names, [row.kid or 0.0 for row in rows], "kernel distance of the sets")
+        found = [row.kid for row in rows if row.kid is not None]
+        _bars(axes[0], names, [kid.value for kid in found], "KID x 1000, with its 95 % interval")
+        for i, kid in enumerate(found):
+            axes[0].plot((kid.low, kid.high), (i, i), color="black", linewidth=1)
     else:
         axes[0].set_axis_off()
     same = [row.greedy_same_tokens or 0.0 for row in rows[1:]]

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lantern_accel.profiling.record import Interval
 from lantern_accel.strategy import Strategy
 
 SCHEMA: Literal[1] = 1
@@ -100,14 +101,14 @@ class FrontierPoint(_Part):
 class StrategyDistance(_Part):
     """How far a strategy's pictures are from exact decoding's.
 
-    ``kid``: squared maximum mean discrepancy of network features between the sets (unbiased, may be
-    below 0), beside exact decoding under another seed. ``greedy_*``: picture by picture at
-    temperature 0, where exact decoding is one fixed picture a prompt.
+    ``kid``: squared maximum mean discrepancy of network features between the sets, times 1000
+    (unbiased, may be below 0), beside exact decoding under another seed. ``greedy_*``: picture by
+    picture at temperature 0, where exact decoding is one fixed picture a prompt.
     """
 
     strategy: Strategy
     images: int
-    kid: float | None
+    kid: Interval | None
     greedy_psnr: float | None
     greedy_feature_distance: float | None
     greedy_same_tokens: float | None

@@ -34,6 +34,13 @@ class Spec(BackendSpec):
         {"graph": "off"},
     )
 
+    def configured(self, options: Mapping[str, Any]) -> BackendSpec:
+        """Refuse an option that there is not before torch is imported."""
+        from lantern_accel_cuda.options import Options
+
+        Options.read(options)
+        return self
+
     def prepare(self, environ: MutableMapping[str, str]) -> None:
         """Set nothing: CUDA needs no environment."""
 

@@ -124,6 +124,11 @@ def test_options_are_checked_by_name_and_value() -> None:
         Options.read({"compile": "max-autotune"})
 
 
+def test_a_wrong_option_is_told_before_the_device_is_looked_for() -> None:
+    with pytest.raises(BackendError, match="got graph='steps'; did you mean step"):
+        open_backend("cuda", {"graph": "steps"})
+
+
 def test_triton_is_asked_for_only_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert Options.read({}).kernels == "torch"

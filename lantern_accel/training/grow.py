@@ -1,8 +1,9 @@
-"""Widening a trained target without changing what it computes, so that training goes on from there.
+"""Growing a trained target without changing what it computes, so that training goes on from there.
 
 Source: Net2Net (arXiv 1511.05641), for pre-norm blocks: new residual channels start at zero (nothing
-writes to them), new heads and hidden units start at random behind output weights of zero. Every new
-weight gets a gradient from the first step: of each pair of new matrices only one is zero.
+writes to them), new heads and hidden units start at random behind output weights of zero. New layers
+are spread among the old ones; each reads what the old one before it reads and writes nothing yet. Every
+new weight gets a gradient from the first step: of each pair of new matrices only one is zero.
 """
 
 from __future__ import annotations
@@ -79,12 +80,11 @@ def widen(new: LlamaGenGPT, old: LlamaGenGPT) -> None:
         _grow_writer(embedding[0].cap_proj.fc2.weight, embedding[1].cap_proj.fc2.weight)
         embedding[0].uncond_embedding.copy_(embedding[1].uncond_embedding)
     for i, block in enumerate(new.layers):
-        assert isinstance(block, Block)
-        if i < a.n_layer:
-            source_block = old.layers[i]
-            assert isinstance(source_block, Block)
-            _grow_block(block, source_block)
-        else:  # a further layer begins as the identity
+        at = i * a.n_layer // b.n_layer
+        source_block = old.layers[at]
+        assert isinstance(block, Block) and isinstance(source_block, Block)
+        _grow_block(block, source_block)
+        if i and (i - 1) * a.n_layer // b.n_layer == at:  # a further layer begins as the identity
             block.attention.wo.weight.zero_()
             block.feed_forward.w2.weight.zero_()
     _grow_norm(new.norm, old.norm)

@@ -1,4 +1,4 @@
-"""A widened target computes what the small one did, and every new weight can learn."""
+"""A grown target computes what the small one did, and every new weight can learn."""
 
 from __future__ import annotations
 

@@ -31,18 +31,19 @@ from pathlib import Path
 import torch, PIL.Image, safetensors.torch
 from lantern_accel.models.bundle import load_model
 from lantern_accel.models.locate import find_model
-from lantern_accel.ops import TensorOps
+from lantern_accel.plugins import open_backend
 
 def status(name):
     text = Path("/proc/self/status").read_text()
     return int(text.split(name + ":")[1].split()[0]) * 1024
 
 found = find_model(sys.argv[1])
+backend = open_backend(sys.argv[2])
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-model = load_model(found, TensorOps(), dtype=torch.bfloat16, device=torch.device("cpu"))
-parts = (model.target, model.drafter, model.vq)
-size = sum(p.numel() * p.element_size() for m in parts if m is not None for p in m.parameters())
+model = load_model(found, backend, dtype=torch.bfloat16, device=backend.device)
+parts = (model.target, model.vq)
+size = sum(t.numel() * t.element_size() for m in parts for t in m.state_dict().values())
 print(json.dumps({"before": before, "peak": status("VmHWM"), "weights": size}))
 """
 
@@ -97,7 +98,7 @@ def write_checkpoint(folder: Path, name: str, shards: int) -> None:
 def measure(folder: Path) -> dict[str, int]:
     """Load the checkpoint in a new process; bytes ``before``, at the ``peak``, and of the ``weights``."""
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder / "model")],
+        [sys.executable, "-c", CHILD, str(folder / "model"), "cpu"],
         check=True,
         capture_output=True,
         text=True,

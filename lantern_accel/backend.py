@@ -292,6 +292,10 @@ class Backend(TensorOps, ABC):
         """Return a training function compiled for this device; gradients flow through it."""
         return torch.compile(function, dynamic=False)
 
+    def training_ops(self) -> TensorOps:
+        """Return the operations of a model in training: gradients flow through them."""
+        return TensorOps()
+
     def flush(self) -> None:
         """Run what the device has gathered; training calls it after gradients and after the update.
 

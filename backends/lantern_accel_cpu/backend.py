@@ -25,6 +25,7 @@ from lantern_accel.backend import (
 from lantern_accel_cpu import cache
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
+from lantern_accel_cpu.training import TrainingOps
 
 
 class DeviceBackend(Backend):
@@ -121,6 +122,10 @@ class DeviceBackend(Backend):
         if self._compile == "off" or name == "prefill":
             return Replay(step)
         return CompiledReplay(step, name, self._compile)
+
+    def training_ops(self) -> TrainingOps:
+        """Return the operations of a model in training."""
+        return TrainingOps()
 
     def synchronize(self) -> None:
         """Do nothing: a CPU operation has ended when it returns."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lantern_accel.backend import Backend
 from lantern_accel.errors import BackendError
+from lantern_accel.ops import TensorOps
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
@@ -62,10 +63,18 @@ class TrainDevice:
         except RuntimeError:  # torch names the devices that it has a fused kernel for
             return torch.optim.AdamW(groups, **settings)
 
+    def adopt(self, module: nn.Module) -> None:
+        """Let the models within ``module`` compute with this device's operations for training."""
+        ops = self.backend.training_ops()
+        for part in module.modules():
+            if isinstance(getattr(part, "ops", None), TensorOps):
+                part.ops = ops  # type: ignore[assignment]
+
     def prepare(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, *, compile: bool
     ) -> tuple[Callable[..., Any], torch.optim.Optimizer]:
         """Return the module to call in training (averaging gradients, compiled) and the optimizer."""
+        self.adopt(module)
         run: Any = module
         if self._accelerator is not None:
             run, optimizer = self._accelerator.prepare(module, optimizer)

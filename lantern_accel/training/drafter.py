@@ -94,6 +94,7 @@ class TextTargetFeatures:
         self.target = target.to(device.device).eval().requires_grad_(False)
         self._batches = {False: train, True: heldout}
         self._device, self._dropout = device, text_dropout
+        device.adopt(target)
         states: Callable[..., Tensor] = target.features
         self._states = device.backend.compile(states) if compile else states
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lantern_accel.errors import BackendError
+from lantern_accel.ops import TensorOps
 from lantern_accel.plugins import open_backend
 from lantern_accel.training.device import TrainDevice, open_train_device
 
@@ -69,3 +70,25 @@ def test_several_processes_without_accelerate_say_what_to_install(
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(BackendError, match=r"pip install lantern-accel\[multi\]"):
         open_train_device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_attention_is_the_reference_s(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    device = TrainDevice(open_backend("cpu", None))
+    model = nn.Module()
+    model.ops = TensorOps()  # type: ignore[assignment]
+    device.adopt(model)
+    ops: Any = model.ops
+    q, k, v = (torch.randn(2, 5, 3, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    mask = ops.mask(torch.ones(5, 5, dtype=torch.bool).tril().expand(2, 1, 5, 5), dtype)
+    found = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda now=compiling: now)
+        out = ops.attend_dense(q, k, v, mask)
+        found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.06
+    for reference, products in zip(*found, strict=True):
+        assert torch.allclose(reference.float(), products.float(), atol=tolerance)

@@ -49,7 +49,7 @@ def load(
     # The device comes before torch: its absence is told at once, and its environment is set in time.
     chosen = choose_device(device, options)
     from lantern_accel.models.locate import named_parts
-    from lantern_accel.pipeline import open_pipeline
+    from lantern_accel.opening import open_pipeline
 
     parts = named_parts(
         vq=vq,

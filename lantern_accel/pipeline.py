@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,17 +19,16 @@ from lantern_accel.decoding.engine import Decoded, Engine
 from lantern_accel.decoding.neighbours import cached_neighbour_table
 from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, RequestError
 from lantern_accel.files import cache_dir
-from lantern_accel.memory import check_engine, check_weights
+from lantern_accel.memory import check_engine
 from lantern_accel.models.families import (
     Conditions,
-    LoadingProgress,
     Model,
-    Parts,
     Prompt,
     Size,
 )
 from lantern_accel.presets import preset_for
 from lantern_accel.room import Room
+from lantern_accel.stats import generation_stats
 from lantern_accel.strategy import (
     NeighbourSpace,
     NoTree,
@@ -41,14 +38,13 @@ from lantern_accel.strategy import (
     named_strategy,
     validated,
 )
-from lantern_accel.types import GenerationRequest, GenerationResult, GenerationStats, PhaseSeconds
+from lantern_accel.types import GenerationRequest, GenerationResult, PhaseSeconds
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from lantern_accel.plugins import Chosen
 
-__all__ = ["Pipeline", "Prompt", "Ready", "open_pipeline"]
+__all__ = ["Pipeline", "Prompt", "Ready"]
 
 #: Engines (buffers of one batch size, strategy and sampling) kept for reuse.
 KEPT_ENGINES = 4
@@ -383,7 +379,8 @@ class Pipeline:
                 decode += decode_watch.seconds
                 pixels += pixels_watch.seconds
                 parts.append(done)
-        stats = self._stats(
+        stats = generation_stats(
+            self,
             request,
             parts,
             PhaseSeconds(
@@ -438,50 +435,6 @@ class Pipeline:
         tokens = tokens.to(self.backend.device)
         return self.model.family.pixels(self.model, tokens, shape).cpu()
 
-    def _stats(
-        self,
-        request: GenerationRequest,
-        parts: list[Decoded],
-        seconds: PhaseSeconds,
-        batch: int,
-        buffers: int,
-    ) -> GenerationStats:
-        import lantern_accel
-
-        steps = sum(int(p.steps.sum()) for p in parts)
-        tokens = sum(p.tokens.numel() for p in parts)
-        images = sum(len(p.tokens) for p in parts)
-        histogram = sum((p.histogram.sum(0) for p in parts[1:]), parts[0].histogram.sum(0))
-        busy = seconds.prefill + seconds.decode
-        drawn = torch.cat([p.tokens for p in parts]).long().contiguous().numpy()
-        return GenerationStats(
-            tokens=tokens,
-            tokens_sha256=hashlib.sha256(drawn.tobytes()).hexdigest(),
-            steps=steps,
-            step_compression=(tokens - images) / steps if steps else 1.0,
-            accepted_histogram=histogram.tolist(),
-            total_variation=sum(float(p.moved.sum()) for p in parts) / tokens,
-            seconds=seconds,
-            tokens_per_second=None if self.backend.simulated else tokens / busy if busy else 0.0,
-            images=images,
-            prompts=list(request.prompts),
-            device=str(self.backend.device),
-            device_name=self.backend.facts().name,
-            simulated=self.backend.simulated,
-            backend=self.backend.name,
-            backend_version=self.backend.version,
-            dtype=str(self.dtype).removeprefix("torch."),
-            model=self.model.manifest.name,
-            weights_hash=self.model.weights_hash,
-            strategy=request.strategy,
-            sampling=request.sampling,
-            seed=request.seed,
-            batch_size=batch,
-            buffers_bytes=buffers,
-            lantern_accel=lantern_accel.__version__,
-            torch=torch.__version__,
-        )
-
 
 def _name(strategy: str | Strategy) -> str:
     return strategy if isinstance(strategy, str) else strategy.name
@@ -507,39 +460,3 @@ def _offset(
     if report is None:
         return None
     return lambda known: report(start * size + known * images, count * size)
-
-
-def open_pipeline(
-    model: str | Path,
-    device: Chosen,
-    dtype: str,
-    *,
-    parts: Parts | None = None,
-    tell: Callable[[str], None] | None = None,
-    on_loading: LoadingProgress | None = None,
-) -> Pipeline:
-    """Open the device, then load the model on it; see :func:`lantern_accel.load`.
-
-    ``tell`` gets lines about licences and downloads, ``on_loading`` a part's name, bytes read and bytes
-    in all.
-    """
-    from lantern_accel.models.bundle import load_model
-    from lantern_accel.models.locate import find_model, log
-
-    found = find_model(model, parts, tell or log)
-    backend = device.open()
-    try:
-        if backend.device.type == "meta":
-            raise BackendError(
-                f"the backend {backend.name!r} has shapes and no data, so it draws nothing; choose "
-                "another device (`lantern-accel devices` lists them)"
-            )
-        policy = backend.dtypes(dtype)
-        check_weights(backend, found, policy.compute)
-        loaded = load_model(
-            found, backend, dtype=policy.compute, device=backend.device, progress=on_loading
-        )
-    except BaseException:
-        backend.close()
-        raise
-    return Pipeline(loaded, backend, policy.compute)

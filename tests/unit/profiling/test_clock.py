@@ -124,3 +124,18 @@ def test_the_host_itself_passes() -> None:
             except BackendError:
                 if attempt == 2:
                     raise
+
+
+def test_what_else_runs_on_the_machine_fails_no_right_stopwatch(device: Asynchronous) -> None:
+    calls = 0
+
+    def make(count: int) -> Callable[[], torch.Tensor]:
+        def run() -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            device.launch(0.02 * (3 if calls % 2 else 1))  # every other piece is held up
+            return Result(device)  # type: ignore[return-value]
+
+        return run
+
+    assert check_stopwatch(device, make).ratio == pytest.approx(1, abs=0.1)

@@ -71,6 +71,10 @@ def _read(files: list[str]) -> tuple[list[Run], list[str], list[ConformanceRepor
             if isinstance(read, Report):
                 conformance.append(read)
                 continue
+            if len(name) > 80:
+                raise RequestError(
+                    f"the name {name[:20] + '...'!r} has {len(name)} characters; 80 are the most"
+                )
             if name:
                 read = read.model_copy(update={"name": name})
             if read.state != "complete":

@@ -51,6 +51,10 @@ def read_file(path: Path) -> Run | ConformanceReport:
     if {"outcomes", "backend_version"} <= data.keys():
         report: ConformanceReport = _validated(ConformanceReport, path, data)
         return report
+    if data.get("kind") == "lantern_accel.comparison":
+        raise RequestError(
+            f"{path} is a report of `lantern-accel compare`; name the runs that it was made from"
+        )
     raise RequestError(
         f"{path} is JSON, but no run of `lantern-accel profile`: it has no kind {KIND!r}; leave it "
         "out or measure one with `lantern-accel profile -o`"
@@ -79,6 +83,8 @@ def _json(path: Path) -> dict[str, Any]:
             f"{path} is not whole JSON (line {error.lineno}: {error.msg}), perhaps a copy that "
             "broke off; copy it again or measure anew"
         ) from None
+    except RecursionError:
+        raise RequestError(f"{path} is JSON nested too deep to be a run; leave it out") from None
     except ValueError:
         raise RequestError(f"{path} is not text, so it is not a run; name another file") from None
     if not isinstance(data, dict):
@@ -93,21 +99,28 @@ def _validated(model: Any, path: Path, data: Mapping[str, Any]) -> Any:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise RequestError(f"{path} is refused: {where + ': ' if where else ''}{message}") from None
+        raise RequestError(
+            f"{path} is refused: {where + ': ' if where else ''}{message}; leave it out, or measure it "
+            "again"
+        ) from None
 
 
 def _run(path: Path, data: dict[str, Any]) -> Run:
     version = data.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA:
+    if type(version) is not int or not 1 <= version <= SCHEMA:
+        newer = type(version) is int and version > SCHEMA
         raise RequestError(
-            f"{path} has schema version {version!r}, this lantern-accel reads up to {SCHEMA}; "
-            "upgrade lantern-accel or measure again"
+            f"{path} has schema version {version!r}, this lantern-accel reads 1 to {SCHEMA}; "
+            + ("upgrade lantern-accel or measure it again" if newer else "measure it again")
         )
     run: Run = _validated(Run, path, data)
     for cell in run.cells:
         fault = clock_fault(cell)
         if fault:
-            raise RequestError(f"{path} is refused: {cell.name}: {fault}")
+            raise RequestError(
+                f"{path} is refused: {cell.name}: {fault}; correct the backend's stopwatch() and measure "
+                "it again"
+            )
     return run
 
 
@@ -146,7 +159,7 @@ def _migrated(path: Path, data: dict[str, Any]) -> Run:
     tokens = {s.tokens // cell.batch for cell in bench.cells for s in cell.samples if cell.batch}
     if len(tokens) != 1:
         raise RequestError(
-            f"{path} is refused: its samples have {len(tokens)} image sizes, not one"
+            f"{path} is refused: its samples have {len(tokens)} image sizes, not one; leave it out"
         )
     try:
         run = Run(
@@ -177,8 +190,19 @@ def _migrated(path: Path, data: dict[str, Any]) -> Run:
             conformance=BENCH_GAP,
         )
     except (KeyError, TypeError, ValidationError) as error:
-        raise RequestError(f"{path} is refused: a benchmark file that lacks {error}") from None
+        raise RequestError(
+            f"{path} is refused: a benchmark file that lacks {_first(error)}; leave it out, or measure "
+            "with `lantern-accel profile -o`"
+        ) from None
     return run
+
+
+def _first(error: Exception) -> str:
+    """Say in one line what is wrong with a file."""
+    if isinstance(error, ValidationError):
+        one = error.errors()[0]
+        return f"{'.'.join(map(str, one['loc']))} ({one['msg']})"
+    return str(error)
 
 
 def _migrated_cell(cell: Any) -> Cell:

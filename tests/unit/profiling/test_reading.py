@@ -40,9 +40,22 @@ def test_a_truncated_file_says_where(stored: Path) -> None:
         ('{"a": 1}', "no run of `lantern-accel profile`: it has no kind"),
         ("[1, 2]", "no run of `lantern-accel profile`"),
         ("", "not whole JSON"),
-        ('{"kind": "lantern_accel.run", "schema_version": 2}', "schema version 2.*reads up to 1"),
+        (
+            '{"kind": "lantern_accel.run", "schema_version": 2}',
+            "schema version 2.*reads 1 to 1; upgrade",
+        ),
         ('{"kind": "lantern_accel.run"}', "schema version None"),
-        ('{"kind": "lantern_accel.run", "schema_version": 1}', "refused: name: Field required"),
+        (
+            '{"kind": "lantern_accel.run", "schema_version": 0}',
+            "schema version 0.*measure it again",
+        ),
+        ('{"kind": "lantern_accel.run", "schema_version": true}', "schema version True"),
+        (
+            '{"kind": "lantern_accel.run", "schema_version": 1}',
+            "refused: name: Field required; leave it out, or measure it again",
+        ),
+        ('{"kind": "lantern_accel.comparison"}', "a report .* name the runs"),
+        ("[" * 100_000, "nested too deep"),
     ],
 )
 def test_a_foreign_file_is_refused_with_the_reason(tmp_path: Path, text: str, says: str) -> None:

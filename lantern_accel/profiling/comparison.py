@@ -84,7 +84,7 @@ class Ranking(_Part):
     temperature: float
     relaxed: bool
     places: list[tuple[int, str, str, float]] = Field(
-        description="rank, run, strategy, images a second (tokens where those are not measured)"
+        description="rank, run, strategy, tokens a second"
     )
 
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from lantern_accel.errors import LanternError, did_you_mean
 
@@ -31,7 +31,7 @@ class Figure(BaseModel):
 
     value: Annotated[float, Field(gt=0)]
     kind: Literal["datasheet", "measured"]
-    source: Annotated[str, Field(min_length=1)]
+    source: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     """The document, or how it was measured, so that another can find the same number."""
 
 
@@ -49,7 +49,7 @@ class DeviceProfile(BaseModel):
     model: str
     reports_as: tuple[str, ...] = ()
     """Patterns (``*`` stands for anything) of the names that its driver gives it."""
-    peak_flops: dict[DType, Figure]
+    peak_flops: Annotated[dict[DType, Figure], Field(min_length=1)]
     """Dense matrix multiplication in FLOP/s, by dtype."""
     reached_flops: dict[DType, Figure] = {}
     """The most that somebody has measured of it."""

@@ -56,6 +56,8 @@ def test_a_good_profile_keeps_unknown_figures_none(tmp_path: Path) -> None:
     [
         ('source = "by hand"', "", r"peak_flops\.float32\.source: Field required"),
         ('source = "by hand"', 'source = ""', r"peak_flops\.float32\.source: .*at least 1"),
+        ('source = "by hand"', 'source = "  "', r"peak_flops\.float32\.source: .*at least 1"),
+        ("[peak_flops.float32]", "[peak_flops]\n[on_chip_bytes]", "peak_flops: .*at least 1"),
         ('"measured"', '"guessed"', r"peak_flops\.float32\.kind"),
         ("value = 2", "value = -2", r"peak_flops\.float32\.value: .*greater than 0"),
         ("value = 2", "value = inf", r"peak_flops\.float32\.value: .*finite"),

@@ -55,12 +55,14 @@ def _read(files: list[str]) -> tuple[list[Run], list[str], list[ConformanceRepor
     import glob
 
     from lantern_accel.errors import RequestError
+    from lantern_accel.profiling.output import check_name
     from lantern_accel.profiling.reading import read_file
     from lantern_accel.testing.kit import Report
 
     runs, origins, conformance = [], [], []
     for text in files:
         name, path = _renamed(text)
+        check_name(name)
         found = (
             sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]
         )
@@ -71,10 +73,6 @@ def _read(files: list[str]) -> tuple[list[Run], list[str], list[ConformanceRepor
             if isinstance(read, Report):
                 conformance.append(read)
                 continue
-            if len(name) > 80:
-                raise RequestError(
-                    f"the name {name[:20] + '...'!r} has {len(name)} characters; 80 are the most"
-                )
             if name:
                 read = read.model_copy(update={"name": name})
             if read.state != "complete":

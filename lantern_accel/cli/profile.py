@@ -51,8 +51,9 @@ def profile(
 
     Example: lantern-accel profile --device cpu --quick -o cpu.json
     """
-    from lantern_accel.profiling.output import check_output
+    from lantern_accel.profiling.output import check_name, check_output
 
+    check_name(name)
     check_output(output, resume=resume, trace=trace)
     import shlex
     import sys

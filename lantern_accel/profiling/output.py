@@ -1,4 +1,4 @@
-"""Can the run be written? Asked before the device is opened, so nothing here imports torch."""
+"""Can the run have its name and its file? Asked before the device is opened: torch is not imported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from lantern_accel.errors import RequestError
 #: Bytes a run file and a trace need on the disk, with room to spare.
 RUN_BYTES = 32 * 2**20
 TRACE_BYTES = 256 * 2**20
+
+
+#: Characters of a run's name at most.
+LONGEST_NAME = 80
+
+
+def check_name(name: str | None) -> None:
+    """Raise RequestError for a run's name that is longer than reports have room for."""
+    if name is not None and len(name) > LONGEST_NAME:
+        raise RequestError(
+            f"the name {name[:20] + '...'!r} has {len(name)} characters; {LONGEST_NAME} are the most"
+        )
 
 
 def check_output(out: Path, *, resume: bool, trace: Path | None = None) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from lantern_accel.backend import DeviceFacts
 from lantern_accel.bench import PHASES as STEP_PHASES
+from lantern_accel.profiling.output import LONGEST_NAME
 from lantern_accel.strategy import Exact, Sampling, Strategy
 from lantern_accel.testing.kit import Report as ConformanceReport
 
@@ -265,7 +266,7 @@ class Run(_Record):
     kind: Literal["lantern_accel.run"] = KIND
     schema_version: Literal[1] = SCHEMA
     protocol_version: int = PROTOCOL
-    name: str = Field(min_length=1, max_length=80)
+    name: str = Field(min_length=1, max_length=LONGEST_NAME)
     state: Literal["running", "interrupted", "complete"]
     command: str = Field(description="what to type to measure this again")
     migrated_from: str = ""

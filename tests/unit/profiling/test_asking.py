@@ -89,6 +89,13 @@ def test_names_that_cannot_be_files_are_refused(tmp_path: Path) -> None:
         output.check_output(tmp_path / "file" / "run.json", resume=False)
 
 
+def test_a_name_without_end_is_refused() -> None:
+    output.check_name(None)
+    output.check_name("n" * 80)
+    with pytest.raises(RequestError, match="has 81 characters; 80 are the most"):
+        output.check_name("n" * 81)
+
+
 def test_two_runs_get_two_names() -> None:
     names = {asking.fresh_name("cpu:0") for _ in range(20)}
     assert len(names) == 20

@@ -110,27 +110,18 @@ class Profiler:
             ceilings=not_measured("the run has just begun"),
             sessions=[],
             conformance=not_measured(
-                f"--quick leaves it out; `lantern-accel conform {pipeline.backend.name}` checks it"
+                "--quick leaves it out; "
+                f"`lantern-accel conform {pipeline.backend.name} --json checks.json` checks it, and "
+                "`lantern-accel compare` takes that file too"
             ),
         )
 
     def _resumed(self, fresh: Run) -> Run:
         """Return the stored run; raises RequestError where it is a run of something else."""
         stored = read_run(self.out)
-        here, there = fresh.environment, stored.environment
-        mine = fresh.settings.model_dump(mode="json") | {
-            "device": here.device.name,
-            "torch": here.torch,
-            "commit": here.commit,
-        }
-        theirs = stored.settings.model_dump(mode="json") | {
-            "device": there.device.name,
-            "torch": there.torch,
-            "commit": there.commit,
-        }
-        for key, value in mine.items():
-            # A plan may grow: more samples of the same thing.
-            if key != "plan" and theirs[key] != value:
+        theirs = _identity(stored)
+        for key, value in _identity(fresh).items():
+            if theirs[key] != value:
                 raise RequestError(
                     f"{self.out} cannot be resumed: its {key} is {theirs[key]!r}, not {value!r}; "
                     "name another file with -o"
@@ -320,11 +311,13 @@ class Profiler:
     # --- quality -------------------------------------------------------------------------------
 
     def _unpriced(self) -> list[Cell]:
-        """Return relaxed cells without a price, or with one that can be completed by now."""
+        """Return relaxed cells without a price, or with one that more images or a package complete."""
 
         def open_(cell: Cell) -> bool:
             price = self.run.quality_of(cell)
-            return price is None or (isinstance(price.distance, str) and is_there())
+            if price is None or price.images < self.request.plan.quality_images:
+                return True
+            return isinstance(price.distance, str) and is_there()
 
         return [cell for cell in self.cells if cell.relaxed and open_(cell)]
 
@@ -353,6 +346,21 @@ class Profiler:
             if wanted and (strategy.name, temperature) not in drawn:
                 self.run.contact_sheet.append(study.strip(strategy))
             self._write(force=True)
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    """Return what a resumed run must share with its file, by the name a message gives it."""
+    settings, environment = run.settings, run.environment
+    # A plan may grow: more samples of the same thing.
+    found = settings.model_dump(mode="json", exclude={"plan", "prompts", "sampling"})
+    found |= {f"sampling {k}": v for k, v in settings.sampling.model_dump(mode="json").items()}
+    given = settings.prompts
+    found["prompts"] = f"{given.count} of SHA-256 {given.sha256[:12]}"
+    return found | {
+        "device": environment.device.name,
+        "torch": environment.torch,
+        "commit": environment.commit,
+    }
 
 
 def _now() -> str:

@@ -19,7 +19,7 @@ from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.profiling import asking, ceilings, clock, protocol, published, samples
 from lantern_accel.profiling.protocol import Profiler, Request
 from lantern_accel.profiling.reading import read_run
-from lantern_accel.profiling.record import PHASES, Interval, Plan, is_measured
+from lantern_accel.profiling.record import PHASES, Interval, Plan, PromptSet, is_measured
 
 STRATEGIES = "vanilla,eagle,lantern++"
 PROMPTS = ("red heart", "dog face")
@@ -154,7 +154,8 @@ def test_every_relaxed_strategy_has_its_price(measured):
     assert price.images == 4
     assert {strip.strategy for strip in run.contact_sheet} == {"vanilla", "lantern++"}
     assert run.conformance == (
-        "not measured: --quick leaves it out; `lantern-accel conform cpu` checks it"
+        "not measured: --quick leaves it out; `lantern-accel conform cpu --json checks.json` checks "
+        "it, and `lantern-accel compare` takes that file too"
     )
 
 
@@ -230,6 +231,9 @@ def test_the_command_refuses_before_it_loads(command, tiny_model, tmp_path):
     done = command("compare", tmp_path / "none-*.json", "-o", tmp_path / "a.html")
     assert done.returncode == 2
     assert "there is no run to report on" in done.stderr
+    done = command("compare", f"{'n' * 81}={out}", "-o", tmp_path / "a.html")
+    assert done.returncode == 2
+    assert "has 81 characters; 80 are the most" in done.stderr
     done = command("compare", out, "-o", tmp_path / "a.pdf")
     assert "no report's name" in done.stderr
 
@@ -349,6 +353,9 @@ def test_an_interrupted_run_is_no_other_run(profiler, tmp_path, monkeypatch):
     assert read_run(out).sessions[0].reason == "interrupted from the keyboard"
     with pytest.raises(RequestError, match="cannot be resumed: its seed is 0, not 5"):
         profiler(out, resume=True, seed=5)
+    other = PromptSet(source="b.txt", count=1, sha256="e" * 64, used=["dog face"])
+    with pytest.raises(RequestError, match=r"its prompts is '\d of SHA-256 \w{12}', not '1 of"):
+        profiler(out, resume=True, prompts=other)
     out.write_text(out.read_text()[:100])
     with pytest.raises(RequestError, match="not whole JSON"):
         profiler(out, resume=True)
@@ -364,6 +371,10 @@ def test_a_complete_run_is_not_measured_again_but_may_grow(profiler, tmp_path, m
     grown = profiler(out, names=("vanilla",), resume=True, plan=more).measure()
     assert grown.cells[0].samples[:3] == first.cells[0].samples
     assert len(grown.cells[0].samples) == 5
+    priced = profiler(out, resume=True, plan=more).measure()
+    assert [price.images for price in priced.quality] == [4]
+    more = more.model_copy(update={"quality_images": 6})
+    assert [p.images for p in profiler(out, resume=True, plan=more).measure().quality] == [6]
 
 
 def test_a_full_disk_in_the_middle_keeps_what_was_written(profiler, tmp_path, monkeypatch):

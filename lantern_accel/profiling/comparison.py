@@ -39,7 +39,7 @@ from lantern_accel.profiling.record import (
     Settings,
     Strip,
 )
-from lantern_accel.profiling.rows import Row, rates, row_of
+from lantern_accel.profiling.rows import Row, rates, row_of, unsettled
 from lantern_accel.profiling.statistics import Verdict
 from lantern_accel.testing.kit import Report as ConformanceReport
 
@@ -177,7 +177,7 @@ def compare(
         ],
         models=sections,
         conformance=checks,
-        gaps=[*_device_gaps(runs, profiles), *_figure_gaps(runs, sections)],
+        gaps=[*_device_gaps(runs, profiles), *_figure_gaps(runs, sections, conformance)],
     )
 
 
@@ -204,7 +204,6 @@ def _pairs(runs: Sequence[Run]) -> Iterator[Pair]:
             if other is None or not cell.samples:
                 continue
             ratio = statistics.ratio(rates(cell), rates(other), paired=False)
-            settled = cell.settled and other.settled
             yield Pair(
                 strategy=cell.strategy.name,
                 batch=cell.batch,
@@ -212,7 +211,7 @@ def _pairs(runs: Sequence[Run]) -> Iterator[Pair]:
                 first=first.name,
                 second=second.name,
                 ratio=ratio,
-                verdict=statistics.verdict(ratio, settled=settled),
+                verdict=statistics.verdict(ratio, unsettled=unsettled(cell, other)),
             )
 
 
@@ -296,17 +295,33 @@ def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iter
                 yield Gap(
                     where=f"{profile.vendor} {profile.model}",
                     what=["every figure"],
-                    reason="there is no run of this device among the files",
+                    reason="there is no run of this device among the files"
+                    + _unprojected(runs, profile),
                     command=f"lantern-accel profile --device {profile.backend} --model {model} "
                     f"-o {profile.name}.json",
                 )
 
 
-def _figure_gaps(runs: Sequence[Run], sections: Sequence[ModelSection]) -> Iterator[Gap]:
+def _unprojected(runs: Sequence[Run], profile: DeviceProfile) -> str:
+    """Say which runs a device without a run cannot be projected from; empty where it can from all."""
+    lacking = {
+        r.settings.dtype for r in runs if limits_of_profile(profile, r.settings.dtype) is None
+    }
+    if not lacking:
+        return ""
+    return f", and its profile has no peak in {' or '.join(sorted(lacking))} to project from"
+
+
+def _figure_gaps(
+    runs: Sequence[Run], sections: Sequence[ModelSection], conformance: Sequence[ConformanceReport]
+) -> Iterator[Gap]:
     """Collect every 'not measured' of runs and rows, once a reason."""
+    checked = {(r.backend, r.device_name) for r in conformance if not r.simulated}
     for run in runs:
         found: dict[str, set[str]] = {}
-        parts: list[Any] = [run.model_dump(exclude={"contact_sheet", "cells"})]
+        device = run.environment.device
+        known = {"conformance"} if (device.backend, device.name) in checked else set()
+        parts: list[Any] = [run.model_dump(exclude={"contact_sheet", "cells"} | known)]
         parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
         parts += [
             row.model_dump(exclude={"verdict", "price", "conversion"})

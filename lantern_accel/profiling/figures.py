@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from lantern_accel.profiling.comparison import Comparison, ModelSection
 from lantern_accel.profiling.drawing import colour, drawing, strategy_role
@@ -142,8 +144,6 @@ def _points(axes: Any, rows: Sequence[Row], x: Callable[[Row], Interval]) -> Non
     for (_, strategy, _), points in lines.items():
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, color=colour(strategy_role(strategy)), lw=0.8, alpha=0.7)
-    for strategy, point in highest.items():
-        _note(axes, strategy, point)
     axes.axhline(1, color=colour("muted"), lw=0.8)
     axes.set_ylabel("speed-up over vanilla")
     axes.margins(x=0.16, y=0.16)
@@ -151,14 +151,25 @@ def _points(axes: Any, rows: Sequence[Row], x: Callable[[Row], Interval]) -> Non
     fastest = max(row.speedup.value for row in rows if isinstance(row.speedup, Interval))
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0.0), min(high, 2 * max(fastest, 1.0)))
+    _name_points(axes, highest)
 
 
-def _note(axes: Any, text: str, point: tuple[float, float]) -> None:
+def _name_points(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write names beside points, the lower of two neighbours below its own."""
+    wide, high = (np.ptp(limits) for limits in (axes.get_xlim(), axes.get_ylim()))
+    placed: list[tuple[float, float]] = []
+    for name, (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
+        crowded = any(abs(x - a) < 0.2 * wide and abs(y - b) < 0.07 * high for a, b in placed)
+        _note(axes, name, (x, y), below=crowded)
+        placed.append((x, y))
+
+
+def _note(axes: Any, text: str, point: tuple[float, float], *, below: bool = False) -> None:
     axes.annotate(
         text,
         point,
         textcoords="offset points",
-        xytext=(6, 4),
+        xytext=(6, -10 if below else 4),
         fontsize=7.5,
         color=colour("ink"),
     )
@@ -168,7 +179,8 @@ def _runs_of(rows: Sequence[Row]) -> str:
     runs = list(dict.fromkeys(f"{row.device}, {row.run}" for row in rows))
     names = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds", "v": "wedges"}
     words = [f"{names.get(m, m)}: {run}" for m, run in zip(MARKERS, runs, strict=False)]
-    return "; ".join(words) if len(runs) > 1 else ""
+    text = "; ".join(words)
+    return f"{text[0].upper()}{text[1:]}." if len(runs) > 1 else ""
 
 
 def _compression(section: ModelSection) -> Iterator[Figure]:

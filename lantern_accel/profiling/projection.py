@@ -90,7 +90,7 @@ def limits_of_profile(profile: DeviceProfile, dtype: str) -> Limits | None:
         launch,
         f"{figures.kind} {figures.value / 1e12:g} TFLOP/s in {dtype}, "
         f"{profile.bandwidth_bytes_per_s.kind} {profile.bandwidth_bytes_per_s.value / 1e9:g} GB/s, "
-        f"{how} {launch * 1e6:g} us a launch",
+        f"{how} {launch * 1e6:g} \N{MICRO SIGN}s a launch",
     )
 
 

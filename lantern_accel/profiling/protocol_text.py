@@ -40,7 +40,7 @@ PROTOCOL_TEXT: tuple[tuple[str, str], ...] = (
     (
         "Verdict",
         f"same: the ratio's whole interval lies within {SAME:.0%} of 1; faster or slower: the interval "
-        f"excludes 1; otherwise, and with fewer than {FEWEST} samples, ambiguous.",
+        f"excludes 1; otherwise ambiguous. With fewer than {FEWEST} samples there is no verdict.",
     ),
     (
         "Speed-up and conversion",

@@ -12,7 +12,7 @@ from lantern_accel.profiling import writing
 from lantern_accel.profiling.comparison import Comparison
 from lantern_accel.profiling.protocol_text import PROTOCOL_TEXT
 from lantern_accel.profiling.record import PHASES, Interval, Quality, Run
-from lantern_accel.profiling.summary import summarise
+from lantern_accel.profiling.summary import projection_error, summarise
 
 KINDS = (".html", ".md", ".json")
 INSTALL = "pip install 'lantern-accel[report]'"
@@ -21,19 +21,32 @@ MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "?"}
 
 
 def check_kind(path: Path) -> None:
-    """Raise RequestError for a name whose ending is no kind of report."""
+    """Raise RequestError for a name whose ending is no kind of report, and for a folder's."""
     if path.suffix.lower() not in KINDS:
         raise RequestError(f"{path} is no report's name; end it in {', '.join(KINDS)}")
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder; name a file in it")
 
 
 def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
-    """Write the comparison in the form that the name's ending asks for."""
+    """Write the comparison in the form that the name's ending asks for.
+
+    Raises RequestError where there is no room for it, or no right to write there.
+    """
     check_kind(path)
-    if path.suffix.lower() == ".json":
-        write_json(path, comparison.model_dump(mode="json"))
-        return
-    text = page(comparison, runs) if path.suffix.lower() == ".html" else markdown(comparison)
-    write_whole(path, lambda stream: stream.write(text.encode()))
+    kind = path.suffix.lower()
+    text = ""
+    if kind != ".json":
+        text = page(comparison, runs) if kind == ".html" else markdown(comparison)
+    try:
+        if kind == ".json":
+            write_json(path, comparison.model_dump(mode="json"))
+        else:
+            write_whole(path, lambda stream: stream.write(text.encode()))
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be written ({error.strerror}); make room or choose another folder"
+        ) from None
 
 
 def page(comparison: Comparison, runs: Sequence[Run]) -> str:
@@ -69,6 +82,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
     return {
         "c": comparison,
         "summaries": {s.model: summarise(comparison, s) for s in comparison.models},
+        "projection_errors": {s.model: projection_error(s) for s in comparison.models},
         "protocol": PROTOCOL_TEXT,
         "phases": PHASES,
         "marks": MARKS,
@@ -95,9 +109,11 @@ def _environment(*, html_page: bool) -> Any:
         interval=writing.interval,
         span=writing.span,
         reason=writing.reason,
+        judged=writing.judged,
         size=writing.size,
         joined=writing.joined,
         coded=_coded,
+        command=_command,
         cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     )
     environment.tests["interval"] = lambda value: isinstance(value, Interval)
@@ -112,9 +128,16 @@ def _coded(text: object) -> Any:
 
     parts = [escape(part) for part in str(text).split("`")]
     return Markup("").join(
-        Markup("<code>{}</code>").format(part) if index % 2 else part
-        for index, part in enumerate(parts)
+        _command(part) if index % 2 else part for index, part in enumerate(parts)
     )
+
+
+def _command(text: object) -> Any:
+    """Return a command as code whose words are not broken at their hyphens."""
+    from markupsafe import Markup
+
+    words = [Markup("<span>{}</span>").format(word) for word in str(text).split(" ")]
+    return Markup("<code>{}</code>").format(Markup(" ").join(words))
 
 
 def _grouped(items: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:

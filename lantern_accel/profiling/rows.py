@@ -124,7 +124,7 @@ def row_of(run: Run, cell: Cell) -> Row:
     verdict: Verdict | str = not_measured("vanilla is the base")
     if base is not cell:
         verdict = (
-            statistics.verdict(speedup, settled=cell.settled and (base is None or base.settled))
+            statistics.verdict(speedup, unsettled=unsettled(cell, base or cell))
             if isinstance(speedup, Interval)
             else speedup
         )
@@ -168,6 +168,16 @@ def row_of(run: Run, cell: Cell) -> Row:
         phase_ms=phase_ms(cell),
         phases_from=cell.step_ms_from,
     )
+
+
+def unsettled(*cells: Cell) -> str:
+    """Say why the times of one of the cells are not known to have settled; empty where all have."""
+    for cell in cells:
+        if not cell.warmup:
+            return "the file does not say whether warm-up had settled"
+        if not cell.settled:
+            return f"warm-up of {cell.strategy.name} did not settle"
+    return ""
 
 
 def detail_of(strategy: Strategy) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lantern_accel.profiling.record import Interval, not_measured
+from lantern_accel.profiling.record import Interval, NotMeasured, not_measured
 
 Array = NDArray[np.float64]
 Verdict = Literal["faster", "slower", "same", "ambiguous"]
@@ -21,8 +21,9 @@ Verdict = Literal["faster", "slower", "same", "ambiguous"]
 RESAMPLES = 2000
 #: Ratios within this of 1, interval and all, are the same speed.
 SAME = 0.05
-#: Samples below which no verdict is given.
-FEWEST = 3
+#: Samples below which no verdict is given: with five rounds that must all agree, chance alone gives one
+#: in 1 of 16 comparisons; with three it would in 1 of 4.
+FEWEST = 5
 #: A percentile needs this many samples beyond it to be seen at all.
 _BEYOND = 1
 
@@ -90,13 +91,16 @@ def ratio(above: Sequence[float], below: Sequence[float], *, paired: bool) -> In
     return _interval(float(np.median(a) / np.median(b)), draws, n)
 
 
-def verdict(found: Interval, *, settled: bool = True) -> Verdict:
+def verdict(found: Interval, *, unsettled: str = "") -> Verdict | NotMeasured:
     """Judge a speed ratio by its interval: faster, slower, same, or ambiguous within noise.
 
-    Ambiguous too where there are fewer than three samples, or warm-up ended before times settled.
+    Noise is not to blame for what more measuring would tell: where ``unsettled`` says why warm-up is not
+    believed, or there are fewer than :data:`FEWEST` samples, the text says so and no verdict is given.
     """
-    if found.n < FEWEST or not settled:
-        return "ambiguous"
+    if unsettled:
+        return not_measured(unsettled)
+    if found.n < FEWEST:
+        return not_measured(f"too few samples, {found.n} of {FEWEST}")
     if found.low >= 1 - SAME and found.high <= 1 + SAME:
         return "same"
     if found.low > 1:

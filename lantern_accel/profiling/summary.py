@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lantern_accel.profiling.comparison import Comparison, ModelSection, rank
-from lantern_accel.profiling.record import Interval, Quality, is_measured
+from lantern_accel.profiling.record import Distance, Interval, Quality, is_measured
 from lantern_accel.profiling.rows import Row
-from lantern_accel.profiling.writing import number, percent
+from lantern_accel.profiling.writing import judged, number, percent, reason
 
 #: Others' share of the host's cores above which a run is called disturbed.
 DISTURBED = 0.1
+#: Images a strategy below which a distance within chance's says little.
+TELLING = 64
+#: Rows that a card names as within noise of its own.
+NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Summary:
 
     tiles: list[Tile]
     glance: list[Glance]
+    warnings: list[str]
     sentences: list[str]
 
 
@@ -80,7 +85,8 @@ def summarise(comparison: Comparison, section: ModelSection) -> Summary:
     return Summary(
         tiles,
         _glance(section.rows),
-        [*_verdicts(section.rows), *_prices(section), *_caveats(comparison, section)],
+        _warnings(comparison, section),
+        [*_verdicts(section.rows), *_prices(section)],
     )
 
 
@@ -110,13 +116,14 @@ def _glance(rows: Sequence[Row]) -> list[Glance]:
 
 
 def _speed_tile(label: str, rows: Sequence[Row]) -> Tile:
-    places = rank(rows)
+    # The figure that decides is the figure that is shown.
+    known = all(isinstance(row.images_per_second, Interval) for row in rows)
+    key = "images_per_second" if known else "tokens_per_second"
+    places = rank(rows, key)
     best = places[0][1]
-    images = best.images_per_second
-    known = isinstance(images, Interval)
     return Tile(
         label,
-        number(images.value if isinstance(images, Interval) else best.tokens_per_second.value),
+        number(getattr(best, key).value),
         "images a second" if known else "tokens a second",
         f"{best.strategy}, batch {best.batch}, {best.device}{_tied(places)}",
     )
@@ -124,8 +131,16 @@ def _speed_tile(label: str, rows: Sequence[Row]) -> Tile:
 
 def _tied(places: Sequence[tuple[int, Row]]) -> str:
     """Name the rows that noise does not tell from the first."""
-    names = [row.strategy for place, row in places[1:] if place == 1]
-    return f"; not told from {', '.join(dict.fromkeys(names))}" if names else ""
+    best = places[0][1]
+    names = [
+        row.strategy if row.run == best.run else f"{row.strategy} of {row.run}"
+        for place, row in places[1:]
+        if place == 1
+    ]
+    others = [name for name in dict.fromkeys(names) if name != best.strategy]
+    if len(others) > NAMED:
+        others = [*others[:NAMED], f"{len(others) - NAMED} more"]
+    return f"; within noise: {', '.join(others)}" if others else ""
 
 
 def _relaxed_tile(rows: Sequence[Row]) -> Tile:
@@ -136,22 +151,27 @@ def _relaxed_tile(rows: Sequence[Row]) -> Tile:
     if isinstance(price, Quality) and isinstance(price.total_variation, Interval):
         moved = f"; moves {percent(price.total_variation.value)} of a token's probability"
     return Tile(
-        "Best relaxed speed-up",
+        "Fastest relaxed decoding",
         f"{best.speedup.value:.2f}\N{MULTIPLICATION SIGN}",
-        "of vanilla on its device",
-        f"{best.strategy}, batch {best.batch}: {best.verdict}{moved}",
+        "vanilla's speed on the same device",
+        f"{best.strategy}, batch {best.batch}: {judged(str(best.verdict))}{moved}",
     )
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
-    judged = [
+    compared = [
         row for row in rows if isinstance(row.speedup, Interval) and row.strategy != "vanilla"
     ]
-    if not judged:
+    if not compared:
         return []
-    counts = Counter(row.verdict for row in judged)
+    counts = Counter(row.verdict for row in compared)
     words = [f"{counts[v]} {v}" for v in ("faster", "same", "slower", "ambiguous") if counts[v]]
-    text = f"Against vanilla on the same device, of {len(judged)} strategies and batch sizes: "
+    words += [
+        f"{count} without a verdict ({reason(word)})"
+        for word, count in counts.items()
+        if reason(word)
+    ]
+    text = f"Against vanilla on the same device, of {len(compared)} strategies and batch sizes: "
     text += ", ".join(words)
     if counts["ambiguous"]:
         text += " (ambiguous: the interval of the ratio allows both)"
@@ -159,28 +179,67 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def _prices(section: ModelSection) -> list[str]:
-    """Say for each relaxed strategy how far its images are from chance's distance."""
-    told: dict[str, str] = {}
+    """Say for each relaxed strategy whether its images are farther than chance puts them."""
+    prices: dict[str, dict[str, Quality]] = {}
     for row in section.rows:
-        price = row.price
-        if not isinstance(price, Quality) or row.strategy in told:
-            continue
-        if isinstance(price.distance, str):
-            told[row.strategy] = f"{row.strategy}: image distance {price.distance}."
-            continue
-        d = price.distance
-        far = d.value.low > d.floor.high
-        told[row.strategy] = (
-            f"The images of {row.strategy} are "
-            + ("farther from vanilla's than chance explains" if far else "not told from vanilla's")
-            + f" at {price.images} images: {d.metric} {number(d.value.value)} "
-            f"({number(d.value.low)} to {number(d.value.high)}), chance alone gives "
-            f"{number(d.floor.value)} ({number(d.floor.low)} to {number(d.floor.high)})."
+        if isinstance(row.price, Quality):
+            prices.setdefault(row.strategy, {}).setdefault(row.run, row.price)
+    return [
+        f"{strategy}: {_told_once(*runs.values()) if len(runs) == 1 else _told_of(runs)}"
+        for strategy, runs in prices.items()
+    ]
+
+
+def _is_far(distance: Distance) -> bool:
+    return distance.value.low > distance.floor.high
+
+
+def _told_once(price: Quality) -> str:
+    d = price.distance
+    if isinstance(d, str):
+        return f"image distance {d}."
+    far = _is_far(d)
+    return (
+        f"its {price.images} images are "
+        + (
+            "farther from vanilla's than chance explains"
+            if far
+            else "not told from vanilla's by this distance"
         )
-    return list(told.values())
+        + f" ({d.metric} {number(d.value.value)}, 95 % {number(d.value.low)} to "
+        f"{number(d.value.high)}; two vanilla sets of other seeds {number(d.floor.value)}, "
+        f"{number(d.floor.low)} to {number(d.floor.high)})"
+        + ("." if far or price.images >= TELLING else "; so few images show only large harm.")
+    )
 
 
-def _caveats(comparison: Comparison, section: ModelSection) -> list[str]:
+def _told_of(runs: Mapping[str, Quality]) -> str:
+    known = {run: one.distance for run, one in runs.items() if isinstance(one.distance, Distance)}
+    far = [run for run, distance in known.items() if _is_far(distance)]
+    fewest = min(price.images for price in runs.values())
+    text = (
+        f"its images are farther from vanilla's than chance explains in {', '.join(far)}"
+        if far
+        else "its images are not told from vanilla's by the image distance"
+    )
+    text += f"; {len(known)} of {len(runs)} runs measured it, over {fewest} images or more"
+    return text + ("." if far or fewest >= TELLING else "; so few images show only large harm.")
+
+
+def projection_error(section: ModelSection) -> str:
+    """Say how far the roofline model is from what was measured; empty where nothing can be said."""
+    factors = [e.factor for e in section.errors if e.limits.startswith("ceilings")]
+    if not factors:
+        return ""
+    low, high = number(min(factors)), number(max(factors))
+    span = low if low == high else f"{low} to {high}"
+    return (
+        f"On the measured devices the roofline model promises {span} times what was measured, so read "
+        "projections with that factor in mind."
+    )
+
+
+def _warnings(comparison: Comparison, section: ModelSection) -> list[str]:
     found = [
         f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
         for run in comparison.runs
@@ -195,10 +254,4 @@ def _caveats(comparison: Comparison, section: ModelSection) -> list[str]:
     restless = sorted({row.strategy for row in section.rows if not row.settled})
     if restless:
         found.append(f"Warm-up ended before times settled: {', '.join(restless)}.")
-    factors = [e.factor for e in section.errors if e.limits.startswith("ceilings")]
-    if factors:
-        found.append(
-            f"The roofline model promises {number(min(factors))} to {number(max(factors))} times what "
-            "was measured, so read projections with that factor in mind."
-        )
     return found

@@ -15,8 +15,9 @@ def number(value: float, digits: int = 3) -> str:
     """Return a number in ``digits`` significant digits, thousands apart."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    return f"{round(value, places):,.{places}f}".replace("-", MINUS)
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.96 in two digits is 10, not 10.0
+    places = max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)
+    return f"{value:,.{places}f}".replace("-", MINUS)
 
 
 def percent(share: float) -> str:
@@ -36,7 +37,7 @@ def interval(value: Interval | str | None, unit: str = "") -> str:
     if not isinstance(value, Interval):
         return MISSING
     tail = f" {unit}" if unit else ""
-    return f"{number(value.value)}{tail} {span(value)}"
+    return f"{number(value.value)}{tail} {span(value)}".rstrip()
 
 
 def span(value: Interval | str) -> str:
@@ -50,6 +51,11 @@ def reason(value: object) -> str:
     """Return why a figure is not there; empty where it is."""
     text = str(value)
     return text.removeprefix(NOT_MEASURED) if text.startswith(NOT_MEASURED) else ""
+
+
+def judged(word: str) -> str:
+    """Return a verdict, or why there is none."""
+    return f"no verdict: {reason(word)}" if reason(word) else word
 
 
 def size(count: Reading) -> str:

@@ -6,11 +6,13 @@ import pytest
 from pydantic import ValidationError
 from support.runs import invented_cell, invented_run, strategies
 
+from lantern_accel.profiles import DeviceProfile, Figure
 from lantern_accel.profiling.comparison import compare
 from lantern_accel.profiling.record import PHASES, Interval, Run, not_measured
 from lantern_accel.profiling.rows import Row, detail_of, phase_ms, row_of
 from lantern_accel.profiling.summary import summarise
 from lantern_accel.strategy import ChainTree, Exact, Strategy
+from lantern_accel.testing.kit import Report as ConformanceReport
 
 
 def rows_of(run: Run) -> dict[str, Row]:
@@ -126,16 +128,75 @@ def test_devices_are_held_against_each_other_on_the_same_strategy_and_batch() ->
     assert all(isinstance(p.ratio, Interval) and 0.3 < p.ratio.value < 0.37 for p in pairs)
 
 
-def test_an_unsettled_cell_gets_no_verdict_but_ambiguous() -> None:
+def test_an_unsettled_cell_gets_the_reason_and_no_verdict() -> None:
     run = invented_run()
     for cell in run.cells:
         cell.settled = cell.strategy.name != "eagle"
     rows = rows_of(run)
-    assert rows["eagle"].verdict == "ambiguous"
+    assert rows["eagle"].verdict == "not measured: warm-up of eagle did not settle"
     assert rows["lantern++"].verdict == "faster"
     section = compare([run], profiles=[])
-    text = " ".join(summarise(section, section.models[0]).sentences)
-    assert "Warm-up ended before times settled: eagle." in text
+    summary = summarise(section, section.models[0])
+    assert "Warm-up ended before times settled: eagle." in summary.warnings
+    assert "1 without a verdict (warm-up of eagle did not settle)" in summary.sentences[0]
+
+
+def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
+    cells = [invented_cell(s, 1, 300.0, samples=2) for s in strategies()]
+    found = compare([invented_run(cells=cells)], profiles=[])
+    rows = {row.strategy: row for row in found.models[0].rows}
+    assert rows["eagle"].verdict == "not measured: too few samples, 2 of 5"
+    summary = summarise(found, found.models[0])
+    assert "4 without a verdict (too few samples, 2 of 5)" in summary.sentences[0]
+    assert "no verdict: too few samples, 2 of 5" in summary.tiles[1].note
+
+
+def test_the_first_card_shows_the_figure_that_it_picks_by() -> None:
+    # More tokens a second, and fewer images: decoding to pixels is slow here.
+    run = invented_run(names=["vanilla", "eagle"])
+    eagle = next(c for c in run.cells if c.strategy.name == "eagle")
+    eagle.samples = [s.model_copy(update={"total": 9.0, "wall": 9.0}) for s in eagle.samples]
+    found = compare([run], profiles=[])
+    tile = summarise(found, found.models[0]).tiles[0]
+    assert tile.unit == "images a second"
+    assert tile.note.startswith("vanilla, batch 1")
+    rows = {row.strategy: row for row in found.models[0].rows}
+    assert rows["eagle"].tokens_per_second.value > rows["vanilla"].tokens_per_second.value
+
+
+def test_a_card_does_not_say_that_a_strategy_ties_with_itself() -> None:
+    runs = [invented_run(name, names=["vanilla"]) for name in ("a", "b")]
+    found = compare(runs, profiles=[])
+    note = summarise(found, found.models[0]).tiles[0].note
+    assert note.endswith("; within noise: vanilla of b")
+
+
+def test_relaxed_decoding_that_is_slower_is_not_called_a_speed_up() -> None:
+    found = compare([invented_run()], profiles=[])
+    tile = summarise(found, found.models[0]).tiles[1]
+    assert (tile.label, tile.unit) == (
+        "Fastest relaxed decoding",
+        "vanilla's speed on the same device",
+    )
+
+
+def test_prices_are_told_of_each_run() -> None:
+    found = compare([invented_run("a"), invented_run("b")], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert "lantern: its images are not told from vanilla's by the image distance; 2 of 2" in text
+    far = invented_run("c")
+    near = Interval(value=90.0, low=80.0, high=99.0, n=64)
+    for price in far.quality:
+        assert not isinstance(price.distance, str)
+        price.distance = price.distance.model_copy(update={"value": near})
+    found = compare([invented_run("a"), far], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert "lantern++: its images are farther from vanilla's than chance explains in c; 2" in text
+    few = invented_run()
+    few.quality = [q.model_copy(update={"images": 16}) for q in few.quality]
+    found = compare([few], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert "so few images show only large harm" in text
 
 
 def test_a_ranking_shares_places_that_noise_does_not_tell_apart() -> None:
@@ -162,6 +223,35 @@ def test_gaps_name_the_reason_and_what_fills_them() -> None:
     assert tail.command == "lantern-accel profile -o abacus-1.json --samples 10 --resume"
     checks = next(g for reason, g in found.items() if "a test has none" in reason)
     assert checks.command == "lantern-accel conform abacus"
+    bare = DeviceProfile(
+        name="slate",
+        backend="slate",
+        vendor="S",
+        model="1",
+        peak_flops={"float32": Figure(value=1e12, kind="datasheet", source="a test")},
+    )
+    (gap,) = [g for g in compare([run], profiles=[bare]).gaps if g.where == "S 1"]
+    assert gap.reason.endswith("no peak in bfloat16 to project from")
+
+
+def test_a_conformance_file_of_the_device_fills_its_gap() -> None:
+    run = invented_run()
+    device = run.environment.device
+    report = ConformanceReport(
+        backend=device.backend,
+        backend_version="1",
+        device=device.device,
+        device_name=device.name,
+        torch="2",
+        outcomes=[],
+    )
+    for given, left in (
+        (report, False),
+        (report.model_copy(update={"device_name": "another"}), True),
+        (report.model_copy(update={"simulated": True}), True),
+    ):
+        gaps = compare([run], [given], profiles=[]).gaps
+        assert any(gap.what == ["conformance"] for gap in gaps) == left
 
 
 def test_noise_on_the_host_is_told() -> None:
@@ -169,7 +259,7 @@ def test_noise_on_the_host_is_told() -> None:
     for cell in run.cells:
         cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
     found = compare([run], profiles=[])
-    text = " ".join(summarise(found, found.models[0]).sentences)
+    text = " ".join(summarise(found, found.models[0]).warnings)
     assert "Other processes used up to 60 % of the host" in text
 
 

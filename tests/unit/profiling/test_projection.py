@@ -74,7 +74,7 @@ def test_what_was_measured_of_a_device_beats_its_datasheet() -> None:
     plain = limits_of_profile(profile(), "bfloat16")
     assert plain is not None
     assert (plain.flops, plain.launch) == (2e12, projection.ASSUMED_LAUNCH)
-    assert "assumed 2 us a launch" in plain.source
+    assert "assumed 2 \N{MICRO SIGN}s a launch" in plain.source
     better = limits_of_profile(
         profile(
             reached_flops={"bfloat16": figure(1.5e12, "measured")},
@@ -85,7 +85,7 @@ def test_what_was_measured_of_a_device_beats_its_datasheet() -> None:
     assert better is not None
     assert (better.flops, better.launch) == (1.5e12, 5e-6)
     assert "measured 1.5 TFLOP/s" in better.source
-    assert "measured 5 us a launch" in better.source
+    assert "measured 5 \N{MICRO SIGN}s a launch" in better.source
 
 
 def test_a_run_s_own_ceilings_are_taken_or_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import json
 import re
 from html.parser import HTMLParser
@@ -103,8 +104,15 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
         "Runs and environment",
     ):
         assert title in html, title
-    assert "lantern-accel profile --device hpu --model tiny -o gaudi2.json" in html
-    assert "lantern-accel profile --device cuda --model tiny -o rtx3090.json" in html
+    text = re.sub(r"</?span>", "", html)
+    assert "lantern-accel profile --device hpu --model tiny -o gaudi2.json" in text
+    assert "lantern-accel profile --device cuda --model tiny -o rtx3090.json" in text
+    # The model's error stands in the projection's own words, in Markdown too.
+    said = "the roofline model promises"
+    assert said in html[html.index('id="projected"') : html.index("How wrong the model is")]
+    markdown = render.markdown(made[1])
+    assert said in markdown[markdown.index("### Projected") : markdown.index("## Not measured")]
+    assert re.search(r"copy [\d.]{1,5} GB/s", html)
 
 
 def test_names_are_text_and_not_markup(made: tuple[str, Comparison]) -> None:
@@ -130,7 +138,7 @@ def test_an_unpriced_speedup_is_printed_nowhere() -> None:
     html, text = render.page(comparison, [run]), render.markdown(comparison)
     assert "not shown: price unknown" in html
     for report in (html, text):
-        assert "Best relaxed speed-up" not in report
+        assert "Fastest relaxed decoding" not in report
     table = html[html.index('id="speed"') : html.index("<h3>Ranking</h3>")]
     assert "\N{MULTIPLICATION SIGN}" not in table
     row = next(line for line in text.splitlines() if "lantern++ (3 drafts" in line)
@@ -161,6 +169,26 @@ def test_the_ending_decides(tmp_path: Path, made: tuple[str, Comparison]) -> Non
     assert Comparison.model_validate(json.loads((tmp_path / "a.json").read_text())) == comparison
     with pytest.raises(RequestError, match=r"end it in \.html, \.md, \.json"):
         render.write(comparison, runs, tmp_path / "a.pdf")
+    (tmp_path / "folder.md").mkdir()
+    with pytest.raises(RequestError, match="is a folder; name a file in it"):
+        render.write(comparison, runs, tmp_path / "folder.md")
+    for name in ("b.html", "b.json"):
+        with pytest.raises(RequestError, match=r"cannot be written \(.*\); make room"):
+            render.write(comparison, runs, tmp_path / "a.md" / name)
+
+
+@pytest.mark.parametrize("name", ["r.md", "r.json"])
+def test_a_full_disk_leaves_no_report_and_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lantern_accel.files.os.fsync", full)
+    run = invented_run(names=["vanilla"])
+    with pytest.raises(RequestError, match=r"cannot be written \(No space left on device\)"):
+        render.write(compare([run], profiles=[]), [run], tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +212,14 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (352.4, "352"), (0.01234, "0.0123"), (1234567, "1,234,567"), (-2.5, "−2.50")],  # noqa: RUF001
+    [
+        (0, "0"),
+        (9.996, "10.0"),
+        (352.4, "352"),
+        (0.01234, "0.0123"),
+        (1234567, "1,234,567"),
+        (-2.5, "−2.50"),
+    ],  # noqa: RUF001
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
@@ -192,5 +227,6 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 
 def test_figures_have_their_intervals() -> None:
     assert interval(Interval(value=352, low=340, high=361, n=9)) == "352 (340 to 361)"
+    assert interval(Interval(value=1, low=1, high=1, n=9)) == "1.00"
     assert interval("not measured: x") == "not measured"
     assert size(5_242_880) == "5.00 MiB"

@@ -29,6 +29,8 @@ NOT_MEASURED = "not measured: "
 
 NotMeasured = Annotated[str, StringConstraints(pattern=r"^not measured: \S")]
 Reading = float | NotMeasured
+Positive = Annotated[float, Field(gt=0)] | NotMeasured
+"""A reading that others are divided by."""
 
 
 def not_measured(reason: str) -> NotMeasured:
@@ -132,9 +134,9 @@ class ClockCheck(_Record):
 class Ceilings(_Record):
     """What the device reached on simple work, best of several."""
 
-    copy_bytes_per_s: Reading = Field(description="bytes read plus bytes written, a second")
+    copy_bytes_per_s: Positive = Field(description="bytes read plus bytes written, a second")
     copy_bytes: int = Field(description="size of the copied buffer")
-    matmul_flops: dict[str, Reading] = Field(description="FLOP a second by dtype, square matrices")
+    matmul_flops: dict[str, Positive] = Field(description="FLOP a second by dtype, square matrices")
     matmul_sizes: dict[str, int] = Field(default_factory=dict)
     launch_seconds: Reading = Field(description="one tiny operator, run eagerly")
     captured_launch_seconds: Reading = Field(description="one tiny operator within a replay")
@@ -175,14 +177,14 @@ class Sample(_Record):
     at: float = Field(description="seconds after the session's start")
     seed: int
     text: Reading
-    prefill: float = Field(description="0 where decode holds both")
-    decode: float
+    prefill: float = Field(ge=0, description="0 where decode holds both")
+    decode: float = Field(gt=0)
     pixels: Reading
-    total: Reading
-    wall: Reading = Field(description="the same request by the host's clock")
-    images: int
-    tokens: int
-    steps: int
+    total: Positive
+    wall: Positive = Field(description="the same request by the host's clock")
+    images: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    steps: int = Field(ge=1)
     accepted_histogram: list[int]
     total_variation: float = Field(description="relaxed mass used, a generated token")
     energy_mj: float | None = None

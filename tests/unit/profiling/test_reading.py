@@ -81,6 +81,19 @@ def test_an_unknown_field_is_refused_by_name(stored: Path) -> None:
         read_run(stored)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("decode", 0), ("images", 0), ("steps", 0), ("total", 0), ("wall", -1)]
+)
+def test_a_figure_that_others_are_divided_by_is_refused_by_name(
+    stored: Path, field: str, value: int
+) -> None:
+    data = json.loads(stored.read_text())
+    data["cells"][0]["samples"][0][field] = value
+    stored.write_text(json.dumps(data))
+    with pytest.raises(RequestError, match=rf"cells\.0\.samples\.0\.{field}.*greater than"):
+        read_run(stored)
+
+
 # --- the planted stopwatch ----------------------------------------------------------------------
 
 

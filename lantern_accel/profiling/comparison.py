@@ -126,8 +126,9 @@ class Comparison(_Part):
 
 
 def rank(rows: Sequence[Any], key: str = "tokens_per_second") -> list[tuple[int, Row]]:
-    """Order measured rows by ``key``, fastest first; rows whose intervals overlap share a rank.
+    """Order measured rows by ``key``, fastest first; whose interval reaches a place's first shares it.
 
+    The first of a place decides, so that a chain of overlaps does not tie rows that are far apart.
     Raises ProjectionError where an entry is projected.
     """
     refuse_projected(rows)
@@ -135,8 +136,10 @@ def rank(rows: Sequence[Any], key: str = "tokens_per_second") -> list[tuple[int,
     places: list[tuple[int, Row]] = []
     for index, row in enumerate(ordered):
         place = index + 1
-        if places and getattr(row, key).high >= getattr(places[-1][1], key).low:
-            place = places[-1][0]
+        if places:
+            leader = ordered[places[-1][0] - 1]
+            if getattr(row, key).high >= getattr(leader, key).low:
+                place = places[-1][0]
         places.append((place, row))
     return places
 

@@ -95,6 +95,8 @@ def _glance(rows: Sequence[Row]) -> list[Glance]:
     by_run: dict[str, list[Row]] = {}
     for row in rows:
         by_run.setdefault(row.run, []).append(row)
+    if not by_run:  # what interrupted the runs came before their first sample
+        return []
     shared = set.intersection(*({r.batch for r in mine} for mine in by_run.values()))
     found = []
     for run, mine in by_run.items():
@@ -165,17 +167,16 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
     if not compared:
         return []
     counts = Counter(row.verdict for row in compared)
-    words = [f"{counts[v]} {v}" for v in ("faster", "same", "slower", "ambiguous") if counts[v]]
+    words = [f"{counts[v]} {v}" for v in ("faster", "same", "slower") if counts[v]]
+    if counts["ambiguous"]:
+        words.append(f"{counts['ambiguous']} ambiguous (the interval of the ratio allows both)")
     words += [
         f"{count} without a verdict ({reason(word)})"
         for word, count in counts.items()
         if reason(word)
     ]
     text = f"Against vanilla on the same device, of {len(compared)} strategies and batch sizes: "
-    text += ", ".join(words)
-    if counts["ambiguous"]:
-        text += " (ambiguous: the interval of the ratio allows both)"
-    return [text + "."]
+    return [text + ", ".join(words) + "."]
 
 
 def _prices(section: ModelSection) -> list[str]:
@@ -251,7 +252,9 @@ def _warnings(comparison: Comparison, section: ModelSection) -> list[str]:
             f"Other processes used up to {percent(max(loads))} of the host while samples were taken; "
             "measure again on a quiet machine before quoting a figure."
         )
-    restless = sorted({row.strategy for row in section.rows if not row.settled})
+    # What a migrated file does not say is told beside its verdicts.
+    whole = {run.name for run in comparison.runs if not run.migrated_from}
+    restless = sorted({r.strategy for r in section.rows if not r.settled and r.run in whole})
     if restless:
         found.append(f"Warm-up ended before times settled: {', '.join(restless)}.")
     return found

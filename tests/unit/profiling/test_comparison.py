@@ -7,7 +7,8 @@ from pydantic import ValidationError
 from support.runs import invented_cell, invented_run, strategies
 
 from lantern_accel.profiles import DeviceProfile, Figure
-from lantern_accel.profiling.comparison import compare
+from lantern_accel.profiling import render
+from lantern_accel.profiling.comparison import compare, rank
 from lantern_accel.profiling.record import PHASES, Interval, Run, not_measured
 from lantern_accel.profiling.rows import Row, detail_of, phase_ms, row_of
 from lantern_accel.profiling.summary import summarise
@@ -46,6 +47,20 @@ def test_speedups_are_over_vanilla_of_the_same_run() -> None:
         assert isinstance(one, Interval)
         assert isinstance(other, Interval)
         assert one.value == pytest.approx(other.value, rel=0.02)
+
+
+def test_a_run_that_ended_before_its_first_sample_is_reported_as_such() -> None:
+    for cells in ([], [invented_cell(s, 1, 300.0, samples=0) for s in strategies()]):
+        run = invented_run(cells=cells, state="running", quality=[], contact_sheet=[])
+        found = compare([run])
+        summary = summarise(found, found.models[0])
+        assert summary.warnings == [
+            "Run abacus-1 is running, not complete; "
+            "`lantern-accel profile -o abacus-1.json --resume` goes on."
+        ]
+        assert [tile.label for tile in summary.tiles] == ["Not measured"]
+        pytest.importorskip("jinja2")
+        assert "no run has what a projection needs" in render.page(found, [run])
 
 
 def test_without_vanilla_there_is_no_speedup() -> None:
@@ -204,6 +219,25 @@ def test_a_ranking_shares_places_that_noise_does_not_tell_apart() -> None:
     b = invented_run("b", names=["vanilla"])
     (ranking,) = compare([a, b], profiles=[]).models[0].rankings
     assert [place[:2] for place in ranking.places] == [(1, "a"), (1, "b")]
+
+
+def test_a_chain_of_overlaps_does_not_tie_its_ends() -> None:
+    base = rows_of(invented_run())["vanilla"]
+    rows = [
+        base.model_copy(
+            update={
+                "run": name,
+                "tokens_per_second": Interval(value=at, low=at - 10, high=at + 10, n=9),
+            }
+        )
+        for name, at in (("a", 100.0), ("b", 85.0), ("c", 70.0), ("d", 60.0))
+    ]
+    assert [(place, row.run) for place, row in rank(rows)] == [
+        (1, "a"),
+        (1, "b"),
+        (3, "c"),
+        (3, "d"),
+    ]
 
 
 def test_models_are_sections_that_do_not_meet() -> None:

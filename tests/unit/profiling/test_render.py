@@ -218,8 +218,8 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (352.4, "352"),
         (0.01234, "0.0123"),
         (1234567, "1,234,567"),
-        (-2.5, "−2.50"),
-    ],  # noqa: RUF001
+        (-2.5, "\N{MINUS SIGN}2.50"),
+    ],
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text

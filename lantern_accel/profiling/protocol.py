@@ -178,6 +178,7 @@ class Profiler:
             self._measure()
         except KeyboardInterrupt:
             self._end(session, "interrupted", "interrupted from the keyboard")
+            self.say(f"interrupted; {self._kept()}")
             raise
         except BackendError as error:
             self._end(session, "interrupted", str(error))

@@ -348,8 +348,12 @@ def test_a_device_that_vanishes_leaves_what_is_finished(profiler, tmp_path, monk
 def test_an_interrupted_run_is_no_other_run(profiler, tmp_path, monkeypatch):
     out = tmp_path / "run.json"
     monkeypatch.setattr(Profiler, "_price", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    stopped, said = profiler(out), []
+    stopped.say = said.append
     with pytest.raises(KeyboardInterrupt):
-        profiler(out).measure()
+        stopped.measure()
+    assert said[-1].startswith("interrupted; 2 of 2 cells are finished and kept in")
+    assert said[-1].endswith("go on with the same command and --resume")
     assert read_run(out).sessions[0].reason == "interrupted from the keyboard"
     with pytest.raises(RequestError, match="cannot be resumed: its seed is 0, not 5"):
         profiler(out, resume=True, seed=5)

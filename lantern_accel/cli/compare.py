@@ -39,7 +39,7 @@ def compare(
     from lantern_accel.profiling.reading import check_comparable
 
     render.check_kind(output)
-    runs, origins, conformance = _read(files)
+    runs, origins, conformance = _read(files, output)
     check_comparable(runs, origins)
     comparison = put_side_by_side(runs, conformance)
     render.write(comparison, runs, output)
@@ -50,8 +50,11 @@ def compare(
     )
 
 
-def _read(files: list[str]) -> tuple[list[Run], list[str], list[ConformanceReport]]:
-    """Read every file; a pattern that matches nothing is told and left out."""
+def _read(files: list[str], output: Path) -> tuple[list[Run], list[str], list[ConformanceReport]]:
+    """Read every file; a pattern that matches nothing is told and left out.
+
+    Raises RequestError where ``output`` is one of them: raw samples are in no report.
+    """
     import glob
 
     from lantern_accel.errors import RequestError
@@ -69,6 +72,11 @@ def _read(files: list[str]) -> tuple[list[Run], list[str], list[ConformanceRepor
         if not found:
             say(f"nothing matches {path}", label="warning", style="yellow", to_stderr=True)
         for one in found:
+            if output.exists() and Path(one).exists() and output.samefile(one):
+                raise RequestError(
+                    f"{output} is one of the files to compare, and the report would replace it; name "
+                    "another with -o"
+                )
             read = read_file(Path(one))
             if isinstance(read, Report):
                 conformance.append(read)

@@ -180,6 +180,10 @@ def test_reports_are_made_from_runs(command, measured, tmp_path):
         assert all(phase in text for phase in PHASES)
         assert "lantern++" in text
     assert "Device against device" in (tmp_path / "report.html").read_text()
+    before = other.read_text()
+    done = command("compare", measured, other, "-o", other)
+    assert (done.returncode, other.read_text()) == (2, before)
+    assert "is one of the files to compare" in done.stderr
     done = command("compare", measured, f"again={measured}", "-o", tmp_path / "report.md")
     assert done.returncode == 0, done.stderr
 

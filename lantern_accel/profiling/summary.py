@@ -182,9 +182,11 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
 def _prices(section: ModelSection) -> list[str]:
     """Say for each relaxed strategy whether its images are farther than chance puts them."""
     prices: dict[str, dict[str, Quality]] = {}
+    several = len({row.temperature for row in section.rows}) > 1
     for row in section.rows:
         if isinstance(row.price, Quality):
-            prices.setdefault(row.strategy, {}).setdefault(row.run, row.price)
+            where = f"{row.run} at T {row.temperature:g}" if several else row.run
+            prices.setdefault(row.strategy, {}).setdefault(where, row.price)
     return [
         f"{strategy}: {_told_once(*runs.values()) if len(runs) == 1 else _told_of(runs)}"
         for strategy, runs in prices.items()
@@ -223,7 +225,7 @@ def _told_of(runs: Mapping[str, Quality]) -> str:
         if far
         else "its images are not told from vanilla's by the image distance"
     )
-    text += f"; {len(known)} of {len(runs)} runs measured it, over {fewest} images or more"
+    text += f"; measured {len(known)} of {len(runs)} times, over {fewest} images or more"
     return text + ("." if far or fewest >= TELLING else "; so few images show only large harm.")
 
 

@@ -198,7 +198,9 @@ def test_relaxed_decoding_that_is_slower_is_not_called_a_speed_up() -> None:
 def test_prices_are_told_of_each_run() -> None:
     found = compare([invented_run("a"), invented_run("b")], profiles=[])
     text = " ".join(summarise(found, found.models[0]).sentences)
-    assert "lantern: its images are not told from vanilla's by the image distance; 2 of 2" in text
+    assert (
+        "lantern: its images are not told from vanilla's by the image distance; measured 2" in text
+    )
     far = invented_run("c")
     near = Interval(value=90.0, low=80.0, high=99.0, n=64)
     for price in far.quality:
@@ -206,7 +208,15 @@ def test_prices_are_told_of_each_run() -> None:
         price.distance = price.distance.model_copy(update={"value": near})
     found = compare([invented_run("a"), far], profiles=[])
     text = " ".join(summarise(found, found.models[0]).sentences)
-    assert "lantern++: its images are farther from vanilla's than chance explains in c; 2" in text
+    assert (
+        "lantern++: its images are farther from vanilla's than chance explains in c; meas" in text
+    )
+    hot = invented_run()
+    hot.cells += [c.model_copy(update={"temperature": 0.0}) for c in hot.cells]
+    hot.quality += [p.model_copy(update={"temperature": 0.0}) for p in far.quality]
+    found = compare([hot], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert "chance explains in abacus-1 at T 0; measured 2 of 2 times" in text
     few = invented_run()
     few.quality = [q.model_copy(update={"images": 16}) for q in few.quality]
     found = compare([few], profiles=[])

@@ -241,7 +241,9 @@ def bundle(
     name: str = typer.Option("my-model", help="The model's name."),
     cfg_scale: float = typer.Option(3.0, help="Default guidance."),
     top_k: int = typer.Option(0, help="Default top-k; 0 keeps all codes."),
+    top_p: float = typer.Option(1.0, help="Default top-p; 1 keeps all codes."),
     tree: str = typer.Option("small_8", help="Default static tree."),
+    dynamic_tree: str = typer.Option("dynamic:4,3,12", help="Default dynamic tree."),
     k: int = typer.Option(10, help="LANTERN++'s default k."),
     lam: float = typer.Option(2.0, "--lambda", help="LANTERN++'s default lambda."),
     lantern_k: int = typer.Option(100, help="LANTERN's default k."),
@@ -262,13 +264,16 @@ def bundle(
     )
     from lantern_accel.training import workspace
 
-    static = parse_tree(tree)
+    static, dynamic = parse_tree(tree), parse_tree(dynamic_tree)
     if not isinstance(static, StaticTree):
         raise StrategyError(f"--tree {tree} is not a static tree; name one or list its paths")
+    if not isinstance(dynamic, DynamicTree):
+        raise StrategyError(f"--dynamic-tree {dynamic_tree} is not dynamic:TOP_K,DEPTH,TOTAL")
+    sampling = {"cfg_scale": cfg_scale, "top_k": top_k, "top_p": top_p}
     defaults = ModelDefaults(
-        sampling=validated(Sampling, {"cfg_scale": cfg_scale, "top_k": top_k}, "sampling"),
+        sampling=validated(Sampling, sampling, "sampling"),
         static_tree=static,
-        dynamic_tree=DynamicTree(top_k=4, depth=3, total=12),
+        dynamic_tree=dynamic,
         lantern=validated(Lantern, {"k": lantern_k, "delta": delta}, "lantern"),
         lantern_pp=validated(LanternPP, {"k": k, "lam": lam}, "lantern++"),
     )

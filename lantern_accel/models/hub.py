@@ -7,7 +7,6 @@ is fetched that is there already. Tokens are huggingface_hub's business: none is
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,11 @@ from lantern_accel.files import cache_dir, write_whole
 from lantern_accel.models.registry import ModelEntry, parts_of
 
 Tell = Callable[[str], None]
+#: How long the Hub may take to answer at all.
+REACH_SECONDS = 10
+#: Where a part is found beside a model's own files, and the option that names it elsewhere.
+BESIDE = {"model": "", "vq": "", "drafter": "/drafter", "text": "/t5-ckpt"}
+_OPTIONS = {"model": "--model", "vq": "--vq", "drafter": "--drafter", "text": "--text-encoder"}
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
 
 
@@ -65,17 +69,21 @@ def fetch(entry: ModelEntry, tell: Tell, together: Iterable[ModelEntry] = ()) ->
 
     ``together``: the entries that are needed with it, for the error where there is no network.
     """
-    show_licence(entry, tell)
-    paths = {}
-    for file in entry.files:
-        cached = _cached(entry, file.path)
-        if cached is None:
-            tell(f"fetching {file.path} of {entry.repo} ({human_size(file.nbytes)})")
-            try:
+    here = {file.path: _cached(entry, file.path) for file in entry.files}
+    paths: dict[str, Path] = {}
+    try:
+        first = next((path for path, cached in here.items() if cached is None), None)
+        if first is not None:
+            _reach(entry, first)
+        show_licence(entry, tell)
+        for file in entry.files:
+            cached = here[file.path]
+            if cached is None:
+                tell(f"fetching {file.path} of {entry.repo} ({human_size(file.nbytes)})")
                 cached = _download(entry, file.path)
-            except _Absent as error:
-                raise _how_to_get(error, list(together) or [entry]) from None
-        paths[file.path] = cached
+            paths[file.path] = cached
+    except _Absent as error:
+        raise _how_to_get(error, list(together) or [entry]) from None
     name, path = next(iter(paths.items()))
     if len(paths) == 1:
         return path
@@ -98,6 +106,27 @@ class _Absent(Exception):
     """A file that is not cached and cannot be fetched, with the reason."""
 
 
+def _reach(entry: ModelEntry, path: str) -> None:
+    """Raise :class:`_Absent` where the Hub cannot be reached.
+
+    One question without retries: a download asks again and again, for half a minute.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if constants.HF_HUB_OFFLINE:
+        raise _Absent("HF_HUB_OFFLINE is set")
+    try:
+        with _quiet():
+            url = huggingface_hub.hf_hub_url(entry.repo, path)
+            huggingface_hub.get_hf_file_metadata(url, timeout=REACH_SECONDS)
+    except HfHubHTTPError:
+        return  # it answered; downloading says what is wrong
+    except Exception:
+        raise _Absent("no network") from None
+
+
 def _download(entry: ModelEntry, path: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
@@ -111,8 +140,7 @@ def _download(entry: ModelEntry, path: str) -> Path:
         with _quiet():
             return Path(hf_hub_download(entry.repo, path))
     except LocalEntryNotFoundError:
-        offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
-        raise _Absent("HF_HUB_OFFLINE is set" if offline else "no network") from None
+        raise _Absent("no network") from None
     except GatedRepoError:
         raise ModelError(
             f"{entry.repo} asks for a licence to be accepted: accept it at "
@@ -126,18 +154,27 @@ def _download(entry: ModelEntry, path: str) -> Path:
 
 
 def _how_to_get(error: _Absent, wanted: list[ModelEntry]) -> ModelError:
-    lacking: dict[str, list[str]] = {}
-    for entry in wanted:
-        for file in entry.files:
-            if _cached(entry, file.path) is None:
-                name = f"{file.path} ({human_size(file.nbytes)})"
-                lacking.setdefault(entry.repo, []).append(name)
-    files = "; ".join(f"from {repo} {', '.join(names)}" for repo, names in lacking.items())
-    total = human_size(sum(missing_bytes(entry) for entry in wanted))
+    """Return the error with the commands that fetch what is missing, each into a folder of its own.
+
+    Several of the files have the same name, so that one folder for all would lose some.
+    """
+    model = wanted[0]
+    together = model.kind == "model" and not at_hand(model)
+    steps, total = [], 0
+    for one in wanted:
+        if not together and at_hand(one):
+            continue
+        home = f"models/{model.name}{BESIDE[one.kind]}" if together else f"models/{one.name}"
+        files = " ".join(file.path for file in one.files)
+        step = f"`hf download {one.repo} {files} --local-dir {home}` ({human_size(one.nbytes)})"
+        if not together:
+            step += f", named with {_OPTIONS[one.kind]} {home}"
+        steps.append(step)
+        total += one.nbytes
+    last = f" and name the folder: --model models/{model.name}" if together else ""
     return ModelError(
-        f"{wanted[0].name} is not at hand and cannot be fetched ({error}): where there is a network, "
-        f"download {files} (`hf download REPOSITORY FILE`, {total} in all), put it into one folder, and "
-        "name that folder with --model"
+        f"{model.name} is not at hand and cannot be fetched ({error}): where there is a network, run "
+        f"{' and '.join(steps)}, {human_size(total)} in all, put what that makes here{last}"
     )
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 import torch
-from support.official import drafter_config, drafter_weights, gpt_weights, vq_weights
+from support.chameleon import write_anole
+from support.official import (
+    drafter_config,
+    drafter_weights,
+    gpt_weights,
+    text_folder,
+    vq_weights,
+    write_drafter,
+)
 
 from lantern_accel.errors import ModelError
 from lantern_accel.models import hub
@@ -76,16 +84,61 @@ def test_without_network_and_cache_everything_that_is_missing_is_named() -> None
     text = str(caught.value)
     assert "\n" not in text
     for part in (
-        "HF_HUB_OFFLINE is set", "t2i_XL_stage1_256.pt (3.11 GB)", "from peizesun/llamagen_t2i",
-        "vq_ds16_t2i.pt (288 MB)", "jadohu/llamagen_drafter", "google/flan-t5-xl", "--model",
+        "HF_HUB_OFFLINE is set",
+        "hf download peizesun/llamagen_t2i t2i_XL_stage1_256.pt --local-dir models/llamagen-t2i-stage1`",
+        "(3.11 GB)", "vq_ds16_t2i.pt", "(288 MB)", "15 GB in all",
+        "--local-dir models/llamagen-t2i-stage1/drafter`", "--local-dir models/llamagen-t2i-stage1/t5",
+        "--model models/llamagen-t2i-stage1",
     ):  # fmt: skip
         assert part in text
+    assert not said, "nothing is fetched, so nothing is announced"
     with pytest.raises(ModelError) as caught:
         find_model("llamagen-t2i-stage1", named_parts(drafter="none", embeddings="x.npz"))
     assert "flan-t5" not in str(caught.value) and "llamagen_drafter" not in str(caught.value)
 
 
-def test_a_licence_is_told_once() -> None:
+def test_where_the_model_is_at_hand_its_missing_parts_are_named_with_their_options(
+    cache: Path,
+) -> None:
+    one = entry("llamagen-t2i-stage1")
+    put(cache, one.repo, one.files[0].path, gpt_weights())
+    with pytest.raises(ModelError) as caught:
+        find_model(one.name, named_parts(embeddings="x.npz"), tell=lambda text: None)
+    text = str(caught.value)
+    assert "t2i_XL_stage1_256.pt" not in text and "--model" not in text
+    assert "named with --vq models/llamagen-vq-ds16-t2i and `hf download jadohu" in text
+
+
+def test_the_folders_that_are_told_are_those_that_are_searched(tmp_path: Path) -> None:
+    folder = text_folder(tmp_path / "models" / "llamagen-t2i-stage1")
+    home = Path(f"{folder}{hub.BESIDE['drafter']}")
+    write_drafter(home, drafter_weights(), drafter_config("t2i"))
+    encoder = Path(f"{folder}{hub.BESIDE['text']}")
+    encoder.mkdir()
+    (encoder / "config.json").write_text('{"model_type": "t5", "d_model": 24}')
+    files = find_model(folder).files
+    assert (files["drafter"], files["t5"]) == (home, encoder)
+    anole = write_anole(tmp_path / "models" / "anole-7b", layout="original")
+    assert find_model(anole).files["drafter"] == Path(f"{anole}{hub.BESIDE['drafter']}")
+
+
+def test_a_network_that_is_not_there_is_told_without_trying_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreachable(url: str, timeout: float) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(hub, "_download", None)
+    with pytest.raises(ModelError, match="no network"):
+        find_model("anole-7b", tell=lambda text: None)
+
+
+def test_a_licence_is_told_once(cache: Path) -> None:
+    one = entry("llamagen-b-256")
+    weights = gpt_weights(dim=768, layers=1, ffn=8, vocab=64, classes=3)
+    put(cache, one.repo, one.files[0].path, weights)
     said: list[str] = []
     for _ in range(2):
         with pytest.raises(ModelError):
@@ -123,6 +176,7 @@ def test_a_token_is_never_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("401 for Bearer hf_abcdefghijklmnop")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", broken)
+    monkeypatch.setattr(hub, "_reach", lambda entry, path: None)
     with pytest.raises(ModelError) as caught:
         find_model("llamagen-b-256", tell=lambda text: None)
     assert "hf_abc" not in str(caught.value) and "OSError" in str(caught.value)

@@ -49,9 +49,10 @@ class Checked(BaseModel):
 
     @property
     def usable(self) -> bool:
-        """Whether the model and its image tokenizer are there, and nothing is broken."""
+        """Whether what decoding cannot do without is there, and nothing is broken."""
         found = {one.part for one in self.parts if one.state == "found"}
-        return {"target", "vq"} <= found and all(one.state != "unusable" for one in self.parts)
+        needed = family(self.family).needs if self.family else ("target",)
+        return found.issuperset(needed) and all(one.state != "unusable" for one in self.parts)
 
 
 def check(path: Path, parts: Parts | None = None) -> Checked:
@@ -83,7 +84,12 @@ def check(path: Path, parts: Parts | None = None) -> Checked:
 
 def _part(found: Found, part: str) -> Part:
     """Compare a part's keys and shapes with what its module needs."""
-    from lantern_accel.models.loading import check_keys, check_shapes, without_data
+    from lantern_accel.models.loading import (
+        check_dtypes,
+        check_keys,
+        check_shapes,
+        without_data,
+    )
     from lantern_accel.ops import TensorOps
 
     path = found.files[part]
@@ -96,6 +102,7 @@ def _part(found: Found, part: str) -> Part:
         recipes = kind.recipes(part, checkpoint, found.manifest)
         check_shapes(own, recipes, checkpoint, path.name)
         check_keys(own, recipes, checkpoint, path.name, kind.unneeded(part))
+        check_dtypes(own, recipes, checkpoint, path.name)
     except LanternError as error:
         return Part(part=part, state="unusable", path=str(path), detail=str(error))
     used = {key for name in own for key in recipes[name].sources}

@@ -131,6 +131,8 @@ class Family(ABC):
 
     name: ClassVar[str]
     manifest_type: ClassVar[type[Manifest]]
+    #: Files without which nothing can be drawn.
+    needs: ClassVar[tuple[str, ...]] = ("target", "vq")
 
     # --- recognising -------------------------------------------------------------------------------
 

@@ -8,10 +8,13 @@ and ``trained_drafters``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from lantern_accel.errors import CheckpointError
 from lantern_accel.models.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
@@ -78,7 +81,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a configuration")
+        raise CheckpointError(
+            f"{path} holds a {type(content).__name__}, not a configuration; fetch it again"
+        )
     return content
 
 
@@ -95,6 +100,38 @@ def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
         if name.is_file():
             return read_json(name)
     return {}
+
+
+def first_wrong(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a configuration, with its field."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def whole(said: Mapping[str, Any], name: str, path: Path) -> int:
+    """Return a number of a configuration of ``path``: whole, 1 or more; raises CheckpointError."""
+    try:
+        value = int(said[name])
+        if value == float(said[name]) and value > 0:
+            return value
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise CheckpointError(
+        f"{path}: its configuration says {name} {said[name]!r}, which is no number of things; correct it"
+    )
+
+
+def side_of(said: Mapping[str, Any], path: Path) -> int:
+    """Return the tokens along one side, of a configuration's ``block_size`` (tokens an image)."""
+    size = whole(said, "block_size", path)
+    side = math.isqrt(size)
+    if side * side != size:
+        raise CheckpointError(
+            f"{path}: block_size {size} is not a square; correct its configuration"
+        )
+    return side
 
 
 def folders_named(roots: Iterable[Path], depth: int, wanted: Callable[[Path], bool]) -> list[Path]:

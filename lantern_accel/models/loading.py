@@ -107,13 +107,55 @@ def check_keys(
     if missing or extra:
         parts = []
         if missing:
-            parts.append(f"{len(missing)} keys are missing, the first is {missing[0]!r}")
+            parts.append(f"{_count(missing)} missing, the first is {missing[0]!r}")
         if extra:
-            parts.append(f"{len(extra)} keys are unknown, the first is {extra[0]!r}")
+            parts.append(f"{_count(extra)} unknown, the first is {extra[0]!r}")
         raise CheckpointError(
             f"{what}: {' and '.join(parts)}; the checkpoint is of another architecture, or a part "
-            "of it is absent"
+            "of it is absent: fetch it again, or name another"
         )
+
+
+def _count(keys: Sequence[str]) -> str:
+    return "1 key is" if len(keys) == 1 else f"{len(keys)} keys are"
+
+
+def check_dtypes(
+    own: Iterable[str], recipes: Mapping[str, Recipe], checkpoint: Checkpoint, what: str
+) -> None:
+    """Raise :class:`CheckpointError` for weights that are whole numbers, as quantised ones are."""
+    for name in own:
+        for key in recipes[name].sources if name in recipes else ():
+            if key in checkpoint and not checkpoint.dtype(key).is_floating_point:
+                kind = str(checkpoint.dtype(key)).removeprefix("torch.")
+                raise CheckpointError(
+                    f"{what}: {key} holds {kind}; quantised checkpoints cannot be read, use one in "
+                    "bfloat16, float16 or float32"
+                )
+
+
+def check_values(tensor: Tensor, key: str, dtype: torch.dtype, what: str) -> None:
+    """Raise :class:`CheckpointError` for values that ``dtype`` cannot hold, or that are no numbers.
+
+    Bytes that were damaged on their way rarely stay plausible numbers, and an image drawn with one NaN
+    looks like an image.
+    """
+    if not tensor.numel():
+        return
+    low, high = (float(value) for value in torch.aminmax(tensor))
+    limit = torch.finfo(dtype).max
+    if low >= -limit and high <= limit:
+        return
+    if torch.finfo(tensor.dtype).max >= max(abs(low), abs(high)):
+        kind = str(dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{what}: {key} has values up to {max(abs(low), abs(high)):.3g}, which {kind} cannot hold; "
+            "load it as bfloat16 or float32"
+        )
+    raise CheckpointError(
+        f"{what}: {key} has values that are infinite or no numbers, so the file is damaged; fetch it "
+        "again and compare its checksum"
+    )
 
 
 def mismatch(what: str, name: str, given: list[int], wanted: list[int]) -> CheckpointError:
@@ -160,11 +202,13 @@ def fill(
     """Replace every parameter and persistent buffer of ``module`` by the checkpoint's, in ``dtype``.
 
     ``what`` names the part in errors and progress. Raises :class:`CheckpointError` before anything is
-    read where keys or shapes disagree with the module's.
+    read where keys, shapes or kinds of numbers disagree with the module's, later where a tensor holds
+    values that are no numbers.
     """
     own = dict(module.state_dict())
     check_shapes(own, recipes, checkpoint, what)
     check_keys(own, recipes, checkpoint, what, unneeded)
+    check_dtypes(own, recipes, checkpoint, what)
     total = sum(checkpoint.size_of(key) for name in own for key in recipes[name].sources)
     done = 0
     for name, parameter in own.items():
@@ -173,6 +217,7 @@ def fill(
         recipe, row = recipes[name], 0
         for key in recipe.sources:
             tensor = checkpoint.read(key)
+            check_values(tensor, key, dtype, what)
             if fingerprint is not None:
                 fingerprint.update(key, tensor)
             if recipe.transform is not None:

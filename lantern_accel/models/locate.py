@@ -11,7 +11,9 @@ from lantern_accel.errors import ModelError, RequestError, did_you_mean
 from lantern_accel.models.bundle import bundled_models, folder_parts
 from lantern_accel.models.families import Found, Parts, family, family_names
 from lantern_accel.models.hub import Tell, resolve
+from lantern_accel.models.layouts import checkpoints_in, examine
 from lantern_accel.models.registry import entry, is_published, published
+from lantern_accel.models.weights import SUFFIXES
 
 NO_DRAFTER = "none"
 
@@ -68,6 +70,10 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
         return folder_parts(path, parts)
     if path.exists():
         return find_official(path, parts)
+    if path.suffix in SUFFIXES or len(path.parts) > 1:
+        raise ModelError(
+            f"there is no {path}; check the path, or use a name that `lantern-accel models` lists"
+        )
     names = [*known, *(one.name for one in published())]
     raise ModelError(
         f"unknown model {str(name)!r}{did_you_mean(str(name), names)} (a model is a name that "
@@ -107,7 +113,17 @@ def find_official(path: Path, parts: Parts) -> Found:
         if found is not None:
             return found
     raise ModelError(
-        f"the {'folder' if path.is_dir() else 'file'} {path} holds no model that this build knows; "
-        "name a folder with a model.json, or one laid out as the model's README says (`lantern-accel "
-        f"models check {path}` says what is there)"
+        f"the {'folder' if path.is_dir() else 'file'} {path} holds no model that this build knows, but "
+        f"{_held(path)}; name a folder with a model.json, or one laid out as the model's README says"
     )
+
+
+def _held(path: Path) -> str:
+    """Say what weights lie at a path, by their first keys."""
+    said = []
+    for one in checkpoints_in(path) if path.is_dir() else [path]:
+        held = examine(one, lambda _: None)
+        name = one.name if held.error else f"{one.name} ({', '.join(list(held.opened())[:2])}, ...)"
+        said.append(name)
+    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+    return f"{', '.join(said[:3])}{more}" if said else "no weights at all"

@@ -42,6 +42,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+#: How torch's files begin: a zip archive, or before torch 1.6 a pickle.
+_TORCH_STARTS = (b"PK\x03\x04", b"\x80")
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
 
 
@@ -147,7 +149,10 @@ def _open_file(path: Path) -> _File:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint file {path}; check the path")
     with path.open("rb") as stream:
-        if stream.read(24).startswith(b"version https://git-lfs"):
+        start = stream.read(24)
+        if not start:
+            raise CheckpointError(f"{path} is empty, so it was truncated; fetch it again")
+        if start.startswith(b"version https://git-lfs"):
             raise CheckpointError(
                 f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder, or "
                 "download the file"
@@ -160,14 +165,24 @@ def _open_file(path: Path) -> _File:
         named = re.search(r"GLOBAL (\S+)|function (\S+)", str(error))
         wanted = (named.group(1) or named.group(2)) if named is not None else _callable_in(path)
         if not wanted:
-            raise _unreadable(path, error) from None
+            # torch's own words advise to read the file as code.
+            raise _foreign(path) from None
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: its pickle wants to run code ({wanted}), which is "
             "refused; get the weights as .safetensors, or save the bare state dict again where you "
             "trust the file"
         ) from None
     except Exception as error:
+        if path.suffix != ".safetensors" and not start.startswith(_TORCH_STARTS):
+            raise _foreign(path) from None
         raise _unreadable(path, error) from error
+
+
+def _foreign(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is no checkpoint that torch wrote; it may be another kind of file under that name, such "
+        "as a page that says why a download failed: fetch it again"
+    )
 
 
 def _callable_in(path: Path) -> str:
@@ -234,12 +249,19 @@ class Checkpoint:
         return sum(self.size_of(key) for key in self)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Return a tensor's shape without reading it."""
-        return self._home[key].headers[key][0]
+        """Return a tensor's shape without reading it; raises :class:`CheckpointError` if it is absent."""
+        return self._header(key)[0]
 
     def dtype(self, key: str) -> torch.dtype:
-        """Return a tensor's dtype without reading it."""
-        return self._home[key].headers[key][1]
+        """Return a tensor's dtype without reading it; raises :class:`CheckpointError` if it is absent."""
+        return self._header(key)[1]
+
+    def _header(self, key: str) -> tuple[tuple[int, ...], torch.dtype]:
+        if key not in self._home:
+            raise CheckpointError(
+                f"{self.path} lacks {key}: a part of the checkpoint is absent; fetch it again"
+            )
+        return self._home[key].headers[key]
 
     def size_of(self, key: str) -> int:
         """Return a tensor's bytes without reading it."""
@@ -309,11 +331,18 @@ def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
         try:
             listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             names = sorted(set(listed.values()))
+            foreign = [n for n in names if Path(n).name != n or not Path(n).suffix]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{index} cannot be read as an index of shards ({type(error).__name__}: {error}); "
                 "fetch it again"
             ) from None
+        if foreign or not names:
+            raise CheckpointError(
+                f"{index} names {foreign[0]!r}, which is no file of its folder; fetch it again"
+                if foreign
+                else f"{index} lists no shards; fetch it again"
+            )
         return names, dict(listed)
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
@@ -329,7 +358,9 @@ def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
     if len(found) == 1:
         return [found[0].name], {}
     if not found:
-        raise CheckpointError(f"the folder {folder} holds no weights ({', '.join(SUFFIXES)})")
+        raise CheckpointError(
+            f"the folder {folder} holds no weights ({', '.join(SUFFIXES)}); name the one that does"
+        )
     raise CheckpointError(
         f"the folder {folder} holds several checkpoints ({', '.join(p.name for p in found)}); name one "
         "of them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ from support.official import (
     write_sizes,
     write_trained,
 )
+from torch import Tensor
 
+import lantern_accel
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.models.check import check
 from lantern_accel.models.families import Found, Parts
@@ -342,7 +345,8 @@ def test_a_resolution_that_nothing_tells(tmp_path: Path) -> None:
     [
         ("output.weight", "lacks output.weight"),
         ("cls_embedding.uncond_embedding", "lacks cls_embedding"),
-        ("layers.1.attention.wo.weight", "1 keys are missing"),
+        ("layers.1.attention.wo.weight", "1 key is missing"),
+        ("layers.0.feed_forward.w1.weight", "lacks layers.0.feed_forward.w1.weight"),
     ],
 )
 def test_a_part_of_the_checkpoint_is_absent(texts: Path, gone: str, told: str) -> None:
@@ -355,13 +359,71 @@ def test_a_part_of_the_checkpoint_is_absent(texts: Path, gone: str, told: str) -
 
 
 def test_a_configuration_that_is_not_of_the_weights(texts: Path) -> None:
-    write_sizes(texts / "t2i_tiny_stage1_256.json", n_head=4, dim=64)
+    config = texts / "t2i_tiny_stage1_256.json"
+    write_sizes(config, n_head=4, dim=64)
     assert "dim 32 by its shapes, but its configuration says 64" in refused(texts)
+    for wrong in ({"n_head": "many"}, {"n_head": 0}, {"n_head": 4, "block_size": [16]}):
+        write_sizes(config, **wrong)
+        assert "which is no number of things" in refused(texts)
+
+
+def test_a_drafters_configuration_that_is_wrong(texts: Path) -> None:
+    folder = add_drafter(texts)
+    config = drafter_config("t2i")
+    # The published code goes by the kind alone, whatever prefix its file says.
+    write_sizes(folder / "config.json", **config, cls_token_num=120)
+    assert find_model(texts).manifest.drafter.prefix_length == 119
+    write_sizes(folder / "config.json", **{**config, "num_attention_heads": 5})
+    assert "dim 32 must be n_head 5 times" in refused(texts)
+    write_sizes(folder / "config.json", **{**config, "rms_norm_eps": "small"})
+    assert "norm_eps: Input should be a valid number" in refused(texts)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.long(), "holds int64; quantised checkpoints cannot be read"),
+        (lambda t: t.index_fill(0, torch.tensor(3), float("nan")), "the file is damaged"),
+        (lambda t: t.index_fill(0, torch.tensor(3), float("-inf")), "the file is damaged"),
+        (lambda t: t * 1e6, "which float16 cannot hold"),
+    ],
+    ids=["whole", "nan", "inf", "large"],
+)
+def test_weights_that_are_no_numbers_for_the_device(
+    texts: Path, change: Callable[[Tensor], Tensor], told: str
+) -> None:
+    weights = gpt_weights()
+    weights["layers.1.attention.wo.weight"] = change(weights["layers.1.attention.wo.weight"])
+    write_trained(texts / "t2i_tiny_stage1_256.pt", weights)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        lantern_accel.load(texts, device="cpu", dtype="float16")
+    assert "layers.1.attention.wo.weight" in str(caught.value)
+    if "int64" in told:
+        assert told in check(texts).parts[0].detail
+    if "float16" in told:
+        lantern_accel.load(texts, device="cpu", dtype="bfloat16").close()
+
+
+def test_an_index_that_names_no_files_of_its_folder(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "model", hugging_face(gpt_weights()), 2)
+    index = folder / "model.safetensors.index.json"
+    for name in ("../secrets.bin", "/etc/passwd", "..", ""):
+        index.write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+        assert "which is no file of its folder" in refused(folder)
+    for listed in ({"lm_head.weight": 3}, [], "x"):
+        index.write_text(json.dumps({"weight_map": listed}))
+        assert "cannot be read as an index" in refused(folder)
+    index.write_text(json.dumps({"weight_map": {}}))
+    assert "lists no shards" in refused(folder)
 
 
 def test_nothing_known_lies_there(tmp_path: Path) -> None:
     torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "resnet.pt")
-    assert "holds no model that this build knows" in refused(tmp_path)
+    told = refused(tmp_path)
+    assert "holds no model that this build knows, but resnet.pt (conv1.weight, ...);" in told
+    (tmp_path / "void").mkdir()
+    assert "but no weights at all" in refused(tmp_path / "void")
+    assert "there is no" in refused(tmp_path / "absent.pt")
     assert "did you mean llamagen-b-256" in refused(Path("llamagen-b-255"))
     only = tmp_path / "only_vq"
     write_trained(only / "vq_ds16_c2i.pt", vq_weights(64))

@@ -64,6 +64,10 @@ class TrunkConfig(BaseModel):
             raise ValueError(
                 f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}"
             )
+        if self.newline_id is not None and self.newline_id >= self.token_count:
+            raise ValueError(
+                f"the newline is token {self.newline_id}, but there are only {self.token_count}"
+            )
         if self.image_first + self.image_codes > self.token_count:
             raise ValueError(
                 f"image tokens {self.image_first} to {self.image_first + self.image_codes - 1} are "

@@ -88,6 +88,7 @@ class ChameleonFamily(Family):
 
     name: ClassVar[str] = "chameleon"
     manifest_type: ClassVar[type[Manifest]] = ChameleonManifest
+    needs: ClassVar[tuple[str, ...]] = ("target", "vq", "text_tokenizer")
 
     def detect(self, path: Path, parts: Parts) -> Found | None:
         """Recognise Meta's, GAIR's, Hugging Face's and Lumina's layouts."""

@@ -150,10 +150,6 @@ def head_norm_rows(norm: Tensor, heads: int, split: bool) -> Tensor:
     ``parts`` is Chameleon's model parallelism: each part's norm serves its share of the heads.
     """
     rows = norm.reshape(-1, norm.shape[-1])
-    if heads % rows.shape[0]:
-        raise CheckpointError(
-            f"a norm of queries or keys has shape {list(norm.shape)}, which cannot serve {heads} heads"
-        )
     rows = rows.repeat_interleave(heads // rows.shape[0], dim=0)
     if split:
         rows = to_adjacent_pairs(rows.reshape(-1), rows.shape[1]).reshape(rows.shape)
@@ -200,6 +196,9 @@ def trunk_recipes(
                 f"{theirs}{layout.q_norm}.{leaf}": config.n_head,
                 f"{theirs}{layout.k_norm}.{leaf}": config.kv_heads,
             }
+            for key, count in heads.items():
+                if key in there:
+                    check_norm(key, shape(key), count, d)
             recipes[f"{ours}attention.qk_norm.{leaf}"] = Recipe(tuple(heads), _norm(heads, split))
     return layout, recipes
 
@@ -209,6 +208,16 @@ def _rows(turned: tuple[str, ...], head_dim: int, split: bool) -> Callable[[str,
         return to_adjacent_pairs(tensor, head_dim) if split and key in turned else tensor
 
     return transform
+
+
+def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> None:
+    """Raise :class:`CheckpointError` for a norm that no layout has."""
+    rows = 1 if len(shape) == 1 else shape[0]
+    if len(shape) not in (1, 2) or shape[-1] != head_dim or not rows or heads % rows:
+        raise CheckpointError(
+            f"{key} has shape {list(shape)}, which cannot serve {heads} heads of width {head_dim}; the "
+            "checkpoint is of another model, or damaged: fetch it again"
+        )
 
 
 def _norm(heads: Mapping[str, int], split: bool) -> Callable[[str, Tensor], Tensor]:

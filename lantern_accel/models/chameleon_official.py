@@ -29,6 +29,7 @@ from lantern_accel.models.chameleon_sizes import (
 from lantern_accel.models.chameleon_text import SpecialIds, ids_from_vocabulary
 from lantern_accel.models.chameleon_vq import chameleon_vq_config
 from lantern_accel.models.families import Found, Parts
+from lantern_accel.models.layouts import first_wrong
 from lantern_accel.models.registry import ModelEntry, parts_of, published
 from lantern_accel.models.weights import Checkpoint, has_weights, open_checkpoint
 
@@ -53,6 +54,11 @@ def detect(path: Path, parts: Parts) -> Found | None:
             raise
         return None  # whose it is, others may know
     layout = key_layout(checkpoint)
+    if layout is None and config.get("model_type") == "chameleon":
+        raise CheckpointError(
+            f"{weights} is Chameleon's by its config.json, but lacks the embedding or the first layer's "
+            "norm of queries: a part of it is absent; fetch it again"
+        )
     if layout is None or layout is DRAFTER:
         return None
     files = {"target": weights}
@@ -74,6 +80,13 @@ def detect(path: Path, parts: Parts) -> Found | None:
     else:
         files["vq"] = vq_path
         vq = vq_config(open_checkpoint(vq_path), vq_path)
+        if text is None:  # how many image tokens there are, only the vocabulary says
+            ids = SpecialIds(image_codes=vq.codebook_size)
+        if vq.codebook_size != ids.image_codes:
+            raise CheckpointError(
+                f"{vq_path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of "
+                f"{path} {ids.image_codes}; name the right tokenizer with --vq"
+            )
     pairing = "half-split" if half_split(norm_shape(checkpoint, layout)) else "adjacent"
     notes.append(f"{layout.name} keys, {pairing} rotary pairs")
     drafter = _drafter(path, parts, variant)
@@ -99,8 +112,9 @@ def detect(path: Path, parts: Parts) -> Found | None:
             defaults=DEFAULTS[variant].within(target.image_codes),
         )
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise CheckpointError(f"the parts of {path} are not of one model: {message}") from None
+        raise CheckpointError(
+            f"the parts of {path} are not of one model ({first_wrong(error)}); take them from one release"
+        ) from None
     return Found(manifest, files, parts, notes, missing)
 
 

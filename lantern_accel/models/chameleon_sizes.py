@@ -10,17 +10,28 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from lantern_accel.errors import CheckpointError
 from lantern_accel.models.chameleon import ChameleonConfig
 from lantern_accel.models.chameleon_drafter import ChameleonDrafterConfig
 from lantern_accel.models.chameleon_keys import DRAFTER, KeyLayout, key_layout
 from lantern_accel.models.chameleon_text import SpecialIds
-from lantern_accel.models.layouts import read_json
+from lantern_accel.models.layouts import first_wrong, read_json
 from lantern_accel.models.vq import VQConfig
 from lantern_accel.models.weights import Checkpoint
 
 #: Where Hugging Face's files keep the picture tokenizer.
 VQ_PREFIX = "model.vqmodel."
+#: Sizes that configurations repeat, Hugging Face's and Meta's, with our names.
+_SIZES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "dim": "dim",
+    "n_layers": "n_layer",
+    "n_heads": "n_head",
+}
 #: What a drafter has from its target.
 SHARED = ("image_first", "image_codes", "newline_id", "height", "width", "prefix_length")
 
@@ -55,6 +66,8 @@ def _trunk_sizes(checkpoint: Checkpoint, layout: KeyLayout) -> dict[str, Any]:
         kv_rows = (checkpoint.shape(block + layout.qkv)[0] - q_rows) // 2
     layers = re.compile(re.escape(layout.block).replace(r"\{i\}", r"(\d+)"))
     numbers = {int(found[1]) for key in checkpoint if (found := layers.match(key))}
+    if not numbers:
+        raise CheckpointError(f"{checkpoint.path} has no layers; fetch it again")
     return {
         "dim": dim,
         "n_layer": max(numbers) + 1,
@@ -88,9 +101,17 @@ def target_config(
     """Return a target's configuration.
 
     ``newline``: rows end in a token of their own; ``side``: codes along the default picture's side.
+    Raises :class:`CheckpointError` where the configuration is of other weights.
     """
+    sizes = _trunk_sizes(checkpoint, layout)
+    for name, size in _SIZES.items():
+        if config.get(name, sizes[size]) != sizes[size]:
+            raise CheckpointError(
+                f"{checkpoint.path} has {name} {sizes[size]} by its shapes, but its configuration says "
+                f"{config[name]}; the two are not of one model"
+            )
     return ChameleonConfig(
-        **_trunk_sizes(checkpoint, layout),
+        **sizes,
         **_said(config),
         image_first=ids.image_first,
         image_codes=ids.image_codes,
@@ -107,22 +128,35 @@ def drafter_config(
     layout = key_layout(checkpoint)
     if layout is not DRAFTER:
         raise CheckpointError(
-            f"{path} is not a drafter for Anole or Lumina: it lacks their norms of queries and keys"
+            f"{path} is not a drafter for Anole or Lumina: it lacks their norms of queries and keys; "
+            "name another with --drafter, or decode without one: --drafter none"
         )
     sizes = _trunk_sizes(checkpoint, layout)
     if (sizes["dim"], sizes["token_count"]) != (target.dim, target.token_count):
         raise CheckpointError(
             f"the drafter {path} has width {sizes['dim']} and {sizes['token_count']} tokens, the model "
-            f"{target.dim} and {target.token_count}; it was trained for another model"
+            f"{target.dim} and {target.token_count}, so it was trained for another model; name another "
+            "with --drafter, or decode without one: --drafter none"
+        )
+    if sizes["n_layer"] != 1:
+        raise CheckpointError(
+            f"the drafter {path} has {sizes['n_layer']} layers, only drafters of one layer are "
+            "supported; name another with --drafter"
         )
     said = _said(said_of(path))
     said.pop("max_positions", None)
-    return ChameleonDrafterConfig(
-        **sizes,
-        **said,
-        **{name: getattr(target, name) for name in SHARED},
-        bias="fc.bias" in checkpoint,
-    )
+    try:
+        return ChameleonDrafterConfig(
+            **sizes,
+            **said,
+            **{name: getattr(target, name) for name in SHARED},
+            bias="fc.bias" in checkpoint,
+        )
+    except ValidationError as error:
+        raise CheckpointError(
+            f"the config.json of the drafter {path} is wrong ({first_wrong(error)}); take it from where "
+            "the drafter is from"
+        ) from None
 
 
 def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
@@ -144,14 +178,22 @@ def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
     blocks = 0
     while f"{prefix}encoder.down.0.block.{blocks}.conv1.weight" in checkpoint:
         blocks += 1
+    if not widths:
+        shape("encoder.down.0.block.0.conv1.weight")
     codes, width = shape("quantize.embedding.weight")
-    return VQConfig(
-        in_channels=shape("encoder.conv_in.weight")[1],
-        ch=ch,
-        ch_mult=tuple(w // ch for w in widths),
-        num_res_blocks=blocks,
-        z_channels=shape("encoder.conv_out.weight")[0],
-        codebook_size=codes,
-        codebook_dim=width,
-        l2_norm=False,
-    )
+    try:
+        return VQConfig(
+            in_channels=shape("encoder.conv_in.weight")[1],
+            ch=ch,
+            ch_mult=tuple(w // ch for w in widths),
+            num_res_blocks=blocks,
+            z_channels=shape("encoder.conv_out.weight")[0],
+            codebook_size=codes,
+            codebook_dim=width,
+            l2_norm=False,
+        )
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path} is a VQGAN of an unsupported size ({first_wrong(error)}); use the one of "
+            "Chameleon's release"
+        ) from None

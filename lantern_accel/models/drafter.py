@@ -8,7 +8,7 @@ target feature at ``p`` and token ``p + 1``, so its table has one prefix row few
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,6 +43,15 @@ class DrafterConfig(BaseModel):
     mask_padding: bool = Field(
         True, description="hide the caption's pads; the published drafters were trained seeing them"
     )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> DrafterConfig:
+        if self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise ValueError(
+                f"dim {self.dim} must be n_head {self.n_head} times a head width that is a multiple of "
+                "4 (2D rotary positions)"
+            )
+        return self
 
     @property
     def head_dim(self) -> int:

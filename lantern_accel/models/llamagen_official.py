@@ -17,7 +17,15 @@ from pydantic import ValidationError
 from lantern_accel.errors import CheckpointError
 from lantern_accel.models.checkpoint import llamagen_name
 from lantern_accel.models.families import Found, Parts
-from lantern_accel.models.layouts import Candidate, config_of, examine, search
+from lantern_accel.models.layouts import (
+    Candidate,
+    config_of,
+    examine,
+    first_wrong,
+    search,
+    side_of,
+    whole,
+)
 from lantern_accel.models.llamagen import LlamaGenConfig
 from lantern_accel.models.llamagen_parts import (
     INPUT_TYPES,
@@ -170,7 +178,7 @@ def target_config(target: Candidate) -> LlamaGenConfig:
     checkpoint, path = target.opened(), target.path
     shapes = {llamagen_name(key): checkpoint.shape(key) for key in checkpoint}
     said = _said(path, checkpoint)
-    for key in ("tok_embeddings.weight", "output.weight"):
+    for key in ("tok_embeddings.weight", "output.weight", "layers.0.feed_forward.w1.weight"):
         if len(shapes.get(key, ())) != 2:
             raise CheckpointError(
                 f"{path} lacks {key}: a part of the checkpoint is absent; fetch it again"
@@ -181,12 +189,11 @@ def target_config(target: Candidate) -> LlamaGenConfig:
     )
     if layers == 0:
         raise CheckpointError(f"{path} has no layers: a part of it is absent; fetch it again")
-    up = shapes.get("layers.0.feed_forward.w1.weight", (0,))[0]
     values: dict[str, Any] = {
         "dim": dim,
         "n_layer": layers,
         "vocab_size": vocab,
-        "ffn_dim": up,
+        "ffn_dim": shapes["layers.0.feed_forward.w1.weight"][0],
         "norm_eps": said.get("norm_eps", 1e-5),
         "rope_base": said.get("rope_base", 10000.0),
     }
@@ -212,9 +219,8 @@ def target_config(target: Candidate) -> LlamaGenConfig:
     try:
         return LlamaGenConfig.model_validate(values)
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise CheckpointError(
-            f"{path}: {message}; its configuration is not of these weights"
+            f"{path}: {first_wrong(error)}; its configuration is not of these weights"
         ) from None
 
 
@@ -248,7 +254,7 @@ def _said(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _heads(path: Path, said: dict[str, Any], layers: int, dim: int) -> int:
     if said.get("n_head") is not None:
-        return int(said["n_head"])
+        return whole(said, "n_head", path)
     for shape in SHAPES.values():
         if (shape[0], shape[2]) == (layers, dim):
             return shape[1]
@@ -262,16 +268,12 @@ def _heads(path: Path, said: dict[str, Any], layers: int, dim: int) -> int:
 def _grid(path: Path, said: dict[str, Any], values: dict[str, Any]) -> int:
     """Return the tokens along one side: said by a configuration, or by the published name."""
     if said.get("grid") is not None:
-        return int(said["grid"])
+        return whole(said, "grid", path)
     if said.get("block_size") is not None:
-        side = int(int(said["block_size"]) ** 0.5 + 0.5)
-        if side * side != int(said["block_size"]):
-            raise CheckpointError(
-                f"{path}: block_size {said['block_size']} is not a square; correct its configuration"
-            )
-        return side
+        return side_of(said, path)
     if said.get("image_size") is not None:
-        return int(said["image_size"]) // int(said.get("downsample_size") or 16)
+        pixels = whole(said, "downsample_size", path) if said.get("downsample_size") else 16
+        return whole(said, "image_size", path) // pixels
     if said.get("input_type") in INPUT_TYPES:
         return INPUT_TYPES[said["input_type"]]
     for part in (path.name, path.parent.name):

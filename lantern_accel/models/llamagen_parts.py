@@ -17,9 +17,11 @@ from lantern_accel.models.layouts import (
     Candidate,
     config_of,
     examine,
+    first_wrong,
     folders_named,
     read_json,
     search,
+    side_of,
 )
 from lantern_accel.models.llamagen import LlamaGenConfig
 from lantern_accel.models.vq import VQConfig
@@ -76,16 +78,10 @@ def vq_config(checkpoint: Checkpoint) -> VQConfig:
             codebook_size=codes,
             codebook_dim=code_width,
         )
-    except KeyError as error:
-        raise CheckpointError(
-            f"{checkpoint.path} lacks {error.args[0]}: a part of the tokenizer is absent; fetch it "
-            "again"
-        ) from None
     except ValidationError as error:
-        first = error.errors()[0]
         raise CheckpointError(
-            f"{checkpoint.path} is a tokenizer of an unsupported size ({first['loc'][0]}: "
-            f"{first['msg']}); use one of LlamaGen's"
+            f"{checkpoint.path} is a tokenizer of an unsupported size ({first_wrong(error)}); use one of "
+            "LlamaGen's"
         ) from None
 
 
@@ -161,8 +157,9 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
         try:
             return DrafterConfig.model_validate(read_json(own))
         except ValidationError as error:
-            first = error.errors()[0]
-            raise CheckpointError(f"{own}: {first['loc'][0]}: {first['msg']}") from None
+            raise CheckpointError(
+                f"{own}: {first_wrong(error)}; take it from where the drafter is from"
+            ) from None
     said: dict[str, Any] = config_of(path)
     shapes = {drafter_name(key): checkpoint.shape(key) for key in checkpoint}
     try:
@@ -188,21 +185,28 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
                 f"the drafter {path} has {name} {value} by its shapes, but its config.json says "
                 f"{said[name]}; the two are not of one model"
             )
-    grid = INPUT_TYPES.get(str(kind)) or int(int(said["block_size"]) ** 0.5)
+    # The published code takes grid and prefix from the kind, whatever else its file says.
+    grid = INPUT_TYPES.get(str(kind)) or side_of(said, path)
+    prefix: Any = 0 if kind == "c2i" else 119
+    if kind not in INPUT_TYPES and "cls_token_num" in said:
+        prefix = said["cls_token_num"]
     try:
         return DrafterConfig(
             dim=dim,
-            n_head=int(heads),
+            n_head=heads,
             ffn_dim=ffn,
             vocab_size=vocab,
             grid=grid,
-            prefix_length=0 if kind == "c2i" else int(said.get("cls_token_num", 119)),
+            prefix_length=prefix,
             norm_eps=said.get("rms_norm_eps", 1e-6),
             bias=said.get("bias", True),
             mask_padding=False,
         )
-    except (ValidationError, ValueError, TypeError) as error:
-        raise CheckpointError(f"the config.json of the drafter {path} is wrong: {error}") from None
+    except ValidationError as error:
+        raise CheckpointError(
+            f"the config.json of the drafter {path} is wrong ({first_wrong(error)}); take it from where "
+            "the drafter is from"
+        ) from None
 
 
 def published_drafter(config: LlamaGenConfig) -> DrafterConfig:

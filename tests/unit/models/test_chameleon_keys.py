@@ -27,6 +27,7 @@ from lantern_accel.models.chameleon import ChameleonConfig, ChameleonGPT
 from lantern_accel.models.chameleon_keys import (
     BESIDE_TARGET,
     BESIDE_VQ,
+    check_norm,
     head_norm_rows,
     key_layout,
     target_recipes,
@@ -216,8 +217,9 @@ def test_a_norm_serves_its_share_of_the_heads() -> None:
     two = torch.arange(8.0).view(2, 4)
     assert head_norm_rows(two, 4, False).tolist() == [two[0].tolist()] * 2 + [two[1].tolist()] * 2
     assert head_norm_rows(two, 2, True).tolist() == [[0, 2, 1, 3], [4, 6, 5, 7]]
-    with pytest.raises(CheckpointError, match=r"\[3, 4\], which cannot serve 4 heads"):
-        head_norm_rows(torch.zeros(3, 4), 4, False)
+    for shape in ((3, 4), (4, 6), (1, 1, 4), (0, 4)):
+        with pytest.raises(CheckpointError, match=r"which cannot serve 4 heads of width 4"):
+            check_norm("q", shape, 4, 4)
 
 
 def test_other_architectures_are_not_taken_for_chameleon() -> None:

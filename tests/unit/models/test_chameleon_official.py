@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from support.chameleon import (
 from lantern_accel.errors import CheckpointError
 from lantern_accel.models.chameleon_manifest import ChameleonManifest
 from lantern_accel.models.chameleon_official import detect
+from lantern_accel.models.check import check
 from lantern_accel.models.families import Found, Parts
 
 
@@ -136,7 +138,7 @@ def test_a_drafter_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_picture_tokenizer_of_another_codebook_is_refused(tmp_path: Path) -> None:
     folder = write_anole(tmp_path / "anole", layout="hf")
     write_vqgan(tmp_path / "other.ckpt", tiny_vq(1, 24))
-    with pytest.raises(CheckpointError, match="24 codes, the target 16"):
+    with pytest.raises(CheckpointError, match=r"24 codes, the vocabulary of .* 16; name the right"):
         detect(folder, Parts(vq=tmp_path / "other.ckpt"))
     torch.save({"decoder.weight": torch.zeros(1)}, tmp_path / "foreign.ckpt")
     with pytest.raises(CheckpointError, match="not Chameleon's VQGAN"):
@@ -148,3 +150,81 @@ def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
     (folder / "tokenizer" / "text_tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
         detect(folder, Parts())
+
+
+def rewrite(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    write_hf(folder, weights, json.loads((folder / "config.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    "gone",
+    ["layers.0.self_attn.k_proj", "layers.0.mlp.down_proj", "embed_tokens", "layers.0.", "lm_head"],
+)
+def test_a_tensor_that_is_absent_is_told_and_checked(tmp_path: Path, gone: str) -> None:
+    folder = write_anole(tmp_path / "anole", layout="hf")
+    tokens = len(vocabulary(16, "a red fox on the moon", lumina=False))
+    weights = random_hf_weights(11, tokens=tokens)
+    rewrite(folder, {key: value for key, value in weights.items() if gone not in key})
+    report = check(folder)
+    assert not report.usable
+    assert "absent" in report.parts[0].detail
+
+
+@pytest.mark.parametrize("rows", [(3, 8), (1, 1, 8), (1, 4)])
+def test_norms_that_no_layout_has_are_found_by_a_check(
+    tmp_path: Path, rows: tuple[int, ...]
+) -> None:
+    folder = write_anole(tmp_path / "anole", layout="hf")
+    tokens = len(vocabulary(16, "a red fox on the moon", lumina=False))
+    weights = random_hf_weights(11, tokens=tokens)
+    weights["model.layers.1.self_attn.k_norm.bias"] = torch.zeros(rows)
+    rewrite(folder, weights)
+    report = check(folder)
+    assert not report.usable
+    assert "cannot serve 4 heads of width 8" in report.parts[0].detail
+
+
+def test_a_drafter_that_lacks_something_or_has_more(tmp_path: Path) -> None:
+    folder = write_anole(tmp_path / "anole", layout="hf")
+    whole = random_drafter_weights(13, tokens=64)
+    less = {key: value for key, value in whole.items() if "down_proj" not in key}
+    more = whole | {k.replace("layers.0", "layers.1"): v for k, v in whole.items()}
+    for weights, told in ((less, "lacks layers.0.mlp.down_proj"), (more, "only drafters of one")):
+        tokens = len(vocabulary(16, "a red fox on the moon", lumina=False))
+        weights["embed_tokens.weight"] = torch.zeros(tokens, 32)
+        write_drafter(folder / "drafter", weights)
+        with pytest.raises(CheckpointError, match=told):
+            detect(folder, Parts())
+
+
+def test_configurations_that_are_wrong(tmp_path: Path) -> None:
+    folder = write_anole(tmp_path / "anole", layout="hf")
+    for name, value, told in (
+        ("hidden_size", 64, "hidden_size 32 by its shapes, but its configuration says 64"),
+        ("rms_norm_eps", "small", "norm_eps: Input should be a valid number"),
+    ):
+        other = shutil.copytree(folder, tmp_path / name)
+        config = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps({**config, name: value}))
+        with pytest.raises(CheckpointError, match=told):
+            detect(other, Parts())
+    (folder / "drafter" / "config.json").write_text('{"rope_theta": "wide"}')
+    with pytest.raises(CheckpointError, match=r"of the drafter .* is wrong .rope_base"):
+        detect(folder, Parts())
+
+
+def test_llamagens_picture_tokenizer_is_refused(tmp_path: Path) -> None:
+    from support.official import vq_weights, write_trained
+
+    folder = write_anole(tmp_path / "anole", layout="hf")
+    path = write_trained(tmp_path / "vq_ds16_c2i.pt", vq_weights(16))
+    with pytest.raises(CheckpointError, match="not Chameleon's VQGAN"):
+        detect(folder, Parts(vq=path))
+
+
+def test_without_a_text_tokenizer_nothing_can_be_drawn(tmp_path: Path) -> None:
+    folder = write_anole(tmp_path / "anole", layout="hf")
+    (folder / "tokenizer" / "text_tokenizer.json").unlink()
+    report = check(folder)
+    assert not report.usable
+    assert [one.state for one in report.parts if one.part == "text"] == ["missing"]

@@ -234,12 +234,21 @@ def plan(
     else:
         from rich.console import Console
 
+        nodes = f"{made.nodes} node{'s' if made.nodes > 1 else ''}"
+        say(
+            f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} ({nodes})",
+            label="plan",
+            style="bold",
+        )
         Console(highlight=False).print(_plan_table(made))
-        where = f" of {size(made.capacity)} on {made.device}" if made.capacity else ""
+        where = f" of {size(made.capacity)}" if made.capacity else ""
+        if where and made.device != size(made.capacity or 0):
+            where += f" on {made.device}"
         say(f"{size(made.peak)}{where}", label="peak", style="bold")
         if made.capacity is not None:
             verdict = "yes" if made.fits else "no"
-            say(f"{verdict}; at most {largest} images together", label="fits", style="bold")
+            images = "1 image" if largest == 1 else f"{largest} images"
+            say(f"{verdict}; at most {images} together", label="fits", style="bold")
         if made.fits is False:
             for tip in tips or ["nothing that this command can change; a larger device is needed"]:
                 say(tip, label="instead", style="yellow")
@@ -253,8 +262,7 @@ def _plan_table(made: MemoryPlan) -> Table:
     from lantern_accel.memory import size
     from lantern_accel.models.check import NAMES
 
-    title = f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} ({made.nodes} nodes)"
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("what")
     table.add_column("memory", justify="right")
     for part, held in made.weights.items():

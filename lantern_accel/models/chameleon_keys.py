@@ -171,6 +171,8 @@ def trunk_recipes(
             "use; it is of another architecture"
         )
     d = config.head_dim
+    mark = f"{layout.block}{layout.q_norm}.weight".format(i=0)
+    split = half_split(shape(mark))
     recipes = {"tok_embeddings.weight": Recipe((layout.embedding,))}
     for i in range(config.n_layer):
         theirs, ours = layout.block.format(i=i), f"layers.{i}."
@@ -184,8 +186,6 @@ def trunk_recipes(
         plain("feed_forward.w2.weight", layout.down)
         fused = theirs + layout.gate_up in there
         plain("feed_forward.w13.weight", *([layout.gate_up] if fused else [layout.gate, layout.up]))
-        mark = f"{theirs}{layout.q_norm}.weight"
-        split = mark in there and half_split(shape(mark))
         turned = tuple(theirs + name for name in (layout.q, layout.k))
         sources = (*turned, theirs + layout.v)
         if theirs + layout.qkv in there:
@@ -197,8 +197,14 @@ def trunk_recipes(
                 f"{theirs}{layout.k_norm}.{leaf}": config.kv_heads,
             }
             for key, count in heads.items():
-                if key in there:
-                    check_norm(key, shape(key), count, d)
+                if key not in there:
+                    continue  # told with all that is missing
+                check_norm(key, shape(key), count, d)
+                if half_split(shape(key)) != split:
+                    raise CheckpointError(
+                        f"{key} has shape {list(shape(key))}, but {mark} {list(shape(mark))}: their "
+                        "rotations turn different pairs, so they are of two checkpoints; fetch both again"
+                    )
             recipes[f"{ours}attention.qk_norm.{leaf}"] = Recipe(tuple(heads), _norm(heads, split))
     return layout, recipes
 

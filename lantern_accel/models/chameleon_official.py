@@ -100,7 +100,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         )
         known = published_entry(variant, target)
         manifest = ChameleonManifest(
-            name=known.name if known is not None else path.name,
+            name=known.name if known is not None else _release(path).name,
             summary=known.summary if known is not None else "",
             licence=known.licence if known is not None else "",
             variant=variant,
@@ -163,13 +163,18 @@ def _weights(path: Path) -> Path | None:
     return path if path.is_dir() and has_weights(path) else None
 
 
+def _release(path: Path) -> Path:
+    """Return the folder of a release: two above Anole's ``models/7b``, where its tokenizer lies."""
+    home = path.absolute() if path.is_dir() else path.absolute().parent
+    return home.parent.parent if home.name == "7b" else home
+
+
 def _homes(path: Path) -> list[Path]:
     """Return where a model's other parts may lie: its folder, those above, and the releases' own."""
     home = path if path.is_dir() else path.parent
-    # From Anole's models/7b/consolidated.pth the tokenizer lies two folders up.
     roots = [home, home.parent]
     if home.name == "7b":
-        roots.append(home.parent.parent)
+        roots.append(_release(path))
     below = ("tokenizer", "chameleon/tokenizer")
     return [home, *(root / folder for root in roots for folder in below)]
 
@@ -263,7 +268,7 @@ def _drafter(path: Path, parts: Parts, variant: Variant) -> Path | None:
         return None
     if parts.drafter is not None:
         return parts.drafter
-    home = path if path.is_dir() else path.parent
+    home = _release(path)
     beside = sorted((home.parent / "trained_drafters").glob(f"{variant}*drafter*"))
     for folder in (home / "drafter", *beside):
         if folder.is_dir() and has_weights(folder):
@@ -276,7 +281,8 @@ def _where_drafter(path: Path, variant: Variant) -> str:
         return (
             "a drafter: none is published for Lumina, train one with `lantern-accel train drafter`"
         )
-    return f"a drafter: put jadohu/anole_drafter into {path / 'drafter'}, or name it with --drafter"
+    home = _release(path) / "drafter"
+    return f"a drafter: put jadohu/anole_drafter into {home}, or name it with --drafter"
 
 
 def _picture_tokenizer(path: Path, weights: Path, target: Checkpoint, parts: Parts) -> Path | None:

@@ -103,7 +103,7 @@ def find_published(name: str, parts: Parts, tell: Tell) -> Found:
             f"the files of {name} at {files['target']} are not what was published; delete them and fetch "
             "them again"
         )
-    return found
+    return replace(found, manifest=found.manifest.model_copy(update={"name": name}))
 
 
 def find_official(path: Path, parts: Parts) -> Found:

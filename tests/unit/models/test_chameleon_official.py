@@ -55,6 +55,14 @@ def test_anole_in_the_original_layout(tmp_path: Path) -> None:
     assert not what.missing
 
 
+def test_a_release_is_called_by_its_folder_wherever_in_it_a_path_points(tmp_path: Path) -> None:
+    folder = write_anole(tmp_path / "Anole-7b-v0.1", layout="original")
+    for path in (folder, folder / "models" / "7b", folder / "models" / "7b" / "consolidated.pth"):
+        what, manifest = found(path)
+        assert manifest.name == "Anole-7b-v0.1"
+        assert {"vq", "text_tokenizer", "drafter"} <= set(what.files)
+
+
 def test_anole_in_hugging_faces_layout(tmp_path: Path) -> None:
     what, manifest = found(write_anole(tmp_path / "Anole-7b-v0.1-hf", layout="hf", side=6))
     assert manifest.variant == "anole"

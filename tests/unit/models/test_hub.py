@@ -157,6 +157,7 @@ def test_what_the_cache_holds_is_used_and_nothing_else_is_fetched(cache: Path) -
     found = find_model("llamagen-b-256", tell=said.append)
     assert found.files["target"] == target
     assert found.files["vq"].name == "vq_ds16_c2i.pt"
+    assert found.manifest.name == "llamagen-b-256"
     assert (found.manifest.target.n_head, found.manifest.target.grid) == (12, 16)
     assert not any("fetching" in text for text in said)
 

@@ -243,6 +243,35 @@ def target_recipes(keys: Iterable[str], shape: Shape, config: ChameleonConfig) -
     return recipes
 
 
+def published_drafter(weights: Mapping[str, Tensor], config: TrunkConfig) -> dict[str, Tensor]:
+    """Return a drafter's parameters under the published keys: what :func:`drafter_recipes` reads.
+
+    Rows of q, k and their norms ``[heads, d]`` are half-split.
+    """
+    d, heads, kv_heads = config.head_dim, config.n_head, config.kv_heads
+    plain = ("embed_tokens.weight", "fc.weight", "fc.bias")
+    out = {name: weights[name] for name in plain if name in weights}
+    for i in range(config.n_layer):
+        ours, theirs = f"layers.{i}.", DRAFTER.block.format(i=i)
+        out[theirs + DRAFTER.attention_norm] = weights[f"{ours}attention_norm.weight"]
+        out[theirs + DRAFTER.ffn_norm] = weights[f"{ours}ffn_norm.weight"]
+        out[theirs + DRAFTER.out] = weights[f"{ours}attention.wo.weight"]
+        out[theirs + DRAFTER.down] = weights[f"{ours}feed_forward.w2.weight"]
+        gate, up = weights[f"{ours}feed_forward.w13.weight"].chunk(2)
+        out[theirs + DRAFTER.gate], out[theirs + DRAFTER.up] = gate, up
+        parts = [heads * d, kv_heads * d, kv_heads * d]
+        q, k, v = torch.split(weights[f"{ours}attention.wqkv.weight"], parts)
+        out[theirs + DRAFTER.q] = to_half_split(q, d)
+        out[theirs + DRAFTER.k] = to_half_split(k, d)
+        out[theirs + DRAFTER.v] = v
+        for leaf in ("weight", "bias"):
+            norms = torch.split(weights[f"{ours}attention.qk_norm.{leaf}"], [heads, kv_heads])
+            for name, norm in zip((DRAFTER.q_norm, DRAFTER.k_norm), norms, strict=True):
+                split = to_half_split(norm.reshape(-1), d).reshape(norm.shape)
+                out[f"{theirs}{name}.{leaf}"] = split
+    return out
+
+
 def drafter_recipes(keys: Iterable[str], shape: Shape, config: TrunkConfig) -> dict[str, Recipe]:
     """Say for every parameter of a published drafter for Chameleon where it lies."""
     there = set(keys)

@@ -29,7 +29,7 @@ from lantern_accel.models.chameleon_sizes import (
 from lantern_accel.models.chameleon_text import SpecialIds, ids_from_vocabulary
 from lantern_accel.models.chameleon_vq import chameleon_vq_config
 from lantern_accel.models.families import Found, Parts
-from lantern_accel.models.layouts import first_wrong
+from lantern_accel.models.layouts import drafter_weights, first_wrong
 from lantern_accel.models.registry import ModelEntry, parts_of, published
 from lantern_accel.models.weights import Checkpoint, has_weights, open_checkpoint
 
@@ -267,12 +267,13 @@ def _drafter(path: Path, parts: Parts, variant: Variant) -> Path | None:
     if parts.no_drafter:
         return None
     if parts.drafter is not None:
-        return parts.drafter
+        return drafter_weights(parts.drafter)
     home = _release(path)
     beside = sorted((home.parent / "trained_drafters").glob(f"{variant}*drafter*"))
     for folder in (home / "drafter", *beside):
-        if folder.is_dir() and has_weights(folder):
-            return folder
+        own = drafter_weights(folder)
+        if own.is_file() or (folder.is_dir() and has_weights(folder)):
+            return own
     return None
 
 

@@ -159,6 +159,29 @@ def drafter_config(
         ) from None
 
 
+def fitting_drafter(target: ChameleonConfig) -> ChameleonDrafterConfig:
+    """Return the sizes of a drafter to train for a target: one block as the target's are."""
+    shape = ("dim", "n_head", "n_kv_head", "ffn_dim", "token_count", "norm_eps", "rope_base")
+    names = (*shape, "swin_norm", *SHARED)
+    return ChameleonDrafterConfig(**{name: getattr(target, name) for name in names})
+
+
+def drafter_said(config: ChameleonDrafterConfig) -> dict[str, Any]:
+    """Return the ``config.json`` of a drafter, as published drafters have it."""
+    return {
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
+        "vocab_size": config.token_count,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_base,
+        "swin_norm": config.swin_norm,
+        "bias": config.bias,
+    }
+
+
 def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
     """Return the sizes of Chameleon's VQGAN, read off shapes; alone in a file or beside a target."""
     prefix = VQ_PREFIX if f"{VQ_PREFIX}quantize.embedding.weight" in checkpoint else ""

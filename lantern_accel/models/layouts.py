@@ -19,6 +19,24 @@ from pydantic import ValidationError
 from lantern_accel.errors import CheckpointError
 from lantern_accel.models.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
 
+#: What ``lantern-accel train drafter`` leaves, beside its checkpoint.
+OWN_WEIGHTS = "drafter.safetensors"
+
+
+def drafter_weights(path: Path) -> Path:
+    """Return where the weights of a drafter lie: what training left in a folder, else ``path``.
+
+    Raises :class:`CheckpointError` where that training has not ended.
+    """
+    if (path / OWN_WEIGHTS).is_file():
+        return path / OWN_WEIGHTS
+    if (path / "checkpoint.pt").is_file():
+        raise CheckpointError(
+            f"the training of the drafter in {path} has not ended; run the same `lantern-accel train "
+            "drafter` again to go on, or decode without one: --drafter none"
+        )
+    return path
+
 
 @dataclass(frozen=True)
 class Candidate:

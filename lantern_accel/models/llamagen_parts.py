@@ -16,6 +16,7 @@ from lantern_accel.models.families import Parts
 from lantern_accel.models.layouts import (
     Candidate,
     config_of,
+    drafter_weights,
     examine,
     first_wrong,
     folders_named,
@@ -46,8 +47,8 @@ class Surroundings:
 
 #: Tokens along one side by the ``input_type`` of a published drafter, which hard-codes them.
 INPUT_TYPES = {"t2i": 16, "c2i": 24, "t2i2": 32}
-#: What ``lantern-accel train drafter`` leaves.
-OWN_CONFIG, OWN_WEIGHTS = "drafter.json", "drafter.safetensors"
+#: What ``lantern-accel train drafter`` leaves beside the weights.
+OWN_CONFIG = "drafter.json"
 
 
 # --- image tokenizer --------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def find_drafter(around: Surroundings) -> DrafterConfig | None:
 
 def named_drafter(path: Path, classify: Callable[[Checkpoint], str | None]) -> Candidate:
     """Open a drafter that a user named: LANTERN's folder, or what training left."""
-    one = examine(path / OWN_WEIGHTS if (path / OWN_WEIGHTS).is_file() else path, classify)
+    one = examine(drafter_weights(path), classify)
     if one.opened() and one.kind != "drafter":
         raise CheckpointError(
             f"{path} is not a LANTERN drafter for LlamaGen ({_what(one)}); name another with --drafter"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from support.chameleon import (
     hf_config,
     interleaved,
     original,
+    random_drafter_weights,
     random_hf_weights,
     unpermuted,
     write_hf,
@@ -24,16 +27,20 @@ from torch.testing import assert_close
 
 from lantern_accel.errors import CheckpointError
 from lantern_accel.models.chameleon import ChameleonConfig, ChameleonGPT
+from lantern_accel.models.chameleon_drafter import ChameleonDrafter
 from lantern_accel.models.chameleon_keys import (
     BESIDE_TARGET,
     BESIDE_VQ,
     check_norm,
+    drafter_recipes,
     head_norm_rows,
     key_layout,
+    published_drafter,
     target_recipes,
     to_adjacent_pairs,
     to_half_split,
 )
+from lantern_accel.models.chameleon_sizes import drafter_config, drafter_said, fitting_drafter
 from lantern_accel.models.loading import fill
 from lantern_accel.models.weights import Checkpoint, open_checkpoint
 
@@ -210,6 +217,25 @@ def test_permutations_undo_each_other(heads: int, half: int, columns: int) -> No
     rows = torch.randn(heads * d, *([columns] if columns else []))
     assert torch.equal(to_half_split(to_adjacent_pairs(rows, d), d), rows)
     assert torch.equal(to_adjacent_pairs(rows, d), interleaved(rows, d))
+
+
+@pytest.mark.parametrize("kv_heads", [0, 2])
+def test_a_drafter_is_written_as_the_published_ones_are(kv_heads: int, tmp_path: Path) -> None:
+    target = CONFIG.model_copy(update={"n_kv_head": kv_heads, "rope_base": 5000.0})
+    ours = ChameleonDrafter(fitting_drafter(target))
+    for weight in ours.parameters():
+        torch.nn.init.normal_(weight)
+    save_file(published_drafter(ours.state_dict(), ours.config), tmp_path / "drafter.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(drafter_said(ours.config)))
+    written = open_checkpoint(tmp_path)
+    if not kv_heads:
+        assert set(written) == set(random_drafter_weights(0))
+    assert drafter_config(written, tmp_path, target) == ours.config
+    again = ChameleonDrafter(ours.config)
+    recipes = drafter_recipes(written, written.shape, ours.config)
+    fill(again, written, recipes, dtype=torch.float32, device=CPU, what="drafter")
+    for name, weight in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
 
 
 def test_a_norm_serves_its_share_of_the_heads() -> None:

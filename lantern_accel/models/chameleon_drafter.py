@@ -12,6 +12,7 @@ import copy
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import prefix_positions
 from lantern_accel.models.chameleon import (
@@ -89,3 +90,17 @@ class ChameleonDrafter(nn.Module):
         visible = self.ops.mask(dense_visible(mask, ids.shape[1]), features.dtype)
         at = Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), visible)
         return self._run(self.embed_tokens.tokens(ids), features, at)
+
+    def forward_image(
+        self, condition: Tensor, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None
+    ) -> Tensor:
+        """Run prompt and picture as training does: codes ``[R, n]``, features ``[R, p - 1 + n, D]``.
+
+        ``condition``: the prompts' ids ``[R, p]``; ``prefix_mask`` bool ``[R, p - 1]``, False at pads.
+        """
+        ids = torch.cat((condition[:, 1:], self.embed_tokens.code_ids[codes]), dim=1)
+        if prefix_mask is None:
+            prefix_mask = torch.ones_like(condition[:, 1:], dtype=torch.bool)
+        return self.forward_dense(
+            ids, features, F.pad(prefix_mask, (0, codes.shape[1]), value=True)
+        )

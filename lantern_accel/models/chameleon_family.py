@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lantern_accel.errors import RequestError
 from lantern_accel.models.chameleon import ChameleonGPT
@@ -17,11 +18,12 @@ from lantern_accel.models.chameleon_keys import (
     BESIDE_TARGET,
     BESIDE_VQ,
     drafter_recipes,
+    published_drafter,
     target_recipes,
 )
 from lantern_accel.models.chameleon_manifest import ChameleonManifest
 from lantern_accel.models.chameleon_official import detect
-from lantern_accel.models.chameleon_sizes import VQ_PREFIX
+from lantern_accel.models.chameleon_sizes import VQ_PREFIX, drafter_said, fitting_drafter
 from lantern_accel.models.chameleon_text import (
     anole_image_only,
     anole_prompt,
@@ -33,8 +35,10 @@ from lantern_accel.models.chameleon_text import (
     read_text_tokenizer,
 )
 from lantern_accel.models.chameleon_vq import ChameleonVQ, chameleon_pixels_to_uint8
+from lantern_accel.models.drafter import start_drafter
 from lantern_accel.models.families import (
     Conditions,
+    DrafterFiles,
     Family,
     Found,
     Model,
@@ -138,6 +142,39 @@ class ChameleonFamily(Family):
         path = found.files.get("text_tokenizer")
         manifest: Any = found.manifest
         return None if path is None else ChameleonText(path, manifest)
+
+    def picture(self, manifest: ChameleonManifest, size: Size | None = None) -> Size:
+        """Return the width and height of a grid that the model can draw."""
+        rows, columns = manifest.grid(size)
+        return columns * manifest.vq.downsample, rows * manifest.vq.downsample
+
+    def tokens(self, model: Model, codes: Tensor) -> Tensor:
+        """End every row with the newline, where the model writes it."""
+        newline = model.manifest.target.newline
+        return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
+
+    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
+        """Pad prompts to the longest one's bucket."""
+        pad = model.manifest.ids.pad
+        shape: Any = max(one.shape for one in conditions)  # type: ignore[type-var]
+        longest = int(shape[0])
+        ids, masks = [], []
+        for one in conditions:
+            extra = longest - one.mask.shape[1]
+            ids.append(F.pad(one.condition, (extra, 0), value=pad))
+            masks.append(F.pad(one.mask, (extra, 0), value=False))
+        return Conditions(torch.cat(ids), torch.cat(masks), shape)
+
+    def fresh_drafter(self, target: ChameleonGPT) -> ChameleonDrafter:
+        """Return one block as the target's are."""
+        drafter = ChameleonDrafter(fitting_drafter(target.config))
+        start_drafter(drafter, target.tok_embeddings.weight)
+        return drafter.train()
+
+    def drafter_files(self, drafter: ChameleonDrafter) -> DrafterFiles:
+        """Return LANTERN's keys and configuration."""
+        weights = published_drafter(drafter.state_dict(), drafter.config)
+        return DrafterFiles(weights, "config.json", drafter_said(drafter.config))
 
     def conditions(
         self,

@@ -7,6 +7,9 @@ target feature at ``p`` and token ``p + 1``, so its table has one prefix row few
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, Protocol
+
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
@@ -56,6 +59,30 @@ class DrafterConfig(BaseModel):
     @property
     def head_dim(self) -> int:
         return self.dim // self.n_head
+
+
+class Drafts(Protocol):
+    """What every drafter has: a table of its own, and ``fc`` from (token, feature) to its width."""
+
+    embed_tokens: Any
+    fc: Projection
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+
+@torch.no_grad()
+def start_drafter(drafter: Drafts, embedding: Tensor) -> None:
+    """Draw a drafter's first weights; its table becomes the target's ``embedding`` and is frozen."""
+    for name, weight in drafter.named_parameters():
+        if weight.dim() == 2 and "norm" not in name:  # Chameleon's norms have a row a head
+            nn.init.normal_(weight, std=0.02)
+        if name.endswith(("wo.weight", "w2.weight")):
+            nn.init.normal_(weight, std=0.01)
+    # Start from "the next feature resembles this one": the identity on the feature half.
+    width = embedding.shape[1]
+    drafter.fc.weight[:, width:].add_(torch.eye(width))
+    drafter.embed_tokens.weight.copy_(embedding)
+    drafter.embed_tokens.requires_grad_(False)
 
 
 class EagleDrafter(nn.Module):
@@ -119,3 +146,18 @@ class EagleDrafter(nn.Module):
         sin = self.rope_sin[:length].view(1, length, 1, -1)
         out: Tensor = self(codes, features, Pass(cos, sin, mask))
         return out
+
+    def forward_image(
+        self,
+        condition: Tensor | None,
+        codes: Tensor,
+        features: Tensor,
+        prefix_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Run prompt and picture as training does: codes ``[R, n]``, features ``[R, p - 1 + n, D]``.
+
+        ``p``: the target's prefix. Of ``condition`` nothing is read: prompts are fed code 0.
+        ``prefix_mask``: bool ``[R, p - 1]``.
+        """
+        fed = F.pad(codes, (self.config.prefix_length, 0))
+        return self.forward_dense(fed, features, prefix_mask)

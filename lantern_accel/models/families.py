@@ -126,6 +126,15 @@ class Rows:
     mask: Tensor
 
 
+@dataclass(frozen=True)
+class DrafterFiles:
+    """A trained drafter on disk: its weights by key, and its configuration with the file's name."""
+
+    weights: dict[str, Tensor]
+    config_name: str
+    config: dict[str, Any]
+
+
 class Family(ABC):
     """One kind of model."""
 
@@ -179,6 +188,36 @@ class Family(ABC):
 
         A large encoder is loaded on first use, not here.
         """
+
+    # --- training a drafter ------------------------------------------------------------------------
+
+    @abstractmethod
+    def picture(self, manifest: Any, size: Size | None = None) -> Size:
+        """Return the width and height in pixels of what is drawn; None: the model's own.
+
+        Raises :class:`RequestError` for a size that the model cannot draw.
+        """
+
+    def tokens(self, model: Model, codes: Tensor) -> Tensor:
+        """Return the tokens ``[n, tokens]`` that a picture of codes, int ``[n, rows, columns]``, has."""
+        return codes.flatten(1)
+
+    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
+        """Return conditions of one picture size that were made apart as one."""
+        first = conditions[0]
+        condition = torch.cat([one.condition for one in conditions])
+        return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
+
+    def fresh_drafter(self, target: Any) -> nn.Module:
+        """Return an untrained drafter that fits a target, in float32.
+
+        Its embedding is the target's and stays as it is.
+        """
+        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
+
+    def drafter_files(self, drafter: Any) -> DrafterFiles:
+        """Return a trained drafter as :meth:`detect` and :meth:`with_drafter` read it."""
+        raise ModelError(f"no drafter can be written for models of the family {self.name!r}")
 
     # --- decoding ----------------------------------------------------------------------------------
 
@@ -242,6 +281,7 @@ def family(name: str) -> Family:
 __all__ = [
     "PARTS",
     "Conditions",
+    "DrafterFiles",
     "Family",
     "Found",
     "LoadingProgress",

@@ -16,9 +16,10 @@ from lantern_accel.models.checkpoint import (
     named_once,
     stacked_names,
 )
-from lantern_accel.models.drafter import EagleDrafter
+from lantern_accel.models.drafter import DrafterConfig, EagleDrafter, start_drafter
 from lantern_accel.models.families import (
     Conditions,
+    DrafterFiles,
     Family,
     Found,
     Model,
@@ -30,6 +31,7 @@ from lantern_accel.models.families import (
 )
 from lantern_accel.models.features import FeatureFile
 from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.models.llamagen_parts import OWN_CONFIG
 from lantern_accel.models.loading import Recipe, fill, without_data
 from lantern_accel.models.manifest import Manifest, ModelManifest
 from lantern_accel.models.t5 import T5Text
@@ -137,6 +139,40 @@ class LlamaGenFamily(Family):
         encoder.eval().requires_grad_(False)
         return WordText(encoder, _read_tokenizer(found.files["text_tokenizer"]))
 
+    def picture(self, manifest: ModelManifest, size: Size | None = None) -> Size:
+        """Return the one size that the model draws."""
+        own = manifest.image_size
+        if size is not None and size != (own, own):
+            raise RequestError(
+                f"the model {manifest.name!r} draws {own}x{own} pixels only, not {size[0]}x{size[1]}; "
+                "leave the size out"
+            )
+        return own, own
+
+    def fresh_drafter(self, target: LlamaGenGPT) -> EagleDrafter:
+        """Return one block of the target's size that hides the caption's pads."""
+        config = target.config
+        drafter = EagleDrafter(
+            DrafterConfig(
+                dim=config.dim,
+                n_head=config.n_head,
+                ffn_dim=config.hidden_dim,
+                vocab_size=config.vocab_size,
+                grid=config.grid,
+                prefix_length=config.prefix_length - 1,
+                norm_eps=config.norm_eps,
+                rope_base=config.rope_base,
+                prefix_rotary=config.prefix_rotary,
+            )
+        )
+        start_drafter(drafter, target.tok_embeddings.weight)
+        return drafter.train()
+
+    def drafter_files(self, drafter: EagleDrafter) -> DrafterFiles:
+        """Return our own names and configuration."""
+        config = drafter.config.model_dump(mode="json")
+        return DrafterFiles(dict(drafter.state_dict()), OWN_CONFIG, config)
+
     def conditions(
         self,
         model: Model,
@@ -147,12 +183,7 @@ class LlamaGenFamily(Family):
     ) -> Conditions:
         """Return class ids ``[n]``, or caption features ``[n, prefix, caption_dim]``."""
         config, name = model.manifest.target, model.manifest.name
-        own = model.manifest.image_size
-        if size is not None and size != (own, own):
-            raise RequestError(
-                f"the model {name!r} draws {own}x{own} pixels only, not {size[0]}x{size[1]}; leave the "
-                "size out"
-            )
+        self.picture(model.manifest, size)
         if config.conditioning == "class":
             ids = [_class_id(prompt, config.num_classes, name) for prompt in prompts]
             mask = torch.ones(len(ids), 1, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Training a drafter for any model that the pipeline loads: an own one, or official LlamaGen files.
+"""Training a drafter for any model that the pipeline loads, of any family: own ones, official files.
 
 The images come from a folder of captioned ones, or the target draws them itself: then a drafter needs
 nothing but prompts, or the class ids.
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import DataError
-from lantern_accel.evaluation.scoring import conditions, encode_images, unconditional
+from lantern_accel.evaluation.scoring import encode_images
 from lantern_accel.files import write_whole
-from lantern_accel.models.llamagen import LlamaGenGPT
+from lantern_accel.models.families import Conditions, Family, Size
 from lantern_accel.pipeline import Pipeline
+from lantern_accel.strategy import Sampling
 from lantern_accel.training.augment import to_float
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import DrafterTrainConfig, Features, train_drafter
+from lantern_accel.training.drafter import DrafterTrainConfig, Features, Teacher, train_drafter
 from lantern_accel.training.imageset import read_images
 from lantern_accel.training.progress import NullProgress, Progress
 
@@ -31,8 +32,41 @@ HELD_OUT_SHARE = 0.05
 CODES = "codes.pt"
 #: Memory for encoded prompts; what goes beyond is encoded when it is drawn.
 KEPT_BYTES = 1 << 30
+#: For which rows with and without the prompt are made, as its guidance takes them.
+GUIDED = Sampling(cfg_scale=2.0)
 
 Prompt = str | int
+
+
+class Encoded:
+    """The conditions of prompts for one size of picture.
+
+    Every prompt is encoded once, so that one that the model cannot take is refused before any work,
+    and a large text encoder does not run in every step.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, prompts: Sequence[Prompt], size: Size | None = None
+    ) -> None:
+        self._pipeline, self._size = pipeline, size
+        self._known: dict[Prompt, Conditions] = {}
+        for prompt in dict.fromkeys(prompts):
+            made = pipeline.conditions([prompt], size)
+            self.shape = made.shape
+            if len(self._known) * made.condition.nbytes < KEPT_BYTES:
+                self._known[prompt] = made
+
+    def of(self, prompts: Sequence[Prompt]) -> Conditions:
+        """Return the conditions of some of the prompts."""
+        model = self._pipeline.model
+        made = [
+            self._known[prompt]
+            if prompt in self._known
+            else self._pipeline.conditions([prompt], self._size)
+            for prompt in prompts
+        ]
+        joined: Conditions = model.family.join(model, made)
+        return joined
 
 
 class ModelFeatures:
@@ -46,50 +80,44 @@ class ModelFeatures:
         device: TrainDevice,
         *,
         text_dropout: float,
+        encoded: Encoded | None = None,
     ) -> None:
         if len(prompts) < 2:
             raise DataError(
                 f"{len(prompts)} images are too few to train a drafter on; give 2 or more"
             )
         self.pipeline, self.prompts, self.codes = pipeline, list(prompts), codes
+        self.family: Family = pipeline.model.family
         self._device, self._dropout = device, text_dropout
         held = max(1, round(HELD_OUT_SHARE * len(prompts)))
         order = list(range(len(prompts)))
         random.Random(0).shuffle(order)
         self._rows = {True: order[:held], False: order[held:]}
-        # Encoded once, so that a prompt without a known word is refused before any work, and a
-        # large text encoder does not run in every step.
-        self._known: dict[Prompt, tuple[Tensor, Tensor]] = {}
-        for prompt in dict.fromkeys(self.prompts):
-            condition, mask = conditions(pipeline, [prompt])
-            if len(self._known) * condition.nbytes < KEPT_BYTES:
-                self._known[prompt] = condition, mask
-
-    def _conditions(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
-        rows = [
-            self._known[prompt] if prompt in self._known else conditions(self.pipeline, [prompt])
-            for prompt in prompts
-        ]
-        return torch.cat([row[0] for row in rows]), torch.cat([row[1] for row in rows])
+        self._encoded = encoded or Encoded(pipeline, self.prompts)
 
     @property
-    def gpt(self) -> LlamaGenGPT:
-        target: LlamaGenGPT = self.pipeline.model.target
+    def gpt(self) -> Teacher:
+        """The target for this size of picture; prompts may be of any length."""
+        target: Teacher = self.family.fitted(self.pipeline.model, self._encoded.shape)[0]
         return target
 
     @torch.no_grad()
     def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:
         """Return one batch; see :class:`lantern_accel.training.drafter.FeatureSource`."""
-        rows = [rng.choice(self._rows[heldout]) for _ in range(size)]
-        condition, mask = self._conditions([self.prompts[i] for i in rows])
-        free = unconditional(self.pipeline, condition, mask)
+        chosen = [rng.choice(self._rows[heldout]) for _ in range(size)]
         share = 0.0 if heldout else self._dropout
-        drop = torch.tensor([rng.random() < share for _ in range(size)], device=condition.device)
-        condition = torch.where(drop.view(-1, *([1] * (condition.dim() - 1))), free, condition)
-        seen = mask if condition.dim() == 3 else None
-        codes = self.codes[rows].to(condition.device)
-        states = self.gpt.forward_dense(condition, codes[:, :-1], seen)
-        return Features(codes, states.float(), seen)
+        dropped = [rng.random() < share for _ in range(size)]
+        made = self._encoded.of([self.prompts[i] for i in chosen])
+        rows = self.family.rows(self.pipeline.model, made, GUIDED)
+        target = self.pipeline.model.target
+        # Every image with its prompt, or as the guidance's branch without one sees it.
+        picks = [i + size * without for i, without in enumerate(dropped)]
+        condition = rows.condition[picks]
+        mask = rows.mask[picks] if target.own_prompts else rows.mask
+        seen = mask if mask.shape[1] > 1 else None
+        codes = self.codes[chosen].to(condition.device)
+        states = target.forward_dense(condition, codes[:, :-1], seen)
+        return Features(codes, states.float(), seen, condition)
 
 
 def own_images(
@@ -99,9 +127,11 @@ def own_images(
     progress: Progress,
     path: Path,
     batch: int = 8,
+    size: Size | None = None,
 ) -> Tensor:
     """Let the target draw an image a prompt; int64 ``[n, tokens]``, kept in ``path`` as it grows."""
-    digest = hashlib.sha256(json.dumps([list(prompts), seed]).encode())
+    asked = [list(prompts), seed, *([list(size)] if size is not None else [])]
+    digest = hashlib.sha256(json.dumps(asked).encode())
     digest.update(pipeline.model.weights_hash.encode())
     key = digest.hexdigest()
     done: list[Tensor] = []
@@ -113,7 +143,7 @@ def own_images(
     progress.advance(len(done))
     for start in range(len(done), len(prompts), batch):
         here = list(prompts[start : start + batch])
-        made = pipeline.generate(here, strategy="vanilla", seed=seed + start).tokens
+        made = pipeline.generate(here, strategy="vanilla", seed=seed + start, size=size).tokens
         done.extend(made)
         progress.advance(len(here))
         if (start // batch) % 16 == 15 or start + batch >= len(prompts):
@@ -134,30 +164,37 @@ def run_model_drafter(
     images: Path | None = None,
     prompts: Sequence[Prompt] = (),
     samples: int = 256,
+    size: Size | None = None,
 ) -> dict[str, Any]:
     """Train a drafter for a loaded model in ``out``; write ``drafter.safetensors`` and its config.
 
     ``images``: a folder of captioned images (:mod:`lantern_accel.training.imageset`). Without one the
     target draws ``samples`` images of ``prompts`` (of random classes where it takes classes).
+    ``size``: of the pictures in pixels, where a model draws several; None: its own.
     """
     say = progress if progress is not None else NullProgress()
     model = pipeline.model
     manifest = model.manifest
-    if not isinstance(model.target, LlamaGenGPT):
+    if config.start_from is not None:
         raise DataError(
-            f"drafters are trained for LlamaGen targets; {manifest.name!r} is of another family"
+            "start_from continues a drafter of the training folder's own target; leave it out with "
+            "--model"
         )
+    width, height = model.family.picture(manifest, size)
     named: list[Prompt]
     if images is not None:
-        found = read_images(images, manifest.image_size)
+        found = read_images(images, width, height)
         if found.skipped:
             listed = ", ".join(f"{name} ({why})" for name, why in found.skipped.items())
             say.log(f"skipped {len(found.skipped)} images: {listed}")
         named = found.prompts
-        codes = encode_images(pipeline, to_float(torch.from_numpy(found.pixels)))
+        encoded = Encoded(pipeline, named, size)
+        down = manifest.vq.downsample
+        flat = encode_images(pipeline, to_float(torch.from_numpy(found.pixels)))
+        codes = model.family.tokens(model, flat.view(-1, height // down, width // down))
     else:
         rng = random.Random(config.seed)
-        if manifest.target.conditioning == "class":
+        if getattr(manifest.target, "conditioning", "text") == "class":
             named = [rng.randrange(manifest.target.num_classes) for _ in range(samples)]
         elif prompts:
             named = [prompts[i % len(prompts)] for i in range(samples)]
@@ -166,8 +203,11 @@ def run_model_drafter(
                 "there is nothing to train on: name a folder of captioned images (--images), or a "
                 "file with a prompt a line (--prompts) that the target then draws"
             )
-        codes = own_images(pipeline, named, config.seed, say, out / CODES)
-    source = ModelFeatures(pipeline, named, codes, device, text_dropout=config.text_dropout)
+        encoded = Encoded(pipeline, named, size)
+        codes = own_images(pipeline, named, config.seed, say, out / CODES, size=size)
+    source = ModelFeatures(
+        pipeline, named, codes, device, text_dropout=config.text_dropout, encoded=encoded
+    )
     vq = model.vq
     book = vq.codebook() if manifest.neighbour_space == "decoder" else vq.quantize.embedding.weight
     return train_drafter(config, source, out, device, progress, resume=resume, codebook=book)

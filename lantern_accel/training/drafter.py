@@ -20,17 +20,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.rows import Allowed
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json
 from lantern_accel.models.checkpoint import load_into, read_tensors
 from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.models.families import Family, family
+from lantern_accel.models.layouts import OWN_WEIGHTS
 from lantern_accel.models.llamagen import LlamaGenGPT
+from lantern_accel.models.transformer import Projection
 from lantern_accel.training.batches import Batches
 from lantern_accel.training.common import TrainConfig, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.loop import Task, run
 from lantern_accel.training.progress import Progress
-from lantern_accel.training.target import TextTarget, write_model
+from lantern_accel.training.target import TextTarget, write_weights
 
 
 class DrafterTrainConfig(TrainConfig):
@@ -59,19 +63,38 @@ class Features:
     """One batch of a frozen target, on its device.
 
     ``codes`` int64 ``[B, n]``; ``states`` float32 ``[B, prefix + n - 1, D]``, the target's states
-    after the final norm over prompt and image; ``mask`` bool ``[B, prefix]``, None: no padding.
+    after the final norm over prompt and image; ``mask`` bool ``[B, prefix]``, None: no padding;
+    ``condition``: what the target was given, for a drafter that reads the prompt's own tokens.
     """
 
     codes: Tensor
     states: Tensor
     mask: Tensor | None
+    condition: Tensor | None = None
+
+
+class Teacher(Protocol):
+    """A frozen target, as far as a drafter's loss reads it."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def output(self) -> Projection: ...
+
+    def head(self, features: Tensor) -> Tensor: ...
+
+    def allowed(self) -> Allowed | None: ...
 
 
 class FeatureSource(Protocol):
     """What a drafter learns from: a frozen target, and batches of its states."""
 
     @property
-    def gpt(self) -> LlamaGenGPT: ...
+    def gpt(self) -> Teacher: ...
+
+    @property
+    def family(self) -> Family: ...
 
     def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:
         """Return one batch; a training batch has its share of unconditional rows."""
@@ -91,6 +114,7 @@ class TextTargetFeatures:
         text_dropout: float,
         compile: bool,
     ) -> None:
+        self.family = family("llamagen")
         self.target = target.to(device.device).eval().requires_grad_(False)
         self._batches = {False: train, True: heldout}
         self._device, self._dropout = device, text_dropout
@@ -113,44 +137,6 @@ class TextTargetFeatures:
         return Features(codes, states.detach().float(), mask)
 
 
-def drafter_config(gpt: LlamaGenGPT, *, mask_padding: bool = True) -> DrafterConfig:
-    """Return the drafter that fits a target: one block of its size."""
-    config = gpt.config
-    return DrafterConfig(
-        dim=config.dim,
-        n_head=config.n_head,
-        ffn_dim=config.hidden_dim,
-        vocab_size=config.vocab_size,
-        grid=config.grid,
-        prefix_length=config.prefix_length - 1,
-        norm_eps=config.norm_eps,
-        rope_base=config.rope_base,
-        prefix_rotary=config.prefix_rotary,
-        mask_padding=mask_padding,
-    )
-
-
-def fresh_drafter(gpt: LlamaGenGPT, *, mask_padding: bool = True) -> EagleDrafter:
-    """Return an untrained drafter with the target's embedding, which stays as it is."""
-    drafter = EagleDrafter(drafter_config(gpt, mask_padding=mask_padding)).train()
-    for name, weight in drafter.named_parameters():
-        if weight.dim() == 2:
-            nn.init.normal_(weight, std=0.02)
-        if name.endswith(("wo.weight", "w2.weight")):
-            nn.init.normal_(weight, std=0.01)
-    with torch.no_grad():
-        # Start from "the next feature resembles this one": the identity on the feature half.
-        drafter.fc.weight[:, drafter.config.dim :].add_(torch.eye(drafter.config.dim))
-        drafter.embed_tokens.weight.copy_(gpt.tok_embeddings.weight)
-    drafter.embed_tokens.requires_grad_(False)
-    return drafter
-
-
-def drafter_inputs(codes: Tensor, prefix: int) -> Tensor:
-    """Return the drafter's codes, int ``[B, prefix - 1 + n]``: code 0 on the prompt, then the image."""
-    return F.pad(codes, (prefix - 1, 0))
-
-
 def neighbourhoods(codebook: Tensor, k: int) -> Tensor:
     """Return float32 ``[V, V]`` with a 1 in column x for each of the ``k`` nearest codes of x."""
     table = neighbour_table(codebook.cpu(), k).long()
@@ -168,11 +154,26 @@ def relaxed_mass(p: Tensor, near: Tensor, lam: float) -> Tensor:
 
 
 @torch.no_grad()
-def head_matrix(gpt: LlamaGenGPT) -> Tensor:
+def head_matrix(gpt: Teacher) -> Tensor:
     """Return the target's head as float32 ``[V, D]``, in whatever order a backend keeps it."""
     weight = gpt.output.weight
     unit = torch.eye(gpt.config.dim, dtype=weight.dtype, device=weight.device)
     return gpt.head(unit.unsqueeze(0))[0].t().contiguous()
+
+
+def choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
+    """Return where there is something to draft: positions of the loss, and the codes there.
+
+    Both int64, ascending; None: all. Position i predicts image token ``i + 1``. Where a model's
+    grammar leaves one code, such as the end of a row, decoding forces it and nothing is guessed.
+    """
+    allowed = gpt.allowed()
+    if allowed is None:
+        return None, None
+    may = allowed.penalty == 0
+    free = may.sum(1) > 1
+    positions = free[allowed.kind.long()][1:].nonzero().flatten()
+    return positions, may[free].any(0).nonzero().flatten()
 
 
 class DrafterLoss(nn.Module):
@@ -180,35 +181,47 @@ class DrafterLoss(nn.Module):
 
     def __init__(
         self,
-        drafter: EagleDrafter,
-        gpt: LlamaGenGPT,
+        drafter: Any,
+        gpt: Teacher,
         config: DrafterTrainConfig,
         near: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.drafter = drafter
         self.config = config
-        self.prefix = gpt.config.prefix_length
-        self.register_buffer("head", head_matrix(gpt))
+        positions, codes = choices(gpt)
+        head = head_matrix(gpt)
+        self.register_buffer("head", head if codes is None else head[codes])
         self.register_buffer("near", near)
+        self.register_buffer("positions", positions)
+        self.positions: Tensor | None
         self.head: Tensor
         self.near: Tensor | None
 
     def forward(
-        self, codes: Tensor, states: Tensor, noise: Tensor, mask: Tensor | None
+        self,
+        codes: Tensor,
+        states: Tensor,
+        noise: Tensor,
+        mask: Tensor | None,
+        condition: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and ``[top-1, top-3, refused]``.
 
         ``codes [B, n]``; ``states, noise [B, prefix + n - 1, D]`` of the target over prompt and
-        image; ``mask`` bool ``[B, prefix - 1]``. Drafter position p predicts the feature at p + 1.
+        image; ``mask`` bool ``[B, prefix - 1]``; ``condition``: the target's. Drafter position p
+        predicts the feature at p + 1.
         """
-        inputs = drafter_inputs(codes[:, :-1], self.prefix)
-        out = self.drafter.forward_dense(inputs, (states + noise)[:, :-1], mask)
+        prefix = states.shape[1] - codes.shape[1] + 1
+        fed = (states + noise)[:, :-1]
+        out = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
         # Positions from the first image token on; the prompt's are never drafted from.
-        guess, truth = out[:, self.prefix - 1 :], states[:, self.prefix :]
+        guess, truth = out[:, prefix - 1 :], states[:, prefix:]
+        loss = self.config.feature_weight * F.smooth_l1_loss(guess.float(), truth.float())
+        if self.positions is not None:
+            guess, truth = (x.index_select(1, self.positions) for x in (guess, truth))
         logits = F.linear(guess, self.head).float()
         goal = F.linear(truth, self.head).float()
-        loss = self.config.feature_weight * F.smooth_l1_loss(guess.float(), truth.float())
         p = goal.softmax(-1)
         soft = -(p * logits.log_softmax(-1)).sum(-1).mean()
         loss = loss + self.config.token_weight * soft
@@ -235,7 +248,6 @@ class DrafterTask(Task):
         device: TrainDevice,
         codebook: Tensor | None = None,
         *,
-        mask_padding: bool = True,
         start: EagleDrafter | None = None,
     ) -> None:
         self.config, self.source, self.device = config, source, device
@@ -245,7 +257,7 @@ class DrafterTask(Task):
             if codebook is None:
                 raise DataError("the lantern objective needs the codebook; this model has none")
             near = neighbourhoods(codebook, config.lantern_k)
-        self.drafter = fresh_drafter(source.gpt, mask_padding=mask_padding)
+        self.drafter: Any = source.family.fresh_drafter(source.gpt)
         if start is not None:
             if start.config != self.drafter.config:
                 raise DataError(
@@ -260,7 +272,16 @@ class DrafterTask(Task):
         )
         self.run, self.optimizer = device.prepare(self.loss, optimizer, compile=config.compile)
         self.best = -1.0
-        self.kept = {k: v.clone() for k, v in self.drafter.state_dict().items()}
+        self.kept = {k: v.clone() for k, v in self._weights().items()}
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return what is trained; the embedding is the target's, and the largest part by far."""
+        frozen = {name for name, p in self.drafter.named_parameters() if not p.requires_grad}
+        return {k: v for k, v in self.drafter.state_dict().items() if k not in frozen}
+
+    def put(self, weights: dict[str, Tensor]) -> None:
+        """Take weights over; the frozen ones stay where they are not among them."""
+        self.drafter.load_state_dict({**self.drafter.state_dict(), **weights})
 
     def _mask(self, batch: Features) -> Tensor | None:
         seen = batch.mask is not None and self.drafter.config.mask_padding
@@ -275,7 +296,9 @@ class DrafterTask(Task):
         drawn = torch.rand(batch.states.shape, generator=generator) - 0.5
         noise = (drawn * self.config.noise).to(self.device.device)
         with self.device.autocast():
-            loss, figures = self.run(batch.codes, batch.states, noise, self._mask(batch))
+            loss, figures = self.run(
+                batch.codes, batch.states, noise, self._mask(batch), batch.condition
+            )
         self.device.backward(loss)
         self.device.update(self.optimizer, self.trained, self.config.clip_norm)
         return {"loss": float(loss.detach()), "top3": float(figures[1])}
@@ -283,7 +306,7 @@ class DrafterTask(Task):
     def state(self) -> dict[str, Any]:
         """Weights, the best ones so far, and the optimizer."""
         return {
-            "drafter": self.drafter.state_dict(),
+            "drafter": self._weights(),
             "optimizer": self.optimizer.state_dict(),
             "kept": self.kept,
             "best": self.best,
@@ -291,7 +314,7 @@ class DrafterTask(Task):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state``."""
-        self.drafter.load_state_dict(state["drafter"])
+        self.put(state["drafter"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.best = state["best"]
         self.kept = {k: v.to(self.device.device) for k, v in state["kept"].items()}
@@ -305,15 +328,15 @@ class DrafterTask(Task):
         for _ in range(count):
             batch = self.source.draw(self.config.batch_size, rng, heldout=True)
             with self.device.autocast():
-                figures = self.loss(
-                    batch.codes, batch.states, torch.zeros_like(batch.states), self._mask(batch)
-                )[1]
+                still = torch.zeros_like(batch.states)
+                mask = self._mask(batch)
+                figures = self.loss(batch.codes, batch.states, still, mask, batch.condition)[1]
             total += figures.cpu() / count
         self.drafter.train()
         top1, top3, refused = (float(x) for x in total)
         if top3 > self.best:
             self.best = top3
-            self.kept = {k: v.clone() for k, v in self.drafter.state_dict().items()}
+            self.kept = {k: v.clone() for k, v in self._weights().items()}
         found = {"heldout_top1": top1, "heldout_top3": top3}
         return found | ({"heldout_refused": refused} if self.loss.near is not None else {})
 
@@ -327,7 +350,6 @@ def train_drafter(
     *,
     resume: bool = True,
     codebook: Tensor | None = None,
-    mask_padding: bool = True,
     start: EagleDrafter | None = None,
 ) -> dict[str, Any]:
     """Train on a frozen target, resuming ``out/checkpoint.pt``; write ``drafter.safetensors``.
@@ -337,7 +359,7 @@ def train_drafter(
     are kept. Returns the report.
     """
     seed_everything(config.seed)
-    task = DrafterTask(config, source, device, codebook, mask_padding=mask_padding, start=start)
+    task = DrafterTask(config, source, device, codebook, start=start)
     done = run(task, config, out, device, progress, resume=resume)
     last = task.evaluate(done.step)
     report = {
@@ -353,8 +375,10 @@ def train_drafter(
         "config": config.model_dump(mode="json"),
     }
     if device.main:
-        task.drafter.load_state_dict(task.kept)
-        write_model(task.drafter, out, "drafter")
+        task.put(task.kept)
+        made = source.family.drafter_files(task.drafter)
+        write_weights(made.weights, out / OWN_WEIGHTS)
+        write_json(out / made.config_name, made.config)
         write_json(out / "report.json", report)
     return report
 

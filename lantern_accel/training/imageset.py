@@ -1,7 +1,7 @@
 """Captioned images of one's own: a folder with ``captions.jsonl``, a line an image.
 
 ``{"file": "a.png", "prompt": "a red heart"}``; for a class-conditional model the prompt is the class
-id. Images are cut to a square and resized to the model's size.
+id. Of every image the middle is cut out in the shape of the model's pictures, and resized.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ class ImageSet:
     skipped: dict[str, str] = field(default_factory=dict)
 
 
-def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
-    """Return the middle square of an image, transparency on white, uint8 ``[size, size, 3]``."""
+def middle(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
+    """Return the middle of an image in this shape, transparency on white, ``[height, width, 3]``."""
     rgba = image.convert("RGBA")
     canvas = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
     canvas.alpha_composite(rgba)
-    side = min(rgba.size)
-    left, top = (rgba.width - side) // 2, (rgba.height - side) // 2
-    cut = canvas.convert("RGB").crop((left, top, left + side, top + side))
-    return np.asarray(cut.resize((size, size), Image.Resampling.LANCZOS), dtype=np.uint8)
+    scale = min(rgba.width / width, rgba.height / height)
+    wide, high = max(1, round(width * scale)), max(1, round(height * scale))
+    left, top = (rgba.width - wide) // 2, (rgba.height - high) // 2
+    cut = canvas.convert("RGB").crop((left, top, left + wide, top + high))
+    return np.asarray(cut.resize((width, height), Image.Resampling.LANCZOS), dtype=np.uint8)
 
 
-def read_images(folder: Path, size: int) -> ImageSet:
+def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet:
     """Read a folder of captioned images; files that cannot be read are skipped, and named.
 
+    They become ``width x height`` pixels, square where only a width is given.
     Raises :class:`DataError` where the list is missing or malformed, or no image could be read.
     """
     path = folder / CAPTIONS
@@ -69,7 +71,7 @@ def read_images(folder: Path, size: int) -> ImageSet:
             )
         try:
             with Image.open(folder / name) as image:
-                pixels.append(square(image, size))
+                pixels.append(middle(image, width, height or width))
         except (OSError, ValueError, SyntaxError, EOFError) as error:
             skipped[str(name)] = f"{type(error).__name__}: {error}"[:120]
             continue

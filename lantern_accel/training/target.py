@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -324,14 +325,20 @@ def train_target(
 
 def write_model(model: nn.Module, out: Path, name: str) -> None:
     """Write a model's weights as bf16 ``name.safetensors`` and its config as ``name.json``."""
-    from safetensors.torch import save as serialise
-
-    weights = {
-        k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in model.state_dict().items()
-    }
-    write_whole(out / f"{name}.safetensors", lambda stream: stream.write(serialise(weights)))
+    write_weights(model.state_dict(), out / f"{name}.safetensors")
     config: Any = model.config
     write_json(out / f"{name}.json", config.model_dump(mode="json"))
+
+
+def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as bf16 safetensors."""
+    from safetensors.torch import save as serialise
+
+    # A copy each: what was cut out of one matrix may not share its memory.
+    kept = {
+        k: v.detach().to("cpu", torch.bfloat16, copy=True).contiguous() for k, v in weights.items()
+    }
+    write_whole(path, lambda stream: stream.write(serialise(kept)))
 
 
 def read_target(folder: Path) -> TextTarget:

@@ -18,6 +18,7 @@ from lantern_accel.decoding.acceptance import Rule, _absorbed
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.errors import DataError, RequestError
 from lantern_accel.models.drafter import DrafterConfig
+from lantern_accel.models.families import family
 from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.strategy import LanternPP
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
@@ -26,7 +27,6 @@ from lantern_accel.training.drafter import (
     DrafterLoss,
     DrafterTrainConfig,
     Features,
-    fresh_drafter,
     head_matrix,
     neighbourhoods,
     relaxed_mass,
@@ -58,6 +58,8 @@ def test_relaxed_mass_bounds_what_acceptance_grants() -> None:
 
 class Codes:
     """A frozen target on random images."""
+
+    family = family("llamagen")
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -100,7 +102,7 @@ def test_the_lantern_objective_counts_the_neighbourhood() -> None:
     torch.manual_seed(0)
     book = torch.nn.functional.normalize(torch.randn(24, 3), dim=-1)
     near = neighbourhoods(book, 3)
-    loss = DrafterLoss(fresh_drafter(source.gpt), source.gpt, chosen, near)
+    loss = DrafterLoss(source.family.fresh_drafter(source.gpt), source.gpt, chosen, near)
     p = torch.zeros(24)
     p[5], p[0] = 0.9, 0.1
     granted = relaxed_mass(p.clamp_min(1e-3), near, 100.0)

@@ -1,0 +1,225 @@
+"""Drafters for Anole and Lumina: prompts of many lengths, rows that end in newlines, own images."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.chameleon import write_anole, write_lumina
+from torch.nn import functional as F
+
+import lantern_accel
+from lantern_accel.errors import CheckpointError, DataError, RequestError
+from lantern_accel.models.layouts import OWN_WEIGHTS
+from lantern_accel.models.locate import find_model
+from lantern_accel.pipeline import Pipeline
+from lantern_accel.training import loop
+from lantern_accel.training.anymodel import Encoded, ModelFeatures, run_model_drafter
+from lantern_accel.training.device import TrainDevice
+from lantern_accel.training.drafter import DrafterLoss, DrafterTrainConfig, choices
+from lantern_accel.training.imageset import read_images
+from lantern_accel.training.target import write_weights
+
+SIZE = (16, 8)
+#: Of two buckets' lengths.
+PROMPTS = ["a red fox", "fox", "the moon " * 40]
+
+
+def config(**changes: object) -> DrafterTrainConfig:
+    values = {"steps": 4, "batch_size": 4, "compile": False, "warmup": 1, "evaluate_every": 2,
+              "evaluate_batches": 1, "checkpoint_every": 2, "lr": 5e-3}  # fmt: skip
+    return DrafterTrainConfig.model_validate({**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def anole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_anole(tmp_path_factory.mktemp("models") / "Anole-7b-hf", layout="hf")
+
+
+@pytest.fixture(scope="module")
+def lumina(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lumina(tmp_path_factory.mktemp("models") / "Lumina-mGPT-7B-512")
+
+
+def opened(model: Path, drafter: Path | str = "none") -> Pipeline:
+    return lantern_accel.load(model, device="cpu", dtype="float32", drafter=drafter)
+
+
+def greedy(model: Path, drafter: Path, size: tuple[int, int] | None = None) -> float:
+    """Check that drafting leaves greedy tokens as they are; return the mean accepted length."""
+    with opened(model, drafter) as pipe:
+        words = {"temperature": 0, "size": size}
+        exact = pipe.generate("a red fox", strategy="vanilla", **words)
+        drafted = pipe.generate("a red fox", strategy="eagle", **words)
+        assert torch.equal(exact.tokens, drafted.tokens)
+        return drafted.stats.step_compression
+
+
+def untrained(model: Path, folder: Path) -> Path:
+    torch.manual_seed(0)
+    with opened(model) as pipe:
+        kind = pipe.model.family
+        made = kind.drafter_files(kind.fresh_drafter(pipe.model.target))
+    folder.mkdir()
+    write_weights(made.weights, folder / OWN_WEIGHTS)
+    (folder / made.config_name).write_text(json.dumps(made.config))
+    return folder
+
+
+def test_anole_gets_a_drafter_from_captioned_images(anole: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    rng, lines = np.random.default_rng(0), []
+    for i in range(8):
+        # Wider than Anole's pictures: the middle is cut out.
+        Image.fromarray(rng.integers(0, 255, (8, 11, 3), np.uint8)).save(images / f"{i}.png")
+        lines.append(json.dumps({"file": f"{i}.png", "prompt": PROMPTS[i % 3]}))
+    (images / "captions.jsonl").write_text("\n".join(lines))
+    with opened(anole) as pipe:
+        device = TrainDevice(pipe.backend, "float32")
+        settings = config(steps=60, evaluate_every=20, objective="lantern", lantern_k=3)
+        report = run_model_drafter(pipe, settings, tmp_path / "out", device, images=images)
+    losses = [point["loss"] for point in report["curve"]]
+    assert losses[-1] < 0.8 * losses[0]
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (said["hidden_size"], said["num_hidden_layers"]) == (32, 1)
+    assert greedy(anole, tmp_path / "out") > 1.0
+
+
+def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with opened(lumina) as pipe:
+        device = TrainDevice(pipe.backend, "float32")
+        settings = config(steps=80, evaluate_every=40)
+        words = {"prompts": PROMPTS[:2], "samples": 8, "size": SIZE}
+        report = run_model_drafter(pipe, settings, out, device, **words)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="cannot draw 17x8"):
+            run_model_drafter(pipe, settings, out, device, size=(17, 8))
+        long = {"prompts": ["fox", "fox " * 5000], "samples": 2, "size": SIZE}
+        with pytest.raises(RequestError, match="shorten the prompt"):
+            run_model_drafter(pipe, settings, tmp_path / "long", device, **long)  # type: ignore[arg-type]
+        assert not (tmp_path / "long").exists()
+        with pytest.raises(DataError, match="--prompts"):
+            run_model_drafter(pipe, settings, out, device, size=SIZE)
+        with pytest.raises(DataError, match="start_from continues"):
+            run_model_drafter(pipe, config(start_from="drafter"), out, device)
+    codes = torch.load(out / "codes.pt", weights_only=True)["codes"].view(8, 4, 9)
+    assert (codes[:, :, -1] == 16).all()  # the newline's code
+    assert report["curve"][-1]["loss"] < report["curve"][0]["loss"]
+    # Beside the model it is found.
+    release = shutil.copytree(lumina, tmp_path / lumina.name)
+    shutil.copytree(out, release / "drafter")
+    assert find_model(release).files["drafter"] == release / "drafter" / OWN_WEIGHTS
+    assert greedy(lumina, out, SIZE) > greedy(lumina, untrained(lumina, tmp_path / "new"), SIZE)
+
+
+def test_captioned_images_take_the_shape_of_the_pictures(lumina: Path, tmp_path: Path) -> None:
+    tall = np.zeros((12, 8, 3), np.uint8)
+    tall[4:8] = np.random.default_rng(0).integers(0, 255, (4, 8, 3))
+    lines = []
+    for i in range(2):
+        Image.fromarray(tall).save(tmp_path / f"{i}.png")
+        lines.append(json.dumps({"file": f"{i}.png", "prompt": "fox"}))
+    (tmp_path / "captions.jsonl").write_text("\n".join(lines))
+    found = read_images(tmp_path, 8, 4)
+    assert (found.pixels == tall[4:8]).all()
+    with opened(lumina) as pipe:
+        device = TrainDevice(pipe.backend, "float32")
+        words = {"images": tmp_path, "size": (8, 4)}
+        report = run_model_drafter(pipe, config(steps=1), tmp_path / "out", device, **words)  # type: ignore[arg-type]
+    assert report["images_seen"] == 4
+
+
+def test_a_killed_run_ends_as_an_unbroken_one(
+    lumina: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(Exception):
+        pass
+
+    keep = loop.save_checkpoint
+
+    def dying(*args: object, **kwargs: object) -> None:
+        keep(*args, **kwargs)  # type: ignore[arg-type]
+        raise Killed
+
+    words = {"prompts": PROMPTS[:2], "samples": 4, "size": SIZE}
+    with opened(lumina) as pipe:
+        device = TrainDevice(pipe.backend, "float32")
+        run_model_drafter(pipe, config(), tmp_path / "whole", device, **words)  # type: ignore[arg-type]
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(loop, "save_checkpoint", dying)
+            run_model_drafter(pipe, config(), tmp_path / "cut", device, **words)  # type: ignore[arg-type]
+        with pytest.raises(CheckpointError, match=r"has not ended; run the same"):
+            opened(lumina, tmp_path / "cut")
+        run_model_drafter(pipe, config(), tmp_path / "cut", device, **words)  # type: ignore[arg-type]
+    weights = [(tmp_path / name / OWN_WEIGHTS).read_bytes() for name in ("whole", "cut")]
+    assert weights[0] == weights[1]
+
+
+def test_prompts_of_any_length_and_none_share_a_batch(anole: Path) -> None:
+    """A row's states are those of its prompt alone, without padding."""
+    with opened(anole) as pipe:
+        target, device = pipe.model.target, TrainDevice(pipe.backend, "float32")
+        codes = torch.randint(16, (3, 16), generator=torch.Generator().manual_seed(0))
+        lengths: dict[float, set[int]] = {}
+        for dropout in (0.0, 0.999):
+            source = ModelFeatures(pipe, PROMPTS, codes, device, text_dropout=dropout)
+            batch = source.draw(12, random.Random(1), heldout=False)
+            assert batch.mask is not None
+            assert batch.condition is not None
+            for row, mask in enumerate(batch.mask):
+                ids = batch.condition[row, mask][None]
+                lengths.setdefault(dropout, set()).add(ids.shape[1])
+                alone = target.forward_dense(ids, batch.codes[row : row + 1, :-1])[0]
+                torch.testing.assert_close(
+                    batch.states[row, -len(alone) :], alone, rtol=1e-4, atol=1e-4
+                )
+        assert lengths[0.0] <= {4, 6, 83}
+        assert len(lengths[0.0]) == 2  # one of the three is held out
+        assert lengths[0.999] == {2}
+
+
+def test_the_loss_is_of_image_tokens_alone(lumina: Path) -> None:
+    """Against each row on its own, without padding: prompts and forced newlines count for nothing."""
+    with opened(lumina) as pipe:
+        device = TrainDevice(pipe.backend, "float32")
+        prompts = ["a red fox", "fox", "a a a"]
+        codes = torch.randint(16, (3, 4, 8), generator=torch.Generator().manual_seed(0))
+        tokens = pipe.model.family.tokens(pipe.model, codes)
+        encoded = Encoded(pipe, prompts, SIZE)
+        source = ModelFeatures(pipe, prompts, tokens, device, text_dropout=0.4, encoded=encoded)
+        positions, free = choices(source.gpt)
+        assert positions is not None
+        assert free is not None
+        assert positions.tolist() == [i for i in range(35) if (i + 1) % 9 != 8]
+        assert free.tolist() == list(range(16))
+        torch.manual_seed(1)
+        drafter = source.family.fresh_drafter(source.gpt)
+        batch = source.draw(6, random.Random(0), heldout=False)
+        still = torch.zeros_like(batch.states)
+        assert batch.mask is not None
+        assert batch.condition is not None
+        settings = config(feature_weight=0.0, token_weight=1.0)
+        loss, figures = DrafterLoss(drafter, source.gpt, settings)(
+            batch.codes, batch.states, still, batch.mask[:, :-1], batch.condition
+        )
+        entropies, hits = [], []
+        for row, mask in enumerate(batch.mask):
+            prompt = batch.condition[row, mask]
+            line = torch.cat((prompt, drafter.embed_tokens.code_ids[batch.codes[row]]))[None]
+            states = batch.states[row, -(line.shape[1] - 1) :][None]
+            fed = line[:, 1:-1]
+            out = drafter.forward_dense(fed, states[:, :-1], torch.ones_like(fed, dtype=torch.bool))
+            guess, truth = (pipe.model.target.head(x)[0, -35:, :16] for x in (out, states))
+            for i in range(35):
+                if (i + 1) % 9 != 8:
+                    entropies.append(F.cross_entropy(guess[i], truth[i].softmax(-1)))
+                    hits.append(guess[i].argmax() == truth[i].argmax())
+        torch.testing.assert_close(loss, torch.stack(entropies).mean(), rtol=1e-4, atol=1e-5)
+        assert float(figures[0]) == pytest.approx(sum(map(int, hits)) / len(hits))

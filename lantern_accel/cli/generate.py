@@ -9,7 +9,7 @@ import typer
 
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import bar, opened
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, read_options, read_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -116,7 +116,7 @@ def generate(
             "num_images": num_images,
             "seed": seed,
             "batch_size": batch_size,
-            "size": _size(size),
+            "size": read_size(size),
             "tree": tree,
             "k": k,
             "delta": delta,
@@ -146,18 +146,6 @@ def generate(
         write_json(Path(json_path), result.stats.model_dump(mode="json"))
     if not quiet and json_path != "-":
         _summary(result, written)
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    """Read ``WxH``; raises :class:`RequestError`."""
-    from lantern_accel.errors import RequestError
-
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
-        raise RequestError(f"the size {text!r} cannot be read; write WIDTHxHEIGHT, such as 768x512")
-    return int(parts[0]), int(parts[1])
 
 
 def _check_output(output: Path, json_path: str) -> None:

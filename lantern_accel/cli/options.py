@@ -1,4 +1,4 @@
-"""Options of a backend on the command line, ``--option name=value``."""
+"""Options that several commands take: a backend's ``--option name=value``, a picture's ``--size``."""
 
 from __future__ import annotations
 
@@ -24,3 +24,15 @@ def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, 
             raise BackendError(f"the option {text!r} is not of the form NAME=VALUE")
         options[name] = int(value) if value.isdigit() else value
     return options
+
+
+def read_size(text: str | None) -> tuple[int, int] | None:
+    """Read ``WxH``; raises :class:`RequestError`."""
+    from lantern_accel.errors import RequestError
+
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+        raise RequestError(f"the size {text!r} cannot be read; write WIDTHxHEIGHT, such as 768x512")
+    return int(parts[0]), int(parts[1])

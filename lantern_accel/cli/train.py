@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, read_options, read_size
 
 train = typer.Typer(
     help="Train an own model: data, tokenizer, target, drafter, bundle. All stages resume.",
@@ -176,6 +176,15 @@ def drafter(
     samples: int = typer.Option(
         256, min=2, help="For --model without --images: how many images the target draws."
     ),
+    size: str | None = typer.Option(
+        None, metavar="WxH", help="For --model that draws several sizes: the pictures' pixels."
+    ),
+    vq: Path | None = typer.Option(
+        None, "--vq", help="For --model: an image tokenizer that lies elsewhere."
+    ),
+    text_encoder: Path | None = typer.Option(
+        None, "--text-encoder", help="For --model: a text encoder's folder that lies elsewhere."
+    ),
     into: Path | None = typer.Option(
         None, help="For --model, a model folder: write it here once more, with the new drafter."
     ),
@@ -208,14 +217,22 @@ def drafter(
     from lantern_accel.training.workspace import read_config, with_drafter
 
     chosen = read_config(DrafterTrainConfig, config, **over)
+    pixels = read_size(size)
     folder = bundled_models().get(model, Path(model))
+    if into is not None and not (folder / "model.json").is_file():
+        raise DataError(
+            f"--into writes a model folder, and {model} has no model.json; leave it out and name the "
+            f"drafter when drawing: --drafter {work / 'drafter'}"
+        )
     lines: list[str] = []
     if prompts is not None:
         try:
             lines = [line.strip() for line in prompts.read_text(encoding="utf-8").splitlines()]
         except OSError as error:
             raise DataError(f"the prompts {prompts} cannot be read ({error.strerror})") from None
-    with lantern_accel.load(model, device=device, options=options) as pipeline:
+    with lantern_accel.load(
+        model, device=device, options=options, vq=vq, drafter="none", text_encoder=text_encoder
+    ) as pipeline:
         report = run_model_drafter(
             pipeline,
             chosen,
@@ -226,6 +243,7 @@ def drafter(
             images=images,
             prompts=[line for line in lines if line],
             samples=samples,
+            size=pixels,
         )
     report = {k: v for k, v in report.items() if k not in ("curve", "config")}
     typer.echo(json.dumps(report, indent=2))

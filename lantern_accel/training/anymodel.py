@@ -88,6 +88,7 @@ class ModelFeatures:
             )
         self.pipeline, self.prompts, self.codes = pipeline, list(prompts), codes
         self.family: Family = pipeline.model.family
+        self.key = pipeline.model.weights_hash
         self._device, self._dropout = device, text_dropout
         held = max(1, round(HELD_OUT_SHARE * len(prompts)))
         order = list(range(len(prompts)))

@@ -96,6 +96,11 @@ class FeatureSource(Protocol):
     @property
     def family(self) -> Family: ...
 
+    @property
+    def key(self) -> str:
+        """What tells the target from others: a checkpoint is continued on its own only."""
+        ...
+
     def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:
         """Return one batch; a training batch has its share of unconditional rows."""
         ...
@@ -115,6 +120,7 @@ class TextTargetFeatures:
         compile: bool,
     ) -> None:
         self.family = family("llamagen")
+        self.key = "own"  # one folder holds one target
         self.target = target.to(device.device).eval().requires_grad_(False)
         self._batches = {False: train, True: heldout}
         self._device, self._dropout = device, text_dropout
@@ -310,10 +316,16 @@ class DrafterTask(Task):
             "optimizer": self.optimizer.state_dict(),
             "kept": self.kept,
             "best": self.best,
+            "key": self.source.key,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state``."""
+        if state.get("key", self.source.key) != self.source.key:
+            raise DataError(
+                "the checkpoint in the training folder is of a drafter for another model; name another "
+                "folder with --work, or begin anew with --restart"
+            )
         self.put(state["drafter"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.best = state["best"]

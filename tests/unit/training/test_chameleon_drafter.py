@@ -158,6 +158,11 @@ def test_a_killed_run_ends_as_an_unbroken_one(
         with pytest.raises(CheckpointError, match=r"has not ended; run the same"):
             opened(lumina, tmp_path / "cut")
         run_model_drafter(pipe, config(), tmp_path / "cut", device, **words)  # type: ignore[arg-type]
+    other = write_anole(tmp_path / "Anole-7b-hf", layout="hf")
+    with opened(other) as pipe, pytest.raises(DataError, match=r"drafter for another model; name"):
+        device = TrainDevice(pipe.backend, "float32")
+        words.pop("size")
+        run_model_drafter(pipe, config(), tmp_path / "whole", device, **words)  # type: ignore[arg-type]
     weights = [(tmp_path / name / OWN_WEIGHTS).read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
 

@@ -60,6 +60,7 @@ class Codes:
     """A frozen target on random images."""
 
     family = family("llamagen")
+    key = "codes"
 
     def __init__(self) -> None:
         torch.manual_seed(0)

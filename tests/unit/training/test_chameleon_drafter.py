@@ -22,7 +22,7 @@ from lantern_accel.pipeline import Pipeline
 from lantern_accel.training import loop
 from lantern_accel.training.anymodel import Encoded, ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import DrafterLoss, DrafterTrainConfig, choices
+from lantern_accel.training.drafter import DrafterTask, DrafterTrainConfig, choices
 from lantern_accel.training.imageset import read_images
 from lantern_accel.training.target import write_weights
 
@@ -180,6 +180,7 @@ def test_prompts_of_any_length_and_none_share_a_batch(anole: Path) -> None:
             assert batch.condition is not None
             for row, mask in enumerate(batch.mask):
                 ids = batch.condition[row, mask][None]
+                assert 1 not in ids  # the pad
                 lengths.setdefault(dropout, set()).add(ids.shape[1])
                 alone = target.forward_dense(ids, batch.codes[row : row + 1, :-1])[0]
                 torch.testing.assert_close(
@@ -204,15 +205,17 @@ def test_the_loss_is_of_image_tokens_alone(lumina: Path) -> None:
         assert free is not None
         assert positions.tolist() == [i for i in range(35) if (i + 1) % 9 != 8]
         assert free.tolist() == list(range(16))
+        task = DrafterTask(config(feature_weight=0.0, token_weight=1.0), source, device)
+        drafter = task.drafter
         torch.manual_seed(1)
-        drafter = source.family.fresh_drafter(source.gpt)
+        for weight in drafter.layers.parameters():
+            torch.nn.init.normal_(weight)  # so that every prompt token counts
         batch = source.draw(6, random.Random(0), heldout=False)
         still = torch.zeros_like(batch.states)
         assert batch.mask is not None
         assert batch.condition is not None
-        settings = config(feature_weight=0.0, token_weight=1.0)
-        loss, figures = DrafterLoss(drafter, source.gpt, settings)(
-            batch.codes, batch.states, still, batch.mask[:, :-1], batch.condition
+        loss, figures = task.loss(
+            batch.codes, batch.states, still, task._mask(batch), batch.condition
         )
         entropies, hits = [], []
         for row, mask in enumerate(batch.mask):

@@ -12,7 +12,8 @@ of the other pairing.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -210,13 +211,50 @@ class CodeEmbedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-class ChameleonGPT(nn.Module):
+SizedT = TypeVar("SizedT", bound="Sized")
+
+
+class Sized(nn.Module, ABC):
+    """What target and drafter share: tables of one prompt length and picture size."""
+
+    config: Any
+    ops: TensorOps
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    @property
+    @abstractmethod
+    def embedding(self) -> CodeEmbedding:
+        """The table of all tokens."""
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
+        c = self.config
+        length = c.prefix_length + c.num_tokens
+        cos, sin = rotary_table_1d(length, c.head_dim, c.rope_base, device)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+        ids = torch.tensor(c.token_ids(), dtype=self.ops.index, device=device)
+        self.embedding.code_ids = ids
+
+    def fitted(self: SizedT, prefix_length: int, height: int, width: int) -> SizedT:
+        """Return this model for another prompt length or picture size; weights are shared."""
+        sizes = {"prefix_length": prefix_length, "height": height, "width": width}
+        if all(getattr(self.config, name) == value for name, value in sizes.items()):
+            return self
+        view = copy.copy(self)
+        view._buffers = dict(self._buffers)
+        view.config = self.config.model_copy(update=sizes)
+        view.place_tables(self.embedding.weight.device)
+        return view
+
+
+class ChameleonGPT(Sized):
     """The target model. Its features are the states after the final norm."""
 
     #: Rows of one image have their own prompts: masks and positions are a row's, not an image's.
     own_prompts = True
-    rope_cos: Tensor
-    rope_sin: Tensor
+    config: ChameleonConfig
 
     def __init__(self, config: ChameleonConfig, *, ops: TensorOps = REFERENCE) -> None:
         super().__init__()
@@ -229,26 +267,10 @@ class ChameleonGPT(nn.Module):
         self.output = Projection(config.dim, rows, bias=False)
         self.place_tables(torch.device("cpu"))
 
-    def place_tables(self, device: torch.device) -> None:
-        """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
-        c = self.config
-        length = c.prefix_length + c.num_tokens
-        cos, sin = rotary_table_1d(length, c.head_dim, c.rope_base, device)
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
-        ids = torch.tensor(c.token_ids(), dtype=self.ops.index, device=device)
-        self.tok_embeddings.code_ids = ids
-
-    def fitted(self, prefix_length: int, height: int, width: int) -> ChameleonGPT:
-        """Return this model for another prompt length or picture size; weights are shared."""
-        sizes = {"prefix_length": prefix_length, "height": height, "width": width}
-        if all(getattr(self.config, name) == value for name, value in sizes.items()):
-            return self
-        view = copy.copy(self)
-        view._buffers = dict(self._buffers)
-        view.config = self.config.model_copy(update=sizes)
-        view.place_tables(self.output.weight.device)
-        return view
+    @property
+    def embedding(self) -> CodeEmbedding:
+        """The table of all tokens."""
+        return self.tok_embeddings
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""

@@ -7,8 +7,6 @@ a line of text. Drafter position ``p`` consumes the target feature at ``p`` and 
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -18,6 +16,7 @@ from lantern_accel.decoding.rows import prefix_positions
 from lantern_accel.models.chameleon import (
     ChameleonBlock,
     CodeEmbedding,
+    Sized,
     TrunkConfig,
     rotary_table_1d,
 )
@@ -33,11 +32,10 @@ class ChameleonDrafterConfig(TrunkConfig):
     mask_padding: bool = True
 
 
-class ChameleonDrafter(nn.Module):
+class ChameleonDrafter(Sized):
     """Predicts the target's next feature from its last features and the token drawn from them."""
 
-    rope_cos: Tensor
-    rope_sin: Tensor
+    config: ChameleonDrafterConfig
 
     def __init__(self, config: ChameleonDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
         super().__init__()
@@ -49,26 +47,10 @@ class ChameleonDrafter(nn.Module):
         self.layers = nn.ModuleList(ChameleonBlock(config) for _ in range(config.n_layer))
         self.place_tables(torch.device("cpu"))
 
-    def place_tables(self, device: torch.device) -> None:
-        """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
-        c = self.config
-        length = c.prefix_length + c.num_tokens
-        cos, sin = rotary_table_1d(length, c.head_dim, c.rope_base, device)
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
-        ids = torch.tensor(c.token_ids(), dtype=self.ops.index, device=device)
-        self.embed_tokens.code_ids = ids
-
-    def fitted(self, prefix_length: int, height: int, width: int) -> ChameleonDrafter:
-        """Return this drafter for another prompt length or picture size; weights are shared."""
-        sizes = {"prefix_length": prefix_length, "height": height, "width": width}
-        if all(getattr(self.config, name) == value for name, value in sizes.items()):
-            return self
-        view = copy.copy(self)
-        view._buffers = dict(self._buffers)
-        view.config = self.config.model_copy(update=sizes)
-        view.place_tables(self.fc.weight.device)
-        return view
+    @property
+    def embedding(self) -> CodeEmbedding:
+        """The table of all tokens."""
+        return self.embed_tokens
 
     def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
         pair = torch.cat((embedded, features), dim=-1)

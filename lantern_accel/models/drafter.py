@@ -22,7 +22,7 @@ from lantern_accel.models.transformer import (
     PrefixRotary,
     Projection,
     dense_visible,
-    rotary_table_2d,
+    grid_tables,
     run_blocks,
 )
 from lantern_accel.ops import TensorOps
@@ -117,12 +117,7 @@ class EagleDrafter(nn.Module):
 
     def place_tables(self, device: torch.device) -> None:
         """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
-        c = self.config
-        with torch.device("cpu"):
-            tables = rotary_table_2d(
-                c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
-            )
-        self.rope_cos, self.rope_sin = (table.to(device) for table in tables)
+        self.rope_cos, self.rope_sin = grid_tables(self.config, device)
 
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""

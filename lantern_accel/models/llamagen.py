@@ -22,7 +22,7 @@ from lantern_accel.models.transformer import (
     Projection,
     RMSNorm,
     dense_visible,
-    rotary_table_2d,
+    grid_tables,
     run_blocks,
 )
 from lantern_accel.ops import TensorOps
@@ -155,12 +155,7 @@ class LlamaGenGPT(nn.Module):
 
     def place_tables(self, device: torch.device) -> None:
         """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
-        c = self.config
-        with torch.device("cpu"):
-            tables = rotary_table_2d(
-                c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
-            )
-        self.rope_cos, self.rope_sin = (table.to(device) for table in tables)
+        self.rope_cos, self.rope_sin = grid_tables(self.config, device)
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""

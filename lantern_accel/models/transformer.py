@@ -61,6 +61,19 @@ def rotary_table_2d(
     return torch.cat((first, flat.cos())), torch.cat((zeros, flat.sin()))
 
 
+def grid_tables(config: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return :func:`rotary_table_2d` of a target's or drafter's sizes on ``device``.
+
+    Computed on the host, so that every device has the same bits.
+    """
+    c = config
+    with torch.device("cpu"):
+        cos, sin = rotary_table_2d(
+            c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
+        )
+    return cos.to(device), sin.to(device)
+
+
 def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:
     """Return the causal mask with hidden caption pads, bool ``[R, 1, length, length]``.
 

@@ -31,14 +31,13 @@ def figures(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[Figur
     found = {}
     for section in comparison.models:
         mine = [run for run in runs if run.settings.model == section.model]
-        makers: list[Callable[[], Iterator[Figure]]] = [
-            lambda s=section: _throughput(s),  # type: ignore[misc]
-            lambda s=section: _phases(s),  # type: ignore[misc]
-            lambda s=section: _compression(s),  # type: ignore[misc]
-            lambda s=section: _price(s),  # type: ignore[misc]
-            lambda s=section, m=mine: _roofline(s, m),  # type: ignore[misc]
+        found[section.model] = [
+            *_throughput(section),
+            *_phases(section),
+            *_compression(section),
+            *_price(section),
+            *_roofline(section, mine),
         ]
-        found[section.model] = [figure for make in makers for figure in make()]
     return found
 
 

@@ -42,7 +42,21 @@ def _keep_top_p(logits: Tensor, p: float) -> Tensor:
     mass = ordered.softmax(dim=-1)
     # A code goes when the codes before it already hold more than p.
     drop = (mass.cumsum(-1) - mass) > p
-    return torch.where(drop.gather(-1, index.argsort(-1)), float("-inf"), logits)
+    return logits.scatter(-1, index, torch.where(drop, float("-inf"), ordered))
+
+
+def _keep_top_k_then_p(logits: Tensor, k: int, p: float) -> Tensor:
+    """Apply both filters, sorting the k values that the first leaves in place of the vocabulary."""
+    if p >= 1 or k <= 0 or k >= logits.shape[-1]:
+        return _keep_top_p(_keep_top_k(logits, k), p)
+    ordered, index = logits.topk(k, dim=-1)
+    kth = ordered[..., -1:]
+    mass = torch.where(logits < kth, float("-inf"), logits).softmax(dim=-1).gather(-1, index)
+    total = mass.cumsum(-1)
+    inside = torch.where(total - mass > p, float("-inf"), ordered)
+    # Further values equal to the k-th come after it.
+    rest = torch.where((logits == kth) & (total[..., -1:] <= p), logits, float("-inf"))
+    return rest.scatter(-1, index, inside)
 
 
 def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -55,7 +69,7 @@ def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
         return logits.softmax(dim=-1)
     x = logits / sampling.temperature
     if sampling.order == "top_k_first":
-        x = _keep_top_p(_keep_top_k(x, sampling.top_k), sampling.top_p)
+        x = _keep_top_k_then_p(x, sampling.top_k, sampling.top_p)
     else:
         x = _keep_top_k(_keep_top_p(x, sampling.top_p), sampling.top_k)
     return x.softmax(dim=-1)

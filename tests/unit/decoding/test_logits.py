@@ -55,6 +55,29 @@ def test_codes_equal_to_the_kth_stay() -> None:
     assert (probs > 0).tolist() == [True, True, True, False]
 
 
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize(("top_k", "top_p"), [(5, 0.8), (40, 0.8), (40, 0.99), (63, 0.3)])
+def test_both_filters_at_once_keep_what_one_after_the_other_keeps(
+    top_k: int, top_p: float, bfloat16: bool
+) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(200, 64) * torch.linspace(0.05, 5, 200).unsqueeze(-1)
+    if bfloat16:  # brings equal values, at the k-th place too
+        logits = logits.bfloat16().float()
+    found = distribution(logits, Sampling(top_k=top_k, top_p=top_p))
+    for row, probs in zip(logits, found, strict=True):
+        kth = row.sort(descending=True).values[top_k - 1]
+        ordered = row[row >= kth].sort(descending=True).values
+        mass = ordered.double().softmax(-1)
+        before = mass.cumsum(-1) - mass
+        clear = (before - top_p).abs().min() > 1e-6
+        count = int((before <= top_p).sum())
+        kept = row[probs > 0].sort(descending=True).values
+        assert len(kept) == count or not clear or ordered[count - 1] == kth
+        assert torch.equal(kept[: top_k - 1], ordered[: len(kept)][: top_k - 1])
+        assert probs.sum() == pytest.approx(1, abs=1e-5)
+
+
 def test_the_best_code_survives_every_top_p() -> None:
     probs = distribution(torch.randn(20, 30), Sampling(top_p=1e-6))
     assert ((probs > 0).sum(-1) == 1).all()

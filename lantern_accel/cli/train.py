@@ -212,7 +212,7 @@ def drafter(
     from lantern_accel.models.bundle import bundled_models
     from lantern_accel.training.anymodel import run_model_drafter
     from lantern_accel.training.device import TrainDevice
-    from lantern_accel.training.drafter import DrafterTrainConfig
+    from lantern_accel.training.objective import DrafterTrainConfig
     from lantern_accel.training.progress import console_progress
     from lantern_accel.training.workspace import read_config, with_drafter
 

@@ -24,8 +24,9 @@ from lantern_accel.pipeline import Pipeline
 from lantern_accel.strategy import Sampling
 from lantern_accel.training.augment import to_float
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import DrafterTrainConfig, Features, Teacher, train_drafter
+from lantern_accel.training.drafter import train_drafter
 from lantern_accel.training.imageset import read_images
+from lantern_accel.training.objective import DrafterTrainConfig, Features, Teacher
 from lantern_accel.training.progress import NullProgress, Progress
 
 HELD_OUT_SHARE = 0.05
@@ -103,7 +104,9 @@ class ModelFeatures:
         return target
 
     @torch.no_grad()
-    def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:
+    def draw(
+        self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
+    ) -> Features:
         """Return one batch; see :class:`lantern_accel.training.drafter.FeatureSource`."""
         chosen = [rng.choice(self._rows[heldout]) for _ in range(size)]
         share = 0.0 if heldout else self._dropout
@@ -113,9 +116,11 @@ class ModelFeatures:
         target = self.pipeline.model.target
         # Every image with its prompt, or as the guidance's branch without one sees it.
         picks = [i + size * without for i, without in enumerate(dropped)]
+        if coupled:
+            chosen, picks = chosen * 2, list(range(2 * size))
         condition = rows.condition[picks]
-        mask = rows.mask[picks] if target.own_prompts else rows.mask
-        seen = mask if mask.shape[1] > 1 else None
+        mask = rows.mask if target.own_prompts else torch.cat((rows.mask, rows.mask))
+        seen = mask[picks] if mask.shape[1] > 1 else None
         codes = self.codes[chosen].to(condition.device)
         states = target.forward_dense(condition, codes[:, :-1], seen)
         return Features(codes, states.float(), seen, condition)

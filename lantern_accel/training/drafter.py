@@ -1,26 +1,19 @@
 """Training the drafter by EAGLE's recipe, on the features of a frozen target.
 
-Loss (LANTERN's code): SmoothL1 between predicted and true next feature, plus 0.1 times the
-cross-entropy between the head's distributions; uniform noise on the input features; the embedding
-comes from the target and stays frozen, as does the head. The ``"lantern"`` objective adds the share
-of drafts that relaxed acceptance would refuse.
+The embedding comes from the target and stays frozen, as does the head. What is lowered is in
+:mod:`lantern_accel.training.objective`.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from lantern_accel.decoding.neighbours import neighbour_table
-from lantern_accel.decoding.rows import Allowed
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json
 from lantern_accel.models.checkpoint import load_into, read_tensors
@@ -28,63 +21,19 @@ from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.models.families import Family, family
 from lantern_accel.models.layouts import OWN_WEIGHTS
 from lantern_accel.models.llamagen import LlamaGenGPT
-from lantern_accel.models.transformer import Projection
 from lantern_accel.training.batches import Batches
-from lantern_accel.training.common import TrainConfig, seed_everything
+from lantern_accel.training.common import seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.loop import Task, run
+from lantern_accel.training.objective import (
+    DrafterLoss,
+    DrafterTrainConfig,
+    Features,
+    Teacher,
+    neighbourhoods,
+)
 from lantern_accel.training.progress import Progress
 from lantern_accel.training.target import TextTarget, write_weights
-
-
-class DrafterTrainConfig(TrainConfig):
-    """What the drafter trainer is told."""
-
-    start_from: str | None = Field(
-        None, description="folder in the training folder of a drafter to train on"
-    )
-    text_dropout: float = Field(0.1, ge=0, lt=1, description="share of unconditional examples")
-    noise: float = Field(0.2, ge=0, description="width of the uniform noise on input features")
-    feature_weight: float = Field(1.0, ge=0)
-    token_weight: float = Field(0.1, ge=0)
-    objective: Literal["plain", "lantern"] = Field(
-        "plain", description="lantern: also lower the share that relaxed acceptance refuses"
-    )
-    lantern_weight: float = Field(0.2, ge=0, description="weight of that share")
-    lantern_k: int = Field(10, ge=1, description="neighbours that may count for a drafted code")
-    lantern_lambda: float = Field(4.0, ge=1, description="bound: lambda times the code's own mass")
-    evaluate_every: int = Field(500, ge=1)
-    evaluate_batches: int = Field(4, ge=1, description="held-out batches an evaluation reads")
-    compile: bool = True
-
-
-@dataclass(frozen=True)
-class Features:
-    """One batch of a frozen target, on its device.
-
-    ``codes`` int64 ``[B, n]``; ``states`` float32 ``[B, prefix + n - 1, D]``, the target's states
-    after the final norm over prompt and image; ``mask`` bool ``[B, prefix]``, None: no padding;
-    ``condition``: what the target was given, for a drafter that reads the prompt's own tokens.
-    """
-
-    codes: Tensor
-    states: Tensor
-    mask: Tensor | None
-    condition: Tensor | None = None
-
-
-class Teacher(Protocol):
-    """A frozen target, as far as a drafter's loss reads it."""
-
-    @property
-    def config(self) -> Any: ...
-
-    @property
-    def output(self) -> Projection: ...
-
-    def head(self, features: Tensor) -> Tensor: ...
-
-    def allowed(self) -> Allowed | None: ...
 
 
 class FeatureSource(Protocol):
@@ -101,8 +50,13 @@ class FeatureSource(Protocol):
         """What tells the target from others: a checkpoint is continued on its own only."""
         ...
 
-    def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:
-        """Return one batch; a training batch has its share of unconditional rows."""
+    def draw(
+        self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
+    ) -> Features:
+        """Return one batch; a training batch has its share of unconditional rows.
+
+        ``coupled``: ``2 size`` rows, every image with its prompt, then every one without.
+        """
         ...
 
 
@@ -132,114 +86,20 @@ class TextTargetFeatures:
     def gpt(self) -> LlamaGenGPT:
         return self.target.gpt
 
-    def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:
+    def draw(
+        self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
+    ) -> Features:
         """Return one batch; held-out ones are plain names of concepts never trained on."""
         batch = self._batches[heldout].draw(size, rng, plain=heldout)
-        share = 0.0 if heldout else self._dropout
+        share = 0.0 if heldout or coupled else self._dropout
         drop = torch.tensor([rng.random() < share for _ in range(size)])
+        if coupled:
+            batch = tuple(torch.cat((part, part)) for part in batch)
+            drop = torch.cat((drop, ~drop))
         ids, mask, codes, dropped = self._device.to(*batch, drop)
         with torch.no_grad(), self._device.autocast():
             states = self._states(ids, mask, dropped, codes)
         return Features(codes, states.detach().float(), mask)
-
-
-def neighbourhoods(codebook: Tensor, k: int) -> Tensor:
-    """Return float32 ``[V, V]`` with a 1 in column x for each of the ``k`` nearest codes of x."""
-    table = neighbour_table(codebook.cpu(), k).long()
-    size = len(codebook)
-    return torch.zeros(size, size).scatter_(0, table.t(), 1.0)
-
-
-def relaxed_mass(p: Tensor, near: Tensor, lam: float) -> Tensor:
-    """Return about what LANTERN++ accepts each code with: ``min(p + neighbours' p, lambda p)``.
-
-    ``p [..., V]``, ``near [V, V]`` of :func:`neighbourhoods`. The rule itself takes whole neighbours
-    only, so this is its upper bound; it has no steps that training could stumble over.
-    """
-    return torch.minimum(p + p @ near.to(p.dtype), lam * p)
-
-
-@torch.no_grad()
-def head_matrix(gpt: Teacher) -> Tensor:
-    """Return the target's head as float32 ``[V, D]``, in whatever order a backend keeps it."""
-    weight = gpt.output.weight
-    unit = torch.eye(gpt.config.dim, dtype=weight.dtype, device=weight.device)
-    return gpt.head(unit.unsqueeze(0))[0].t().contiguous()
-
-
-def choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
-    """Return where there is something to draft: positions of the loss, and the codes there.
-
-    Both int64, ascending; None: all. Position i predicts image token ``i + 1``. Where a model's
-    grammar leaves one code, such as the end of a row, decoding forces it and nothing is guessed.
-    """
-    allowed = gpt.allowed()
-    if allowed is None:
-        return None, None
-    may = allowed.penalty == 0
-    free = may.sum(1) > 1
-    positions = free[allowed.kind.long()][1:].nonzero().flatten()
-    return positions, may[free].any(0).nonzero().flatten()
-
-
-class DrafterLoss(nn.Module):
-    """The recipe's loss on one batch; also top-1 and top-3 agreement with the target's argmax."""
-
-    def __init__(
-        self,
-        drafter: Any,
-        gpt: Teacher,
-        config: DrafterTrainConfig,
-        near: Tensor | None = None,
-    ) -> None:
-        super().__init__()
-        self.drafter = drafter
-        self.config = config
-        positions, codes = choices(gpt)
-        head = head_matrix(gpt)
-        self.register_buffer("head", head if codes is None else head[codes])
-        self.register_buffer("near", near)
-        self.register_buffer("positions", positions)
-        self.positions: Tensor | None
-        self.head: Tensor
-        self.near: Tensor | None
-
-    def forward(
-        self,
-        codes: Tensor,
-        states: Tensor,
-        noise: Tensor,
-        mask: Tensor | None,
-        condition: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the loss and ``[top-1, top-3, refused]``.
-
-        ``codes [B, n]``; ``states, noise [B, prefix + n - 1, D]`` of the target over prompt and
-        image; ``mask`` bool ``[B, prefix - 1]``; ``condition``: the target's. Drafter position p
-        predicts the feature at p + 1.
-        """
-        prefix = states.shape[1] - codes.shape[1] + 1
-        fed = (states + noise)[:, :-1]
-        out = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
-        # Positions from the first image token on; the prompt's are never drafted from.
-        guess, truth = out[:, prefix - 1 :], states[:, prefix:]
-        loss = self.config.feature_weight * F.smooth_l1_loss(guess.float(), truth.float())
-        if self.positions is not None:
-            guess, truth = (x.index_select(1, self.positions) for x in (guess, truth))
-        logits = F.linear(guess, self.head).float()
-        goal = F.linear(truth, self.head).float()
-        p = goal.softmax(-1)
-        soft = -(p * logits.log_softmax(-1)).sum(-1).mean()
-        loss = loss + self.config.token_weight * soft
-        refused = loss.new_zeros(())
-        if self.near is not None:
-            accepted = relaxed_mass(p, self.near, self.config.lantern_lambda)
-            refused = 1.0 - torch.minimum(logits.softmax(-1), accepted).sum(-1).mean()
-            loss = loss + self.config.lantern_weight * refused
-        best = goal.argmax(-1, keepdim=True)
-        top = logits.detach().topk(3, dim=-1).indices == best
-        figures = (top[..., 0].float().mean(), top.any(-1).float().mean(), refused.detach().float())
-        return loss, torch.stack(figures)
 
 
 class DrafterTask(Task):
@@ -293,17 +153,29 @@ class DrafterTask(Task):
         seen = batch.mask is not None and self.drafter.config.mask_padding
         return batch.mask[:, :-1] if seen and batch.mask is not None else None
 
+    def _own(self, batch: Features, generator: torch.Generator) -> Tensor | None:
+        """Return which of an image's positions are fed predictions, as deeper drafts are."""
+        if not self.config.predicted_share:
+            return None
+        pairs = 2 if self.config.coupled else 1
+        rows, length = batch.states.shape[0] // pairs, batch.states.shape[1] - 1
+        own = torch.rand(rows, length, generator=generator) < self.config.predicted_share
+        own[:, : batch.states.shape[1] - batch.codes.shape[1] + 1] = False  # the prompt's are known
+        return torch.cat([own] * pairs).to(self.device.device)
+
     def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
         """Take one optimizer step."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batch = self.source.draw(self.config.batch_size, rng, heldout=False)
+        config = self.config
+        batch = self.source.draw(config.batch_size, rng, heldout=False, coupled=config.coupled)
         generator = torch.Generator().manual_seed(rng.getrandbits(62))
         drawn = torch.rand(batch.states.shape, generator=generator) - 0.5
-        noise = (drawn * self.config.noise).to(self.device.device)
+        noise = (drawn * config.noise).to(self.device.device)
+        own = self._own(batch, generator)
         with self.device.autocast():
             loss, figures = self.run(
-                batch.codes, batch.states, noise, self._mask(batch), batch.condition
+                batch.codes, batch.states, noise, self._mask(batch), batch.condition, own
             )
         self.device.backward(loss)
         self.device.update(self.optimizer, self.trained, self.config.clip_norm)
@@ -338,7 +210,9 @@ class DrafterTask(Task):
         total = torch.zeros(3)
         self.drafter.eval()
         for _ in range(count):
-            batch = self.source.draw(self.config.batch_size, rng, heldout=True)
+            batch = self.source.draw(
+                self.config.batch_size, rng, heldout=True, coupled=self.config.coupled
+            )
             with self.device.autocast():
                 still = torch.zeros_like(batch.states)
                 mask = self._mask(batch)

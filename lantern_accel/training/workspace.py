@@ -29,13 +29,9 @@ from lantern_accel.training.catalogue import COMMON
 from lantern_accel.training.common import TrainConfig
 from lantern_accel.training.data import EmojiDataset, load_data
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import (
-    DrafterTrainConfig,
-    TextTargetFeatures,
-    read_drafter,
-    train_drafter,
-)
+from lantern_accel.training.drafter import TextTargetFeatures, read_drafter, train_drafter
 from lantern_accel.training.encode import encode_dataset, encode_scenes
+from lantern_accel.training.objective import DrafterTrainConfig
 from lantern_accel.training.progress import Progress
 from lantern_accel.training.render import SIZE
 from lantern_accel.training.samples import SampleSheet

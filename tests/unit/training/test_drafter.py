@@ -15,22 +15,24 @@ from safetensors.torch import load_file
 
 import lantern_accel
 from lantern_accel.decoding.acceptance import Rule, _absorbed
+from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.errors import DataError, RequestError
 from lantern_accel.models.drafter import DrafterConfig
 from lantern_accel.models.families import family
 from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.strategy import LanternPP
+from lantern_accel.strategy import LanternPP, Sampling
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice, open_train_device
-from lantern_accel.training.drafter import (
+from lantern_accel.training.drafter import DrafterTask, train_drafter
+from lantern_accel.training.objective import (
     DrafterLoss,
     DrafterTrainConfig,
     Features,
     head_matrix,
     neighbourhoods,
+    nucleus,
     relaxed_mass,
-    train_drafter,
 )
 
 
@@ -73,20 +75,29 @@ class Codes:
         with torch.no_grad():
             self.gpt.output.weight.mul_(3)
 
-    def draw(self, size: int, rng: random.Random, *, heldout: bool) -> Features:
+    def draw(
+        self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
+    ) -> Features:
         generator = torch.Generator().manual_seed(rng.getrandbits(40))
         codes = torch.randint(24, (size, 16), generator=generator)
         ids = torch.randint(3, (size,), generator=generator)
+        if coupled:  # class 3 is the unconditional one
+            codes, ids = torch.cat((codes, codes)), torch.cat((ids, torch.full_like(ids, 3)))
         return Features(codes, self.gpt.forward_dense(ids, codes[:, :-1]), None)
 
 
+@pytest.mark.parametrize("further", [{}, {"coupled": True, "top_p": 0.9, "predicted_share": 0.3}])
 @pytest.mark.parametrize("objective", ["plain", "lantern"])
-def test_training_lowers_what_the_objective_names(objective: str, tmp_path: Path) -> None:
+def test_training_lowers_what_the_objective_names(
+    objective: str, further: dict[str, object], tmp_path: Path
+) -> None:
     source, device = Codes(), open_train_device("cpu", "float32")
     book = torch.nn.functional.normalize(
         torch.randn(24, 3, generator=torch.Generator().manual_seed(1)), dim=-1
     )
-    chosen = config(objective=objective, steps=40, evaluate_every=20, batch_size=4, lr=5e-3)
+    chosen = config(
+        objective=objective, steps=40, evaluate_every=20, batch_size=4, lr=5e-3, **further
+    )
     report = train_drafter(chosen, source, tmp_path, device, codebook=book)
     losses = [point["loss"] for point in report["curve"]]
     assert losses[-1] < losses[0]
@@ -116,6 +127,57 @@ def test_the_lantern_objective_counts_the_neighbourhood() -> None:
     assert value.item() == pytest.approx(
         less.item() + chosen.lantern_weight * figures[2].item(), rel=1e-5
     )
+
+
+def test_the_nucleus_is_the_one_that_decoding_samples_from() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 300) * torch.linspace(0.1, 6, 40).unsqueeze(-1)
+    found = nucleus(logits.softmax(-1), 0.8)
+    wanted = distribution(logits, Sampling(top_k=0, top_p=0.8))
+    assert torch.allclose(found, wanted, atol=1e-6)
+    assert nucleus(found, 1.0) is found
+    p = logits.softmax(-1).requires_grad_()
+    nucleus(p, 0.8)[:, :10].sum().backward()
+    assert p.grad is not None and p.grad.abs().sum() > 0
+
+
+def test_coupled_rows_are_joined_as_decoding_joins_them() -> None:
+    """The loss of a drafter that says what the target says is the guided target's own entropy."""
+    source = Codes()
+    batch = source.draw(3, random.Random(0), heldout=False, coupled=True)
+
+    class Knows(torch.nn.Module):
+        def forward_image(
+            self, condition: object, codes: object, fed: object, mask: object
+        ) -> object:
+            return batch.states[:, 1:]
+
+    chosen = config(coupled=True, cfg_scale=2.5, token_weight=1.0)
+    loss = DrafterLoss(Knows(), source.gpt, chosen)
+    found, figures = loss(batch.codes, batch.states, torch.zeros_like(batch.states), None)
+    logits = source.gpt.head(batch.states[:, 1:])
+    guided = logits[3:] + 2.5 * (logits[:3] - logits[3:])
+    entropy = torch.distributions.Categorical(logits=guided).entropy().mean()
+    assert found.item() == pytest.approx(entropy.item(), rel=1e-4)
+    assert figures[0] == 1.0
+
+
+def test_predictions_are_fed_in_the_image_only_and_alike_in_both_branches() -> None:
+    source, device = Codes(), open_train_device("cpu", "float32")
+    chosen = config(coupled=True, predicted_share=0.5)
+    task = DrafterTask(chosen, source, device)
+    batch = source.draw(2, random.Random(0), heldout=False, coupled=True)
+    own = task._own(batch, torch.Generator().manual_seed(0))
+    assert own is not None and own.shape == (4, 15)
+    assert torch.equal(own[:2], own[2:]) and not own[:, 0].any() and own.any()
+    still = torch.zeros_like(batch.states)
+    seen: list[torch.Tensor] = []
+    plain = task.drafter.forward_image
+    task.drafter.forward_image = lambda c, x, fed, m: seen.append(fed) or plain(c, x, fed, m)
+    task.loss(batch.codes, batch.states, still, None, None, own)
+    said = plain(None, batch.codes[:, :-1], batch.states[:, :-1], None)
+    assert torch.equal(seen[1][~own], batch.states[:, :-1][~own])
+    assert torch.allclose(seen[1][:, 1:][own[:, 1:]], said[:, :-1][own[:, 1:]])
 
 
 def test_the_lantern_objective_needs_a_codebook(tmp_path: Path) -> None:

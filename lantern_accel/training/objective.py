@@ -1,0 +1,216 @@
+"""What a drafter's training lowers, and its settings.
+
+Loss (LANTERN's code): SmoothL1 between predicted and true next feature, plus 0.1 times the
+cross-entropy between the head's distributions; uniform noise on the input features; the head stays
+frozen. ``"lantern"`` adds the share of drafts that relaxed acceptance would refuse; ``coupled`` takes
+both distributions as guidance makes them; ``predicted_share`` feeds predictions, as deeper drafts are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.decoding.logits import guide
+from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.rows import Allowed
+from lantern_accel.models.transformer import Projection
+from lantern_accel.training.common import TrainConfig
+
+
+class DrafterTrainConfig(TrainConfig):
+    """What the drafter trainer is told."""
+
+    start_from: str | None = Field(
+        None, description="folder in the training folder of a drafter to train on"
+    )
+    text_dropout: float = Field(0.1, ge=0, lt=1, description="share of unconditional examples")
+    noise: float = Field(0.2, ge=0, description="width of the uniform noise on input features")
+    feature_weight: float = Field(1.0, ge=0)
+    token_weight: float = Field(0.1, ge=0)
+    objective: Literal["plain", "lantern"] = Field(
+        "plain", description="lantern: also lower the share that relaxed acceptance refuses"
+    )
+    lantern_weight: float = Field(0.2, ge=0, description="weight of that share")
+    lantern_k: int = Field(10, ge=1, description="neighbours that may count for a drafted code")
+    lantern_lambda: float = Field(4.0, ge=1, description="bound: lambda times the code's own mass")
+    coupled: bool = Field(
+        False,
+        description="learn guided distributions: every image with and without its prompt (LANTERN's "
+        "coupled CFG loss)",
+    )
+    cfg_scale: float = Field(3.0, gt=1, description="guidance that coupled rows are joined with")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="filter of both sides in the share that is refused"
+    )
+    predicted_share: float = Field(
+        0.0, ge=0, lt=1, description="positions that are fed the drafter's own prediction"
+    )
+    evaluate_every: int = Field(500, ge=1)
+    evaluate_batches: int = Field(4, ge=1, description="held-out batches an evaluation reads")
+    compile: bool = True
+
+
+@dataclass(frozen=True)
+class Features:
+    """One batch of a frozen target, on its device.
+
+    ``codes`` int64 ``[B, n]``; ``states`` float32 ``[B, prefix + n - 1, D]``, the target's states
+    after the final norm over prompt and image; ``mask`` bool ``[B, prefix]``, None: no padding;
+    ``condition``: what the target was given, for a drafter that reads the prompt's own tokens.
+    """
+
+    codes: Tensor
+    states: Tensor
+    mask: Tensor | None
+    condition: Tensor | None = None
+
+
+class Teacher(Protocol):
+    """A frozen target, as far as a drafter's loss reads it."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def output(self) -> Projection: ...
+
+    def head(self, features: Tensor) -> Tensor: ...
+
+    def allowed(self) -> Allowed | None: ...
+
+
+def neighbourhoods(codebook: Tensor, k: int) -> Tensor:
+    """Return float32 ``[V, V]`` with a 1 in column x for each of the ``k`` nearest codes of x."""
+    table = neighbour_table(codebook.cpu(), k).long()
+    size = len(codebook)
+    return torch.zeros(size, size).scatter_(0, table.t(), 1.0)
+
+
+def relaxed_mass(p: Tensor, near: Tensor, lam: float) -> Tensor:
+    """Return about what LANTERN++ accepts each code with: ``min(p + neighbours' p, lambda p)``.
+
+    ``p [..., V]``, ``near [V, V]`` of :func:`neighbourhoods`. The rule itself takes whole neighbours
+    only, so this is its upper bound; it has no steps that training could stumble over.
+    """
+    return torch.minimum(p + p @ near.to(p.dtype), lam * p)
+
+
+def nucleus(p: Tensor, top_p: float, halvings: int = 16) -> Tensor:
+    """Return ``p [..., V]`` cut to the likeliest codes that hold ``top_p`` of it, renormalised.
+
+    The cut is found by bisection, since sorting every position costs more than the rest of a step; it
+    is off by codes whose mass is within ``2**-halvings`` of the largest. Gradients pass what is kept.
+    """
+    if top_p >= 1:
+        return p
+    with torch.no_grad():
+        low, high = torch.zeros_like(p[..., :1]), p.amax(-1, keepdim=True)
+        for _ in range(halvings):
+            middle = (low + high) / 2
+            enough = torch.where(p >= middle, p, 0.0).sum(-1, keepdim=True) >= top_p
+            low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+        kept = p >= low
+    cut = torch.where(kept, p, 0.0)
+    return cut / cut.sum(-1, keepdim=True)
+
+
+@torch.no_grad()
+def head_matrix(gpt: Teacher) -> Tensor:
+    """Return the target's head as float32 ``[V, D]``, in whatever order a backend keeps it."""
+    weight = gpt.output.weight
+    unit = torch.eye(gpt.config.dim, dtype=weight.dtype, device=weight.device)
+    return gpt.head(unit.unsqueeze(0))[0].t().contiguous()
+
+
+def choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
+    """Return where there is something to draft: positions of the loss, and the codes there.
+
+    Both int64, ascending; None: all. Position i predicts image token ``i + 1``. Where a model's
+    grammar leaves one code, such as the end of a row, decoding forces it and nothing is guessed.
+    """
+    allowed = gpt.allowed()
+    if allowed is None:
+        return None, None
+    may = allowed.penalty == 0
+    free = may.sum(1) > 1
+    positions = free[allowed.kind.long()][1:].nonzero().flatten()
+    return positions, may[free].any(0).nonzero().flatten()
+
+
+class DrafterLoss(nn.Module):
+    """The recipe's loss on one batch; also top-1 and top-3 agreement with the target's argmax."""
+
+    def __init__(
+        self,
+        drafter: Any,
+        gpt: Teacher,
+        config: DrafterTrainConfig,
+        near: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.config = config
+        positions, codes = choices(gpt)
+        head = head_matrix(gpt)
+        self.register_buffer("head", head if codes is None else head[codes])
+        self.register_buffer("near", near)
+        self.register_buffer("positions", positions)
+        self.positions: Tensor | None
+        self.head: Tensor
+        self.near: Tensor | None
+
+    def forward(
+        self,
+        codes: Tensor,
+        states: Tensor,
+        noise: Tensor,
+        mask: Tensor | None,
+        condition: Tensor | None = None,
+        own: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss and ``[top-1, top-3, refused]``.
+
+        ``codes [B, n]``; ``states, noise [B, prefix + n - 1, D]`` of the target over prompt and
+        image; ``mask`` bool ``[B, prefix - 1]``; ``condition``: the target's; ``own`` bool
+        ``[B, prefix + n - 2]``: positions that are fed the drafter's prediction. Drafter position p
+        predicts the feature at p + 1. Coupled: the second half of the rows are those of the first
+        without a prompt, and guidance joins the two.
+        """
+        config = self.config
+        prefix = states.shape[1] - codes.shape[1] + 1
+        fed = (states + noise)[:, :-1]
+        if own is not None:
+            with torch.no_grad():
+                said = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
+            said = torch.cat((fed[:, :1], said[:, :-1].to(fed.dtype)), dim=1)
+            fed = torch.where(own.unsqueeze(-1), said, fed)
+        out = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
+        # Positions from the first image token on; the prompt's are never drafted from.
+        guess, truth = out[:, prefix - 1 :], states[:, prefix:]
+        loss = config.feature_weight * F.smooth_l1_loss(guess.float(), truth.float())
+        if self.positions is not None:
+            guess, truth = (x.index_select(1, self.positions) for x in (guess, truth))
+        logits = F.linear(guess, self.head).float()
+        goal = F.linear(truth, self.head).float()
+        if config.coupled:
+            scale = logits.new_full((len(logits) // 2, 1), config.cfg_scale)
+            logits, goal = guide(logits, scale), guide(goal, scale)
+        p = goal.softmax(-1)
+        soft = -(p * logits.log_softmax(-1)).sum(-1).mean()
+        loss = loss + config.token_weight * soft
+        refused = loss.new_zeros(())
+        if self.near is not None:
+            accepted = relaxed_mass(nucleus(p, config.top_p), self.near, config.lantern_lambda)
+            drawn = nucleus(logits.softmax(-1), config.top_p)
+            refused = 1.0 - torch.minimum(drawn, accepted).sum(-1).mean()
+            loss = loss + config.lantern_weight * refused
+        best = goal.argmax(-1, keepdim=True)
+        top = logits.detach().topk(3, dim=-1).indices == best
+        figures = (top[..., 0].float().mean(), top.any(-1).float().mean(), refused.detach().float())
+        return loss, torch.stack(figures)

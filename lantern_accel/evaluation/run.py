@@ -119,6 +119,7 @@ class Evaluator:
             for name, why in found.skipped.items():
                 self.say.log(f"skipped {name}: {why}")
             return ImageSet(found.pixels[:count], found.prompts[:count], found.skipped)
+        from lantern_accel.training.captions import plain_caption
         from lantern_accel.training.data import load_data
         from lantern_accel.training.render import SIZE
 
@@ -138,7 +139,10 @@ class Evaluator:
         draw = np.random.default_rng(self.settings.seed)
         size = min(count, len(rows))
         picked = draw.choice(rows, size, replace=False, p=weights / weights.sum()).tolist()
-        return ImageSet(data.images[picked], [data.records[i].concept for i in picked])
+        style = manifest.defaults.style
+        return ImageSet(
+            data.images[picked], [plain_caption(data.records[i], style) for i in picked]
+        )
 
     def _codes(self, split: str) -> tuple[ImageSet, Tensor]:
         images = self._images(split)

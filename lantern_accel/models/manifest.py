@@ -33,6 +33,10 @@ class ModelDefaults(BaseModel):
     dynamic_tree: DynamicTree = EAGLE2_TREE
     lantern: Lantern = Lantern()
     lantern_pp: LanternPP = LanternPP()
+    style: str | None = Field(
+        None,
+        description="what a prompt without a style word asks for, where training settled on one",
+    )
 
     def within(self, vocab: int) -> ModelDefaults:
         """Return these defaults with every k brought below a codebook of ``vocab`` codes."""

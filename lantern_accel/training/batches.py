@@ -15,7 +15,7 @@ from torch import Tensor
 from lantern_accel.errors import DataError
 from lantern_accel.models.text import PAD_ID, TextEncoderConfig, place
 from lantern_accel.models.words import normalise
-from lantern_accel.training.captions import caption
+from lantern_accel.training.captions import caption, plain_caption
 from lantern_accel.training.data import Record
 from lantern_accel.training.scenes import Scene, scene_caption
 
@@ -31,8 +31,9 @@ class SceneTokens:
 class Batches:
     """Draws batches of one split; ``scene_share`` of the examples are scenes.
 
-    ``tokens`` int16 ``[n, views, grid * grid]``. ``group_weights`` and ``concept_weights`` are factors
-    on the records' own weights.
+    ``tokens`` int16 ``[n, views, grid * grid]``. ``group_weights``, ``concept_weights`` and
+    ``style_weights`` are factors on the records' own weights. ``default_style``: the one that a
+    caption without a style word means.
     """
 
     def __init__(
@@ -45,15 +46,24 @@ class Batches:
         group_weights: Mapping[str, float] | None = None,
         concept_weights: Mapping[str, float] | None = None,
         *,
+        style_weights: Mapping[str, float] | None = None,
+        default_style: str | None = None,
         scenes: SceneTokens | None = None,
         scene_share: float = 0.0,
     ) -> None:
-        factor, further = group_weights or {}, concept_weights or {}
+        factor, further, styles = group_weights or {}, concept_weights or {}, style_weights or {}
+        self.default_style = default_style
         chosen = [r for r in records if r.split == split]
         self.records = {r.index: r for r in records}
         self.rows = [r.index for r in chosen]
         weights = np.array(
-            [r.weight * factor.get(r.group, 1.0) * further.get(r.concept, 1.0) for r in chosen]
+            [
+                r.weight
+                * factor.get(r.group, 1.0)
+                * further.get(r.concept, 1.0)
+                * styles.get(r.style, 1.0)
+                for r in chosen
+            ]
         )
         if not chosen or weights.sum() <= 0:
             raise DataError(f"the data has no image in the split {split!r} with a weight above 0")
@@ -80,11 +90,13 @@ class Batches:
                 assert self.scenes is not None
                 row = rng.choice(self.scene_rows)
                 codes[i] = self.scenes.codes[row]
-                texts.append(scene_caption(self.scenes.scenes[row], self.records, rng))
+                scene = self.scenes.scenes[row]
+                texts.append(scene_caption(scene, self.records, rng, self.default_style))
                 continue
             pick = rng.choices(self.rows, cum_weights=self._cumulative)[0]
             view = 0 if plain else rng.randrange(self.tokens.shape[1])
             codes[i] = self.tokens[pick, view]
             record = self.records[pick]
-            texts.append(record.concept if plain else caption(record, rng))
+            style = self.default_style
+            texts.append(plain_caption(record, style) if plain else caption(record, rng, style))
         return (*self.encode(texts), torch.from_numpy(codes))

@@ -63,24 +63,38 @@ def spoken_name(record: Captioned, rng: random.Random) -> str:
     return record.concept
 
 
-def caption(record: Captioned, rng: random.Random) -> str:
+def plain_caption(record: Captioned, default_style: str | None = None) -> str:
+    """Return the shortest caption that means ``record``: its concept, and any other style than usual."""
+    if default_style in (None, record.style):
+        return record.concept
+    return f"{record.concept} {record.style} style"
+
+
+def caption(record: Captioned, rng: random.Random, default_style: str | None = None) -> str:
     """Draw one normalised training caption of ``record``.
 
     About half are the bare concept; the rest add the style, one or two tags, or a frame such as
-    "a picture of a ...". Animal faces are also called by the animal's name alone.
+    "a picture of a ...". Animal faces are also called by the animal's name alone. With a
+    ``default_style``, pictures of every other style say theirs.
     """
     name = spoken_name(record, rng)
     kind = rng.random()
     if kind < 0.50:
         text = name
     elif kind < 0.72:
-        text = rng.choice(("{n} {s} style", "{s} {n}", "{n} {s}")).format(n=name, s=record.style)
+        text = _styled(name, record, rng)
     elif kind < 0.84 and record.tags:
         count = min(len(record.tags), rng.choice((1, 1, 2)))
         text = " ".join([name, *rng.sample(list(record.tags), count)])
     else:
         text = rng.choice(FRAMES).format(name)
+    if default_style not in (None, record.style) and record.style not in text:
+        text = _styled(text, record, rng)
     return normalise(text)
+
+
+def _styled(text: str, record: Captioned, rng: random.Random) -> str:
+    return rng.choice(("{n} {s} style", "{s} {n}", "{n} {s}")).format(n=text, s=record.style)
 
 
 def word_corpus(records: Iterable[Captioned], phrases: Iterable[str] = ()) -> list[str]:

@@ -263,8 +263,16 @@ SCENE_WORDS = (
 """What scene captions say beside names; the text tokenizer learns them whole."""
 
 
-def scene_caption(scene: Scene, records: Mapping[int, Record], rng: random.Random) -> str:
-    """Draw one normalised caption of a scene; its background is nearly always named."""
+def scene_caption(
+    scene: Scene,
+    records: Mapping[int, Record],
+    rng: random.Random,
+    default_style: str | None = None,
+) -> str:
+    """Draw one normalised caption of a scene; its background is nearly always named.
+
+    With a ``default_style``, scenes of every other style say theirs.
+    """
     names = []
     for part in scene.parts:
         name = spoken_name(records[part.record], rng)
@@ -275,6 +283,7 @@ def scene_caption(scene: Scene, records: Mapping[int, Record], rng: random.Rando
     elif scene.relation == "alone" or rng.random() < 0.85:
         form = rng.choice((" on {}", " on {}", " on a {} background", " {} background"))
         text += form.format(scene.background)
-    if rng.random() < 0.15:
-        text += f" {records[scene.parts[0].record].style} style"
+    style = records[scene.parts[0].record].style
+    if rng.random() < 0.15 or default_style not in (None, style):
+        text += f" {style} style"
     return normalise(text)

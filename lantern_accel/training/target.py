@@ -19,6 +19,7 @@ from lantern_accel.models.llamagen import CaptionEmbedder, LlamaGenConfig, Llama
 from lantern_accel.models.text import TextEncoder, TextEncoderConfig
 from lantern_accel.models.transformer import PrefixRotary
 from lantern_accel.training.batches import Batches
+from lantern_accel.training.captions import STYLES
 from lantern_accel.training.common import TrainConfig, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.grow import widen
@@ -73,7 +74,21 @@ class TargetConfig(TrainConfig):
     concept_weights: dict[str, float] = Field(
         default={}, description="further factors by concept name, such as {'red heart': 5}"
     )
+    default_style: str | None = Field(
+        None,
+        description="style that a caption without a style word means; pictures of the others say theirs",
+    )
+    style_weights: dict[str, float] = Field(
+        default={}, description="further factors by style, such as {'twemoji': 8}"
+    )
     compile: bool = Field(True, description="torch.compile the loss; about twice as fast on CPU")
+
+    @model_validator(mode="after")
+    def _styles_exist(self) -> TargetConfig:
+        named = {*self.style_weights, *([self.default_style] if self.default_style else [])}
+        if unknown := sorted(named - set(STYLES)):
+            raise ValueError(f"no style is named {unknown[0]!r}; there are {', '.join(STYLES)}")
+        return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> TargetConfig:

@@ -186,11 +186,24 @@ def target_batches(
     train = Batches(
         data.records, tokens, tokenizer, text, "train", config.group_weights, concepts,
         scenes=scenes, scene_share=config.scene_share,
+        style_weights=config.style_weights, default_style=config.default_style,
     )  # fmt: skip
-    judged = {"heldout_nll": Batches(data.records, tokens, tokenizer, text, "heldout")}
+    style = config.default_style
+    judged = {
+        "heldout_nll": Batches(
+            data.records, tokens, tokenizer, text, "heldout", default_style=style
+        )
+    }
     if scenes is not None and any(scene.split == "heldout" for scene in scenes.scenes):
         judged["heldout_scenes_nll"] = Batches(
-            data.records, tokens, tokenizer, text, "heldout", scenes=scenes, scene_share=1.0
+            data.records,
+            tokens,
+            tokenizer,
+            text,
+            "heldout",
+            scenes=scenes,
+            scene_share=1.0,
+            default_style=style,
         )
     return train, judged
 
@@ -230,6 +243,13 @@ def _json(kind: Any, path: Path) -> Any:
     return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
 
 
+def _mixture(work: Path) -> TargetConfig:
+    """Return what the target in ``work`` was trained on."""
+    path = _need(work / "target" / "report.json", "target")
+    report = json.loads(path.read_text(encoding="utf-8"))
+    return TargetConfig.model_validate(report["config"])
+
+
 def run_drafter(
     config: DrafterTrainConfig,
     work: Path,
@@ -241,9 +261,7 @@ def run_drafter(
     """Train the drafter on the final target, in ``work/drafter``."""
     target = read_target(_need(work / "target", "target"))
     # The mixture that the target was trained on: the drafter sees the same.
-    trained = json.loads((work / "target" / "report.json").read_text(encoding="utf-8"))["config"]
-    mixture = TargetConfig.model_validate(trained)
-    train, judged = target_batches(work, mixture, target.text.config, device, progress)
+    train, judged = target_batches(work, _mixture(work), target.text.config, device, progress)
     source = TextTargetFeatures(
         target, train, judged["heldout_nll"], device,
         text_dropout=config.text_dropout, compile=config.compile,
@@ -283,7 +301,7 @@ def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: st
         text=_json(TextEncoderConfig, parts["text"] / "text.json"),
         drafter=_json(DrafterConfig, parts["drafter"] / "drafter.json"),
         vq=_json(VQConfig, parts["vq"] / "vq.json"),
-        defaults=defaults,
+        defaults=defaults.model_copy(update={"style": _mixture(work).default_style}),
     )
     to.mkdir(parents=True, exist_ok=True)
     for part, folder in parts.items():

@@ -204,6 +204,14 @@ def test_toml_is_read_and_options_win(work):
     assert (config.steps, config.lr, config.seed) == (9, 0.002, 0)
 
 
+def test_an_unknown_style_is_refused_by_name():
+    from lantern_accel.errors import DataError
+    from lantern_accel.training import workspace
+
+    with pytest.raises(DataError, match="no style is named 'notto'; there are noto, twemoji"):
+        workspace.read_config(workspace.TargetConfig, None, style_weights={"notto": 2.0})
+
+
 def test_a_model_gets_a_drafter_from_its_own_images(command, undrafted_model, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("red heart\n\ndog face\n")

@@ -14,6 +14,7 @@ from lantern_accel.training.captions import (
     STYLES,
     Captioned,
     caption,
+    plain_caption,
     save_text_tokenizer,
     train_text_tokenizer,
     word_corpus,
@@ -37,6 +38,17 @@ def test_captions_are_normalised_and_mostly_the_name() -> None:
 def test_captions_repeat_under_the_same_seed() -> None:
     first = [caption(record("pear"), random.Random(5)) for _ in range(3)]
     assert first == [caption(record("pear"), random.Random(5)) for _ in range(3)]
+
+
+def test_other_styles_than_the_default_say_theirs() -> None:
+    rng = random.Random(0)
+    other = [caption(record("pear"), rng, "twemoji") for _ in range(200)]
+    assert all("noto v1" in text and text.count("noto") == 1 for text in other)
+    assert "a picture of a pear noto v1 style" in other
+    usual = [caption(record("pear"), rng, "noto v1") for _ in range(200)]
+    assert usual.count("pear") > 60
+    assert plain_caption(record("pear"), "twemoji") == "pear noto v1 style"
+    assert plain_caption(record("pear"), "noto v1") == plain_caption(record("pear")) == "pear"
 
 
 def test_animal_faces_are_also_called_by_the_animal() -> None:

@@ -10,6 +10,7 @@ import pytest
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation import prompts
 from lantern_accel.training import catalogue, scenes
+from lantern_accel.training.captions import STYLES
 from lantern_accel.training.data import EmojiDataset, Record
 from lantern_accel.training.scenes import Part, Scene
 
@@ -127,6 +128,18 @@ def test_captions_say_relation_background_and_colour() -> None:
     said = {scenes.scene_caption(above, records, rng) for _ in range(200)}
     assert {"star above house", "house below star"} <= said
     assert not any("house above" in text or "star below" in text for text in said)
+
+
+def test_scenes_of_other_styles_than_the_default_say_theirs() -> None:
+    data = things()
+    records = {r.index: r for r in data.records}
+    rng, style = random.Random(0), data.records[0].style
+    alone = scene(Part(0, 32, 32, 28), relation="alone")
+    other = next(name for name in STYLES if name != style)
+    said = [scenes.scene_caption(alone, records, rng, other) for _ in range(50)]
+    assert all(f"{style} style" in text for text in said)
+    said = [scenes.scene_caption(alone, records, rng, style) for _ in range(50)]
+    assert not all(f"{style} style" in text for text in said)
 
 
 def test_data_without_coverage_or_pictures_is_refused() -> None:

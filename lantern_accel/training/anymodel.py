@@ -159,6 +159,33 @@ def own_images(
     return torch.stack(done)
 
 
+def _drawn_together(
+    pipeline: Pipeline,
+    prompts: Sequence[Prompt],
+    seed: int,
+    progress: Progress,
+    out: Path,
+    device: TrainDevice,
+    size: Size | None,
+) -> Tensor:
+    """Let every process draw its share of the images; all of them return all."""
+    world = device.world
+    if len(prompts) < world:
+        raise DataError(f"{len(prompts)} images are too few for {world} processes; ask for more")
+
+    def share(rank: int, say: Progress) -> Tensor:
+        path = out / (CODES if world == 1 else f"{rank}-of-{world}-{CODES}")
+        first = seed + rank * len(prompts)
+        return own_images(pipeline, prompts[rank::world], first, say, path, size=size)
+
+    mine = share(device.rank, progress if device.main else NullProgress())
+    device.wait()
+    codes = torch.empty(len(prompts), mine.shape[1], dtype=mine.dtype)
+    for rank in range(world):
+        codes[rank::world] = share(rank, NullProgress())
+    return codes
+
+
 def run_model_drafter(
     pipeline: Pipeline,
     config: DrafterTrainConfig,
@@ -210,7 +237,7 @@ def run_model_drafter(
                 "file with a prompt a line (--prompts) that the target then draws"
             )
         encoded = Encoded(pipeline, named, size)
-        codes = own_images(pipeline, named, config.seed, say, out / CODES, size=size)
+        codes = _drawn_together(pipeline, named, config.seed, say, out, device, size)
     source = ModelFeatures(
         pipeline, named, codes, device, text_dropout=config.text_dropout, encoded=encoded
     )

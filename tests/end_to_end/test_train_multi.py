@@ -8,9 +8,38 @@ import subprocess
 import sys
 
 import pytest
-from end_to_end.test_train import work
+import torch
+from end_to_end.test_train import TINY, work
+
+from lantern_accel.files import write_json
 
 __all__ = ["work"]
+
+
+def launched(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+         "-m", "lantern_accel.cli", *map(str, words)],
+        capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_two_processes_share_the_drawing_of_a_drafters_images(undrafted_model, tmp_path):
+    pytest.importorskip("accelerate")
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("red heart\ndog face\n")
+    write_json(tmp_path / "drafter.json", {**TINY["drafter"], "batch_size": 2})
+    done = launched(
+        "train", "drafter", "--model", undrafted_model, "--config", tmp_path / "drafter.json",
+        "--prompts", prompts, "--samples", 5, "--work", tmp_path / "work", "--device", "cpu",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    files = [tmp_path / f"work/drafter/{rank}-of-2-codes.pt" for rank in range(2)]
+    shares = [torch.load(path, weights_only=True)["codes"] for path in files]
+    assert [len(share) for share in shares] == [3, 2]
+    assert not torch.equal(shares[0][0], shares[1][0])
+    assert (tmp_path / "work/drafter/drafter.safetensors").is_file()
 
 
 def test_two_processes_train_one_target(command, work):
@@ -22,12 +51,7 @@ def test_two_processes_train_one_target(command, work):
         == 0
     )
     words = ["train", "target", "--work", work, "--config", work / "target.json", "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
-         "-m", "lantern_accel.cli", *map(str, words)],
-        capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = launched(*words)
     assert done.returncode == 0, done.stderr
     # One report, from the first process; each process had its own examples.
     assert json.loads(done.stdout[: done.stdout.rindex("}") + 1])["images_seen"] == 2 * 4 * 4

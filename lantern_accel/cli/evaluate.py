@@ -34,6 +34,11 @@ def evaluate(
         ["vanilla", "eagle", "eagle2", "lantern", "lantern++"],
         help="For --grid: its columns; repeat for several.",
     ),
+    vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
+    drafter: str = typer.Option(
+        None, help="A drafter that lies elsewhere; none: evaluate without."
+    ),
+    text_encoder: Path = typer.Option(None, help="A text encoder that lies elsewhere."),
     seed: int = typer.Option(0, min=0, help="Fixes all random numbers."),
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
@@ -56,7 +61,15 @@ def evaluate(
     for name in part:
         if name not in PARTS:
             raise RequestError(f"no part is named {name!r}{did_you_mean(name, PARTS)}")
-    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+    with lantern_accel.load(
+        model,
+        device=device,
+        dtype=dtype,
+        options=options,
+        vq=vq,
+        drafter=drafter,
+        text_encoder=text_encoder,
+    ) as pipeline:
         if grid is not None:
             from lantern_accel.evaluation.grid import draw_grid
             from lantern_accel.evaluation.prompts import FORTY

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lantern_accel.evaluation.features import FeatureNet, in_parts, to_pixels
 from lantern_accel.evaluation.schema import Interchange
+from lantern_accel.evaluation.scoring import tokens_of
 from lantern_accel.pipeline import Pipeline
 
 
@@ -31,9 +32,9 @@ def interchange(
 
     ``images`` uint8 ``[n, H, W, 3]``, ``codes`` int64 ``[n, tokens]``, both on the host.
     """
-    vocab = pipeline.model.target.config.vocab_size
+    vocab = len(pipeline.model.family.codebook(pipeline.model)[0])
     generator = torch.Generator().manual_seed(seed)
-    whole = pipeline.pixels(codes)
+    whole = pipeline.pixels(tokens_of(pipeline, codes))
     rows = []
     for k in [0, *(k for k in ks if k < vocab), None]:
         if k is None:
@@ -46,7 +47,7 @@ def interchange(
             table = pipeline.neighbours(k).cpu().long()
             pick = torch.randint(k, codes.shape, generator=generator)
             other = table[codes].gather(-1, pick.unsqueeze(-1)).squeeze(-1)
-        seen = pipeline.pixels(other)
+        seen = pipeline.pixels(tokens_of(pipeline, other))
         distance = None
         if net is not None:
             gap = in_parts(net.distance, to_pixels(seen), to_pixels(whole))

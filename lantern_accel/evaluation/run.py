@@ -111,11 +111,12 @@ class Evaluator:
         return self._sets[split]
 
     def _read(self, split: str) -> ImageSet:
-        manifest, count = self.pipeline.model.manifest, self.settings.images
+        model, count = self.pipeline.model, self.settings.images
+        manifest, picture = model.manifest, model.family.picture(model.manifest)
         if self.folder is not None:
             if split != "heldout":
                 raise _Unmeasured("a folder of images has no training part")
-            found = read_images(self.folder, manifest.image_size)
+            found = read_images(self.folder, *picture)
             for name, why in found.skipped.items():
                 self.say.log(f"skipped {name}: {why}")
             return ImageSet(found.pixels[:count], found.prompts[:count], found.skipped)
@@ -123,7 +124,7 @@ class Evaluator:
         from lantern_accel.training.data import load_data
         from lantern_accel.training.render import SIZE
 
-        if manifest.text is None or manifest.image_size != SIZE:
+        if getattr(manifest, "text", None) is None or picture != (SIZE, SIZE):
             raise _Unmeasured(
                 "there are no images of this model's kind; name a folder of captioned ones by --images"
             )
@@ -150,7 +151,7 @@ class Evaluator:
 
     def _prompts(self, count: int) -> list[str | int]:
         target = self.pipeline.model.manifest.target
-        if target.conditioning == "class":
+        if getattr(target, "conditioning", "text") == "class":
             return [i * 37 % target.num_classes for i in range(count)]
         if self.folder is not None:
             own = self._images("heldout").prompts

@@ -10,6 +10,12 @@ from torch.nn import functional as F
 
 from lantern_accel.evaluation.schema import Ambiguity, Likelihood
 from lantern_accel.pipeline import Pipeline
+from lantern_accel.strategy import Sampling
+
+#: For which rows with and without the prompt are made, as its guidance takes them.
+GUIDED = Sampling(cfg_scale=2.0)
+#: Logits of one pass over a batch; bounds its memory at many tokens.
+LOGITS_AT_ONCE = 1 << 26
 
 
 def encode_images(pipeline: Pipeline, pixels: Tensor, batch: int = 16) -> Tensor:
@@ -20,44 +26,56 @@ def encode_images(pipeline: Pipeline, pixels: Tensor, batch: int = 16) -> Tensor
     return torch.cat(parts).long()
 
 
-def conditions(pipeline: Pipeline, prompts: Sequence[str | int]) -> tuple[Tensor, Tensor]:
-    """Return a condition a prompt, and its prefix mask, bool ``[n, prefix]``."""
-    made = pipeline.conditions(prompts)
-    return made.condition, made.mask
-
-
-def unconditional(pipeline: Pipeline, condition: Tensor, mask: Tensor) -> Tensor:
-    """Return the condition of the CFG branch; as in LlamaGen it keeps the caption's padding mask."""
-    free: Tensor = pipeline.model.target.unconditional(len(condition)).to(condition.dtype)
-    return free * mask.unsqueeze(-1).to(free.dtype) if condition.dim() == 3 else free
+def tokens_of(pipeline: Pipeline, codes: Tensor) -> Tensor:
+    """Return the tokens ``[n, tokens]`` that pictures of codes ``[n, rows * columns]`` have."""
+    model = pipeline.model
+    down = model.vq.config.downsample
+    width, height = model.family.picture(model.manifest)
+    return model.family.tokens(model, codes.view(-1, height // down, width // down))
 
 
 def _logits(
-    pipeline: Pipeline, prompts: Sequence[str | int], codes: Tensor, batch: int
+    pipeline: Pipeline, prompts: Sequence[str | int], codes: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield float32 logits with and without the prompt, ``[b, n, V]``, and the codes ``[b, n]``."""
-    target, device = pipeline.model.target, pipeline.backend.device
-    prefix = target.config.prefix_length
+    """Yield float32 logits with and without the prompt, ``[b, n, V]``, and the tokens ``[b, n]``.
+
+    Codes that a place may not have get none of the mass; places with one possible code are left out.
+    """
+    model, device = pipeline.model, pipeline.backend.device
+    tokens = tokens_of(pipeline, codes)
+    size = tokens.shape[1] * model.target.config.vocab_size
+    batch = min(8, max(1, LOGITS_AT_ONCE // size))
     for start in range(0, len(prompts), batch):
-        here = codes[start : start + batch].to(device)
-        condition, mask = conditions(pipeline, prompts[start : start + batch])
-        rows = torch.cat((condition, unconditional(pipeline, condition, mask)))
+        here = tokens[start : start + batch].to(device)
+        made = pipeline.conditions(prompts[start : start + batch])
+        rows = model.family.rows(model, made, GUIDED)
+        target = model.family.fitted(model, made.shape)[0]
+        mask = rows.mask if target.own_prompts else torch.cat((rows.mask, rows.mask))
         # Masks matter only where captions are padded; class prefixes are one position.
-        both = torch.cat((mask, mask)) if condition.dim() == 3 else None
-        states = target.forward_dense(rows, torch.cat((here, here))[:, :-1], both)
-        cond, uncond = target.head(states[:, prefix - 1 :]).chunk(2)
+        both = mask if mask.shape[1] > 1 else None
+        states = target.forward_dense(rows.condition, torch.cat((here, here))[:, :-1], both)
+        logits = target.head(states[:, states.shape[1] - here.shape[1] :])
+        allowed = target.allowed()
+        if allowed is not None:
+            kind = allowed.kind.long()
+            free = ((allowed.penalty == 0).sum(1) > 1)[kind].nonzero().flatten()
+            # Finite, so that guidance can take differences.
+            logits = logits[:, free] + allowed.penalty[kind[free]].clamp(min=-1e9)
+            here = here[:, free]
+        cond, uncond = logits.chunk(2)
         yield cond, uncond, here
 
 
 @torch.inference_mode()
 def likelihood(
-    pipeline: Pipeline, prompts: Sequence[str | int], codes: Tensor, images: str, batch: int = 8
+    pipeline: Pipeline, prompts: Sequence[str | int], codes: Tensor, images: str
 ) -> Likelihood:
     """Return the mean negative log-likelihood of images' codes given their prompts."""
-    total = 0.0
-    for cond, _, here in _logits(pipeline, prompts, codes, batch):
+    total, count = 0.0, 0
+    for cond, _, here in _logits(pipeline, prompts, codes):
+        count += here.numel()
         total += float(F.cross_entropy(cond.flatten(0, 1), here.flatten(), reduction="sum"))
-    nll = total / codes.numel()
+    nll = total / count
     return Likelihood(
         images=images, count=len(codes), nll=nll, perplexity=float(torch.tensor(nll).exp())
     )
@@ -72,13 +90,12 @@ def ambiguity(
     positions: int,
     of: str,
     source: str,
-    batch: int = 8,
 ) -> list[Ambiguity]:
     """Return a row a guidance scale over about ``positions`` evenly spaced token positions."""
     stride = max(1, codes.numel() // positions)
     found: dict[float, list[Tensor]] = {scale: [] for scale in scales}
     seen = 0
-    for cond, uncond, _ in _logits(pipeline, prompts, codes, batch):
+    for cond, uncond, _ in _logits(pipeline, prompts, codes):
         picked = torch.arange((-seen) % stride, cond.shape[0] * cond.shape[1], stride)
         seen += cond.shape[0] * cond.shape[1]
         c, u = (t.flatten(0, 1)[picked.to(t.device)] for t in (cond, uncond))

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import DataError
-from lantern_accel.evaluation.scoring import encode_images
+from lantern_accel.evaluation.scoring import GUIDED, encode_images
 from lantern_accel.files import write_whole
 from lantern_accel.models.families import Conditions, Family, Size
 from lantern_accel.pipeline import Pipeline
-from lantern_accel.strategy import Sampling
 from lantern_accel.training.augment import to_float
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import train_drafter
@@ -33,8 +32,6 @@ HELD_OUT_SHARE = 0.05
 CODES = "codes.pt"
 #: Memory for encoded prompts; what goes beyond is encoded when it is drawn.
 KEPT_BYTES = 1 << 30
-#: For which rows with and without the prompt are made, as its guidance takes them.
-GUIDED = Sampling(cfg_scale=2.0)
 
 Prompt = str | int
 

@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from end_to_end.conftest import write_tiny_model
+from support.chameleon import write_anole, write_lumina
 
+import lantern_accel
 from lantern_accel.evaluation.distance import nearest_images
 from lantern_accel.evaluation.features import FeatureNet, to_pixels
-from lantern_accel.evaluation.interchange import psnr
+from lantern_accel.evaluation.interchange import interchange, psnr
+from lantern_accel.evaluation.scoring import _logits, likelihood
 from lantern_accel.evaluation.text import NGram, text_ambiguity
+
+
+@pytest.mark.parametrize("kind", ["text", "class", "anole"])
+def test_scoring_predicts_what_greedy_decoding_drew(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    if kind == "anole":
+        write_anole(folder, layout="hf")
+    else:
+        write_tiny_model(folder, conditioning=kind)
+    prompts: list[str | int] = (
+        [1, 2] if kind == "class" else ["red heart", "dog face" * (1 if kind == "text" else 8)]
+    )
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        plain = {"strategy": "vanilla", "temperature": 0.0, "cfg_scale": 1.0}
+        guided = {**plain, "cfg_scale": 3.0}
+        for scale, words in ((1.0, plain), (3.0, guided)):
+            codes = pipe.generate(prompts, **words).tokens  # type: ignore[arg-type]
+            with torch.inference_mode():
+                ((cond, uncond, tokens),) = _logits(pipe, prompts, codes)
+            assert torch.equal(tokens, codes)
+            assert torch.equal((uncond + scale * (cond - uncond)).argmax(-1), codes)
+
+
+def test_forced_ends_of_rows_are_not_scored(tmp_path: Path) -> None:
+    with lantern_accel.load(
+        write_lumina(tmp_path / "Lumina-mGPT-7B-512"), device="cpu", dtype="float32"
+    ) as pipe:
+        width, height = pipe.model.family.picture(pipe.model.manifest)
+        down = pipe.model.vq.config.downsample
+        codes = torch.zeros(1, width * height // down**2, dtype=torch.int64)
+        with torch.inference_mode():
+            ((cond, uncond, tokens),) = _logits(pipe, ["a red fox"], codes)
+        assert tokens.shape == codes.shape
+        assert cond.isfinite().all() and uncond.isfinite().all()
+        found = likelihood(pipe, ["a red fox"], codes, "zeros")
+        wanted = torch.nn.functional.cross_entropy(cond[0], codes[0]).item()
+        assert found.nll == pytest.approx(wanted, rel=1e-5)
+        row = interchange(pipe, torch.zeros(1, height, width, 3).byte(), codes, [3], 0, None)[-1]
+        assert row.replaced_by == "any code"
 
 
 def test_an_n_gram_model_is_a_distribution_that_knows_what_follows() -> None:

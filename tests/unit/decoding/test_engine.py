@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from support.chi_square import misfit
-from support.tiny import captions, neighbours, tiny_models
+from support.engines import (
+    GREEDY,
+    NAMED,
+    SAMPLED,
+    TREES,
+    WIDE,
+    Models,
+    engine_of,
+    finish,
+    start,
+)
+from support.tiny import captions, tiny_models
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.decoding.engine import Decoded, Engine
-from lantern_accel.decoding.trees import MC_SIM_7B_63, SMALL_12
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.trees import SMALL_12
 from lantern_accel.errors import RequestError, StrategyError
-from lantern_accel.models.drafter import EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenGPT
 from lantern_accel.ops import HostCopy, TensorOps
 from lantern_accel.strategy import (
     ChainTree,
@@ -29,70 +34,10 @@ from lantern_accel.strategy import (
     Tree,
 )
 
-GREEDY = Sampling(temperature=0, cfg_scale=3.0)
-SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, cfg_scale=2.0)
-WIDE = StaticTree(paths=tuple((i,) for i in range(8)))
-LOPSIDED = StaticTree(paths=((0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (0, 0)))
-TREES: dict[str, Tree] = {
-    "chain1": ChainTree(length=1),
-    "chain4": ChainTree(length=4),
-    "chain long": ChainTree(length=30),
-    "wide": WIDE,
-    "lopsided": LOPSIDED,
-    "small_12": SMALL_12,
-    "mc_sim": MC_SIM_7B_63,
-    "dynamic": DynamicTree(top_k=4, depth=3, total=20),
-    "dynamic flat": DynamicTree(top_k=8, depth=0, total=7),
-    "dynamic deep": DynamicTree(top_k=2, depth=9, total=30),
-    "dynamic narrow": DynamicTree(top_k=1, depth=5, total=7),
-}
-#: The five strategies by name, on trees of this file's size.
-NAMED: dict[str, Strategy] = {
-    "vanilla": Strategy(name="vanilla"),
-    "eagle": Strategy(name="eagle", tree=SMALL_12),
-    "eagle2": Strategy(name="eagle2", tree=TREES["dynamic"]),
-    "lantern": Strategy(name="lantern", tree=TREES["dynamic"], acceptance=Lantern(k=8, delta=0.3)),
-    "lantern++": Strategy(name="lantern++", tree=SMALL_12, acceptance=LanternPP(k=8, lam=4)),
-}
-
-Models = tuple[LlamaGenGPT, EagleDrafter]
-
 
 @pytest.fixture(scope="module")
 def models() -> Models:
     return tiny_models(0)
-
-
-def engine_of(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 1) -> Engine:
-    return Engine(
-        *models,
-        TensorOps(),
-        strategy,
-        sampling,
-        batch=batch,
-        neighbours=neighbours(models[0].config.vocab_size, 10),
-    )
-
-
-def start(engine: Engine, which: list[int] | None = None, seed: int = 0) -> None:
-    """Prefill captions ``which`` of eight, each with its own stream of randomness."""
-    target, batch = engine.verifying.target, engine.geometry.batch
-    which = which if which is not None else list(range(batch))
-    features, mask = captions(target, 8)
-    condition = features[which]
-    if engine.sampling.guided:
-        condition = torch.cat((condition, target.unconditional(batch)))
-    with torch.inference_mode():
-        engine.start(condition, mask[which], engine.uniforms(seed, which))
-
-
-def finish(engine: Engine, which: list[int] | None = None, seed: int = 0) -> Decoded:
-    start(engine, which, seed)
-    with torch.inference_mode():
-        return engine.run()
-
-
-# --- the same output, sooner -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -331,124 +276,6 @@ def test_a_static_tree_with_more_siblings_than_codes_says_why() -> None:
 
 
 # --- static ------------------------------------------------------------------------------------------
-
-
-def buffers(engine: Engine) -> dict[str, Tensor]:
-    found = dict(vars(engine.state))
-    found["target cache"] = engine.verifying.cache.data
-    if engine.drafting is not None:
-        found["drafter cache"] = engine.drafting.cache.data
-    return found
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_buffers_keep_their_address(models: Models, name: str) -> None:
-    engine = engine_of(models, NAMED[name], SAMPLED, batch=2)
-    before = {k: v.data_ptr() for k, v in buffers(engine).items()}
-    first = finish(engine, seed=1)
-    finish(engine, [3, 4], seed=2)
-    assert {k: v.data_ptr() for k, v in buffers(engine).items()} == before
-    # Nothing of the call between is left.
-    assert torch.equal(finish(engine, seed=1).tokens, first.tokens)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", NAMED)
-def test_steps_after_the_end_change_nothing(models: Models, name: str, sampling: Sampling) -> None:
-    engine = engine_of(models, NAMED[name], sampling, batch=3)
-    finish(engine)
-    skip = {"step", "last_path", "last_length", "tokens"}
-    before = {k: v.clone() for k, v in vars(engine.state).items()}
-    kept = engine.verifying.cache.data[:, :, :, : 5 + 35].clone()
-    with torch.inference_mode():
-        for _ in range(3):
-            engine.step()
-    for key, value in vars(engine.state).items():
-        if key not in skip:
-            assert torch.equal(value, before[key]), key
-    # Column 36 is where finished images write to.
-    assert torch.equal(engine.state.tokens[:, :36], before["tokens"][:, :36])
-    assert torch.equal(engine.verifying.cache.data[:, :, :, : 5 + 35], kept)
-    assert (engine.state.last_length == -1).all()
-
-
-class Recorder(TorchDispatchMode):
-    """Lists operators with the shapes they return; refuses those that the host must wait for."""
-
-    BARRED = (
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "is_nonzero",
-        "item",
-        "unique",
-        "equal",
-        "bincount",
-        "repeat_interleave",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name in self.BARRED:
-            raise AssertionError(f"{name} makes the host wait for the device")
-        masks = args[1] if name in ("index", "index_put", "index_put_") else ()
-        if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in masks):
-            raise AssertionError("an index by mask has a shape that depends on values")
-        out = func(*args, **(kwargs or {}))
-        results = out if isinstance(out, (tuple, list)) else (out,)
-        shapes = tuple(tuple(r.shape) for r in results if isinstance(r, Tensor))
-        self.seen.append((str(func), shapes))
-        return out
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", NAMED)
-def test_every_step_runs_the_same_operators_and_reads_nothing(
-    models: Models, name: str, sampling: Sampling
-) -> None:
-    engine = engine_of(models, NAMED[name], sampling, batch=2)
-    start(engine)
-    runs = []
-    for _ in range(38):
-        with Recorder() as recorder, torch.inference_mode():
-            engine.step()
-        runs.append(recorder.seen)
-    assert len(runs[0]) > 50
-    assert all(run == runs[0] for run in runs[1:])
-    assert int(engine.state.length.min()) == 35, "steps after the end are among them"
-
-
-@pytest.mark.parametrize("wait", [lambda t: t.sum().item(), lambda t: t[t > 0], torch.nonzero])
-def test_the_recorder_refuses_reads(wait: Any) -> None:
-    with pytest.raises(AssertionError), Recorder():
-        wait(torch.ones(3))
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", NAMED)
-def test_a_step_runs_on_tensors_without_values(name: str, sampling: Sampling) -> None:
-    with FakeTensorMode(), torch.no_grad():
-        engine = fake_engine(NAMED[name], sampling)
-        engine.state.length.fill_(3)
-        for _ in range(2):
-            engine.step()
-        with pytest.raises(Exception, match=r"item|data-dependent|_local_scalar_dense"):
-            int(engine.state.length.min())
-
-
-def fake_engine(strategy: Strategy, sampling: Sampling) -> Engine:
-    """Build an engine from the sizes alone; call it where tensors have no values."""
-    target = LlamaGenGPT(CONFIG[0])
-    drafter = EagleDrafter(CONFIG[1])
-    table = torch.zeros(CONFIG[0].vocab_size, 10, dtype=torch.int32)
-    return Engine(target, drafter, TensorOps(), strategy, sampling, batch=2, neighbours=table)
-
-
-CONFIG = tuple(model.config for model in tiny_models(0))
 
 
 def test_what_does_not_fit_the_engine_is_refused_before_decoding() -> None:

@@ -1,0 +1,82 @@
+"""Engines on tiny random models, and the strategies that their tests run."""
+
+from __future__ import annotations
+
+import torch
+
+from lantern_accel.decoding.engine import Decoded, Engine
+from lantern_accel.decoding.trees import MC_SIM_7B_63, SMALL_12
+from lantern_accel.models.drafter import EagleDrafter
+from lantern_accel.models.llamagen import LlamaGenGPT
+from lantern_accel.ops import TensorOps
+from lantern_accel.strategy import (
+    ChainTree,
+    DynamicTree,
+    Lantern,
+    LanternPP,
+    Sampling,
+    StaticTree,
+    Strategy,
+    Tree,
+)
+from support.tiny import captions, neighbours
+
+GREEDY = Sampling(temperature=0, cfg_scale=3.0)
+SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, cfg_scale=2.0)
+WIDE = StaticTree(paths=tuple((i,) for i in range(8)))
+LOPSIDED = StaticTree(paths=((0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (0, 0)))
+TREES: dict[str, Tree] = {
+    "chain1": ChainTree(length=1),
+    "chain4": ChainTree(length=4),
+    "chain long": ChainTree(length=30),
+    "wide": WIDE,
+    "lopsided": LOPSIDED,
+    "small_12": SMALL_12,
+    "mc_sim": MC_SIM_7B_63,
+    "dynamic": DynamicTree(top_k=4, depth=3, total=20),
+    "dynamic flat": DynamicTree(top_k=8, depth=0, total=7),
+    "dynamic deep": DynamicTree(top_k=2, depth=9, total=30),
+    "dynamic narrow": DynamicTree(top_k=1, depth=5, total=7),
+}
+#: The five strategies by name, on trees of this file's size.
+NAMED: dict[str, Strategy] = {
+    "vanilla": Strategy(name="vanilla"),
+    "eagle": Strategy(name="eagle", tree=SMALL_12),
+    "eagle2": Strategy(name="eagle2", tree=TREES["dynamic"]),
+    "lantern": Strategy(name="lantern", tree=TREES["dynamic"], acceptance=Lantern(k=8, delta=0.3)),
+    "lantern++": Strategy(name="lantern++", tree=SMALL_12, acceptance=LanternPP(k=8, lam=4)),
+}
+
+Models = tuple[LlamaGenGPT, EagleDrafter]
+
+
+def engine_of(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 1) -> Engine:
+    return Engine(
+        *models,
+        TensorOps(),
+        strategy,
+        sampling,
+        batch=batch,
+        neighbours=neighbours(models[0].config.vocab_size, 10),
+    )
+
+
+def start(engine: Engine, which: list[int] | None = None, seed: int = 0) -> None:
+    """Prefill captions ``which`` of eight, each with its own stream of randomness."""
+    target, batch = engine.verifying.target, engine.geometry.batch
+    which = which if which is not None else list(range(batch))
+    features, mask = captions(target, 8)
+    condition = features[which]
+    if engine.sampling.guided:
+        condition = torch.cat((condition, target.unconditional(batch)))
+    with torch.inference_mode():
+        engine.start(condition, mask[which], engine.uniforms(seed, which))
+
+
+def finish(engine: Engine, which: list[int] | None = None, seed: int = 0) -> Decoded:
+    start(engine, which, seed)
+    with torch.inference_mode():
+        return engine.run()
+
+
+# --- the same output, sooner -----------------------------------------------------------------------

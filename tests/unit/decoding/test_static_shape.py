@@ -1,0 +1,153 @@
+"""Proofs that a step has one shape: same buffers, same operators, no value read by the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.engines import (
+    GREEDY,
+    NAMED,
+    SAMPLED,
+    Models,
+    engine_of,
+    finish,
+    start,
+)
+from support.tiny import tiny_models
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.models.drafter import EagleDrafter
+from lantern_accel.models.llamagen import LlamaGenGPT
+from lantern_accel.ops import TensorOps
+from lantern_accel.strategy import (
+    Sampling,
+    Strategy,
+)
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return tiny_models(0)
+
+
+def buffers(engine: Engine) -> dict[str, Tensor]:
+    found = dict(vars(engine.state))
+    found["target cache"] = engine.verifying.cache.data
+    if engine.drafting is not None:
+        found["drafter cache"] = engine.drafting.cache.data
+    return found
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_buffers_keep_their_address(models: Models, name: str) -> None:
+    engine = engine_of(models, NAMED[name], SAMPLED, batch=2)
+    before = {k: v.data_ptr() for k, v in buffers(engine).items()}
+    first = finish(engine, seed=1)
+    finish(engine, [3, 4], seed=2)
+    assert {k: v.data_ptr() for k, v in buffers(engine).items()} == before
+    # Nothing of the call between is left.
+    assert torch.equal(finish(engine, seed=1).tokens, first.tokens)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMED)
+def test_steps_after_the_end_change_nothing(models: Models, name: str, sampling: Sampling) -> None:
+    engine = engine_of(models, NAMED[name], sampling, batch=3)
+    finish(engine)
+    skip = {"step", "last_path", "last_length", "tokens"}
+    before = {k: v.clone() for k, v in vars(engine.state).items()}
+    kept = engine.verifying.cache.data[:, :, :, : 5 + 35].clone()
+    with torch.inference_mode():
+        for _ in range(3):
+            engine.step()
+    for key, value in vars(engine.state).items():
+        if key not in skip:
+            assert torch.equal(value, before[key]), key
+    # Column 36 is where finished images write to.
+    assert torch.equal(engine.state.tokens[:, :36], before["tokens"][:, :36])
+    assert torch.equal(engine.verifying.cache.data[:, :, :, : 5 + 35], kept)
+    assert (engine.state.last_length == -1).all()
+
+
+class Recorder(TorchDispatchMode):
+    """Lists operators with the shapes they return; refuses those that the host must wait for."""
+
+    BARRED = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "is_nonzero",
+        "item",
+        "unique",
+        "equal",
+        "bincount",
+        "repeat_interleave",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in self.BARRED:
+            raise AssertionError(f"{name} makes the host wait for the device")
+        masks = args[1] if name in ("index", "index_put", "index_put_") else ()
+        if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in masks):
+            raise AssertionError("an index by mask has a shape that depends on values")
+        out = func(*args, **(kwargs or {}))
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        shapes = tuple(tuple(r.shape) for r in results if isinstance(r, Tensor))
+        self.seen.append((str(func), shapes))
+        return out
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMED)
+def test_every_step_runs_the_same_operators_and_reads_nothing(
+    models: Models, name: str, sampling: Sampling
+) -> None:
+    engine = engine_of(models, NAMED[name], sampling, batch=2)
+    start(engine)
+    runs = []
+    for _ in range(38):
+        with Recorder() as recorder, torch.inference_mode():
+            engine.step()
+        runs.append(recorder.seen)
+    assert len(runs[0]) > 50
+    assert all(run == runs[0] for run in runs[1:])
+    assert int(engine.state.length.min()) == 35, "steps after the end are among them"
+
+
+@pytest.mark.parametrize("wait", [lambda t: t.sum().item(), lambda t: t[t > 0], torch.nonzero])
+def test_the_recorder_refuses_reads(wait: Any) -> None:
+    with pytest.raises(AssertionError), Recorder():
+        wait(torch.ones(3))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_step_runs_on_tensors_without_values(name: str, sampling: Sampling) -> None:
+    with FakeTensorMode(), torch.no_grad():
+        engine = fake_engine(NAMED[name], sampling)
+        engine.state.length.fill_(3)
+        for _ in range(2):
+            engine.step()
+        with pytest.raises(Exception, match=r"item|data-dependent|_local_scalar_dense"):
+            int(engine.state.length.min())
+
+
+def fake_engine(strategy: Strategy, sampling: Sampling) -> Engine:
+    """Build an engine from the sizes alone; call it where tensors have no values."""
+    target = LlamaGenGPT(CONFIG[0])
+    drafter = EagleDrafter(CONFIG[1])
+    table = torch.zeros(CONFIG[0].vocab_size, 10, dtype=torch.int32)
+    return Engine(target, drafter, TensorOps(), strategy, sampling, batch=2, neighbours=table)
+
+
+CONFIG = tuple(model.config for model in tiny_models(0))

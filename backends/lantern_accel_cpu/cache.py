@@ -15,8 +15,8 @@ from lantern_accel.backend import KVCache, KVLayout
 
 def allocate(layout: KVLayout) -> KVCache:
     """Allocate a zeroed cache; ``views`` is the matrix of slots and each layer's keys and values."""
-    slots = torch.zeros(layout.nbytes // layout.dtype.itemsize // layout.head_dim, layout.head_dim)
-    slots = slots.to(layout.dtype)
+    shape = (layout.nbytes // layout.dtype.itemsize // layout.head_dim, layout.head_dim)
+    slots = torch.zeros(shape, dtype=layout.dtype)
     return KVCache(layout, slots.view(layout.shape), (slots, _halves(slots, layout)))
 
 

@@ -17,13 +17,16 @@ Space = Literal["decoder", "raw"]
 
 #: Codebooks up to this size are sorted whole: fast enough, and no value is looked at.
 SORTED = 4096
+#: Distances that are held at once, 2 MB; sorting them takes a few times as much.
+AT_ONCE = 2**18
 
 
-def neighbour_table(codebook: Tensor, k: int, chunk: int = 256) -> Tensor:
+def neighbour_table(codebook: Tensor, k: int, chunk: int | None = None) -> Tensor:
     """Return the ``k`` nearest codes of each code, nearest first, int32 ``[V, k]``.
 
     ``codebook``: ``[V, d]`` in the space in which distance is measured (Euclidean). Equal distances
-    go to the lower code. Raises :class:`StrategyError` where k is not below V.
+    go to the lower code. ``chunk`` rows are worked on at once; None: few, so that little memory is
+    taken, whatever V is. Raises :class:`StrategyError` where k is not below V.
     """
     size = codebook.shape[0]
     if not 0 < k < size:
@@ -33,17 +36,21 @@ def neighbour_table(codebook: Tensor, k: int, chunk: int = 256) -> Tensor:
         )
     book = codebook.double()
     square = book.square().sum(-1)
-    rows = []
+    chunk = chunk or min(max(AT_ONCE // size, 8), 256)
+    # Made first: rows kept from between the large temporary tensors would split the heap.
+    table = torch.empty(size, k, dtype=torch.int32, device=codebook.device)
     for start in range(0, size, chunk):
         part = book[start : start + chunk]
-        distance = square[start : start + chunk, None] + square - 2 * part @ book.t()
+        distance = square[start : start + chunk, None] + square
+        distance -= 2 * part @ book.t()
         here = torch.arange(len(part))
         distance[here, start + here] = float("inf")
         if size <= SORTED:
-            rows.append(distance.sort(dim=-1, stable=True).indices[:, :k].int())
+            nearest = distance.sort(dim=-1, stable=True).indices[:, :k]
         else:
-            rows.append(_nearest(distance, k).int())
-    return torch.cat(rows)
+            nearest = _nearest(distance, k)
+        table[start : start + chunk] = nearest
+    return table
 
 
 def _nearest(distance: Tensor, k: int) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -325,6 +326,10 @@ class Backend(TensorOps, ABC):
 
     def reset_peak_memory(self) -> None:
         """Start a new peak, where the device allows it."""
+
+    def giving_back(self) -> AbstractContextManager[None]:
+        """Run the block, which makes large tensors that soon go again, in little more than they take."""
+        return nullcontext()
 
     def conditions(self) -> Conditions:
         """Read clocks, power limit, temperature and the other processes on the device."""

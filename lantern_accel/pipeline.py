@@ -433,7 +433,8 @@ class Pipeline:
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
         tokens = tokens.to(self.backend.device)
-        return self.model.family.pixels(self.model, tokens, shape).cpu()
+        with self.backend.giving_back():
+            return self.model.family.pixels(self.model, tokens, shape).cpu()
 
 
 def _name(strategy: str | Strategy) -> str:

@@ -22,7 +22,7 @@ from lantern_accel.backend import (
     Replay,
     Support,
 )
-from lantern_accel_cpu import cache
+from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
 from lantern_accel_cpu.training import TrainingOps
@@ -139,6 +139,10 @@ class DeviceBackend(Backend):
             limit=_memory_bytes(),
             definition="the resident memory of the whole process, libraries included",
         )
+
+    def giving_back(self) -> contextlib.AbstractContextManager[None]:
+        """Let large tensors leave the process as soon as they go, where the heap is glibc's."""
+        return heap.giving_back()
 
     def reset_peak_memory(self) -> None:
         """Ask Linux to start a new peak; elsewhere, or where that is forbidden, do nothing."""

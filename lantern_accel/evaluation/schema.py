@@ -28,9 +28,9 @@ class Settings(_Part):
     interchange_k: tuple[int, ...] = (1, 10, 100)
     frontier_prompts: int = Field(6, ge=1, description="images a point of the frontier")
     lantern_k: tuple[int, ...] = (10, 100)
-    delta: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4)
-    lantern_pp_k: tuple[int, ...] = (10, 30)
-    lam: tuple[float, ...] = (1.5, 2.0, 4.0, 8.0)
+    delta: tuple[float, ...] = (0.1, 0.2, 0.4, 0.6)
+    lantern_pp_k: tuple[int, ...] = (10, 100)
+    lam: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0)
     distance_images: int = Field(40, ge=2, description="images a strategy in the distances")
     memory_images: int = Field(
         40, ge=1, description="samples whose nearest training image is sought"

@@ -10,6 +10,6 @@ lantern-accel train target --work "$work" --config "$here/target-small.json"
 lantern-accel train target --work "$work" --config "$here/target.json"
 lantern-accel train drafter --work "$work" --config "$here/drafter.json"
 lantern-accel train bundle "$to" --work "$work" --name lantern-emoji --cfg-scale 1.5 --top-k 256 \
-  --top-p 0.8 --tree 0,1,2,00,01 --lambda 4 --delta 0.4
+  --top-p 0.7 --tree 0,1,2,00,01 --lambda 2 --lantern-k 10 --delta 0.6
 lantern-accel evaluate --model "$to" -o "$to/eval.json" --plots "$to/plots"
 lantern-accel evaluate --model "$to" --grid "$to/grid.png"

@@ -140,14 +140,14 @@ class DeviceBackend(Backend):
             definition="the resident memory of the whole process, libraries included",
         )
 
-    def giving_back(self) -> contextlib.AbstractContextManager[None]:
-        """Let large tensors leave the process as soon as they go, where the heap is glibc's."""
-        return heap.giving_back()
-
     def reset_peak_memory(self) -> None:
         """Ask Linux to start a new peak; elsewhere, or where that is forbidden, do nothing."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
+
+    def giving_back(self) -> contextlib.AbstractContextManager[None]:
+        """Let large tensors leave the process as soon as they go, where the heap is glibc's."""
+        return heap.giving_back()
 
     def conditions(self) -> Conditions:
         """Read the clock of the first core, where the system tells it."""

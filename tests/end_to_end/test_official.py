@@ -230,7 +230,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
     from lantern_accel.backend import MemoryUse
     from lantern_accel_cpu.backend import DeviceBackend
 
-    use = MemoryUse(in_use=0, limit=10**9, free=6 * 10**7)
+    use = MemoryUse(in_use=0, limit=10**9, free=12 * 10**6)
     monkeypatch.setattr(DeviceBackend, "memory", lambda self: use)
     words = ("generate", "3", "--model", classes, "--strategy", "vanilla", "--num-images", 64)
     done = command(*words, "--batch-size", 64, "-o", tmp_path / "x.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +31,10 @@ def test_scoring_predicts_what_greedy_decoding_drew(kind: str, tmp_path: Path) -
         [1, 2] if kind == "class" else ["red heart", "dog face" * (1 if kind == "text" else 8)]
     )
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
-        plain = {"strategy": "vanilla", "temperature": 0.0, "cfg_scale": 1.0}
+        plain: dict[str, Any] = {"strategy": "vanilla", "temperature": 0.0, "cfg_scale": 1.0}
         guided = {**plain, "cfg_scale": 3.0}
         for scale, words in ((1.0, plain), (3.0, guided)):
-            codes = pipe.generate(prompts, **words).tokens  # type: ignore[arg-type]
+            codes = pipe.generate(prompts, **words).tokens
             with torch.inference_mode():
                 ((cond, uncond, tokens),) = _logits(pipe, prompts, codes)
             assert torch.equal(tokens, codes)

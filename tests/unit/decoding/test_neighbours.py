@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from support.golden import golden
+from support.growth import growth, measurable
 from torch.nn import functional as F
 
 from lantern_accel.decoding import neighbours
@@ -49,34 +47,15 @@ def test_every_row_is_sorted_by_distance_and_leaves_its_own_code_out() -> None:
     assert torch.equal(table[:, :4], neighbour_table(book, 4).long())
 
 
-GROWTH = """
-import re, torch
-from pathlib import Path
-from lantern_accel.decoding.neighbours import neighbour_table
-
-def resident(name):
-    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-
-neighbour_table(torch.randn(5000, 8), 100)  # loads the code that it runs
-before = resident("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")
-neighbour_table(torch.randn(8192, 8), 100)
-print(resident("VmHWM") - before)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's VmHWM")
+@measurable
 def test_a_table_is_made_in_little_memory() -> None:
     # A square of distances would take 500 MB; rows that were kept between those once took 260 MB.
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", GROWTH],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 30e6
+    setup = """
+import torch
+from lantern_accel.decoding.neighbours import neighbour_table
+neighbour_table(torch.randn(5000, 8), 100)  # loads the code that it runs
+"""
+    assert growth(setup, "neighbour_table(torch.randn(8192, 8), 100)") < 30e6
 
 
 def test_equal_distances_go_to_the_lower_code() -> None:

@@ -130,7 +130,9 @@ class Engine:
         self.drafting: Drafting | None = None
         if drafter is not None:
             d = drafter.config
-            layout = ops.kv_layout(1, g.rows, g.drafter_slots, d.n_head, d.head_dim, weight.dtype)
+            layout = ops.kv_layout(
+                d.n_layer, g.rows, g.drafter_slots, d.n_head, d.head_dim, weight.dtype
+            )
             dynamic = tree if isinstance(tree, DynamicTree) else None
             self.drafting = Drafting(
                 drafter, target, ops, ops.allocate(layout), g, sampling, guidance, tables, dynamic

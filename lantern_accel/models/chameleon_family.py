@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.models.chameleon import ChameleonGPT
 from lantern_accel.models.chameleon_drafter import ChameleonDrafter
 from lantern_accel.models.chameleon_keys import (
@@ -165,8 +165,12 @@ class ChameleonFamily(Family):
             masks.append(F.pad(one.mask, (extra, 0), value=False))
         return Conditions(torch.cat(ids), torch.cat(masks), shape)
 
-    def fresh_drafter(self, target: ChameleonGPT) -> ChameleonDrafter:
+    def fresh_drafter(self, target: ChameleonGPT, layers: int = 1) -> ChameleonDrafter:
         """Return one block as the target's are."""
+        if layers != 1:
+            raise ModelError(
+                f"drafters of the family {self.name!r} have one block, not {layers}; leave n_layer out"
+            )
         drafter = ChameleonDrafter(fitting_drafter(target.config))
         start_drafter(drafter, target.tok_embeddings.weight)
         return drafter.train()

@@ -1,8 +1,9 @@
-"""The EAGLE drafter: one decoder block on (next token's embedding, target feature).
+"""The EAGLE drafter: decoder blocks, one as published, on (next token's embedding, target feature).
 
 Source: EAGLE (arXiv 2401.15077) as published for LlamaGen by jadohu/LANTERN: no norm before
-attention, no final norm; the target's head reads its output. Drafter position ``p`` consumes the
-target feature at ``p`` and token ``p + 1``, so its table has one prefix row fewer than the target's.
+attention in the first block, no final norm; the target's head reads its output. Drafter position
+``p`` consumes the target feature at ``p`` and token ``p + 1``, so its table has one prefix row fewer
+than the target's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class DrafterConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dim: int = Field(ge=4)
+    n_layer: int = Field(1, ge=1, description="blocks; the published drafters have one")
     n_head: int = Field(ge=1)
     ffn_dim: int = Field(ge=1)
     vocab_size: int = Field(ge=2)
@@ -106,9 +108,10 @@ class EagleDrafter(nn.Module):
                     config.n_head,
                     config.ffn_dim,
                     config.norm_eps,
-                    input_norm=False,
+                    input_norm=layer > 0,
                     dropout=dropout,
                 )
+                for layer in range(config.n_layer)
             ]
         )
         self.register_buffer("rope_cos", None, persistent=False)

@@ -208,10 +208,11 @@ class Family(ABC):
         condition = torch.cat([one.condition for one in conditions])
         return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
 
-    def fresh_drafter(self, target: Any) -> nn.Module:
-        """Return an untrained drafter that fits a target, in float32.
+    def fresh_drafter(self, target: Any, layers: int = 1) -> nn.Module:
+        """Return an untrained drafter of some blocks that fits a target, in float32.
 
-        Its embedding is the target's and stays as it is.
+        Its embedding is the target's and stays as it is. Raises :class:`ModelError` for more blocks than
+        the family's drafters can have.
         """
         raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
 

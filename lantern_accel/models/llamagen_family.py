@@ -150,12 +150,13 @@ class LlamaGenFamily(Family):
             )
         return own, own
 
-    def fresh_drafter(self, target: LlamaGenGPT) -> EagleDrafter:
-        """Return one block of the target's size that hides the caption's pads."""
+    def fresh_drafter(self, target: LlamaGenGPT, layers: int = 1) -> EagleDrafter:
+        """Return blocks of the target's size that hide the caption's pads."""
         config = target.config
         drafter = EagleDrafter(
             DrafterConfig(
                 dim=config.dim,
+                n_layer=layers,
                 n_head=config.n_head,
                 ffn_dim=config.hidden_dim,
                 vocab_size=config.vocab_size,

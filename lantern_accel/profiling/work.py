@@ -48,7 +48,9 @@ def step_work(
         own = 2 * drafter.dim**2  # the layer that joins token and feature
         passes = [g.depth + 1, *levels]
         for index, nodes in enumerate(passes):
-            ops, size = _blocks(1, drafter.dim, drafter.ffn_dim, g.rows, nodes, g.drafter_slots)
+            ops, size = _blocks(
+                drafter.n_layer, drafter.dim, drafter.ffn_dim, g.rows, nodes, g.drafter_slots
+            )
             heads = 1 if index == 0 else nodes  # after the catch-up only the root's state is read
             draft[0] += ops + 2 * g.rows * nodes * own + 2 * g.rows * heads * g.dim * g.vocab
             draft[1] += itemsize * (size + own + g.dim * g.vocab)
@@ -80,7 +82,9 @@ def prefill_work(
     ops += 2 * g.rows * g.dim * g.vocab
     size += g.dim * g.vocab
     if drafter is not None and g.prefix > 1:
-        more, read = _blocks(1, drafter.dim, drafter.ffn_dim, g.rows, g.prefix - 1, g.drafter_slots)
+        more, read = _blocks(
+            drafter.n_layer, drafter.dim, drafter.ffn_dim, g.rows, g.prefix - 1, g.drafter_slots
+        )
         ops, size = ops + more, size + read + 2 * drafter.dim**2
     return ops, float(itemsize * size)
 

@@ -19,11 +19,12 @@ from torch import Tensor
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation.scoring import GUIDED, encode_images
 from lantern_accel.files import write_whole
+from lantern_accel.models.bundle import ModelManifest
 from lantern_accel.models.families import Conditions, Family, Size
 from lantern_accel.pipeline import Pipeline
 from lantern_accel.training.augment import to_float
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import train_drafter
+from lantern_accel.training.drafter import read_drafter, train_drafter
 from lantern_accel.training.imageset import read_images
 from lantern_accel.training.objective import DrafterTrainConfig, Features, Teacher
 from lantern_accel.training.progress import NullProgress, Progress
@@ -32,6 +33,7 @@ HELD_OUT_SHARE = 0.05
 CODES = "codes.pt"
 #: Memory for encoded prompts; what goes beyond is encoded when it is drawn.
 KEPT_BYTES = 1 << 30
+GIB = 1 << 30
 
 Prompt = str | int
 
@@ -68,7 +70,11 @@ class Encoded:
 
 
 class ModelFeatures:
-    """Features of a loaded model's target on given prompts and codes."""
+    """Features of a loaded model's target on given prompts and codes.
+
+    States are kept in ``kept_bytes`` of the host's memory, in the target's dtype: the target, nearly
+    all of a step's work, then runs once an image. What goes beyond is made again.
+    """
 
     def __init__(
         self,
@@ -79,6 +85,7 @@ class ModelFeatures:
         *,
         text_dropout: float,
         encoded: Encoded | None = None,
+        kept_bytes: int = 0,
     ) -> None:
         if len(prompts) < 2:
             raise DataError(
@@ -93,6 +100,8 @@ class ModelFeatures:
         random.Random(0).shuffle(order)
         self._rows = {True: order[:held], False: order[held:]}
         self._encoded = encoded or Encoded(pipeline, self.prompts)
+        self._kept: dict[tuple[int, bool, int], Tensor] = {}
+        self._room = kept_bytes
 
     @property
     def gpt(self) -> Teacher:
@@ -119,8 +128,36 @@ class ModelFeatures:
         mask = rows.mask if target.own_prompts else torch.cat((rows.mask, rows.mask))
         seen = mask[picks] if mask.shape[1] > 1 else None
         codes = self.codes[chosen].to(condition.device)
-        states = target.forward_dense(condition, codes[:, :-1], seen)
+        # A prompt is as long as the longest of its batch.
+        keys = [(i, j >= size, mask.shape[1]) for i, j in zip(chosen, picks, strict=True)]
+        states = self._states(keys, target, condition, codes, seen)
         return Features(codes, states.float(), seen, condition)
+
+    def _states(
+        self,
+        keys: Sequence[tuple[int, bool, int]],
+        target: Any,
+        condition: Tensor,
+        codes: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Return the rows' states; those that are not kept are made.
+
+        ``keys``: a row's image, whether without its prompt, and its prompt's positions.
+        """
+        found = [self._kept.get(key) for key in keys]
+        new = [i for i, one in enumerate(found) if one is None]
+        if new:
+            # A few batch sizes, since some devices compile each.
+            rows = (new + new[:1] * len(keys))[: min(1 << (len(new) - 1).bit_length(), len(keys))]
+            seen = None if mask is None else mask[rows]
+            made = target.forward_dense(condition[rows], codes[rows, :-1], seen)
+            for i, row in zip(new, made, strict=False):
+                found[i] = row
+                if keys[i] not in self._kept and row.nbytes <= self._room:
+                    self._kept[keys[i]] = row.to("cpu", copy=True)
+                    self._room -= row.nbytes
+        return torch.stack([one.to(condition.device) for one in found if one is not None])
 
 
 def own_images(
@@ -146,7 +183,9 @@ def own_images(
     progress.advance(len(done))
     for start in range(len(done), len(prompts), batch):
         here = list(prompts[start : start + batch])
-        made = pipeline.generate(here, strategy="vanilla", seed=seed + start, size=size).tokens
+        made = pipeline.generate(
+            here, strategy="vanilla", seed=seed + start, size=size, batch_size=batch
+        ).tokens
         done.extend(made)
         progress.advance(len(here))
         if (start // batch) % 16 == 15 or start + batch >= len(prompts):
@@ -164,6 +203,7 @@ def _drawn_together(
     out: Path,
     device: TrainDevice,
     size: Size | None,
+    batch: int,
 ) -> Tensor:
     """Let every process draw its share of the images; all of them return all."""
     world = device.world
@@ -173,7 +213,7 @@ def _drawn_together(
     def share(rank: int, say: Progress) -> Tensor:
         path = out / (CODES if world == 1 else f"{rank}-of-{world}-{CODES}")
         first = seed + rank * len(prompts)
-        return own_images(pipeline, prompts[rank::world], first, say, path, size=size)
+        return own_images(pipeline, prompts[rank::world], first, say, path, batch, size)
 
     mine = share(device.rank, progress if device.main else NullProgress())
     device.wait()
@@ -205,11 +245,14 @@ def run_model_drafter(
     say = progress if progress is not None else NullProgress()
     model = pipeline.model
     manifest = model.manifest
+    start = None
     if config.start_from is not None:
-        raise DataError(
-            "start_from continues a drafter of the training folder's own target; leave it out with "
-            "--model"
-        )
+        if not isinstance(manifest, ModelManifest):
+            raise DataError(
+                f"start_from continues drafters of LlamaGen targets, {manifest.name!r} is none; leave "
+                "it out"
+            )
+        start = read_drafter(out.parent / config.start_from)
     width, height = model.family.picture(manifest, size)
     named: list[Prompt]
     if images is not None:
@@ -234,10 +277,15 @@ def run_model_drafter(
                 "file with a prompt a line (--prompts) that the target then draws"
             )
         encoded = Encoded(pipeline, named, size)
-        codes = _drawn_together(pipeline, named, config.seed, say, out, device, size)
+        codes = _drawn_together(
+            pipeline, named, config.seed, say, out, device, size, config.images_at_once
+        )
     source = ModelFeatures(
-        pipeline, named, codes, device, text_dropout=config.text_dropout, encoded=encoded
-    )
+        pipeline, named, codes, device, text_dropout=config.text_dropout, encoded=encoded,
+        kept_bytes=int(config.kept_gib * GIB),
+    )  # fmt: skip
     vq = model.vq
     book = vq.codebook() if manifest.neighbour_space == "decoder" else vq.quantize.embedding.weight
-    return train_drafter(config, source, out, device, progress, resume=resume, codebook=book)
+    return train_drafter(
+        config, source, out, device, progress, resume=resume, codebook=book, start=start
+    )

@@ -123,14 +123,9 @@ class DrafterTask(Task):
             if codebook is None:
                 raise DataError("the lantern objective needs the codebook; this model has none")
             near = neighbourhoods(codebook, config.lantern_k)
-        self.drafter: Any = source.family.fresh_drafter(source.gpt)
+        self.drafter: Any = source.family.fresh_drafter(source.gpt, config.n_layer)
         if start is not None:
-            if start.config != self.drafter.config:
-                raise DataError(
-                    f"the drafter to start from is {start.config!r}; this target's is "
-                    f"{self.drafter.config!r}"
-                )
-            self.drafter.load_state_dict(start.state_dict())
+            self._begin_with(start)
         self.loss = DrafterLoss(self.drafter, source.gpt, config, near).to(device.device)
         self.trained = [p for p in self.drafter.parameters() if p.requires_grad]
         optimizer = device.adamw(
@@ -139,6 +134,17 @@ class DrafterTask(Task):
         self.run, self.optimizer = device.prepare(self.loss, optimizer, compile=config.compile)
         self.best = -1.0
         self.kept = {k: v.clone() for k, v in self._weights().items()}
+
+    def _begin_with(self, start: EagleDrafter) -> None:
+        """Take a trained drafter over; blocks beyond its own stay as they were drawn."""
+        ours, theirs = self.drafter.config, start.config
+        fitting = isinstance(ours, DrafterConfig) and theirs.n_layer <= ours.n_layer
+        if not fitting or theirs != ours.model_copy(update={"n_layer": theirs.n_layer}):
+            raise DataError(
+                f"the drafter to start from is {theirs!r}; this target's is {ours!r}, and only n_layer "
+                "may be less"
+            )
+        self.drafter.load_state_dict({**self.drafter.state_dict(), **start.state_dict()})
 
     def _weights(self) -> dict[str, Tensor]:
         """Return what is trained; the embedding is the target's, and the largest part by far."""

@@ -29,6 +29,9 @@ class DrafterTrainConfig(TrainConfig):
     start_from: str | None = Field(
         None, description="folder in the training folder of a drafter to train on"
     )
+    n_layer: int = Field(
+        1, ge=1, description="blocks, of which a drafter to train on may have fewer; EAGLE has one"
+    )
     text_dropout: float = Field(0.1, ge=0, lt=1, description="share of unconditional examples")
     noise: float = Field(0.2, ge=0, description="width of the uniform noise on input features")
     feature_weight: float = Field(1.0, ge=0)
@@ -50,6 +53,12 @@ class DrafterTrainConfig(TrainConfig):
     )
     predicted_share: float = Field(
         0.0, ge=0, lt=1, description="positions that are fed the drafter's own prediction"
+    )
+    images_at_once: int = Field(
+        8, ge=1, description="images that a loaded model draws together to learn from"
+    )
+    kept_gib: float = Field(
+        2.0, ge=0, description="host memory for a loaded model's states, so that none is made twice"
     )
     evaluate_every: int = Field(500, ge=1)
     evaluate_batches: int = Field(4, ge=1, description="held-out batches an evaluation reads")

@@ -18,11 +18,12 @@ def tiny_models(
     dim: int = 32,
     mixing: float = 0.5,
     sharpness: float = 2.0,
+    blocks: int = 1,
 ) -> tuple[LlamaGenGPT, EagleDrafter]:
     """Build a target, and a drafter that takes the token's embedding for the target's next feature.
 
     ``mixing`` scales what attention and feed-forward add: the larger, the more of the context
-    matters and the worse the drafter. ``sharpness`` scales the logits.
+    matters and the worse the drafter. ``sharpness`` scales the logits. ``blocks``: the drafter's.
     """
     generator = torch.Generator().manual_seed(seed)
     target = LlamaGenGPT(
@@ -40,6 +41,7 @@ def tiny_models(
     drafter = EagleDrafter(
         DrafterConfig(
             dim=dim,
+            n_layer=blocks,
             n_head=2,
             ffn_dim=2 * dim,
             vocab_size=vocab,

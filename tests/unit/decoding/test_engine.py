@@ -108,6 +108,30 @@ def test_relaxation_saves_steps_and_says_what_it_moved(models: Models, sampling:
     assert (loose.moved > 0).all() and not strict.moved.any()
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_what_the_drafter_caught_up_on_is_one_dense_pass(blocks: int) -> None:
+    """Of prompt and known tokens, whatever was drafted and refused in between, in every block."""
+    target, drafter = models = tiny_models(0, blocks=blocks)
+    engine = engine_of(models, Strategy(tree=TREES["small_12"]), GREEDY, batch=2)
+    start(engine)
+    state, c = engine.state, target.config
+    condition, mask = state.condition.clone(), state.prefix_mask.repeat(2, 1)
+    deep = 0
+    while int(state.length.max()) < c.num_tokens - 3:
+        known = [int(n) + 1 for n in state.length]
+        assert engine.drafting is not None
+        got = engine.drafting.catch_up(state)[:, 0]
+        for row in range(4):
+            codes = state.tokens[row % 2 : row % 2 + 1, : known[row % 2]].long()
+            seen = mask[row : row + 1]
+            features = target.forward_dense(condition[row : row + 1], codes[:, :-1], seen)
+            dense = drafter.forward_image(None, codes, features, seen[:, :-1])
+            torch.testing.assert_close(got[row], dense[0, -1], rtol=1e-4, atol=1e-4)
+        engine.step()
+        deep = max(deep, int(state.last_length.max()))
+    assert deep > 1, "drafts of a second level were accepted"
+
+
 # --- the target's distribution, from end to end ----------------------------------------------------
 
 IMAGES, BATCH = 20_000, 1_000

@@ -15,7 +15,7 @@ from support.chameleon import write_anole, write_lumina
 from torch.nn import functional as F
 
 import lantern_accel
-from lantern_accel.errors import CheckpointError, DataError, RequestError
+from lantern_accel.errors import CheckpointError, DataError, ModelError, RequestError
 from lantern_accel.models.layouts import OWN_WEIGHTS
 from lantern_accel.models.locate import find_model
 from lantern_accel.pipeline import Pipeline
@@ -108,8 +108,10 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
         assert not (tmp_path / "long").exists()
         with pytest.raises(DataError, match="--prompts"):
             run_model_drafter(pipe, settings, out, device, size=SIZE)
-        with pytest.raises(DataError, match="start_from continues"):
+        with pytest.raises(DataError, match="start_from continues drafters of LlamaGen"):
             run_model_drafter(pipe, config(start_from="drafter"), out, device)
+        with pytest.raises(ModelError, match="have one block, not 2"):
+            run_model_drafter(pipe, config(n_layer=2), out, device, **words)  # type: ignore[arg-type]
     codes = torch.load(out / "codes.pt", weights_only=True)["codes"].view(8, 4, 9)
     assert (codes[:, :, -1] == 16).all()  # the newline's code
     assert report["curve"][-1]["loss"] < report["curve"][0]["loss"]

@@ -34,6 +34,7 @@ from lantern_accel.training.objective import (
     nucleus,
     relaxed_mass,
 )
+from lantern_accel.training.workspace import with_drafter
 
 
 def config(**changes: object) -> DrafterTrainConfig:
@@ -211,6 +212,69 @@ def test_a_loaded_model_gets_a_drafter_of_its_own_images(conditioning: str, tmp_
         exact = pipeline.generate(prompt, strategy="vanilla", seed=0, temperature=0.0)
         drafted = pipeline.generate(prompt, strategy="eagle", seed=0, temperature=0.0)
         assert torch.equal(exact.tokens, drafted.tokens)
+
+
+def test_a_drafter_is_trained_on_with_a_further_block(tmp_path: Path) -> None:
+    """What it had stays, the new block begins as next to nothing, and decoding stays exact."""
+    folder = write_tiny_model(tmp_path / "model", drafter=False)
+    words: dict[str, object] = {"samples": 8, "prompts": ["red heart", "dog"]}
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
+        device = TrainDevice(pipeline.backend, "float32")
+        run_model_drafter(pipeline, config(steps=20), tmp_path / "drafter", device, **words)  # type: ignore[arg-type]
+        (tmp_path / "drafter").rename(tmp_path / "first")
+        more = config(n_layer=2, start_from="first", lr=1e-9, weight_decay=0.0)
+        report = run_model_drafter(pipeline, more, tmp_path / "drafter", device, **words)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="only n_layer may be less"):
+            (tmp_path / "first" / "drafter.json").write_text(
+                (tmp_path / "drafter" / "drafter.json").read_text()
+            )
+            (tmp_path / "first" / "drafter.safetensors").write_bytes(
+                (tmp_path / "drafter" / "drafter.safetensors").read_bytes()
+            )
+            run_model_drafter(
+                pipeline,
+                config(start_from="first"),
+                tmp_path / "again",
+                device,
+                **words,  # type: ignore[arg-type]
+            )
+    first = json.loads((tmp_path / "first" / "report.json").read_text())
+    assert report["parameters"] > first["parameters"]
+    assert report["heldout_top3"] == pytest.approx(first["curve"][-1]["heldout_top3"], abs=0.1)
+    joined = with_drafter(folder, tmp_path / "drafter", tmp_path / "joined")
+    with lantern_accel.load(joined, device="cpu", dtype="float32") as pipeline:
+        assert len(pipeline.model.drafter.layers) == 2
+        exact = pipeline.generate("red heart", strategy="vanilla", seed=0, temperature=0.0)
+        for strategy in ("eagle", "eagle2"):
+            drafted = pipeline.generate("red heart", strategy=strategy, seed=0, temperature=0.0)
+            assert torch.equal(exact.tokens, drafted.tokens)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_states_that_are_kept_are_those_that_are_made(coupled: bool, tmp_path: Path) -> None:
+    """Whatever fits in memory: nothing, a few rows, or all; then the target runs once a row."""
+    folder = write_tiny_model(tmp_path / "model", drafter=False)
+    codes = torch.randint(24, (6, 16), generator=torch.Generator().manual_seed(0))
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
+        device, target = TrainDevice(pipeline.backend, "float32"), pipeline.model.target
+        ran: list[int] = []
+        plain = target.forward_dense
+        target.forward_dense = lambda c, *rest: ran.append(len(c)) or plain(c, *rest)
+        prompts, wanted = ["red heart", "dog", "red"] * 2, []
+        row = 4 * target.config.dim * (target.config.prefix_length + 15)
+        for kept in (0, 3 * row, 1 << 20):
+            source = ModelFeatures(
+                pipeline, prompts, codes, device, text_dropout=0.3, kept_bytes=kept
+            )
+            rng = random.Random(0)
+            drawn = [source.draw(4, rng, heldout=False, coupled=coupled) for _ in range(12)]
+            wanted = wanted or [batch.states for batch in drawn]
+            for batch, states in zip(drawn, wanted, strict=True):
+                torch.testing.assert_close(batch.states, states, rtol=1e-5, atol=1e-5)
+            assert len(source._kept) == min(kept // row, 10)
+            ran.clear()
+            source.draw(4, rng, heldout=False, coupled=coupled)
+            assert bool(ran) == (kept < 1 << 20)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

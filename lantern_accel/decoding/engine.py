@@ -103,6 +103,7 @@ class Engine:
             vocab=config.vocab_size,
             dim=config.dim,
             own_prompts=target.own_prompts,
+            taps=len(drafter.taps) if drafter is not None else 0,
         )
         if strategy.neighbours and neighbours is None:
             raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
@@ -126,7 +127,8 @@ class Engine:
         layout = ops.kv_layout(
             config.n_layer, g.rows, g.target_slots, config.n_head, config.head_dim, weight.dtype
         )
-        self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance)
+        taps = drafter.taps if drafter is not None else ()
+        self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance, taps)
         self.drafting: Drafting | None = None
         if drafter is not None:
             d = drafter.config

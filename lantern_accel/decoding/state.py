@@ -15,7 +15,8 @@ class Geometry:
     ``batch`` images; ``branches`` 2 with guidance (rows ``[cond; uncond]``), else 1; ``prefix`` and
     ``tokens`` positions of prompt and image; ``nodes`` of the tree with its root; ``depth`` of its
     deepest draft; ``scratch`` drafter nodes a step; ``vocab`` codes; ``dim`` width of a feature;
-    ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`).
+    ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`); ``taps``: states
+    of the target that the drafter reads beside the feature.
     """
 
     batch: int
@@ -28,6 +29,7 @@ class Geometry:
     vocab: int
     dim: int
     own_prompts: bool = False
+    taps: int = 0
 
     @property
     def rows(self) -> int:
@@ -77,7 +79,7 @@ class State:
         self.prefix_mask = torch.zeros(masks, g.prefix, dtype=torch.bool, device=device)
         self.pending_tokens = ints(g.batch, g.depth + 1)
         self.pending_count = ints(g.batch)
-        self.pending_features = floats(g.rows, g.depth + 1, g.dim, dtype=dtype)
+        self.pending_features = floats(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
         self.uniforms = floats(g.batch, g.tokens, columns)
         self.step = ints(1)
         self.steps = ints(g.batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ from lantern_accel.ops import KVCache, TensorOps
 class Verifying:
     """The target of one engine, with its cache and constants.
 
-    ``guidance`` makes one distribution of an image's rows.
+    ``guidance`` makes one distribution of an image's rows. ``taps``: blocks whose states the drafter
+    reads, which come before the features: ``D`` is then that many times wider.
     """
 
     target: LlamaGenGPT
@@ -27,6 +29,7 @@ class Verifying:
     cache: KVCache
     geometry: Geometry
     guidance: Guidance
+    taps: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         g = self.geometry
@@ -38,6 +41,14 @@ class Verifying:
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
         self.first = torch.zeros(g.batch, dtype=self.ops.index, device=device)
+
+    def _states(self, x: Tensor, at: Pass) -> tuple[Tensor, Tensor]:
+        """Run the target; return what the drafter reads, and the features that the head reads."""
+        if not self.taps:
+            features: Tensor = self.target(x, at)
+            return features, features
+        states: Tensor = self.target(x, at, self.taps)
+        return states, states[..., -self.geometry.dim :]
 
     def prefill(self, state: State) -> tuple[Tensor, Tensor]:
         """Run the prompt; return features ``[R, prefix, D]`` and guided logits ``[B, V]``."""
@@ -52,9 +63,9 @@ class Verifying:
         )
         mask = self.branches.spread(mask)
         at = Pass(cos, sin, mask, self.cache, self.ops.address(self.cache, place))
-        features = self.target(x, at)
+        states, features = self._states(x, at)
         logits = self.guidance(self.target.head(features[:, -1:]), self.first)
-        return features, logits[:, 0]
+        return states, logits[:, 0]
 
     def verify(self, state: State, tree: DraftTree) -> tuple[Tensor, Tensor]:
         """Run every node of the tree in one pass; features ``[R, T, D]`` and guided logits [B, T, V].
@@ -80,6 +91,6 @@ class Verifying:
             self.cache,
             self.ops.address(self.cache, self._rows(place)),
         )
-        features = self.target(self.target.embed_tokens(self._rows(tree.tokens)), at)
+        states, features = self._states(self.target.embed_tokens(self._rows(tree.tokens)), at)
         following = (cells + 1).clamp(max=g.tokens - 1)
-        return features, self.guidance(self.target.head(features), following)
+        return states, self.guidance(self.target.head(features), following)

@@ -44,6 +44,7 @@ class ChameleonDrafter(Sized):
         # Its own table: the published drafters' embeddings were frozen, but not tied.
         self.embed_tokens = CodeEmbedding(config)
         self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
+        self.fuse: Projection | None = None
         self.layers = nn.ModuleList(ChameleonBlock(config) for _ in range(config.n_layer))
         self.place_tables(torch.device("cpu"))
 
@@ -51,6 +52,15 @@ class ChameleonDrafter(Sized):
     def embedding(self) -> CodeEmbedding:
         """The table of all tokens."""
         return self.embed_tokens
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: these drafters read the target's last states alone."""
+        return ()
+
+    def fused(self, features: Tensor) -> Tensor:
+        """Return the features as they are."""
+        return features
 
     def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
         pair = torch.cat((embedded, features), dim=-1)

@@ -165,11 +165,14 @@ class ChameleonFamily(Family):
             masks.append(F.pad(one.mask, (extra, 0), value=False))
         return Conditions(torch.cat(ids), torch.cat(masks), shape)
 
-    def fresh_drafter(self, target: ChameleonGPT, layers: int = 1) -> ChameleonDrafter:
+    def fresh_drafter(
+        self, target: ChameleonGPT, layers: int = 1, taps: Sequence[int] = ()
+    ) -> ChameleonDrafter:
         """Return one block as the target's are."""
-        if layers != 1:
+        if layers != 1 or taps:
             raise ModelError(
-                f"drafters of the family {self.name!r} have one block, not {layers}; leave n_layer out"
+                f"drafters of the family {self.name!r} have one block and read the target's last states; "
+                "leave n_layer and taps out"
             )
         drafter = ChameleonDrafter(fitting_drafter(target.config))
         start_drafter(drafter, target.tok_embeddings.weight)

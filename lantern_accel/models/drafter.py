@@ -22,6 +22,7 @@ from lantern_accel.models.transformer import (
     Pass,
     PrefixRotary,
     Projection,
+    RMSNorm,
     dense_visible,
     grid_tables,
     run_blocks,
@@ -36,6 +37,11 @@ class DrafterConfig(BaseModel):
 
     dim: int = Field(ge=4)
     n_layer: int = Field(1, ge=1, description="blocks; the published drafters have one")
+    taps: tuple[int, ...] = Field(
+        (),
+        description="blocks of the target, counted from 1, whose states are read beside its last ones "
+        "(EAGLE-3, arXiv 2503.01840)",
+    )
     n_head: int = Field(ge=1)
     ffn_dim: int = Field(ge=1)
     vocab_size: int = Field(ge=2)
@@ -56,6 +62,10 @@ class DrafterConfig(BaseModel):
                 f"dim {self.dim} must be n_head {self.n_head} times a head width that is a multiple of "
                 "4 (2D rotary positions)"
             )
+        if list(self.taps) != sorted(set(self.taps)) or any(tap < 1 for tap in self.taps):
+            raise ValueError(
+                f"taps {list(self.taps)} must be numbers from 1 up, each once, ascending"
+            )
         return self
 
     @property
@@ -68,6 +78,7 @@ class Drafts(Protocol):
 
     embed_tokens: Any
     fc: Projection
+    fuse: Projection | None
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
@@ -83,6 +94,8 @@ def start_drafter(drafter: Drafts, embedding: Tensor) -> None:
     # Start from "the next feature resembles this one": the identity on the feature half.
     width = embedding.shape[1]
     drafter.fc.weight[:, width:].add_(torch.eye(width))
+    if drafter.fuse is not None:  # ... and is the last of the target's states
+        drafter.fuse.weight[:, -width:] = torch.eye(width)
     drafter.embed_tokens.weight.copy_(embedding)
     drafter.embed_tokens.requires_grad_(False)
 
@@ -100,6 +113,10 @@ class EagleDrafter(nn.Module):
         self.config = config
         self.ops = ops
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        count = len(config.taps)
+        self.tap_norms = nn.ModuleList(RMSNorm(config.dim, config.norm_eps) for _ in range(count))
+        wide = (count + 1) * config.dim
+        self.fuse = Projection(wide, config.dim, bias=False) if count else None
         self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
         self.layers = nn.ModuleList(
             [
@@ -122,8 +139,29 @@ class EagleDrafter(nn.Module):
         """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
         self.rope_cos, self.rope_sin = grid_tables(self.config, device)
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Blocks of the target whose states :meth:`fused` takes."""
+        return self.config.taps
+
+    def fused(self, features: Tensor) -> Tensor:
+        """Return the target's states ``[R, T, (taps + 1) D]`` as one feature ``[R, T, D]``.
+
+        What has the width of one already, such as the drafter's own predictions, stays as it is.
+        """
+        if self.fuse is None or features.shape[-1] == self.config.dim:
+            return features
+        *tapped, last = torch.split(features, self.config.dim, dim=-1)
+        normed = [norm(x, self.ops) for norm, x in zip(self.tap_norms, tapped, strict=True)]
+        out: Tensor = self.fuse(torch.cat((*normed, last), dim=-1), self.ops)
+        return out
+
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
-        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""
+        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``.
+
+        Of a drafter with taps, features of the target are ``[R, T, (taps + 1) D]``.
+        """
+        features = self.fused(features)
         pair = torch.cat((F.embedding(codes, self.embed_tokens.weight), features), dim=-1)
         return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
 

@@ -208,11 +208,11 @@ class Family(ABC):
         condition = torch.cat([one.condition for one in conditions])
         return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
 
-    def fresh_drafter(self, target: Any, layers: int = 1) -> nn.Module:
+    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> nn.Module:
         """Return an untrained drafter of some blocks that fits a target, in float32.
 
-        Its embedding is the target's and stays as it is. Raises :class:`ModelError` for more blocks than
-        the family's drafters can have.
+        Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.
+        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
         """
         raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
 

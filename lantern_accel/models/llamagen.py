@@ -6,6 +6,7 @@ Source: FoundationVision/LlamaGen ce98ec4, arXiv 2406.06525. The caption or clas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -185,10 +186,15 @@ class LlamaGenGPT(nn.Module):
         shape = (rows, self.config.prefix_length, self.config.caption_dim)
         return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
 
-    def forward(self, x: Tensor, at: Pass) -> Tensor:
-        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out."""
-        out: Tensor = self.norm(run_blocks(self.layers, x, at, self.ops), self.ops)
-        return out
+    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
+        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
+
+        ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
+        """
+        tapped: list[Tensor] = []
+        x = run_blocks(self.layers, x, at, self.ops, taps, tapped)
+        out: Tensor = self.norm(x, self.ops)
+        return torch.cat((*tapped, out), dim=-1) if tapped else out
 
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits ``[..., V]`` of features ``[..., D]``."""
@@ -196,10 +202,15 @@ class LlamaGenGPT(nn.Module):
         return out.float()
 
     def forward_dense(
-        self, condition: Tensor, codes: Tensor, prefix_mask: Tensor | None = None
+        self,
+        condition: Tensor,
+        codes: Tensor,
+        prefix_mask: Tensor | None = None,
+        taps: Sequence[int] = (),
     ) -> Tensor:
         """Run prefix and codes ``[R, n]`` in one pass without a cache; features [R, prefix+n, D].
 
+        ``taps``: as in :meth:`forward`.
         ``prefix_mask``: bool ``[R, prefix]``, True where the caption has a token. Masked columns are
         hidden from every row but their own (LlamaGen's rule). Row ``prefix - 1 + n`` predicts token n.
         """
@@ -210,5 +221,5 @@ class LlamaGenGPT(nn.Module):
             mask = self.ops.mask(dense_visible(prefix_mask, length), x.dtype)
         cos = self.rope_cos[:length].view(1, length, 1, -1)
         sin = self.rope_sin[:length].view(1, length, 1, -1)
-        out: Tensor = self(x, Pass(cos, sin, mask))
+        out: Tensor = self(x, Pass(cos, sin, mask), taps)
         return out

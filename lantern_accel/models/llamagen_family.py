@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.errors import CheckpointError, ModelError, RequestError
 from lantern_accel.models.checkpoint import (
     drafter_name,
     llamagen_name,
@@ -150,13 +150,21 @@ class LlamaGenFamily(Family):
             )
         return own, own
 
-    def fresh_drafter(self, target: LlamaGenGPT, layers: int = 1) -> EagleDrafter:
+    def fresh_drafter(
+        self, target: LlamaGenGPT, layers: int = 1, taps: Sequence[int] = ()
+    ) -> EagleDrafter:
         """Return blocks of the target's size that hide the caption's pads."""
         config = target.config
+        if max(taps, default=0) > config.n_layer:
+            raise ModelError(
+                f"the drafter cannot read the states after block {max(taps)} of {config.n_layer}; "
+                "name lower taps"
+            )
         drafter = EagleDrafter(
             DrafterConfig(
                 dim=config.dim,
                 n_layer=layers,
+                taps=tuple(taps),
                 n_head=config.n_head,
                 ffn_dim=config.hidden_dim,
                 vocab_size=config.vocab_size,

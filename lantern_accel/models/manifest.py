@@ -114,6 +114,10 @@ class ModelManifest(Manifest):
                 f"{d.prefix_length}) is not of this target (dim {t.dim}, {t.vocab_size} codes, grid "
                 f"{t.grid}, prefix {t.prefix_length - 1} for its drafter)"
             )
+        if d is not None and max(d.taps, default=0) > t.n_layer:
+            raise ValueError(
+                f"the drafter reads the states after block {max(d.taps)}, the target has {t.n_layer}"
+            )
         return self
 
     @property

@@ -52,8 +52,11 @@ def step_work(
                 drafter.n_layer, drafter.dim, drafter.ffn_dim, g.rows, nodes, g.drafter_slots
             )
             heads = 1 if index == 0 else nodes  # after the catch-up only the root's state is read
-            draft[0] += ops + 2 * g.rows * nodes * own + 2 * g.rows * heads * g.dim * g.vocab
-            draft[1] += itemsize * (size + own + g.dim * g.vocab)
+            # The target's states are joined where they are read: in the catch-up.
+            fuse = (g.taps + 1) * drafter.dim**2 if g.taps and index == 0 else 0
+            join = own + fuse
+            draft[0] += ops + 2 * g.rows * nodes * join + 2 * g.rows * heads * g.dim * g.vocab
+            draft[1] += itemsize * (size + join + g.dim * g.vocab)
             draft[1] += _logits(g.batch, g.rows, heads, g.vocab)
     ops, size = _blocks(
         target.n_layer, target.dim, target.hidden_dim, g.rows, g.nodes, g.target_slots

@@ -86,6 +86,7 @@ class ModelFeatures:
         text_dropout: float,
         encoded: Encoded | None = None,
         kept_bytes: int = 0,
+        taps: Sequence[int] = (),
     ) -> None:
         if len(prompts) < 2:
             raise DataError(
@@ -102,6 +103,7 @@ class ModelFeatures:
         self._encoded = encoded or Encoded(pipeline, self.prompts)
         self._kept: dict[tuple[int, bool, int], Tensor] = {}
         self._room = kept_bytes
+        self._taps = {"taps": tuple(taps)} if taps else {}  # which not every family's target has
 
     @property
     def gpt(self) -> Teacher:
@@ -151,7 +153,7 @@ class ModelFeatures:
             # A few batch sizes, since some devices compile each.
             rows = (new + new[:1] * len(keys))[: min(1 << (len(new) - 1).bit_length(), len(keys))]
             seen = None if mask is None else mask[rows]
-            made = target.forward_dense(condition[rows], codes[rows, :-1], seen)
+            made = target.forward_dense(condition[rows], codes[rows, :-1], seen, **self._taps)
             for i, row in zip(new, made, strict=False):
                 found[i] = row
                 if keys[i] not in self._kept and row.nbytes <= self._room:
@@ -282,7 +284,7 @@ def run_model_drafter(
         )
     source = ModelFeatures(
         pipeline, named, codes, device, text_dropout=config.text_dropout, encoded=encoded,
-        kept_bytes=int(config.kept_gib * GIB),
+        kept_bytes=int(config.kept_gib * GIB), taps=config.taps,
     )  # fmt: skip
     vq = model.vq
     book = vq.codebook() if manifest.neighbour_space == "decoder" else vq.quantize.embedding.weight

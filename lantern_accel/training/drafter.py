@@ -7,7 +7,7 @@ The embedding comes from the target and stays frozen, as does the head. What is 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,12 +72,13 @@ class TextTargetFeatures:
         *,
         text_dropout: float,
         compile: bool,
+        taps: Sequence[int] = (),
     ) -> None:
         self.family = family("llamagen")
         self.key = "own"  # one folder holds one target
         self.target = target.to(device.device).eval().requires_grad_(False)
         self._batches = {False: train, True: heldout}
-        self._device, self._dropout = device, text_dropout
+        self._device, self._dropout, self._taps = device, text_dropout, taps
         device.adopt(target)
         states: Callable[..., Tensor] = target.features
         self._states = device.backend.compile(states) if compile else states
@@ -98,7 +99,7 @@ class TextTargetFeatures:
             drop = torch.cat((drop, ~drop))
         ids, mask, codes, dropped = self._device.to(*batch, drop)
         with torch.no_grad(), self._device.autocast():
-            states = self._states(ids, mask, dropped, codes)
+            states = self._states(ids, mask, dropped, codes, self._taps)
         return Features(codes, states.detach().float(), mask)
 
 
@@ -123,7 +124,7 @@ class DrafterTask(Task):
             if codebook is None:
                 raise DataError("the lantern objective needs the codebook; this model has none")
             near = neighbourhoods(codebook, config.lantern_k)
-        self.drafter: Any = source.family.fresh_drafter(source.gpt, config.n_layer)
+        self.drafter: Any = source.family.fresh_drafter(source.gpt, config.n_layer, config.taps)
         if start is not None:
             self._begin_with(start)
         self.loss = DrafterLoss(self.drafter, source.gpt, config, near).to(device.device)
@@ -136,13 +137,15 @@ class DrafterTask(Task):
         self.kept = {k: v.clone() for k, v in self._weights().items()}
 
     def _begin_with(self, start: EagleDrafter) -> None:
-        """Take a trained drafter over; blocks beyond its own stay as they were drawn."""
+        """Take a trained drafter over; blocks and taps beyond its own stay as they were drawn."""
         ours, theirs = self.drafter.config, start.config
+        more = {"n_layer": theirs.n_layer, "taps": theirs.taps}
         fitting = isinstance(ours, DrafterConfig) and theirs.n_layer <= ours.n_layer
-        if not fitting or theirs != ours.model_copy(update={"n_layer": theirs.n_layer}):
+        fitting = fitting and theirs.taps in ((), ours.taps)
+        if not fitting or theirs != ours.model_copy(update=more):
             raise DataError(
                 f"the drafter to start from is {theirs!r}; this target's is {ours!r}, and only n_layer "
-                "may be less"
+                "may be less and taps be absent"
             )
         self.drafter.load_state_dict({**self.drafter.state_dict(), **start.state_dict()})
 

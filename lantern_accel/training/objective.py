@@ -54,6 +54,10 @@ class DrafterTrainConfig(TrainConfig):
     predicted_share: float = Field(
         0.0, ge=0, lt=1, description="positions that are fed the drafter's own prediction"
     )
+    taps: tuple[int, ...] = Field(
+        (),
+        description="blocks of the target, from 1, whose states are read beside its last (EAGLE-3)",
+    )
     images_at_once: int = Field(
         8, ge=1, description="images that a loaded model draws together to learn from"
     )
@@ -70,8 +74,9 @@ class Features:
     """One batch of a frozen target, on its device.
 
     ``codes`` int64 ``[B, n]``; ``states`` float32 ``[B, prefix + n - 1, D]``, the target's states
-    after the final norm over prompt and image; ``mask`` bool ``[B, prefix]``, None: no padding;
-    ``condition``: what the target was given, for a drafter that reads the prompt's own tokens.
+    after the final norm over prompt and image, those of taps before them in the last dimension;
+    ``mask`` bool ``[B, prefix]``, None: no padding; ``condition``: what the target was given, for a
+    drafter that reads the prompt's own tokens.
     """
 
     codes: Tensor
@@ -183,7 +188,7 @@ class DrafterLoss(nn.Module):
         condition: Tensor | None = None,
         own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss and ``[top-1, top-3, refused]``.
+        """Return the loss and ``[top-1, top-3, refused]``; of a drafter with taps ``D`` is wider.
 
         ``codes [B, n]``; ``states, noise [B, prefix + n - 1, D]`` of the target over prompt and
         image; ``mask`` bool ``[B, prefix - 1]``; ``condition``: the target's; ``own`` bool
@@ -193,7 +198,8 @@ class DrafterLoss(nn.Module):
         """
         config = self.config
         prefix = states.shape[1] - codes.shape[1] + 1
-        fed = (states + noise)[:, :-1]
+        fed = self.drafter.fused((states + noise)[:, :-1])
+        states = states[..., -self.head.shape[1] :]  # the taps' come first
         if own is not None:
             with torch.no_grad():
                 said = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)

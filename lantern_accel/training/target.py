@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +159,10 @@ class TextTarget(nn.Module):
         for layer in (cls.cap_proj.fc1, cls.cap_proj.fc2):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
-    def features(self, ids: Tensor, mask: Tensor, drop: Tensor, codes: Tensor) -> Tensor:
-        """Return the states over prompt and image, ``[B, prefix + n - 1, D]``.
+    def features(
+        self, ids: Tensor, mask: Tensor, drop: Tensor, codes: Tensor, taps: Sequence[int] = ()
+    ) -> Tensor:
+        """Return the states over prompt and image, ``[B, prefix + n - 1, D]``; ``taps``: the target's.
 
         Row ``prefix - 1 + n`` predicts token n.
 
@@ -170,7 +172,7 @@ class TextTarget(nn.Module):
         free = self.gpt.unconditional(cond.shape[0]).to(cond.dtype)
         # As in LlamaGen, the unconditional branch keeps the caption's padding mask.
         cond = torch.where(drop.view(-1, 1, 1), free * mask.unsqueeze(-1), cond)
-        return self.gpt.forward_dense(cond, codes[:, :-1], mask)
+        return self.gpt.forward_dense(cond, codes[:, :-1], mask, taps)
 
     def forward(self, ids: Tensor, mask: Tensor, drop: Tensor, codes: Tensor) -> Tensor:
         """Return the mean cross-entropy of the codes, nats a token."""

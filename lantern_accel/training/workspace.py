@@ -264,7 +264,7 @@ def run_drafter(
     train, judged = target_batches(work, _mixture(work), target.text.config, device, progress)
     source = TextTargetFeatures(
         target, train, judged["heldout_nll"], device,
-        text_dropout=config.text_dropout, compile=config.compile,
+        text_dropout=config.text_dropout, compile=config.compile, taps=config.taps,
     )  # fmt: skip
     codebook = load_tokenizer(work / "tokenizer").codebook()
     start = read_drafter(work / config.start_from) if config.start_from else None

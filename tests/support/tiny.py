@@ -19,11 +19,12 @@ def tiny_models(
     mixing: float = 0.5,
     sharpness: float = 2.0,
     blocks: int = 1,
+    taps: tuple[int, ...] = (),
 ) -> tuple[LlamaGenGPT, EagleDrafter]:
     """Build a target, and a drafter that takes the token's embedding for the target's next feature.
 
     ``mixing`` scales what attention and feed-forward add: the larger, the more of the context
-    matters and the worse the drafter. ``sharpness`` scales the logits. ``blocks``: the drafter's.
+    matters and the worse the drafter. ``sharpness`` scales the logits. ``blocks, taps``: the drafter's.
     """
     generator = torch.Generator().manual_seed(seed)
     target = LlamaGenGPT(
@@ -42,6 +43,7 @@ def tiny_models(
         DrafterConfig(
             dim=dim,
             n_layer=blocks,
+            taps=taps,
             n_head=2,
             ffn_dim=2 * dim,
             vocab_size=vocab,
@@ -64,6 +66,9 @@ def tiny_models(
     noise = 0.05 * torch.randn(dim, 2 * dim, generator=generator)
     drafter.fc.weight.copy_(torch.cat((torch.eye(dim), torch.zeros(dim, dim)), 1) + noise)
     drafter.fc.bias.zero_()
+    if drafter.fuse is not None:
+        drafter.fuse.weight.mul_(0.2)
+        drafter.fuse.weight[:, -dim:] += torch.eye(dim)
     return target, drafter
 
 

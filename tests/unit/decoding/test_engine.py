@@ -108,10 +108,12 @@ def test_relaxation_saves_steps_and_says_what_it_moved(models: Models, sampling:
     assert (loose.moved > 0).all() and not strict.moved.any()
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_what_the_drafter_caught_up_on_is_one_dense_pass(blocks: int) -> None:
+@pytest.mark.parametrize(("blocks", "taps"), [(1, ()), (3, ()), (1, (1,)), (2, (1, 2))])
+def test_what_the_drafter_caught_up_on_is_one_dense_pass(
+    blocks: int, taps: tuple[int, ...]
+) -> None:
     """Of prompt and known tokens, whatever was drafted and refused in between, in every block."""
-    target, drafter = models = tiny_models(0, blocks=blocks)
+    target, drafter = models = tiny_models(0, blocks=blocks, taps=taps)
     engine = engine_of(models, Strategy(tree=TREES["small_12"]), GREEDY, batch=2)
     start(engine)
     state, c = engine.state, target.config
@@ -124,7 +126,9 @@ def test_what_the_drafter_caught_up_on_is_one_dense_pass(blocks: int) -> None:
         for row in range(4):
             codes = state.tokens[row % 2 : row % 2 + 1, : known[row % 2]].long()
             seen = mask[row : row + 1]
-            features = target.forward_dense(condition[row : row + 1], codes[:, :-1], seen)
+            rows = condition[row : row + 1]
+            features = target.forward_dense(rows, codes[:, :-1], seen, taps)
+            assert features.shape[-1] == (len(taps) + 1) * c.dim
             dense = drafter.forward_image(None, codes, features, seen[:, :-1])
             torch.testing.assert_close(got[row], dense[0, -1], rtol=1e-4, atol=1e-4)
         engine.step()

@@ -130,11 +130,14 @@ def test_the_recorder_refuses_reads(wait: Any) -> None:
         wait(torch.ones(3))
 
 
+@pytest.mark.parametrize("drafter", [{}, {"n_layer": 2, "taps": (1, 2)}], ids=["eagle", "taps"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", NAMED)
-def test_a_step_runs_on_tensors_without_values(name: str, sampling: Sampling) -> None:
+def test_a_step_runs_on_tensors_without_values(
+    name: str, sampling: Sampling, drafter: dict[str, Any]
+) -> None:
     with FakeTensorMode(), torch.no_grad():
-        engine = fake_engine(NAMED[name], sampling)
+        engine = fake_engine(NAMED[name], sampling, **drafter)
         engine.state.length.fill_(3)
         for _ in range(2):
             engine.step()
@@ -142,10 +145,10 @@ def test_a_step_runs_on_tensors_without_values(name: str, sampling: Sampling) ->
             int(engine.state.length.min())
 
 
-def fake_engine(strategy: Strategy, sampling: Sampling) -> Engine:
+def fake_engine(strategy: Strategy, sampling: Sampling, **drafts: Any) -> Engine:
     """Build an engine from the sizes alone; call it where tensors have no values."""
     target = LlamaGenGPT(CONFIG[0])
-    drafter = EagleDrafter(CONFIG[1])
+    drafter = EagleDrafter(CONFIG[1].model_copy(update=drafts))
     table = torch.zeros(CONFIG[0].vocab_size, 10, dtype=torch.int32)
     return Engine(target, drafter, TensorOps(), strategy, sampling, batch=2, neighbours=table)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import lantern_accel
 from lantern_accel.decoding.acceptance import Rule, _absorbed
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.neighbours import neighbour_table
-from lantern_accel.errors import DataError, RequestError
+from lantern_accel.errors import DataError, ModelError, RequestError
 from lantern_accel.models.drafter import DrafterConfig
 from lantern_accel.models.families import family
 from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
@@ -148,6 +149,9 @@ def test_coupled_rows_are_joined_as_decoding_joins_them() -> None:
     batch = source.draw(3, random.Random(0), heldout=False, coupled=True)
 
     class Knows(torch.nn.Module):
+        def fused(self, features: torch.Tensor) -> torch.Tensor:
+            return features
+
         def forward_image(
             self, condition: object, codes: object, fed: object, mask: object
         ) -> object:
@@ -214,16 +218,19 @@ def test_a_loaded_model_gets_a_drafter_of_its_own_images(conditioning: str, tmp_
         assert torch.equal(exact.tokens, drafted.tokens)
 
 
-def test_a_drafter_is_trained_on_with_a_further_block(tmp_path: Path) -> None:
-    """What it had stays, the new block begins as next to nothing, and decoding stays exact."""
+@pytest.mark.parametrize("grown", [{"n_layer": 2}, {"taps": [1]}, {"n_layer": 2, "taps": [1]}])
+def test_a_drafter_grows(grown: dict[str, Any], tmp_path: Path) -> None:
+    """What it had stays, what is new begins as next to nothing, and decoding stays exact."""
     folder = write_tiny_model(tmp_path / "model", drafter=False)
     words: dict[str, object] = {"samples": 8, "prompts": ["red heart", "dog"]}
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
         device = TrainDevice(pipeline.backend, "float32")
         run_model_drafter(pipeline, config(steps=20), tmp_path / "drafter", device, **words)  # type: ignore[arg-type]
         (tmp_path / "drafter").rename(tmp_path / "first")
-        more = config(n_layer=2, start_from="first", lr=1e-9, weight_decay=0.0)
+        more = config(**grown, start_from="first", lr=1e-9, weight_decay=0.0)
         report = run_model_drafter(pipeline, more, tmp_path / "drafter", device, **words)  # type: ignore[arg-type]
+        with pytest.raises(ModelError, match="after block 3 of"):
+            run_model_drafter(pipeline, config(taps=[3]), tmp_path / "x", device, **words)  # type: ignore[arg-type]
         with pytest.raises(DataError, match="only n_layer may be less"):
             (tmp_path / "first" / "drafter.json").write_text(
                 (tmp_path / "drafter" / "drafter.json").read_text()
@@ -243,7 +250,8 @@ def test_a_drafter_is_trained_on_with_a_further_block(tmp_path: Path) -> None:
     assert report["heldout_top3"] == pytest.approx(first["curve"][-1]["heldout_top3"], abs=0.1)
     joined = with_drafter(folder, tmp_path / "drafter", tmp_path / "joined")
     with lantern_accel.load(joined, device="cpu", dtype="float32") as pipeline:
-        assert len(pipeline.model.drafter.layers) == 2
+        assert len(pipeline.model.drafter.layers) == grown.get("n_layer", 1)
+        assert pipeline.model.drafter.taps == tuple(grown.get("taps", ()))
         exact = pipeline.generate("red heart", strategy="vanilla", seed=0, temperature=0.0)
         for strategy in ("eagle", "eagle2"):
             drafted = pipeline.generate("red heart", strategy=strategy, seed=0, temperature=0.0)

@@ -59,7 +59,9 @@ def floor_bytes(engine: Engine, kind: str) -> int:
         passes = 1 + sum(bool(level) for level in drafting.tables.inner[1:])
     drafter = drafting.drafter
     each = _numbers(drafter.fc) + sum(_numbers(block) for block in drafter.layers)
-    return total + passes * (each * width + row * seen) + levels * head * width
+    once = 0 if drafter.fuse is None else _numbers(drafter.fuse)  # in the catch-up
+    seen_bytes = len(drafter.layers) * row * seen
+    return total + passes * (each * width + seen_bytes) + (once + levels * head) * width
 
 
 # --- timing -------------------------------------------------------------------------------------

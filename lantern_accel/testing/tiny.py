@@ -1,4 +1,7 @@
-"""A tiny seeded model: small enough to check a backend in seconds, random enough to show mistakes."""
+"""A tiny seeded model: small enough to check a backend in seconds, random enough to show mistakes.
+
+Its drafter has all that a drafter can have: it reads a lower block of the target too.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,13 @@ def tiny_model(ops: TensorOps, device: torch.device, dtype: torch.dtype) -> Tiny
         prefix_length=PREFIX, caption_dim=16,
     )  # fmt: skip
     drafter_config = DrafterConfig(
-        dim=32, n_head=4, ffn_dim=48, vocab_size=VOCAB, grid=GRID, prefix_length=PREFIX - 1
+        dim=32,
+        taps=(1,),
+        n_head=4,
+        ffn_dim=48,
+        vocab_size=VOCAB,
+        grid=GRID,
+        prefix_length=PREFIX - 1,
     )
     generator = torch.Generator().manual_seed(11)
     parts = (LlamaGenGPT(target_config, ops=ops), EagleDrafter(drafter_config, ops=ops))

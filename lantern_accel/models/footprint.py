@@ -129,8 +129,13 @@ def measure(
 ) -> Footprint:
     """Return what decoding ``batch`` images at once holds, without allocating it."""
     layers = manifest.target.n_layer
-    config = manifest.target.model_copy(update={"n_layer": min(TRACED_LAYERS, layers)})
-    small = manifest.model_copy(update={"target": config})
+    taps = len(getattr(manifest.drafter, "taps", ()))
+    traced = min(max(TRACED_LAYERS, taps), layers)
+    parts = {"target": manifest.target.model_copy(update={"n_layer": traced})}
+    if taps:  # which blocks they are does not matter, but all must be there
+        update = {"taps": tuple(range(1, taps + 1))}
+        parts["drafter"] = manifest.drafter.model_copy(update=update)
+    small = manifest.model_copy(update=parts)
     drafts = not isinstance(strategy.tree, NoTree)
     target = _build(kind, small, "target", dtype)
     drafter = _build(kind, small, "drafter", dtype) if drafts else None
@@ -158,7 +163,7 @@ def measure(
             if isinstance(out, Tensor):  # the finished images wait for the others
                 workspace[name] += (batch - together) * out.numel() // together
     cache = engine.verifying.cache.layout.nbytes
-    full = cache // config.n_layer * layers
+    full = cache // traced * layers
     return Footprint(
         weights=weight_bytes(kind, manifest, dtype),
         buffers=engine.nbytes - cache + full,

@@ -10,7 +10,7 @@ lantern-accel train target --work "$work" --config "$here/target-small.json"
 lantern-accel train target --work "$work" --config "$here/target.json"
 lantern-accel train drafter --work "$work" --config "$here/drafter.json"
 lantern-accel train bundle "$to" --work "$work" --name lantern-emoji --cfg-scale 1.5 --top-k 256 \
-  --top-p 0.7 --tree 0,1,2,00,01 --lambda 2 --lantern-k 10 --delta 0.6
+  --top-p 0.7 --tree 0,1,00,01,10,000,001,100 --lambda 2 --lantern-k 10 --delta 0.6
 # The drafter learns on from what the model itself draws with these defaults.
 lantern-accel train drafter --model "$to" --work "$work/own" --config "$here/drafter-own.json" \
   --prompts "$here/prompts.txt" --samples "$(wc -l < "$here/prompts.txt")" --into "$to"

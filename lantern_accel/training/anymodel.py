@@ -31,9 +31,9 @@ from lantern_accel.training.progress import NullProgress, Progress
 
 HELD_OUT_SHARE = 0.05
 CODES = "codes.pt"
-#: Memory for encoded prompts; what goes beyond is encoded when it is drawn.
-KEPT_BYTES = 1 << 30
 GIB = 1 << 30
+#: Memory for encoded prompts; what goes beyond is encoded when it is drawn.
+KEPT_BYTES = GIB
 
 Prompt = str | int
 

@@ -222,15 +222,15 @@ def test_a_loaded_model_gets_a_drafter_of_its_own_images(conditioning: str, tmp_
 def test_a_drafter_grows(grown: dict[str, Any], tmp_path: Path) -> None:
     """What it had stays, what is new begins as next to nothing, and decoding stays exact."""
     folder = write_tiny_model(tmp_path / "model", drafter=False)
-    words: dict[str, object] = {"samples": 8, "prompts": ["red heart", "dog"]}
+    words: dict[str, Any] = {"samples": 8, "prompts": ["red heart", "dog"]}
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
         device = TrainDevice(pipeline.backend, "float32")
-        run_model_drafter(pipeline, config(steps=20), tmp_path / "drafter", device, **words)  # type: ignore[arg-type]
+        run_model_drafter(pipeline, config(steps=20), tmp_path / "drafter", device, **words)
         (tmp_path / "drafter").rename(tmp_path / "first")
         more = config(**grown, start_from="first", lr=1e-9, weight_decay=0.0)
-        report = run_model_drafter(pipeline, more, tmp_path / "drafter", device, **words)  # type: ignore[arg-type]
+        report = run_model_drafter(pipeline, more, tmp_path / "drafter", device, **words)
         with pytest.raises(ModelError, match="after block 3 of"):
-            run_model_drafter(pipeline, config(taps=[3]), tmp_path / "x", device, **words)  # type: ignore[arg-type]
+            run_model_drafter(pipeline, config(taps=[3]), tmp_path / "x", device, **words)
         with pytest.raises(DataError, match="only n_layer may be less"):
             (tmp_path / "first" / "drafter.json").write_text(
                 (tmp_path / "drafter" / "drafter.json").read_text()
@@ -243,7 +243,7 @@ def test_a_drafter_grows(grown: dict[str, Any], tmp_path: Path) -> None:
                 config(start_from="first"),
                 tmp_path / "again",
                 device,
-                **words,  # type: ignore[arg-type]
+                **words,
             )
     first = json.loads((tmp_path / "first" / "report.json").read_text())
     assert report["parameters"] > first["parameters"]

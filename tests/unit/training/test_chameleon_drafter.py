@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,8 +99,8 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
     with opened(lumina) as pipe:
         device = TrainDevice(pipe.backend, "float32")
         settings = config(steps=80, evaluate_every=40)
-        words = {"prompts": PROMPTS[:2], "samples": 8, "size": SIZE}
-        report = run_model_drafter(pipe, settings, out, device, **words)  # type: ignore[arg-type]
+        words: dict[str, Any] = {"prompts": PROMPTS[:2], "samples": 8, "size": SIZE}
+        report = run_model_drafter(pipe, settings, out, device, **words)
         with pytest.raises(RequestError, match="cannot draw 17x8"):
             run_model_drafter(pipe, settings, out, device, size=(17, 8))
         long = {"prompts": ["fox", "fox " * 5000], "samples": 2, "size": SIZE}
@@ -111,7 +112,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
         with pytest.raises(DataError, match="start_from continues drafters of LlamaGen"):
             run_model_drafter(pipe, config(start_from="drafter"), out, device)
         with pytest.raises(ModelError, match="have one block and read"):
-            run_model_drafter(pipe, config(n_layer=2), out, device, **words)  # type: ignore[arg-type]
+            run_model_drafter(pipe, config(n_layer=2), out, device, **words)
     codes = torch.load(out / "codes.pt", weights_only=True)["codes"].view(8, 4, 9)
     assert (codes[:, :, -1] == 16).all()  # the newline's code
     assert report["curve"][-1]["loss"] < report["curve"][0]["loss"]

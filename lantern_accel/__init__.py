@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lantern_accel.api import generate, load
-    from lantern_accel.backend import Backend, BackendSpec
+    from lantern_accel.device.backend import Backend, BackendSpec
+    from lantern_accel.device.hookspecs import hookimpl
+    from lantern_accel.device.plugins import devices_report
     from lantern_accel.errors import (
         BackendError,
         CheckpointError,
@@ -23,19 +25,17 @@ if TYPE_CHECKING:
         RequestError,
         StrategyError,
     )
-    from lantern_accel.hookspecs import hookimpl
-    from lantern_accel.pipeline import Pipeline
-    from lantern_accel.plugins import devices_report
-    from lantern_accel.strategy import Sampling, Strategy
-    from lantern_accel.types import GenerationResult, GenerationStats
+    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.result import GenerationResult, GenerationStats
+    from lantern_accel.strategy.values import Sampling, Strategy
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "generate": "api",
     "load": "api",
-    "Backend": "backend",
-    "BackendSpec": "backend",
+    "Backend": "device.backend",
+    "BackendSpec": "device.backend",
     "BackendError": "errors",
     "CheckpointError": "errors",
     "DataError": "errors",
@@ -44,13 +44,13 @@ _HOMES = {
     "ModelError": "errors",
     "RequestError": "errors",
     "StrategyError": "errors",
-    "hookimpl": "hookspecs",
-    "Pipeline": "pipeline",
-    "devices_report": "plugins",
-    "Sampling": "strategy",
-    "Strategy": "strategy",
-    "GenerationResult": "types",
-    "GenerationStats": "types",
+    "hookimpl": "device.hookspecs",
+    "Pipeline": "generation.pipeline",
+    "devices_report": "device.plugins",
+    "Sampling": "strategy.values",
+    "Strategy": "strategy.values",
+    "GenerationResult": "generation.result",
+    "GenerationStats": "generation.result",
 }
 
 __all__ = [

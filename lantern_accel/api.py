@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lantern_accel.plugins import choose_device
-from lantern_accel.strategy import NeighbourSpace, Strategy, Tree
-from lantern_accel.types import GenerationResult
+from lantern_accel.device.plugins import choose_device
+from lantern_accel.generation.result import GenerationResult
+from lantern_accel.strategy.values import NeighbourSpace, Strategy, Tree
 
 if TYPE_CHECKING:
-    from lantern_accel.pipeline import Pipeline
+    from lantern_accel.generation.pipeline import Pipeline
 
 DEFAULT_MODEL = "lantern-emoji"
 
@@ -48,8 +48,8 @@ def load(
     """
     # The device comes before torch: its absence is told at once, and its environment is set in time.
     chosen = choose_device(device, options)
-    from lantern_accel.models.locate import named_parts
-    from lantern_accel.opening import open_pipeline
+    from lantern_accel.checkpoints.locate import named_parts
+    from lantern_accel.generation.opening import open_pipeline
 
     parts = named_parts(
         vq=vq,

@@ -24,9 +24,9 @@ from typing import Any
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import BackendError, LanternError, RequestError, did_you_mean
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.plugins import choose_device
 
 #: Environment that changes what runs; the report shows what was set.
 SHOWN = ("LANTERN_", "PT_", "HABANA_", "HLS_", "CUDA_", "TORCH", "OMP_")
@@ -185,7 +185,7 @@ def _generate(found: dict[str, Any]) -> str:
 
 
 def _bench(found: dict[str, Any]) -> str:
-    from lantern_accel.bench import BenchReport, table
+    from lantern_accel.measure.bench import BenchReport, table
 
     return table(BenchReport.model_validate(found))
 
@@ -201,13 +201,13 @@ def _profile(found: dict[str, Any]) -> str:
 
 
 def _stepcost(found: dict[str, Any]) -> str:
-    from lantern_accel.stepcost_report import StepCost
+    from lantern_accel.measure.stepcost_report import StepCost
 
     return StepCost.model_validate(found).table()
 
 
 def _race(found: dict[str, Any]) -> str:
-    from lantern_accel.race import Race
+    from lantern_accel.measure.interleave import Race
 
     report = Race.model_validate(found)
     return f"{report.table()}\n\n{report.checks or ''}".strip()
@@ -215,7 +215,7 @@ def _race(found: dict[str, Any]) -> str:
 
 def targets(folder: Path) -> list[dict[str, Any]]:
     """Compare the default options' step costs at batch 1 with what is asked; None: not measured."""
-    from lantern_accel.stepcost_report import StepCost
+    from lantern_accel.measure.stepcost_report import StepCost
 
     found = []
     for size, step, figure, bound, least in TARGETS:

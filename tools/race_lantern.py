@@ -26,20 +26,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.backend import Backend
 from lantern_accel.cli.console import say
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import parse_tree
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
-from lantern_accel.models.checkpoint import load_into, to_drafter_names, to_llamagen_names
-from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.models.sizes import llamagen_config
-from lantern_accel.models.transformer import pack
-from lantern_accel.plugins import open_backend
-from lantern_accel.race import Lap, Race, Runner, environment, race, read_stored
-from lantern_accel.strategy import Acceptance, Exact, LanternPP, Sampling, StaticTree, Strategy
+from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.families.llamagen.keys import load_into, to_drafter_names, to_llamagen_names
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.sizes import llamagen_config
+from lantern_accel.measure.interleave import Lap, Race, Runner, environment, race, read_stored
+from lantern_accel.nn.transformer import pack
+from lantern_accel.strategy.values import (
+    Acceptance,
+    Exact,
+    LanternPP,
+    Sampling,
+    StaticTree,
+    Strategy,
+)
 
 PREFIX = 120
 

@@ -25,17 +25,17 @@ from typing import Any
 
 import torch
 
-from lantern_accel.backend import Backend
 from lantern_accel.cli.console import say
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
-from lantern_accel.models.checkpoint import load_into, to_llamagen_names
-from lantern_accel.models.llamagen import LlamaGenGPT
-from lantern_accel.models.sizes import llamagen_config
-from lantern_accel.models.transformer import pack
-from lantern_accel.plugins import open_backend
-from lantern_accel.race import Race, Runner, Work, environment, race, read_stored
-from lantern_accel.strategy import Sampling, Strategy
+from lantern_accel.families.llamagen.keys import load_into, to_llamagen_names
+from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.families.llamagen.sizes import llamagen_config
+from lantern_accel.measure.interleave import Race, Runner, Work, environment, race, read_stored
+from lantern_accel.nn.transformer import pack
+from lantern_accel.strategy.values import Sampling, Strategy
 
 RUNNERS = {
     "official": "eager, caches made anew each call",

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import lantern_accel
 from lantern_accel.files import write_whole
-from lantern_accel.strategy import STRATEGIES
+from lantern_accel.strategy.values import STRATEGIES
 
 PROMPTS = (
     "red heart",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.backend import (
+from lantern_accel.device.backend import (
     Backend,
     Conditions,
     DeviceFacts,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.backend import KVCache, KVLayout
+from lantern_accel.device.backend import KVCache, KVLayout
 
 
 def allocate(layout: KVLayout) -> KVCache:

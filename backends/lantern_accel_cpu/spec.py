@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.spec import BackendSpec, Probe
+from lantern_accel.device.spec import BackendSpec, Probe
 
 if TYPE_CHECKING:
-    from lantern_accel.backend import Backend
+    from lantern_accel.device.backend import Backend
 
 
 class Spec(BackendSpec):
@@ -39,7 +39,7 @@ class Spec(BackendSpec):
         Option ``compile``: ``on``, ``off``, or ``auto``, which compiles a step where a request is so
         long that it pays.
         """
-        from lantern_accel.backend import check_options
+        from lantern_accel.device.backend import check_options
         from lantern_accel.errors import BackendError
         from lantern_accel_cpu.backend import DeviceBackend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.ops import TensorOps
+from lantern_accel.device.operations import TensorOps
 
 
 class TrainingOps(TensorOps):

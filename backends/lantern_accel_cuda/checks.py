@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lantern_accel.backend import DTYPES
-from lantern_accel.ops import KVCache, TensorOps
-from lantern_accel.strategy import STRATEGIES
+from lantern_accel.device.backend import DTYPES
+from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import numeric, tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, within
 from lantern_accel_cuda import attention as caches

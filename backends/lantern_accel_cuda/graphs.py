@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.backend import Replay
+from lantern_accel.device.backend import Replay
 from lantern_accel.errors import BackendError
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.backend import Stopwatch
+from lantern_accel.device.backend import Stopwatch
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from lantern_accel.device.spec import check_options
 from lantern_accel.errors import BackendError, did_you_mean
-from lantern_accel.spec import check_options
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "graph": ("step", "phases", "off"),

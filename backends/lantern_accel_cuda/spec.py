@@ -9,10 +9,10 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.spec import BackendSpec, Probe
+from lantern_accel.device.spec import BackendSpec, Probe
 
 if TYPE_CHECKING:
-    from lantern_accel.backend import Backend
+    from lantern_accel.device.backend import Backend
 
 
 class Spec(BackendSpec):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.backend import (
+from lantern_accel.device.backend import (
     Backend,
     DeviceFacts,
     KVCache,

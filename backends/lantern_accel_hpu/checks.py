@@ -13,7 +13,7 @@ from lantern_accel_hpu import operators
 from lantern_accel_hpu.kernels import HPUOps
 
 if TYPE_CHECKING:
-    from lantern_accel.backend import Backend
+    from lantern_accel.device.backend import Backend
 
 #: Largest difference of a fused kernel from the plain operators, for values of about 1.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}

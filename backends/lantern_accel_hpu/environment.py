@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lantern_accel.device.spec import Probe, check_options
 from lantern_accel.errors import BackendError, did_you_mean
-from lantern_accel.spec import Probe, check_options
 
 MODES = {
     "auto": "graph where PT_HPU_LAZY_MODE=1 is set, else compile",

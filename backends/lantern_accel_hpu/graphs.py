@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.backend import Replay
+from lantern_accel.device.backend import Replay
 from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.meters import is_out_of_memory, out_of_memory

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.ops import KVCache, KVLayout, TensorOps
+from lantern_accel.device.operations import KVCache, KVLayout, TensorOps
 from lantern_accel_hpu.bridge import Kernels
 
 #: Slots of a cache are a multiple of this, so that attention's matrices fill the matrix engine

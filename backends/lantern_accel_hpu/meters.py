@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lantern_accel.backend import Stopwatch
+from lantern_accel.device.backend import Stopwatch
+from lantern_accel.device.operations import KVLayout
 from lantern_accel.errors import BackendError
-from lantern_accel.ops import KVLayout
 from lantern_accel_hpu.bridge import Bridge
 
 

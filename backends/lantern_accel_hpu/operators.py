@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lantern_accel.backend import Backend, OperatorRule
+    from lantern_accel.device.backend import Backend, OperatorRule
     from lantern_accel.testing.result import Measured
 
 
@@ -227,7 +227,7 @@ def kernels(backend: Backend) -> Measured:
 
     What torch composes (``zeros``, ``stack``, ...) is seen here as the operators that it is made of.
     """
-    from lantern_accel.strategy import STRATEGIES
+    from lantern_accel.strategy.values import STRATEGIES
     from lantern_accel.testing import tiny
     from lantern_accel.testing.result import Failed, Measured, NotApplicable
 

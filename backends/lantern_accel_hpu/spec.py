@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.spec import BackendSpec, Probe
+from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel_hpu import environment
 
 if TYPE_CHECKING:
-    from lantern_accel.backend import Backend
+    from lantern_accel.device.backend import Backend
 
 
 class Spec(BackendSpec):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lantern_accel.hookspecs import hookimpl
-from lantern_accel.spec import BackendSpec
+from lantern_accel.device.hookspecs import hookimpl
+from lantern_accel.device.spec import BackendSpec
 
 
 @hookimpl

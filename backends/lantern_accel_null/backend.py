@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lantern_accel.backend import Backend, DeviceFacts
+from lantern_accel.device.backend import Backend, DeviceFacts
 
 
 class DeviceBackend(Backend):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.spec import BackendSpec, Probe
+from lantern_accel.device.spec import BackendSpec, Probe
 
 if TYPE_CHECKING:
-    from lantern_accel.backend import Backend
+    from lantern_accel.device.backend import Backend
 
 
 class Spec(BackendSpec):
@@ -28,7 +28,7 @@ class Spec(BackendSpec):
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open it; there are no options."""
-        from lantern_accel.backend import check_options
+        from lantern_accel.device.backend import check_options
         from lantern_accel_null.backend import DeviceBackend
 
         check_options(self.name, options, {})

@@ -41,7 +41,7 @@ def bench(
 
     options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
-        from lantern_accel import bench as measure  # torch, which the device precedes
+        from lantern_accel.measure import bench as measure  # torch, which the device precedes
 
         chosen = [
             pipeline.strategy(name, tree=None if name == "vanilla" else tree) for name in strategies

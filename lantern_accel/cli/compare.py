@@ -10,7 +10,7 @@ import typer
 from lantern_accel.cli.console import say
 
 if TYPE_CHECKING:
-    from lantern_accel.profiling.record import Run
+    from lantern_accel.measure.record import Run
     from lantern_accel.testing.kit import Report as ConformanceReport
 
 
@@ -34,9 +34,9 @@ def compare(
 
     Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
     """
-    from lantern_accel.profiling import render
-    from lantern_accel.profiling.comparison import compare as put_side_by_side
-    from lantern_accel.profiling.reading import check_comparable
+    from lantern_accel.report import render
+    from lantern_accel.report.comparison import compare as put_side_by_side
+    from lantern_accel.report.reading import check_comparable
 
     render.check_kind(output)
     runs, origins, conformance = _read(files, output)
@@ -58,8 +58,8 @@ def _read(files: list[str], output: Path) -> tuple[list[Run], list[str], list[Co
     import glob
 
     from lantern_accel.errors import RequestError
-    from lantern_accel.profiling.output import check_name
-    from lantern_accel.profiling.reading import read_file
+    from lantern_accel.measure.output import check_name
+    from lantern_accel.report.reading import read_file
     from lantern_accel.testing.kit import Report
 
     runs, origins, conformance = [], [], []

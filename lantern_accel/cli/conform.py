@@ -32,7 +32,7 @@ def conform(
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
 ) -> None:
     """Run the conformance checks; exit code 1 where one fails."""
-    from lantern_accel.plugins import choose_device
+    from lantern_accel.device.plugins import choose_device
 
     options = read_options(option)
     if software:

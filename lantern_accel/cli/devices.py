@@ -10,7 +10,7 @@ import typer
 from lantern_accel.cli.console import say
 
 if TYPE_CHECKING:
-    from lantern_accel.plugins import DeviceStatus
+    from lantern_accel.device.plugins import DeviceStatus
 
 STYLES = {"ready": "green", "not available": "dim", "broken": "red"}
 
@@ -27,7 +27,7 @@ def devices(
     """List the devices, and say why one is not available."""
     import json
 
-    from lantern_accel.plugins import devices_report, open_backend
+    from lantern_accel.device.plugins import devices_report, open_backend
 
     if device:
         with open_backend(device) as backend:

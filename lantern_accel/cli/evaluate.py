@@ -49,7 +49,7 @@ def evaluate(
 
     Parts: likelihood, ambiguity, interchange, frontier, distances, memorisation.
     """
-    from lantern_accel.plugins import choose_device
+    from lantern_accel.device.plugins import choose_device
 
     options = read_options(option, threads)
     choose_device(device, options)  # before torch: some devices read the environment then

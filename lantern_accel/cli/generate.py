@@ -14,7 +14,7 @@ from lantern_accel.cli.options import OPTION, read_options, read_size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from lantern_accel.types import GenerationResult
+    from lantern_accel.generation.result import GenerationResult
 
 
 def register(app: typer.Typer) -> None:
@@ -176,7 +176,7 @@ def _check_output(output: Path, json_path: str) -> None:
 
 def _keep(images: list[Image], output: Path) -> None:
     """Write the images that were finished before a device was lost, and say where."""
-    from lantern_accel.types import save_images
+    from lantern_accel.generation.result import save_images
 
     if images:
         written = save_images(images, output)
@@ -205,7 +205,7 @@ def _write(result: GenerationResult, output: Path, columns: int, scale: int) -> 
 
 
 def _summary(result: GenerationResult, written: list[Path]) -> None:
-    from lantern_accel.strategy import StaticTree
+    from lantern_accel.strategy.values import StaticTree
 
     stats = result.stats
     seconds = stats.seconds

@@ -12,7 +12,7 @@ from lantern_accel.cli.console import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lantern_accel.plan import MemoryPlan
+    from lantern_accel.memory.plan import MemoryPlan
 
 commands = typer.Typer(
     help="List models, check a folder, plan memory, fetch published weights.",
@@ -63,16 +63,16 @@ def listing(
 
 
 def _preset_rows() -> list[dict[str, Any]]:
-    from lantern_accel.presets import PRESETS
+    from lantern_accel.strategy.presets import PRESETS
 
     return [one.model_dump(mode="json") for one in PRESETS]
 
 
 def _model_rows(parts: bool) -> list[dict[str, Any]]:
-    from lantern_accel.models.bundle import bundled_models, read_manifest
-    from lantern_accel.models.families import family_names
-    from lantern_accel.models.hub import at_hand
-    from lantern_accel.models.registry import parts_of, published
+    from lantern_accel.checkpoints.bundle import bundled_models, read_manifest
+    from lantern_accel.checkpoints.hub import at_hand
+    from lantern_accel.families.base import family_names
+    from lantern_accel.families.published import parts_of, published
 
     rows = []
     for name, folder in bundled_models().items():
@@ -113,8 +113,8 @@ def _model_rows(parts: bool) -> list[dict[str, Any]]:
 
 def _memory(name: str) -> dict[str, Any]:
     """Return peaks by dtype, and for each device with known memory the dtypes that fit it."""
-    from lantern_accel.plan import usual_peaks
-    from lantern_accel.profiles import load_profile, profile_names
+    from lantern_accel.device.datasheets import load_profile, profile_names
+    from lantern_accel.memory.plan import usual_peaks
 
     peaks = usual_peaks(name, LISTED)
     fits = {}
@@ -126,8 +126,8 @@ def _memory(name: str) -> dict[str, Any]:
 
 
 def _model_line(row: dict[str, Any]) -> str:
-    from lantern_accel.memory import size
-    from lantern_accel.models.hub import human_size
+    from lantern_accel.checkpoints.hub import human_size
+    from lantern_accel.memory.limits import size
 
     words = [row["summary"] or row["kind"]]
     if row["memory_bytes"]:
@@ -153,10 +153,10 @@ def check(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Say what PATH holds and what is missing; exit code 1 where it cannot be decoded with."""
-    from lantern_accel.models.check import NAMES
-    from lantern_accel.models.check import check as examine
-    from lantern_accel.models.hub import human_size
-    from lantern_accel.models.locate import named_parts
+    from lantern_accel.checkpoints.check import NAMES
+    from lantern_accel.checkpoints.check import check as examine
+    from lantern_accel.checkpoints.hub import human_size
+    from lantern_accel.checkpoints.locate import named_parts
 
     given = named_parts(vq=vq, drafter=drafter, text_encoder=text_encoder)
     found = examine(path, given)
@@ -203,9 +203,9 @@ def plan(
     Exit code 1 where it does not fit.
     """
     from lantern_accel.errors import RequestError
-    from lantern_accel.memory import size
-    from lantern_accel.plan import parse_size, planner_for
-    from lantern_accel.strategy import Sampling, validated
+    from lantern_accel.memory.limits import size
+    from lantern_accel.memory.plan import parse_size, planner_for
+    from lantern_accel.strategy.values import Sampling, validated
 
     if text_device not in ("device", "cpu"):
         raise RequestError(f"--text-device is device or cpu, not {text_device!r}")
@@ -259,8 +259,8 @@ def plan(
 def _plan_table(made: MemoryPlan) -> Table:
     from rich.table import Table
 
-    from lantern_accel.memory import size
-    from lantern_accel.models.check import NAMES
+    from lantern_accel.checkpoints.check import NAMES
+    from lantern_accel.memory.limits import size
 
     table = Table()
     table.add_column("what")
@@ -284,8 +284,8 @@ def fetch(
     name: str = typer.Argument(..., help="A published model or part."),
 ) -> None:
     """Fetch a published model with its parts into the Hugging Face cache; resumes where it stopped."""
-    from lantern_accel.models import hub
-    from lantern_accel.models.registry import entry
+    from lantern_accel.checkpoints import hub
+    from lantern_accel.families.published import entry
 
     for part, path in hub.resolve(entry(name), lambda text: say(text, to_stderr=True)).items():
         say(str(path), label=part, style="bold")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lantern_accel.cli.console import say
 
 if TYPE_CHECKING:
-    from lantern_accel.pipeline import Pipeline
+    from lantern_accel.generation.pipeline import Pipeline
 
 Advance = Callable[[int, int], None]
 

@@ -51,7 +51,7 @@ def profile(
 
     Example: lantern-accel profile --device cpu --quick -o cpu.json
     """
-    from lantern_accel.profiling.output import check_name, check_output
+    from lantern_accel.measure.output import check_name, check_output
 
     check_name(name)
     check_output(output, resume=resume, trace=trace)
@@ -66,8 +66,8 @@ def profile(
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         loaded = time.perf_counter() - began
         # Below here torch is imported, which the device precedes.
-        from lantern_accel.profiling import asking
-        from lantern_accel.profiling.protocol import Profiler, Request
+        from lantern_accel.measure import asking
+        from lantern_accel.measure.protocol import Profiler, Request
 
         given = {"samples": samples, "seconds": seconds, "quality_images": quality_images}
         changes = {name: value for name, value in given.items() if value is not None}

@@ -9,7 +9,7 @@ import typer
 from lantern_accel.cli.console import say
 
 if TYPE_CHECKING:
-    from lantern_accel.profiles import DeviceProfile
+    from lantern_accel.device.datasheets import DeviceProfile
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +24,7 @@ def profiles(
     """List and check the device profiles: peaks, memory, power, each figure with its source."""
     import json
 
-    from lantern_accel.profiles import all_profiles, load_profile
+    from lantern_accel.device.datasheets import all_profiles, load_profile
 
     found = [load_profile(name)] if name else all_profiles()
     if as_json:

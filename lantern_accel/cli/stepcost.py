@@ -42,14 +42,14 @@ def stepcost(
     """Time a vanilla step, verification alone and a whole step on random weights of a real size."""
     import json
 
+    from lantern_accel.device.plugins import open_backend
     from lantern_accel.errors import RequestError
-    from lantern_accel.plugins import open_backend
 
     if tokens_per_step and acceptance_from:
         raise RequestError("give --tokens-per-step or --acceptance-from, not both")
     with open_backend(device, read_options(option, threads)) as backend:
-        from lantern_accel.stepcost import measure, parse_nodes
-        from lantern_accel.stepcost_report import Acceptance, read_acceptance
+        from lantern_accel.measure.stepcost import measure, parse_nodes
+        from lantern_accel.measure.stepcost_report import Acceptance, read_acceptance
 
         acceptance = None
         if tokens_per_step:

@@ -73,7 +73,7 @@ def _stage(
     options: dict[str, Any],
     **overrides: Any,
 ) -> None:
-    from lantern_accel.plugins import choose_device
+    from lantern_accel.device.plugins import choose_device
 
     # The device comes before torch, which the trainers import: some read the environment then.
     found = choose_device(device, options)
@@ -204,12 +204,12 @@ def drafter(
             **over,
         )
         return
-    from lantern_accel.plugins import choose_device
+    from lantern_accel.device.plugins import choose_device
 
     choose_device(device, options)  # before torch, as above
     import lantern_accel
+    from lantern_accel.checkpoints.bundle import bundled_models
     from lantern_accel.errors import DataError
-    from lantern_accel.models.bundle import bundled_models
     from lantern_accel.training.anymodel import run_model_drafter
     from lantern_accel.training.device import TrainDevice
     from lantern_accel.training.objective import DrafterTrainConfig
@@ -269,10 +269,10 @@ def bundle(
     summary: str = typer.Option("", help="One line for listings."),
 ) -> None:
     """Put the trained parts together as a model folder."""
+    from lantern_accel.checkpoints.bundle import ModelDefaults
     from lantern_accel.decoding.trees import parse_tree
     from lantern_accel.errors import StrategyError
-    from lantern_accel.models.bundle import ModelDefaults
-    from lantern_accel.strategy import (
+    from lantern_accel.strategy.values import (
         DynamicTree,
         Lantern,
         LanternPP,

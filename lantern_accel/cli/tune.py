@@ -30,12 +30,12 @@ def tune(
     import lantern_accel
     from lantern_accel.errors import StrategyError
     from lantern_accel.files import write_json
-    from lantern_accel.strategy import StaticTree
+    from lantern_accel.strategy.values import StaticTree
 
     options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
-        from lantern_accel.tune import tune as find  # torch, which the device precedes
-        from lantern_accel.tuned import tuned_path
+        from lantern_accel.measure.tune import tune as find  # torch, which the device precedes
+        from lantern_accel.strategy.store import tuned_path
 
         chosen = pipeline.strategy(strategy)
         if not isinstance(chosen.tree, StaticTree):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.acceptance import Accepted
+from lantern_accel.decoding.accept import Accepted
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.decoding.verify import Verifying

@@ -15,11 +15,11 @@ from lantern_accel.decoding.logits import distribution, draw_without_replacement
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.trees import DraftTree, TreeTables
-from lantern_accel.models.drafter import EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenGPT
-from lantern_accel.models.transformer import Pass
-from lantern_accel.ops import KVCache, TensorOps
-from lantern_accel.strategy import DynamicTree, Sampling
+from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.families.llamagen.drafter import EagleDrafter
+from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.nn.transformer import Pass
+from lantern_accel.strategy.values import DynamicTree, Sampling
 
 #: Lowest log-probability of a draft: keeps sums finite and strictly falling from parent to child.
 FLOOR = -1e4

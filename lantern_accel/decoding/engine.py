@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.acceptance import Accepted, Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.accept import Accepted, Rule, accept_greedy, accept_sampling
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.logits import distribution, draw
@@ -21,11 +21,11 @@ from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.trees import DraftTree, TreeTables, tree_paths, tree_size
 from lantern_accel.decoding.uniforms import draw_uniforms
 from lantern_accel.decoding.verify import Verifying
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError, StrategyError
-from lantern_accel.models.drafter import EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenGPT
-from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import DynamicTree, NoTree, Sampling, Strategy
+from lantern_accel.families.llamagen.drafter import EagleDrafter
+from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.strategy.values import DynamicTree, NoTree, Sampling, Strategy
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.strategy import Sampling
+from lantern_accel.strategy.values import Sampling
 
 
 def guide(logits: Tensor, scale: Tensor | None, image_scale: float | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy import ChainTree, DynamicTree, NoTree, Path, StaticTree, Tree
+from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, Path, StaticTree, Tree
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def parse_tree(text: str) -> Tree:
     of ranks such as ``0,1,00,01,000`` (single digits). Raises :class:`StrategyError`.
     """
     from lantern_accel.errors import did_you_mean
-    from lantern_accel.strategy import validated
+    from lantern_accel.strategy.values import validated
 
     kind, _, rest = text.strip().partition(":")
     try:

@@ -11,9 +11,9 @@ from torch import Tensor
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.models.llamagen import LlamaGenGPT
-from lantern_accel.models.transformer import Pass, dense_visible
-from lantern_accel.ops import KVCache, TensorOps
+from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.nn.transformer import Pass, dense_visible
 
 
 @dataclass

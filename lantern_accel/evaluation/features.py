@@ -1,6 +1,6 @@
 """Distances between pictures as a network sees them: EfficientNet-Lite0, trained on ImageNet.
 
-The network is :mod:`lantern_accel.profiling.features`'s; the extra ``eval`` brings its weights. Without
+The network is :mod:`lantern_accel.quality.features`'s; the extra ``eval`` brings its weights. Without
 them feature distances are left out, and pixel ones stay.
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.profiling import features as network
+from lantern_accel.quality import features as network
 
 NETWORK = f"{network.NETWORK} (kid); maps of its five resolutions (distance)"
 MISSING = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from lantern_accel.evaluation.schema import FrontierPoint, Settings
-from lantern_accel.pipeline import Pipeline
-from lantern_accel.strategy import Strategy
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.strategy.values import Strategy
 
 
 def strategies(pipeline: Pipeline, settings: Settings) -> Iterator[Strategy]:

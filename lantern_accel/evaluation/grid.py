@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from lantern_accel.files import write_whole
-from lantern_accel.pipeline import Pipeline
+from lantern_accel.generation.pipeline import Pipeline
 
 
 def draw_grid(

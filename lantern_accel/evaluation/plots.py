@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation.schema import Evaluation
 from lantern_accel.files import write_whole
-from lantern_accel.strategy import Lantern, LanternPP
+from lantern_accel.strategy.values import Lantern, LanternPP
 
 
 def _figure(panels: int, width: float = 4.2, height: float = 3.4) -> tuple[Any, Any]:

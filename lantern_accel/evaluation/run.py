@@ -20,10 +20,10 @@ from lantern_accel.evaluation.frontier import frontier
 from lantern_accel.evaluation.interchange import interchange
 from lantern_accel.evaluation.prompts import FORTY
 from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings
-from lantern_accel.evaluation.scoring import ambiguity, encode_images, likelihood
 from lantern_accel.evaluation.text import text_ambiguity
 from lantern_accel.files import write_json
-from lantern_accel.pipeline import Pipeline
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
 from lantern_accel.training.imageset import ImageSet, read_images
 from lantern_accel.training.progress import NullProgress, Progress
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lantern_accel.profiling.record import Interval
-from lantern_accel.strategy import Strategy
+from lantern_accel.measure.record import Interval
+from lantern_accel.strategy.values import Strategy
 
 SCHEMA: Literal[1] = 1
 

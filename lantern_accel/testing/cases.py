@@ -3,7 +3,7 @@
 One import and one fixture::
 
     import pytest
-    from lantern_accel.plugins import open_backend
+    from lantern_accel.device.plugins import open_backend
     from lantern_accel.testing import *
 
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from lantern_accel.backend import Backend
+from lantern_accel.device.backend import Backend
 from lantern_accel.testing.kit import CHECKS, Check, Outcome, run_check
 
 

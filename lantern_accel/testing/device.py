@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from lantern_accel.backend import Backend
+from lantern_accel.device.backend import Backend
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, on_card, within
 

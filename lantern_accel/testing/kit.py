@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from lantern_accel.backend import Backend
+from lantern_accel.device.backend import Backend
 from lantern_accel.errors import BackendError, did_you_mean
 from lantern_accel.testing import device, numeric, static
 from lantern_accel.testing.result import Failed, Measured, NeedsCard, NotApplicable
 
 if TYPE_CHECKING:
-    from lantern_accel.plugins import Chosen
+    from lantern_accel.device.plugins import Chosen
 
 Check = Callable[[Backend], Measured]
 
@@ -188,10 +188,10 @@ def conform(
     """Open a device, run the checks, write the reports that are asked for.
 
     ``device``: a name with ``options`` for the backend, or what
-    :func:`~lantern_accel.plugins.choose_device` found.
+    :func:`~lantern_accel.device.plugins.choose_device` found.
     """
+    from lantern_accel.device.plugins import choose_device
     from lantern_accel.files import write_json, write_whole
-    from lantern_accel.plugins import choose_device
 
     chosen = choose_device(device, options) if isinstance(device, str) else device
     with chosen.open() as backend:

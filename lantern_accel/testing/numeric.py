@@ -7,13 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.backend import DTYPES, Backend
-from lantern_accel.decoding.acceptance import Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.accept import Rule, accept_greedy, accept_sampling
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import DraftTree, TreeTables, parse_tree, tree_paths
-from lantern_accel.ops import KVCache
-from lantern_accel.strategy import STRATEGIES, LanternPP
+from lantern_accel.device.backend import DTYPES, Backend
+from lantern_accel.device.operations import KVCache
+from lantern_accel.strategy.values import STRATEGIES, LanternPP
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, within
 

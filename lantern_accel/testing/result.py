@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lantern_accel.backend import Backend
+    from lantern_accel.device.backend import Backend
 
 
 @dataclass(frozen=True)

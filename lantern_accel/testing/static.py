@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from lantern_accel.backend import Backend
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.strategy import STRATEGIES
+from lantern_accel.device.backend import Backend
+from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable
 from lantern_accel.testing.trace import Recorder, fake, first_difference, source_line

@@ -11,15 +11,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.backend import Backend
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import parse_tree
-from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.models.transformer import pack
-from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import DynamicTree, Sampling, StaticTree, Strategy, named_strategy
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.nn.transformer import pack
+from lantern_accel.strategy.values import (
+    DynamicTree,
+    Sampling,
+    StaticTree,
+    Strategy,
+    named_strategy,
+)
 
 VOCAB, GRID, PREFIX = 48, 5, 4
 

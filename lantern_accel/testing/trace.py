@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from lantern_accel.backend import OperatorRule
+    from lantern_accel.device.backend import OperatorRule
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -92,7 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
     signatures replay as one graph. ``operators`` None allows any; ``rules`` are a backend's further ones
-    (:meth:`~lantern_accel.backend.Backend.operator_rules`); one for ``"operators"`` replaces the list.
+    (:meth:`.Backend.operator_rules`); one for ``"operators"`` replaces the list.
     """
 
     def __init__(

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern_accel.checkpoints.bundle import ModelManifest
 from lantern_accel.errors import DataError
-from lantern_accel.evaluation.scoring import GUIDED, encode_images
+from lantern_accel.families.base import Conditions, Family, Size
 from lantern_accel.files import write_whole
-from lantern_accel.models.bundle import ModelManifest
-from lantern_accel.models.families import Conditions, Family, Size
-from lantern_accel.pipeline import Pipeline
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.scoring import GUIDED, encode_images
 from lantern_accel.training.augment import to_float
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import read_drafter, train_drafter

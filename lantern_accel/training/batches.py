@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lantern_accel.errors import DataError
-from lantern_accel.models.text import PAD_ID, TextEncoderConfig, place
-from lantern_accel.models.words import normalise
+from lantern_accel.families.llamagen.text import PAD_ID, TextEncoderConfig, place
+from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.training.captions import caption, plain_caption
 from lantern_accel.training.data import Record
 from lantern_accel.training.scenes import Scene, scene_caption

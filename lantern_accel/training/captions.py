@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from lantern_accel.models.words import normalise
+from lantern_accel.families.llamagen.words import normalise
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

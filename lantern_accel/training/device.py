@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.backend import Backend
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import BackendError
-from lantern_accel.ops import TensorOps
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
@@ -138,6 +138,6 @@ def open_train_device(
     device: str = "auto", precision: Precision = "auto", options: Mapping[str, Any] | None = None
 ) -> TrainDevice:
     """Open a device by a backend's name for training; see :func:`lantern_accel.load`."""
-    from lantern_accel.plugins import open_backend
+    from lantern_accel.device.plugins import open_backend
 
     return TrainDevice(open_backend(device, options), precision)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
+from lantern_accel.families.llamagen.vq import VQModel
 from lantern_accel.files import write_whole
-from lantern_accel.models.vq import VQModel
 from lantern_accel.training.augment import flip, random_place, to_float, to_uint8
 from lantern_accel.training.data import EmojiDataset
 from lantern_accel.training.progress import NullProgress, Progress

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lantern_accel.errors import DataError
-from lantern_accel.models.llamagen import CaptionEmbedder, LlamaGenGPT
-from lantern_accel.models.transformer import Attention, Block, FeedForward, RMSNorm
+from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenGPT
+from lantern_accel.nn.transformer import Attention, Block, FeedForward, RMSNorm
 
 
 def _paste(into: Tensor, old: Tensor) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lantern_accel.decoding.logits import guide
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rows import Allowed
-from lantern_accel.models.transformer import Projection
+from lantern_accel.nn.transformer import Projection
 from lantern_accel.training.common import TrainConfig
 
 

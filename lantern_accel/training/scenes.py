@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from lantern_accel.errors import DataError
-from lantern_accel.models.words import normalise
+from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.training import catalogue
 from lantern_accel.training.captions import STYLES, spoken_name
 from lantern_accel.training.data import EmojiDataset, Record

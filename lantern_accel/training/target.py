@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
+from lantern_accel.families.llamagen.keys import load_into, read_tensors
+from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.models.checkpoint import load_into, read_tensors
-from lantern_accel.models.llamagen import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
-from lantern_accel.models.text import TextEncoder, TextEncoderConfig
-from lantern_accel.models.transformer import PrefixRotary
+from lantern_accel.nn.transformer import PrefixRotary
 from lantern_accel.training.batches import Batches
 from lantern_accel.training.captions import STYLES
 from lantern_accel.training.common import TrainConfig, seed_everything

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation.features import MISSING, FeatureNet
+from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.models.vq import VQConfig, VQModel
 from lantern_accel.training.augment import augment, to_float
 from lantern_accel.training.codebook import CodebookAverage
 from lantern_accel.training.common import TrainConfig, seed_everything

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import ValidationError
 
+from lantern_accel.checkpoints.bundle import ModelDefaults, ModelManifest, read_manifest
 from lantern_accel.errors import DataError
+from lantern_accel.families.llamagen.drafter import DrafterConfig
+from lantern_accel.families.llamagen.model import LlamaGenConfig
+from lantern_accel.families.llamagen.text import TextEncoderConfig
+from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.files import write_json, write_whole
-from lantern_accel.models.bundle import ModelDefaults, ModelManifest, read_manifest
-from lantern_accel.models.drafter import DrafterConfig
-from lantern_accel.models.llamagen import LlamaGenConfig
-from lantern_accel.models.text import TextEncoderConfig
-from lantern_accel.models.vq import VQConfig
 from lantern_accel.training.batches import Batches, SceneTokens
 from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
 from lantern_accel.training.catalogue import COMMON

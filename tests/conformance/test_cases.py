@@ -15,7 +15,7 @@ TOY = """
 import pytest
 import torch
 
-from lantern_accel.backend import Backend, DeviceFacts
+from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.testing import *
 
 

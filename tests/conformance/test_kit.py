@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import lantern_accel.decoding.engine as engine_module
-from lantern_accel.backend import Backend, MemoryUse, Replay, Stopwatch
 from lantern_accel.cli import main
+from lantern_accel.device.backend import Backend, MemoryUse, Replay, Stopwatch
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
-from lantern_accel.plugins import open_backend
 from lantern_accel.testing import CHECKS, Measured, NeedsCard, run_checks, static
 from lantern_accel.testing.kit import Report, checks_of, select
 

@@ -70,7 +70,7 @@ def test_conform_passes_all_that_needs_no_card(on_software_hpu: Run, tmp_path: P
 
 BUCKETS = """
 import sys, torch
-from lantern_accel.plugins import choose_device
+from lantern_accel.device.plugins import choose_device
 backend = choose_device("hpu", {"software": True, "mode": sys.argv[1]}).open()
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.software import dynamo, hpu
@@ -119,7 +119,7 @@ def test_two_hundred_steps_make_one_graph_a_bucket(on_software_hpu: Run, mode: s
 
 PLANT = """
 import sys, torch
-from lantern_accel.plugins import choose_device
+from lantern_accel.device.plugins import choose_device
 backend = choose_device("hpu", {"software": True}).open()
 import lantern_accel.decoding.engine as engine
 from lantern_accel.testing import checks_of, run_check

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import lantern_accel
-from lantern_accel.backend import Backend
-from lantern_accel.plugins import backend_specs, open_backend
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.plugins import backend_specs, open_backend
 from lantern_accel.testing import kit, tiny
 
 SPEC = backend_specs()["cuda"]

@@ -17,12 +17,12 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool = True) -> Path:
     from safetensors.torch import save_file
 
-    from lantern_accel.models.bundle import ModelDefaults, ModelManifest
-    from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
-    from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
-    from lantern_accel.models.text import TextEncoder, TextEncoderConfig
-    from lantern_accel.models.vq import VQConfig, VQModel
-    from lantern_accel.strategy import DynamicTree, Sampling, StaticTree
+    from lantern_accel.checkpoints.bundle import ModelDefaults, ModelManifest
+    from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+    from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+    from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
+    from lantern_accel.families.llamagen.vq import VQConfig, VQModel
+    from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
     from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer
 
     text = conditioning == "text"

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import lantern_accel
-from lantern_accel import bench
 from lantern_accel.errors import RequestError
+from lantern_accel.measure import bench
 
 CELLS = ("--strategy", "vanilla", "--strategy", "eagle", "--repeats", "2")
 

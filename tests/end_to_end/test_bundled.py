@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import lantern_accel
-from lantern_accel.models.bundle import bundled_models, read_manifest
-from lantern_accel.strategy import STRATEGIES
+from lantern_accel.checkpoints.bundle import bundled_models, read_manifest
+from lantern_accel.strategy.values import STRATEGIES
 
 MODEL = "lantern-emoji"
 

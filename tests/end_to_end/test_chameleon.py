@@ -11,8 +11,8 @@ from PIL import Image
 from support.chameleon import vocabulary, write_anole, write_lumina
 
 import lantern_accel
-from lantern_accel.models.families import Model
-from lantern_accel.pipeline import Pipeline
+from lantern_accel.families.base import Model
+from lantern_accel.generation.pipeline import Pipeline
 
 CODES = 16
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import lantern_accel
-from lantern_accel.strategy import STRATEGIES
+from lantern_accel.strategy.values import STRATEGIES
 
 
 def size(path: Path) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from support.official import (
     write_sizes,
 )
 
-from lantern_accel.models.weights import open_checkpoint
+from lantern_accel.checkpoints.weights import open_checkpoint
 
 
 def size(path: Path) -> tuple[int, int]:
@@ -200,7 +200,7 @@ def test_check_names_a_missing_shard(command, texts, tmp_path):
 
 
 def test_check_knows_the_bundled_model(command):
-    from lantern_accel.models.bundle import bundled_models
+    from lantern_accel.checkpoints.bundle import bundled_models
 
     done = command("models", "check", bundled_models()["lantern-emoji"])
     assert done.returncode == 0
@@ -227,7 +227,7 @@ def test_a_plan_for_a_device_that_is_not_here(command):
 def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
     command, classes, tmp_path, monkeypatch
 ):
-    from lantern_accel.backend import MemoryUse
+    from lantern_accel.device.backend import MemoryUse
     from lantern_accel_cpu.backend import DeviceBackend
 
     use = MemoryUse(in_use=0, limit=10**9, free=12 * 10**6)

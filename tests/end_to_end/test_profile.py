@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 import lantern_accel
-from lantern_accel.backend import Stopwatch
 from lantern_accel.cli import main
+from lantern_accel.device.backend import Stopwatch
 from lantern_accel.errors import BackendError, RequestError
-from lantern_accel.profiling import asking, ceilings, clock, protocol, published, samples
-from lantern_accel.profiling.protocol import Profiler, Request
-from lantern_accel.profiling.reading import read_run
-from lantern_accel.profiling.record import PHASES, Interval, Plan, PromptSet, is_measured
+from lantern_accel.measure import asking, ceilings, clock, protocol, samples
+from lantern_accel.measure.protocol import Profiler, Request
+from lantern_accel.measure.record import PHASES, Interval, Plan, PromptSet, is_measured
+from lantern_accel.report import published
+from lantern_accel.report.reading import read_run
 
 STRATEGIES = "vanilla,eagle,lantern++"
 PROMPTS = ("red heart", "dog face")
@@ -255,7 +256,7 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
         "PYTHONPATH": os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")]),
     }
     program = (
-        "import sys; from lantern_accel.profiling import ceilings, clock, protocol\n"
+        "import sys; from lantern_accel.measure import ceilings, clock, protocol\n"
         "ceilings.LARGEST_BUFFER = 2**20; ceilings.LARGEST_MATRIX = 512\n"
         "clock.RATIO = (0.3, 3); protocol.WRITE_EVERY = 0.0\n"
         "from lantern_accel.cli import main; sys.exit(main())"
@@ -419,7 +420,7 @@ def test_a_stopwatch_that_misses_the_work_ends_the_run(profiler, monkeypatch):
         one.measure()
     # Should the check on simple work be fooled, the samples are not.
     monkeypatch.setattr(clock, "RATIO", (0.0, 10.0))
-    monkeypatch.setattr("lantern_accel.profiling.reading.CLOCK_SLACK", 0.0)
+    monkeypatch.setattr("lantern_accel.report.reading.CLOCK_SLACK", 0.0)
     with pytest.raises(BackendError, match="does not wait for the device"):
         one.measure()
 
@@ -450,7 +451,7 @@ def test_a_counter_that_rises_keeps_the_warm_up_going():
 
 
 def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
-    from lantern_accel.profiling.quality import QualityStudy
+    from lantern_accel.measure.price import QualityStudy
 
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
         study = QualityStudy(pipeline, ["red heart", "dog face"], 3, 0, 1.0)
@@ -464,7 +465,7 @@ def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
 
 
 def test_a_price_that_lacked_its_package_is_completed(profiler, tmp_path, monkeypatch):
-    from lantern_accel.profiling import features
+    from lantern_accel.quality import features
 
     out = tmp_path / "run.json"
     monkeypatch.setattr(features, "PACKAGE", "a_package_that_nobody_has")
@@ -487,7 +488,7 @@ def test_a_device_in_software_is_not_timed(profiler, monkeypatch):
 
 
 def test_a_recording_that_keeps_its_phases_is_timed_itself(profiler, monkeypatch):
-    from lantern_accel.backend import Replay
+    from lantern_accel.device.backend import Replay
 
     class Recorded(Replay):
         captured, nbytes, seconds = True, 1000, 0.25

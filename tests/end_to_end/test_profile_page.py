@@ -35,8 +35,8 @@ def browser() -> Iterator[Any]:
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    from lantern_accel.profiling.comparison import compare
-    from lantern_accel.profiling.render import write
+    from lantern_accel.report.comparison import compare
+    from lantern_accel.report.render import write
 
     runs = [
         invented_run("one", batches=(1, 4)),

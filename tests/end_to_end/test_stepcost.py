@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lantern_accel import rates
 from lantern_accel.cli import main
+from lantern_accel.measure import rates
 
 
 @pytest.fixture(autouse=True)

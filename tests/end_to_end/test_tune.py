@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lantern_accel
-from lantern_accel import tune, tuned
 from lantern_accel.errors import LanternWarning
-from lantern_accel.strategy import StaticTree
+from lantern_accel.measure import tune
+from lantern_accel.strategy import store as tuned
+from lantern_accel.strategy.values import StaticTree
 
 RATE = st.floats(0.01, 0.99)
 

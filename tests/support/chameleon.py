@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.models.chameleon_text import image_token_name
-from lantern_accel.models.chameleon_vq import ChameleonVQ, chameleon_vq_config
+from lantern_accel.families.chameleon.text import image_token_name
+from lantern_accel.families.chameleon.vq import ChameleonVQ, chameleon_vq_config
 
 NAMES = {
     "model.embed_tokens.weight": "tok_embeddings.weight",

@@ -6,10 +6,10 @@ import torch
 
 from lantern_accel.decoding.engine import Decoded, Engine
 from lantern_accel.decoding.trees import MC_SIM_7B_63, SMALL_12
-from lantern_accel.models.drafter import EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenGPT
-from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import (
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.llamagen.drafter import EagleDrafter
+from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,
     Lantern,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lantern_accel.models.vq import VQConfig, VQModel
+from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 
 
 def gpt_weights(

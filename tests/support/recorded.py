@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.models.checkpoint import load_into, to_drafter_names, to_llamagen_names
-from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import Sampling, Strategy
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.families.llamagen.keys import load_into, to_drafter_names, to_llamagen_names
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.strategy.values import Sampling, Strategy
 from support.golden import golden, golden_metadata
 
 

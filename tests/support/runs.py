@@ -10,8 +10,9 @@ from typing import Any
 
 from PIL import Image
 
-from lantern_accel.backend import DeviceFacts
-from lantern_accel.profiling.record import (
+from lantern_accel.device.backend import DeviceFacts
+from lantern_accel.measure.intervals import digest
+from lantern_accel.measure.record import (
     Ceilings,
     Cell,
     ClockCheck,
@@ -30,8 +31,13 @@ from lantern_accel.profiling.record import (
     Warmup,
     Work,
 )
-from lantern_accel.profiling.statistics import digest
-from lantern_accel.strategy import DynamicTree, Sampling, StaticTree, Strategy, named_strategy
+from lantern_accel.strategy.values import (
+    DynamicTree,
+    Sampling,
+    StaticTree,
+    Strategy,
+    named_strategy,
+)
 
 PROMPTS: list[str | int] = ["red heart", "dog face", "pizza", "rocket"]
 TREE = StaticTree(paths=((0,), (1,), (0, 0)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.models.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 
 
 def tiny_models(

@@ -51,7 +51,7 @@ def test_no_placeholder_is_left_in_the_readme():
 
 
 def test_the_porting_example_is_a_backend(monkeypatch, tmp_path):
-    from lantern_accel import plugins
+    from lantern_accel.device import plugins
 
     block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.S) if "hookimpl" in b)
     (tmp_path / "my_package.py").write_text(block)

@@ -11,9 +11,9 @@ from support.golden import golden, golden_metadata
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding.acceptance import Accepted, Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.accept import Accepted, Rule, accept_greedy, accept_sampling
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.strategy import Exact, Lantern, LanternPP, Sampling
+from lantern_accel.strategy.values import Exact, Lantern, LanternPP, Sampling
 
 CASES: list[dict[str, Any]] = json.loads(golden_metadata("lantern/acceptance")["cases"])
 

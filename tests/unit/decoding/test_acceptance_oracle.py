@@ -13,9 +13,9 @@ from support import oracle
 from support.tree_tensors import children_of, depths_of, draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding.acceptance import Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.accept import Rule, accept_greedy, accept_sampling
 from lantern_accel.decoding.logits import draw, draw_without_replacement
-from lantern_accel.strategy import Acceptance, Exact, Lantern, LanternPP, Residual
+from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
 
 Kind = Literal["exact", "lantern", "lantern++"]
 #: Nearer to a threshold than this, float32 and float64 may decide differently.

@@ -15,15 +15,15 @@ import torch
 from support.golden import golden
 from torch import Tensor, nn
 
+from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.models.chameleon import ChameleonConfig, ChameleonGPT
-from lantern_accel.models.chameleon_drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.models.chameleon_keys import drafter_recipes, target_recipes
-from lantern_accel.models.chameleon_text import SpecialIds, anole_unconditional, left_pad
-from lantern_accel.models.loading import Recipe
-from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import Exact, Lantern, LanternPP, Sampling, Strategy
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
+from lantern_accel.families.chameleon.keys import drafter_recipes, target_recipes
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.text import SpecialIds, anole_unconditional, left_pad
+from lantern_accel.strategy.values import Exact, Lantern, LanternPP, Sampling, Strategy
 
 SIZES: dict[str, Any] = {
     "dim": 64, "n_head": 4, "ffn_dim": 96, "height": 6, "width": 8, "prefix_length": 16,

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import SMALL_12
+from lantern_accel.device.operations import HostCopy, TensorOps
 from lantern_accel.errors import RequestError, StrategyError
-from lantern_accel.ops import HostCopy, TensorOps
-from lantern_accel.strategy import (
+from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,
     Lantern,
@@ -370,7 +370,7 @@ def test_a_host_that_reads_late_gets_the_same_tokens(small: Models, lag: int) ->
 @pytest.mark.parametrize("strategy", ["vanilla", "eagle", "eagle2", "lantern", "lantern++"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_int32_indices_decide_alike(strategy: str, temperature: float) -> None:
-    from lantern_accel.plugins import open_backend
+    from lantern_accel.device.plugins import open_backend
     from lantern_accel.testing.tiny import start, tiny_engine
 
     decoded = []

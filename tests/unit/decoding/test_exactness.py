@@ -16,11 +16,11 @@ from support.chi_square import misfit, total_variation
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding import acceptance
-from lantern_accel.decoding.acceptance import Rule, accept_sampling
+from lantern_accel.decoding import accept as acceptance
+from lantern_accel.decoding.accept import Rule, accept_sampling
 from lantern_accel.decoding.logits import draw, draw_without_replacement
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.strategy import Acceptance, Exact, Lantern, LanternPP, Residual
+from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
 
 VOCAB = 12
 IMAGES = 200_000

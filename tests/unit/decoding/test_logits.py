@@ -18,7 +18,7 @@ from lantern_accel.decoding.logits import (
     draw_without_replacement,
     guide,
 )
-from lantern_accel.strategy import Sampling
+from lantern_accel.strategy.values import Sampling
 
 RECORDED = sorted(k for k in golden("llamagen_c2i/io") if k.startswith("probs."))
 

@@ -15,11 +15,11 @@ from torch.testing import assert_close
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.logits import guide
 from lantern_accel.decoding.trees import parse_tree
-from lantern_accel.models.chameleon import ChameleonConfig, ChameleonGPT
-from lantern_accel.models.chameleon_drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.models.chameleon_text import left_pad
-from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import DynamicTree, Lantern, LanternPP, Sampling, Strategy
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.text import left_pad
+from lantern_accel.strategy.values import DynamicTree, Lantern, LanternPP, Sampling, Strategy
 from lantern_accel.testing.trace import Recorder, first_difference
 
 TEXT, CODES, FIRST, NEWLINE, BOI = 40, 24, 4, 30, 29

@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.models.drafter import EagleDrafter
-from lantern_accel.models.llamagen import LlamaGenGPT
-from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import (
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.llamagen.drafter import EagleDrafter
+from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.strategy.values import (
     Sampling,
     Strategy,
 )

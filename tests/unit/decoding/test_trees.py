@@ -24,9 +24,9 @@ from lantern_accel.decoding.trees import (
     tree_paths,
     tree_size,
 )
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.ops import TensorOps
-from lantern_accel.strategy import (
+from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,
     NoTree,

@@ -16,8 +16,8 @@ import lantern_accel
 from lantern_accel.evaluation.distance import nearest_images
 from lantern_accel.evaluation.features import FeatureNet, to_pixels
 from lantern_accel.evaluation.interchange import interchange, psnr
-from lantern_accel.evaluation.scoring import _logits, likelihood
 from lantern_accel.evaluation.text import NGram, text_ambiguity
+from lantern_accel.quality.scoring import _logits, likelihood
 
 
 @pytest.mark.parametrize("kind", ["text", "class", "anole"])

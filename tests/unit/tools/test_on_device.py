@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lantern_accel.rates import Rate, Rates
-from lantern_accel.stepcost_report import Cost, StepCost
+from lantern_accel.measure.rates import Rate, Rates
+from lantern_accel.measure.stepcost_report import Cost, StepCost
 
 TOOLS = Path(__file__).parents[3] / "tools"
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"attention": "triton"})

@@ -9,7 +9,7 @@ from typing import cast
 
 from tokenizers import Tokenizer
 
-from lantern_accel.models.words import normalise
+from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.training.captions import (
     STYLES,
     Captioned,

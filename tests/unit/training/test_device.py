@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
-from lantern_accel.ops import TensorOps
-from lantern_accel.plugins import open_backend
 from lantern_accel.training.device import TrainDevice, open_train_device
 
 

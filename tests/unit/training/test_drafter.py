@@ -15,14 +15,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import lantern_accel
-from lantern_accel.decoding.acceptance import Rule, _absorbed
+from lantern_accel.decoding.accept import Rule, _absorbed
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.errors import DataError, ModelError, RequestError
-from lantern_accel.models.drafter import DrafterConfig
-from lantern_accel.models.families import family
-from lantern_accel.models.llamagen import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.strategy import LanternPP, Sampling
+from lantern_accel.families.base import family
+from lantern_accel.families.llamagen.drafter import DrafterConfig
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.strategy.values import LanternPP, Sampling
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice, open_train_device
 from lantern_accel.training.drafter import DrafterTask, train_drafter

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation.features import FeatureNet
-from lantern_accel.models.vq import VQConfig, VQModel
+from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.training.augment import augment, flip, place, rotate_hue, to_float, to_uint8
 from lantern_accel.training.codebook import CodebookAverage
 from lantern_accel.training.data import EmojiDataset, Record

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern_accel.backend import Backend
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
-from lantern_accel.plugins import open_backend
 from lantern_accel.testing.tiny import start, tiny_engine
 from lantern_accel_cpu import compile as compiling
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.cuda_double import CudaDouble, doubled_backend
 
-from lantern_accel.backend import Backend
+from lantern_accel.device.backend import Backend
 from lantern_accel.testing import kit
 from lantern_accel_cuda import checks
 from lantern_accel_cuda.graphs import GraphReplay

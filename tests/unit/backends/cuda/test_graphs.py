@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.cuda_double import CudaDouble, doubled_backend
 
-from lantern_accel.backend import Backend
+from lantern_accel.device.backend import Backend
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel.testing import kit, tiny
 from lantern_accel_cuda.graphs import WARMUPS, GraphReplay

@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.cuda_double import doubled_backend
 
-from lantern_accel.ops import KVCache, TensorOps
+from lantern_accel.device.operations import KVCache, TensorOps
 from lantern_accel.testing import kit, tiny
 from lantern_accel_cuda import attention
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.cuda_double import CudaDouble
 
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
-from lantern_accel.plugins import open_backend
 from lantern_accel_cuda.options import Options
 from lantern_accel_cuda.spec import Spec
 

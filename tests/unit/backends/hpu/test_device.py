@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternWarning
-from lantern_accel.plugins import open_backend
 from lantern_accel_hpu.spec import Spec
 
 pytestmark = pytest.mark.device

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import BackendError
-from lantern_accel.plugins import choose_device
 from lantern_accel_hpu import environment
 from lantern_accel_hpu.environment import Settings
 from lantern_accel_hpu.spec import Spec

@@ -9,7 +9,7 @@ import torch
 from support import gaudi
 from torch import Tensor
 
-from lantern_accel.ops import TensorOps
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.bridge import Kernels
 from lantern_accel_hpu.kernels import SLOTS, HPUOps

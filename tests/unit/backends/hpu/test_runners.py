@@ -11,9 +11,9 @@ import pytest
 import torch
 from support.gaudi import Gaudi, compiling, on_cpu
 
-from lantern_accel.backend import Backend
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, LanternWarning
-from lantern_accel.plugins import open_backend
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge

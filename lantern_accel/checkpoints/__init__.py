@@ -1,0 +1,1 @@
+"""Weights on disk: opening, loading, finding and checking them."""

@@ -1,0 +1,141 @@
+"""Loading a model: from a folder with ``model.json`` (the bundled one is one), or official files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from lantern_accel.checkpoints.loading import Fingerprint, LoadingProgress, fill, without_data
+from lantern_accel.checkpoints.weights import open_checkpoint
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families.base import PARTS, Found, Model, Parts, family
+from lantern_accel.families.manifest import Manifest, ModelDefaults, ModelManifest
+from lantern_accel.nn.transformer import pack
+
+__all__ = [
+    "ASSETS",
+    "Model",
+    "ModelDefaults",
+    "ModelManifest",
+    "bundled_models",
+    "folder_parts",
+    "load_model",
+    "read_manifest",
+]
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+
+
+def bundled_models() -> dict[str, Path]:
+    """Return the models that the package carries, by name."""
+    return {path.parent.name: path.parent for path in sorted(ASSETS.glob("*/model.json"))}
+
+
+def read_manifest(folder: Path) -> Any:
+    """Read ``model.json`` as its family's manifest.
+
+    Raises :class:`CheckpointError` with the field that is wrong.
+    """
+    path = folder / "model.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kind: type[Manifest] = ModelManifest
+        if isinstance(content, dict) and isinstance(content.get("family"), str):
+            kind = family(content["family"]).manifest_type
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the parts"
+        raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+
+
+def folder_parts(folder: Path, parts: Parts) -> Found:
+    """Return what a folder with a ``model.json`` holds; parts named elsewhere take their place."""
+    manifest = read_manifest(folder)
+    files = {part: folder / f"{part}.safetensors" for part in ("target", "vq")}
+    if manifest.drafter is not None and not parts.no_drafter:
+        files["drafter"] = folder / "drafter.safetensors"
+    if getattr(manifest, "text", None) is not None:
+        files["text"] = folder / "text.safetensors"
+        files["text_tokenizer"] = folder / "text_tokenizer.json"
+    if parts.vq is not None:
+        files["vq"] = parts.vq
+    if parts.drafter is not None:
+        manifest, files["drafter"] = family(manifest.family).with_drafter(manifest, parts.drafter)
+    return Found(manifest, files, parts)
+
+
+def load_model(
+    found: Found,
+    ops: TensorOps,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: LoadingProgress | None = None,
+) -> Model:
+    """Load every part; target and drafter in ``dtype``, the image tokenizer in float32.
+
+    Raises :class:`CheckpointError` naming the part and what is wrong with it.
+    """
+    kind = family(found.manifest.family)
+    for part in ("target", "vq"):
+        if part not in found.files:
+            lacks = found.missing.get(part, f"its {part}")
+            raise CheckpointError(f"the model {found.manifest.name!r} lacks {lacks}")
+    loaded: dict[str, Any] = {}
+    fingerprint = Fingerprint()
+    for part in PARTS:
+        if part not in found.files:
+            loaded[part] = None
+            continue
+        checkpoint = open_checkpoint(found.files[part])
+        with without_data():
+            module = kind.build(found.manifest, part, ops)
+        fill(
+            module,
+            checkpoint,
+            kind.recipes(part, checkpoint, found.manifest),
+            dtype=torch.float32 if part == "vq" else dtype,
+            device=device,
+            what=found.files[part].name,
+            progress=progress,
+            fingerprint=fingerprint,
+            unneeded=kind.unneeded(part),
+        )
+        kind.place_tables(module, device)
+        pack(module.eval().requires_grad_(False), ops)
+        loaded[part] = module
+    text = kind.text(found, device, dtype)
+    if (found.files["target"].parent / "model.json").is_file():
+        names = ("target", "drafter", "vq", "text")
+        digest = _hash_files(found.files[name] for name in names if name in found.files)
+    else:
+        digest = fingerprint.hexdigest()
+    return Model(
+        manifest=found.manifest,
+        target=loaded["target"],
+        drafter=loaded["drafter"],
+        vq=loaded["vq"],
+        text=text,
+        weights_hash=digest,
+        family=kind,
+        missing=found.missing,
+    )
+
+
+def _hash_files(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,143 @@
+"""What a folder holds and what is missing, for ``lantern-accel models check``; nothing is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lantern_accel.checkpoints.locate import find_model
+from lantern_accel.checkpoints.weights import open_checkpoint
+from lantern_accel.errors import LanternError, ModelError
+from lantern_accel.families.base import PARTS, Found, Parts, family
+
+NAMES = {
+    "target": "model",
+    "vq": "image tokenizer",
+    "drafter": "drafter",
+    "t5": "text encoder",
+    "text": "text encoder",
+    "text_tokenizer": "word tokenizer",
+}
+
+
+class Part(BaseModel):
+    """One part: where it is, or what is missing, or what is wrong with it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    part: str
+    state: Literal["found", "missing", "unusable"]
+    path: str = ""
+    parameters: int = 0
+    dtypes: tuple[str, ...] = ()
+    nbytes: int = 0
+    detail: str = ""
+
+
+class Checked(BaseModel):
+    """A folder's parts; ``usable`` says whether vanilla decoding would work."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    model: str = ""
+    summary: str = ""
+    family: str = ""
+    parts: tuple[Part, ...]
+
+    @property
+    def usable(self) -> bool:
+        """Whether what decoding cannot do without is there, and nothing is broken."""
+        found = {one.part for one in self.parts if one.state == "found"}
+        needed = family(self.family).needs if self.family else ("target",)
+        return found.issuperset(needed) and all(one.state != "unusable" for one in self.parts)
+
+
+def check(path: Path, parts: Parts | None = None) -> Checked:
+    """Say what lies at ``path``: headers, keys and shapes are checked, weights are not read.
+
+    Raises :class:`ModelError` only where there is nothing at all.
+    """
+    if not path.exists():
+        raise ModelError(f"there is no {path}; check the path")
+    try:
+        found = find_model(path, parts)
+    except LanternError as error:
+        wrong = Part(part="target", state="unusable", path=str(path), detail=str(error))
+        return Checked(path=str(path), parts=(wrong,))
+    rows = [_part(found, part) for part in PARTS if part in found.files]
+    for part, file in found.files.items():
+        if part not in PARTS:
+            rows.append(_other(part, file))
+    rows += [Part(part=p, state="missing", detail=text) for p, text in found.missing.items()]
+    manifest = found.manifest
+    return Checked(
+        path=str(path),
+        model=manifest.name,
+        summary=manifest.summary,
+        family=manifest.family,
+        parts=tuple(rows),
+    )
+
+
+def _part(found: Found, part: str) -> Part:
+    """Compare a part's keys and shapes with what its module needs."""
+    from lantern_accel.checkpoints.loading import (
+        check_dtypes,
+        check_keys,
+        check_shapes,
+        without_data,
+    )
+    from lantern_accel.device.operations import TensorOps
+
+    path = found.files[part]
+    kind = family(found.manifest.family)
+    try:
+        checkpoint = open_checkpoint(path)
+        with without_data():
+            module = kind.build(found.manifest, part, TensorOps())
+        own = dict(module.state_dict())
+        recipes = kind.recipes(part, checkpoint, found.manifest)
+        check_shapes(own, recipes, checkpoint, path.name)
+        check_keys(own, recipes, checkpoint, path.name, kind.unneeded(part))
+        check_dtypes(own, recipes, checkpoint, path.name)
+    except LanternError as error:
+        return Part(part=part, state="unusable", path=str(path), detail=str(error))
+    used = {key for name in own for key in recipes[name].sources}
+    return Part(
+        part=part,
+        state="found",
+        path=str(path),
+        parameters=sum(value.numel() for value in own.values()),
+        dtypes=tuple(sorted({str(checkpoint.dtype(k)).removeprefix("torch.") for k in used})),
+        nbytes=sum(checkpoint.size_of(key) for key in used),
+        detail=_sizes(getattr(found.manifest, part)),
+    )
+
+
+def _sizes(config: Any) -> str:
+    """Return a part's configuration as text, the parts that tell models apart."""
+    names = (
+        "conditioning", "dim", "n_layer", "n_head", "vocab_size", "grid", "prefix_length",
+        "codebook_size", "codebook_dim", "downsample",
+    )  # fmt: skip
+    said = [f"{name} {getattr(config, name)}" for name in names if hasattr(config, name)]
+    return ", ".join(said)
+
+
+def _other(part: str, path: Path) -> Part:
+    """Say whether a text encoder's files are all there."""
+    if part == "t5":
+        from lantern_accel.families.llamagen.t5 import encoder_hash
+
+        try:
+            encoder_hash(path)
+        except LanternError as error:
+            return Part(part=part, state="unusable", path=str(path), detail=str(error))
+        size = sum(p.stat().st_size for p in path.iterdir() if p.is_file())
+        return Part(part=part, state="found", path=str(path), nbytes=size)
+    if not path.is_file():
+        return Part(part=part, state="unusable", path=str(path), detail=f"there is no {path}")
+    return Part(part=part, state="found", path=str(path), nbytes=path.stat().st_size)

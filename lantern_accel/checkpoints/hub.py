@@ -1,0 +1,191 @@
+"""Getting published files through the Hugging Face Hub, its cache and its offline mode.
+
+``huggingface_hub`` resumes interrupted downloads and keeps files in its own cache (``HF_HOME``); nothing
+is fetched that is there already. Tokens are huggingface_hub's business: none is read or printed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lantern_accel.errors import ModelError
+from lantern_accel.families.published import ModelEntry, parts_of
+from lantern_accel.files import cache_dir, write_whole
+
+Tell = Callable[[str], None]
+#: How long the Hub may take to answer at all.
+REACH_SECONDS = 10
+#: Where a part is found beside a model's own files, and the option that names it elsewhere.
+BESIDE = {"model": "", "vq": "", "drafter": "/drafter", "text": "/t5-ckpt"}
+_OPTIONS = {"model": "--model", "vq": "--vq", "drafter": "--drafter", "text": "--text-encoder"}
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
+
+
+def human_size(nbytes: float) -> str:
+    """Return bytes as a person reads them: ``444 MB``, ``12.4 GB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            value = nbytes / size
+            return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{int(nbytes)} bytes"
+
+
+def at_hand(entry: ModelEntry) -> bool:
+    """Return whether all files of an entry are in the Hub's cache."""
+    return all(_cached(entry, file.path) is not None for file in entry.files)
+
+
+def missing_bytes(entry: ModelEntry) -> int:
+    """Return about how much of an entry is not in the cache yet."""
+    return sum(f.nbytes for f in entry.files if _cached(entry, f.path) is None)
+
+
+def _cached(entry: ModelEntry, path: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(entry.repo, path)
+    return Path(found) if isinstance(found, str) else None
+
+
+def resolve(entry: ModelEntry, tell: Tell, *, skip: Collection[str] = ()) -> dict[str, Path]:
+    """Return where the files of a model and its parts are, fetching what is not in the cache.
+
+    Keys are ``target`` (the entry's own weights) and the kinds of its parts (``vq``, ``drafter``,
+    ``text``); kinds in ``skip`` are left out. ``tell`` gets each licence once, and what is fetched.
+    Raises :class:`ModelError` where something is neither cached nor can be fetched: with everything
+    that is missing, its size, and where to put it.
+    """
+    wanted = {"target": entry}
+    wanted.update({kind: one for kind, one in parts_of(entry).items() if kind not in skip})
+    return {kind: fetch(one, tell, wanted.values()) for kind, one in wanted.items()}
+
+
+def fetch(entry: ModelEntry, tell: Tell, together: Iterable[ModelEntry] = ()) -> Path:
+    """Return the file of an entry, or the folder that holds its files as in the repository.
+
+    ``together``: the entries that are needed with it, for the error where there is no network.
+    """
+    here = {file.path: _cached(entry, file.path) for file in entry.files}
+    paths: dict[str, Path] = {}
+    try:
+        first = next((path for path, cached in here.items() if cached is None), None)
+        if first is not None:
+            _reach(entry, first)
+        show_licence(entry, tell)
+        for file in entry.files:
+            cached = here[file.path]
+            if cached is None:
+                tell(f"fetching {file.path} of {entry.repo} ({human_size(file.nbytes)})")
+                cached = _download(entry, file.path)
+            paths[file.path] = cached
+    except _Absent as error:
+        raise _how_to_get(error, list(together) or [entry]) from None
+    name, path = next(iter(paths.items()))
+    if len(paths) == 1:
+        return path
+    return path.parents[len(Path(name).parts) - 1]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep huggingface_hub's lines about every retry off the terminal; what comes of it is told."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+class _Absent(Exception):
+    """A file that is not cached and cannot be fetched, with the reason."""
+
+
+def _reach(entry: ModelEntry, path: str) -> None:
+    """Raise :class:`_Absent` where the Hub cannot be reached.
+
+    One question without retries: a download asks again and again, for half a minute.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if constants.HF_HUB_OFFLINE:
+        raise _Absent("HF_HUB_OFFLINE is set")
+    try:
+        with _quiet():
+            url = huggingface_hub.hf_hub_url(entry.repo, path)
+            huggingface_hub.get_hf_file_metadata(url, timeout=REACH_SECONDS)
+    except HfHubHTTPError:
+        return  # it answered; downloading says what is wrong
+    except Exception:
+        raise _Absent("no network") from None
+
+
+def _download(entry: ModelEntry, path: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        with _quiet():
+            return Path(hf_hub_download(entry.repo, path))
+    except LocalEntryNotFoundError:
+        raise _Absent("no network") from None
+    except GatedRepoError:
+        raise ModelError(
+            f"{entry.repo} asks for a licence to be accepted: accept it at "
+            f"https://huggingface.co/{entry.repo}, log in with `hf auth login`, and try again"
+        ) from None
+    except (RepositoryNotFoundError, EntryNotFoundError):
+        raise _Absent(f"{entry.repo} does not have {path} (any more)") from None
+    except Exception as error:
+        reason = _TOKEN.sub("hf_...", " ".join(str(error).split()))[:200]
+        raise _Absent(f"{type(error).__name__}: {reason}") from None
+
+
+def _how_to_get(error: _Absent, wanted: list[ModelEntry]) -> ModelError:
+    """Return the error with the commands that fetch what is missing, each into a folder of its own.
+
+    Several of the files have the same name, so that one folder for all would lose some.
+    """
+    model = wanted[0]
+    together = model.kind == "model" and not at_hand(model)
+    steps, total = [], 0
+    for one in wanted:
+        if not together and at_hand(one):
+            continue
+        home = f"models/{model.name}{BESIDE[one.kind]}" if together else f"models/{one.name}"
+        files = " ".join(file.path for file in one.files)
+        step = f"`hf download {one.repo} {files} --local-dir {home}` ({human_size(one.nbytes)})"
+        if not together:
+            step += f", named with {_OPTIONS[one.kind]} {home}"
+        steps.append(step)
+        total += one.nbytes
+    last = f" and name the folder: --model models/{model.name}" if together else ""
+    return ModelError(
+        f"{model.name} is not at hand and cannot be fetched ({error}): where there is a network, run "
+        f"{' and '.join(steps)}, {human_size(total)} in all, put what that makes here{last}"
+    )
+
+
+def show_licence(entry: ModelEntry, tell: Tell) -> None:
+    """Tell an entry's licence, once on this machine."""
+    marker = cache_dir() / "licences" / f"{entry.name}.txt"
+    if marker.is_file():
+        return
+    text = f"{entry.name} ({entry.repo}) is under {entry.licence}: {entry.licence_url}"
+    tell(text)
+    try:
+        write_whole(marker, lambda stream: stream.write((text + "\n").encode()))
+    except OSError:
+        return

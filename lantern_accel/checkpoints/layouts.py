@@ -1,0 +1,169 @@
+"""Looking through folders: which checkpoints lie in one, and the configurations beside them.
+
+The layouts are those of the official READMEs: LlamaGen's ``pretrained_models/*.pt`` with a
+``t5-ckpt`` folder, and LANTERN's ``ckpts/llamagen`` with one folder a model, ``vq_ds16_t2i.pt``, ``t5``
+and ``trained_drafters``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
+from lantern_accel.errors import CheckpointError
+
+#: What ``lantern-accel train drafter`` leaves, beside its checkpoint.
+OWN_WEIGHTS = "drafter.safetensors"
+
+
+def drafter_weights(path: Path) -> Path:
+    """Return where the weights of a drafter lie: what training left in a folder, else ``path``.
+
+    Raises :class:`CheckpointError` where that training has not ended.
+    """
+    if (path / OWN_WEIGHTS).is_file():
+        return path / OWN_WEIGHTS
+    if (path / "checkpoint.pt").is_file():
+        raise CheckpointError(
+            f"the training of the drafter in {path} has not ended; run the same `lantern-accel train "
+            "drafter` again to go on, or decode without one: --drafter none"
+        )
+    return path
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint that lies somewhere: opened, or why it cannot be."""
+
+    path: Path
+    checkpoint: Checkpoint | None
+    error: CheckpointError | None = None
+    kind: str | None = None
+
+    def opened(self) -> Checkpoint:
+        """Return the checkpoint; raises its :class:`CheckpointError`."""
+        if self.error is not None:
+            raise self.error
+        assert self.checkpoint is not None
+        return self.checkpoint
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder: itself where it is one, its files, and its sub-folders."""
+    if has_weights(folder):
+        return [folder]
+    out = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            if has_weights(path):
+                out.append(path)
+        elif path.suffix in SUFFIXES:
+            out.append(path)
+    return out
+
+
+def examine(path: Path, classify: Callable[[Checkpoint], str | None]) -> Candidate:
+    """Open one checkpoint and say what part of a model it is; errors are kept, not raised."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError as error:
+        return Candidate(path, None, error)
+    return Candidate(path, checkpoint, kind=classify(checkpoint))
+
+
+def search(
+    folders: Iterable[Path], classify: Callable[[Checkpoint], str | None]
+) -> list[Candidate]:
+    """Examine every checkpoint in these folders, each once, in order."""
+    out: dict[Path, Candidate] = {}
+    for folder in folders:
+        if folder.is_dir():
+            for path in checkpoints_in(folder):
+                out.setdefault(path.resolve(), examine(path, classify))
+    return list(out.values())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raises :class:`CheckpointError`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{path} holds a {type(content).__name__}, not a configuration; fetch it again"
+        )
+    return content
+
+
+def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
+    """Return the configuration beside a checkpoint; {} where there is none.
+
+    For a folder its ``config.json``; for a file ``NAME.json``, or ``config.json`` where the file is
+    ``alone`` in its folder.
+    """
+    names = [path / "config.json"] if path.is_dir() else [path.with_suffix(".json")]
+    if alone and not path.is_dir():
+        names.append(path.parent / "config.json")
+    for name in names:
+        if name.is_file():
+            return read_json(name)
+    return {}
+
+
+def first_wrong(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a configuration, with its field."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def whole(said: Mapping[str, Any], name: str, path: Path) -> int:
+    """Return a number of a configuration of ``path``: whole, 1 or more; raises CheckpointError."""
+    try:
+        value = int(said[name])
+        if value == float(said[name]) and value > 0:
+            return value
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise CheckpointError(
+        f"{path}: its configuration says {name} {said[name]!r}, which is no number of things; correct it"
+    )
+
+
+def side_of(said: Mapping[str, Any], path: Path) -> int:
+    """Return the tokens along one side, of a configuration's ``block_size`` (tokens an image)."""
+    size = whole(said, "block_size", path)
+    side = math.isqrt(size)
+    if side * side != size:
+        raise CheckpointError(
+            f"{path}: block_size {size} is not a square; correct its configuration"
+        )
+    return side
+
+
+def folders_named(roots: Iterable[Path], depth: int, wanted: Callable[[Path], bool]) -> list[Path]:
+    """Return the folders down to ``depth`` below the roots that are ``wanted``, nearest first."""
+    level = [root for root in roots if root.is_dir()]
+    out: list[Path] = []
+    for _ in range(depth + 1):
+        below: list[Path] = []
+        for folder in level:
+            if wanted(folder) and folder not in out:
+                out.append(folder)
+            try:
+                below += [p for p in sorted(folder.iterdir()) if p.is_dir() and p.name[0] != "."]
+            except OSError:
+                continue
+        level = below
+    return out

@@ -1,0 +1,247 @@
+"""Filling a module from a checkpoint, tensor by tensor, straight to its device and dtype.
+
+The module is built on torch's ``meta`` device, so that it holds nothing until a tensor arrives; at no
+time is more than one tensor held twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.errors import CheckpointError
+
+#: Keys that released files may carry and that hold nothing we need.
+HARMLESS = re.compile(r"(^|\.)(freqs_cis|rope\.freqs|rotary_emb\.inv_freq|codebook_used)$|^loss\.")
+#: Bytes of every tensor that go into a fingerprint.
+SAMPLE_BYTES = 4096
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out random initialisation, which on ``meta`` imports a compiler's worth of code."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _FILLING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+_FILLING = {"uniform_", "normal_", "kaiming_uniform_", "xavier_uniform_", "trunc_normal_"}
+
+
+@contextmanager
+def without_data() -> Iterator[None]:
+    """Build modules in this block without memory: their parameters lie on torch's ``meta`` device."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class LoadingProgress(Protocol):
+    """Told while a part is loaded: its name, bytes read, bytes in all."""
+
+    def __call__(self, part: str, done: int, total: int, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one parameter comes from a checkpoint: sources stacked along dimension 0.
+
+    ``transform`` gets every source's key and tensor on its own (to permute rows, or to repeat a norm).
+    """
+
+    sources: tuple[str, ...]
+    transform: Callable[[str, Tensor], Tensor] | None = None
+
+
+@dataclass
+class Fingerprint:
+    """A hash of names, shapes and a sample of every tensor's bytes: tells models apart, reads little."""
+
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def update(self, key: str, tensor: Tensor) -> None:
+        """Add one tensor as the checkpoint has it."""
+        self.digest.update(f"{key} {list(tensor.shape)} {tensor.dtype}\n".encode())
+        flat = tensor.detach().reshape(-1)[: SAMPLE_BYTES // tensor.dtype.itemsize]
+        self.digest.update(flat.contiguous().view(torch.uint8).numpy().tobytes())
+
+    def hexdigest(self) -> str:
+        """Return 16 characters."""
+        return self.digest.hexdigest()[:16]
+
+
+def check_keys(
+    own: Iterable[str],
+    recipes: Mapping[str, Recipe],
+    checkpoint: Iterable[str],
+    what: str,
+    unneeded: re.Pattern[str] | None = None,
+) -> None:
+    """Raise :class:`CheckpointError` where a parameter has no source, or a tensor no parameter.
+
+    Tensors that released files carry and nothing needs (:data:`HARMLESS`) may be left over, and those
+    that ``unneeded`` matches (a file may hold several parts).
+    """
+    own, there = list(own), set(checkpoint)
+    missing = [
+        name
+        for name in own
+        if name not in recipes or any(source not in there for source in recipes[name].sources)
+    ]
+    used = {source for name in own if name in recipes for source in recipes[name].sources}
+    ignored = [HARMLESS] if unneeded is None else [HARMLESS, unneeded]
+    extra = sorted(
+        key for key in there if key not in used and not any(p.search(key) for p in ignored)
+    )
+    if missing or extra:
+        parts = []
+        if missing:
+            parts.append(f"{_count(missing)} missing, the first is {missing[0]!r}")
+        if extra:
+            parts.append(f"{_count(extra)} unknown, the first is {extra[0]!r}")
+        raise CheckpointError(
+            f"{what}: {' and '.join(parts)}; the checkpoint is of another architecture, or a part "
+            "of it is absent: fetch it again, or name another"
+        )
+
+
+def _count(keys: Sequence[str]) -> str:
+    return "1 key is" if len(keys) == 1 else f"{len(keys)} keys are"
+
+
+def check_dtypes(
+    own: Iterable[str], recipes: Mapping[str, Recipe], checkpoint: Checkpoint, what: str
+) -> None:
+    """Raise :class:`CheckpointError` for weights that are whole numbers, as quantised ones are."""
+    for name in own:
+        for key in recipes[name].sources if name in recipes else ():
+            if key in checkpoint and not checkpoint.dtype(key).is_floating_point:
+                kind = str(checkpoint.dtype(key)).removeprefix("torch.")
+                raise CheckpointError(
+                    f"{what}: {key} holds {kind}; quantised checkpoints cannot be read, use one in "
+                    "bfloat16, float16 or float32"
+                )
+
+
+def check_values(tensor: Tensor, key: str, dtype: torch.dtype, what: str) -> None:
+    """Raise :class:`CheckpointError` for values that ``dtype`` cannot hold, or that are no numbers.
+
+    Bytes that were damaged on their way rarely stay plausible numbers, and an image drawn with one NaN
+    looks like an image.
+    """
+    if not tensor.numel():
+        return
+    low, high = (float(value) for value in torch.aminmax(tensor))
+    limit = torch.finfo(dtype).max
+    if low >= -limit and high <= limit:
+        return
+    if torch.finfo(tensor.dtype).max >= max(abs(low), abs(high)):
+        kind = str(dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{what}: {key} has values up to {max(abs(low), abs(high)):.3g}, which {kind} cannot hold; "
+            "load it as bfloat16 or float32"
+        )
+    raise CheckpointError(
+        f"{what}: {key} has values that are infinite or no numbers, so the file is damaged; fetch it "
+        "again and compare its checksum"
+    )
+
+
+def mismatch(what: str, name: str, given: list[int], wanted: list[int]) -> CheckpointError:
+    """Return the error for a parameter whose shapes differ."""
+    return CheckpointError(
+        f"{what}: {name} has shape {given} in the checkpoint, but its config says {wanted}; the "
+        "checkpoint and the config are not of one model"
+    )
+
+
+def check_shapes(
+    own: Mapping[str, Tensor], recipes: Mapping[str, Recipe], checkpoint: Checkpoint, what: str
+) -> None:
+    """Raise :class:`CheckpointError` for the first shape that the config does not say.
+
+    Parameters with a transform are compared when they are read.
+    """
+    for name, parameter in own.items():
+        recipe = recipes.get(name)
+        if recipe is None or recipe.transform is not None:
+            continue
+        shapes = [checkpoint.shape(key) for key in recipe.sources if key in checkpoint]
+        if len(shapes) < len(recipe.sources):
+            continue  # told by check_keys
+        stacked = list(shapes[0])
+        if len(shapes) > 1 and all(s and s[1:] == shapes[0][1:] for s in shapes):
+            stacked[0] = sum(s[0] for s in shapes)
+        if stacked != list(parameter.shape):
+            raise mismatch(what, name, stacked, list(parameter.shape))
+
+
+def fill(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    recipes: Mapping[str, Recipe],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    what: str,
+    progress: LoadingProgress | None = None,
+    fingerprint: Fingerprint | None = None,
+    unneeded: re.Pattern[str] | None = None,
+) -> None:
+    """Replace every parameter and persistent buffer of ``module`` by the checkpoint's, in ``dtype``.
+
+    ``what`` names the part in errors and progress. Raises :class:`CheckpointError` before anything is
+    read where keys, shapes or kinds of numbers disagree with the module's, later where a tensor holds
+    values that are no numbers.
+    """
+    own = dict(module.state_dict())
+    check_shapes(own, recipes, checkpoint, what)
+    check_keys(own, recipes, checkpoint, what, unneeded)
+    check_dtypes(own, recipes, checkpoint, what)
+    total = sum(checkpoint.size_of(key) for name in own for key in recipes[name].sources)
+    done = 0
+    for name, parameter in own.items():
+        shape = list(parameter.shape)
+        out = torch.empty(shape, dtype=dtype, device=device)
+        recipe, row = recipes[name], 0
+        for key in recipe.sources:
+            tensor = checkpoint.read(key)
+            check_values(tensor, key, dtype, what)
+            if fingerprint is not None:
+                fingerprint.update(key, tensor)
+            if recipe.transform is not None:
+                tensor = recipe.transform(key, tensor)
+            target = out
+            if len(recipe.sources) > 1:
+                target = out[row : row + len(tensor)]
+                row += len(tensor)
+            if target.shape != tensor.shape:
+                raise mismatch(f"{what} ({key})", name, list(tensor.shape), shape)
+            target.copy_(tensor)
+            done += checkpoint.size_of(key)
+            # Not kept into the next round: it holds the mapping.
+            del tensor, target
+            if progress is not None:
+                progress(what, done, total)
+        _replace(module, name, out)
+    checkpoint.close()
+
+
+def _replace(module: nn.Module, name: str, value: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+    else:
+        owner._buffers[leaf] = value

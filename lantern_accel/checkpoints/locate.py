@@ -1,0 +1,129 @@
+"""From what a user wrote after ``--model`` to files: a bundled name, a published name, or a path."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from lantern_accel.checkpoints.bundle import bundled_models, folder_parts
+from lantern_accel.checkpoints.hub import Tell, resolve
+from lantern_accel.checkpoints.layouts import checkpoints_in, examine
+from lantern_accel.checkpoints.weights import SUFFIXES
+from lantern_accel.errors import ModelError, RequestError, did_you_mean
+from lantern_accel.families.base import Found, Parts, family, family_names
+from lantern_accel.families.published import entry, is_published, published
+
+NO_DRAFTER = "none"
+
+
+def named_parts(
+    *,
+    vq: str | Path | None = None,
+    drafter: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+    text_device: Literal["device", "cpu"] = "device",
+    embeddings: str | Path | None = None,
+) -> Parts:
+    """Return the parts that a user named; raises :class:`ModelError` for a path that is not there."""
+    paths: dict[str, Path | None] = {}
+    for option, value in (("vq", vq), ("drafter", drafter), ("text-encoder", text_encoder)):
+        paths[option] = None
+        if value is None or (option == "drafter" and str(value) == NO_DRAFTER):
+            continue
+        path = Path(value)
+        if not path.exists():
+            raise ModelError(f"there is no {path} (given with --{option}); check the path")
+        paths[option] = path
+    if text_device not in ("device", "cpu"):
+        raise RequestError(f"the text encoder runs on 'device' or on 'cpu', not on {text_device!r}")
+    return Parts(
+        vq=paths["vq"],
+        drafter=paths["drafter"],
+        no_drafter=drafter is not None and str(drafter) == NO_DRAFTER,
+        text=paths["text-encoder"],
+        embeddings=Path(embeddings) if embeddings is not None else None,
+        text_device=text_device,
+    )
+
+
+def log(text: str) -> None:
+    """Say something on standard error, as Python's logging is set up to."""
+    logging.getLogger("lantern_accel").warning(text)
+
+
+def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -> Found:
+    """Return the files of a model given by name or by path, fetching a published one if need be.
+
+    ``tell`` gets a licence and what is fetched. Raises :class:`ModelError` for a name that is unknown,
+    :class:`CheckpointError` for files that cannot be used.
+    """
+    parts = parts or Parts()
+    known = bundled_models()
+    if str(name) in known:
+        return folder_parts(known[str(name)], parts)
+    if is_published(str(name)):
+        return find_published(str(name), parts, tell)
+    path = Path(name)
+    if (path / "model.json").is_file():
+        return folder_parts(path, parts)
+    if path.exists():
+        return find_official(path, parts)
+    if path.suffix in SUFFIXES or len(path.parts) > 1:
+        raise ModelError(
+            f"there is no {path}; check the path, or use a name that `lantern-accel models` lists"
+        )
+    names = [*known, *(one.name for one in published())]
+    raise ModelError(
+        f"unknown model {str(name)!r}{did_you_mean(str(name), names)} (a model is a name that "
+        "`lantern-accel models` lists, or a folder or file of its weights)"
+    )
+
+
+def find_published(name: str, parts: Parts, tell: Tell) -> Found:
+    """Fetch a published model and the parts that were not named elsewhere."""
+    one = entry(name)
+    kind = family(one.family)  # before anything is fetched
+    named = {"vq": parts.vq, "drafter": parts.drafter or parts.no_drafter, "text": parts.text}
+    skip = {part for part, value in named.items() if value}
+    if parts.embeddings is not None:
+        skip.add("text")
+    files = resolve(one, tell, skip=skip)
+    given = replace(
+        parts,
+        vq=parts.vq or files.get("vq"),
+        drafter=None if parts.no_drafter else parts.drafter or files.get("drafter"),
+        no_drafter=parts.no_drafter or (parts.drafter is None and "drafter" not in files),
+        text=parts.text or files.get("text"),
+    )
+    found = kind.detect(files["target"], given)
+    if found is None:
+        raise ModelError(
+            f"the files of {name} at {files['target']} are not what was published; delete them and fetch "
+            "them again"
+        )
+    return replace(found, manifest=found.manifest.model_copy(update={"name": name}))
+
+
+def find_official(path: Path, parts: Parts) -> Found:
+    """Ask every family whether the files at ``path`` are its own."""
+    for name in family_names():
+        found = family(name).detect(path, parts)
+        if found is not None:
+            return found
+    raise ModelError(
+        f"the {'folder' if path.is_dir() else 'file'} {path} holds no model that this build knows, but "
+        f"{_held(path)}; name a folder with a model.json, or one laid out as the model's README says"
+    )
+
+
+def _held(path: Path) -> str:
+    """Say what weights lie at a path, by their first keys."""
+    said = []
+    for one in checkpoints_in(path) if path.is_dir() else [path]:
+        held = examine(one, lambda _: None)
+        name = one.name if held.error else f"{one.name} ({', '.join(list(held.opened())[:2])}, ...)"
+        said.append(name)
+    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+    return f"{', '.join(said[:3])}{more}" if said else "no weights at all"

@@ -1,0 +1,84 @@
+"""What a device is, and how one is found: everything that a backend's author imports.
+
+``from lantern_accel.device import Backend, BackendSpec, Probe, hookimpl``. A name loads its module when
+it is first asked for, so that a plug-in which only presents itself does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lantern_accel.device.backend import (
+        CAPABILITIES,
+        Backend,
+        Conditions,
+        DeviceFacts,
+        DTypePolicy,
+        MemoryUse,
+        OperatorRule,
+        Replay,
+        Stopwatch,
+        Support,
+    )
+    from lantern_accel.device.hookspecs import hookimpl
+    from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
+    from lantern_accel.device.plugins import devices_report, open_backend
+    from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
+
+_HOMES = {
+    "API_VERSION": "spec",
+    "CAPABILITIES": "backend",
+    "Backend": "backend",
+    "BackendSpec": "spec",
+    "Conditions": "backend",
+    "DTypePolicy": "backend",
+    "DeviceFacts": "backend",
+    "HostCopy": "operations",
+    "KVCache": "operations",
+    "KVLayout": "operations",
+    "MemoryUse": "backend",
+    "OperatorRule": "backend",
+    "Probe": "spec",
+    "Replay": "backend",
+    "Stopwatch": "backend",
+    "Support": "backend",
+    "TensorOps": "operations",
+    "check_options": "spec",
+    "devices_report": "plugins",
+    "hookimpl": "hookspecs",
+    "open_backend": "plugins",
+}
+
+__all__ = [
+    "API_VERSION",
+    "CAPABILITIES",
+    "Backend",
+    "BackendSpec",
+    "Conditions",
+    "DTypePolicy",
+    "DeviceFacts",
+    "HostCopy",
+    "KVCache",
+    "KVLayout",
+    "MemoryUse",
+    "OperatorRule",
+    "Probe",
+    "Replay",
+    "Stopwatch",
+    "Support",
+    "TensorOps",
+    "check_options",
+    "devices_report",
+    "hookimpl",
+    "open_backend",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lantern_accel.device' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"lantern_accel.device.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

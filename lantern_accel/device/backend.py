@@ -1,0 +1,367 @@
+"""The seam: what a device must provide to decode on it, with a reference for most of it.
+
+A backend inherits :class:`Backend` and writes :meth:`~Backend.facts` and
+:meth:`~Backend.synchronize`. Everything else has a reference implementation that is correct on any
+device torch knows; override what the device does better. Hooks choose a backend once a call;
+inside a step there are only these methods and tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
+from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
+from lantern_accel.errors import BackendError, RequestError, did_you_mean
+
+__all__ = [
+    "API_VERSION",
+    "CAPABILITIES",
+    "Backend",
+    "BackendSpec",
+    "Conditions",
+    "DTypePolicy",
+    "DeviceFacts",
+    "HostCopy",
+    "KVCache",
+    "KVLayout",
+    "MemoryUse",
+    "OperatorRule",
+    "Probe",
+    "Replay",
+    "Stopwatch",
+    "Support",
+    "TensorOps",
+    "check_clock",
+    "check_options",
+]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+CAPABILITIES = {
+    "capture": "a step is captured once and replayed without Python",
+    "energy": "energy_mj() reads a meter",
+    "memory": "memory() reads the memory in use",
+    **{name: f"computes in {name}" for name in DTYPES},
+}
+"""What may be asked of :meth:`Backend.support`, and what 'yes' means."""
+
+
+OperatorRule = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], str]
+"""A rule of :meth:`Backend.operator_rules`: of an operator (``torch._ops.OpOverload``) and its
+arguments, empty where the device takes them, else why it does not."""
+
+
+class DeviceFacts(BaseModel):
+    """What is known about one opened device; what is not known stays None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: str
+    device: str
+    name: str
+    torch: str
+    vendor: str | None = None
+    architecture: str | None = None
+    memory_bytes: int | None = None
+    cores: int | None = None
+    threads: int | None = None
+    driver: str | None = None
+    sdk: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Support:
+    """Answer to 'can this backend ...?'; true or false in an ``if``, with the reason for a no."""
+
+    yes: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.yes
+
+
+@dataclass(frozen=True)
+class DTypePolicy:
+    """Which dtype each kind of number has on a device.
+
+    ``compute``: weights and activations. ``kv``: the cache. ``accumulate`` and ``logits``: never
+    below float32, so that acceptance decides alike everywhere. ``index``: token ids, positions and
+    cache slots. ``table``: stored neighbour tables.
+    """
+
+    compute: torch.dtype
+    kv: torch.dtype
+    accumulate: torch.dtype = torch.float32
+    logits: torch.dtype = torch.float32
+    index: torch.dtype = torch.int64
+    table: torch.dtype = torch.int32
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of one device as seen from this process, in bytes; None where it is not known.
+
+    ``free`` is what this process may still allocate, other programs' share taken off. ``definition``
+    says what is counted, as the end of the sentence 'peak memory is ...'.
+    """
+
+    in_use: int | None = None
+    peak: int | None = None
+    limit: int | None = None
+    free: int | None = None
+    definition: str = ""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a device's speed depends on at this moment; None where the backend cannot read it."""
+
+    clock_mhz: float | None = None
+    clock_limit_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    other_processes: int | None = None
+
+
+class Replay:
+    """A step that is ready to run again; the reference calls the Python function.
+
+    ``captured`` says whether the device replays a recording or runs compiled code instead;
+    ``nbytes`` is the device memory that it holds, ``seconds`` what making it took.
+    """
+
+    captured: bool = False
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step: Callable[[], None] | None = step
+
+    def __call__(self) -> None:
+        """Run the step once on the buffers it was captured with; returns before it has ended."""
+        if self._step is None:
+            raise BackendError("this replay was released; capture the step again")
+        self._step()
+
+    def expect(self, calls: int) -> None:
+        """Hear that about ``calls`` calls are coming; a backend may now make the step faster.
+
+        It may run the step: the caller loads its request afterwards.
+        """
+
+    def timed(self) -> dict[str, float] | None:
+        """Run the step once; its seconds by phase, None where the recording keeps no phases apart."""
+        return None
+
+    def release(self) -> None:
+        """Free what the recording holds; calling it twice is harmless."""
+        self._step = None
+
+
+class Stopwatch:
+    """Wall time of a ``with`` block in ``seconds``, the device's pending work waited for.
+
+    The device is synchronised before the start, so that earlier work is not counted, and before
+    the end, so that the block's own work is. ``name`` tells readers of a report what was read.
+    """
+
+    name: str = "host clock, the device waited for at both ends"
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
+        self._start = 0.0
+        self.seconds = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._synchronize()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._synchronize()
+        self.seconds = time.perf_counter() - self._start
+
+
+class Backend(TensorOps, ABC):
+    """One opened device; a context manager that closes itself.
+
+    Subclasses set ``name`` (the spec's) and ``version`` (their own) and give ``device``.
+    """
+
+    name: str
+    version: str
+
+    default_batch: int = 8
+    """Images decoded together unless a request says otherwise."""
+
+    simulated: bool = False
+    """True for a device in software that stands for another: right results, and no speed to speak of."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    # --- what the device is --------------------------------------------------------------------
+
+    @abstractmethod
+    def facts(self) -> DeviceFacts:
+        """Describe the device, its driver and its software."""
+
+    def compute_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtypes the device computes in, the best one for decoding first."""
+        return (torch.float32,)
+
+    def support(self, capability: str) -> Support:
+        """Answer for one of :data:`CAPABILITIES`; raises BackendError for any other name."""
+        if capability not in CAPABILITIES:
+            raise BackendError(
+                f"no capability is named {capability!r}{did_you_mean(capability, CAPABILITIES)}"
+            )
+        if capability in DTYPES:
+            yes = DTYPES[capability] in self.compute_dtypes()
+            return Support(yes, "" if yes else f"{self.device} does not compute in {capability}")
+        if capability == "energy":
+            yes = self.energy_mj() is not None
+            return Support(yes, "" if yes else f"backend {self.name!r} reads no energy meter")
+        if capability == "memory":
+            yes = self.memory().in_use is not None
+            return Support(yes, "" if yes else f"backend {self.name!r} reads no memory use")
+        return Support(False, f"backend {self.name!r} runs each step eagerly")
+
+    def dtypes(self, requested: str = "auto") -> DTypePolicy:
+        """Choose the dtypes for ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+
+        Raises BackendError for another name and for a dtype the device does not compute in.
+        """
+        able = self.compute_dtypes()
+        if requested == "auto":
+            return DTypePolicy(compute=able[0], kv=able[0])
+        if requested not in DTYPES:
+            near = did_you_mean(requested, ["auto", *DTYPES])
+            raise BackendError(f"no dtype is named {requested!r}{near}")
+        dtype = DTYPES[requested]
+        if dtype not in able:
+            names = ", ".join(str(one).removeprefix("torch.") for one in able)
+            raise BackendError(
+                f"device {self.device} does not compute in {requested}; use auto or one of: {names}"
+            )
+        return DTypePolicy(compute=dtype, kv=dtype)
+
+    def operators(self) -> frozenset[str] | None:
+        """Name the operators (``aten::add.Tensor``) that the device has kernels for; None: all."""
+        return None
+
+    def operator_rules(self) -> Mapping[str, OperatorRule]:
+        """Say more about operators than their names: rules that every traced operator is held to.
+
+        Keys are checks of the kit: ``"operators"`` (is there a kernel?), ``"dtypes"`` (for these
+        dtypes?), ``"indices"`` (are integers as wide as the device likes them?).
+        """
+        return {}
+
+    def checks(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Add conformance checks of the device's own, such as its kernels against the reference.
+
+        By name (``"group.name"``), functions as in :mod:`lantern_accel.testing`.
+        """
+        return {}
+
+    # --- running -------------------------------------------------------------------------------
+
+    def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
+        """Make ``step``, a function of static buffers without a host read, ready to be replayed.
+
+        A backend may run ``step`` any number of times to warm up and record it: the caller resets
+        the buffers that the step writes before the first replay. ``name`` says which function it is
+        (``prefill`` or ``step``) in traces and errors.
+        """
+        return Replay(step)
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a training function compiled for this device; gradients flow through it."""
+        return torch.compile(function, dynamic=False)
+
+    def training_ops(self) -> TensorOps:
+        """Return the operations of a model in training: gradients flow through them."""
+        return TensorOps()
+
+    def flush(self) -> None:
+        """Run what the device has gathered; training calls it after gradients and after the update.
+
+        A lazy device marks a step here; any other does nothing.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done all the work given to it."""
+
+    def stopwatch(self) -> Stopwatch:
+        """Return a new stopwatch that measures this device's time: ``with ... as watch:``."""
+        return Stopwatch(self.synchronize)
+
+    def explain(self, error: Exception) -> BackendError | None:
+        """Turn an error that the device raised while decoding into one that says what to do.
+
+        None for an error that is not the device's.
+        """
+        return None
+
+    # --- meters --------------------------------------------------------------------------------
+
+    def memory(self) -> MemoryUse:
+        """Read the memory in use, its peak since :meth:`reset_peak_memory`, and its limit."""
+        return MemoryUse()
+
+    def reset_peak_memory(self) -> None:
+        """Start a new peak, where the device allows it."""
+
+    def giving_back(self) -> AbstractContextManager[None]:
+        """Run the block, which makes large tensors that soon go again, in little more than they take."""
+        return nullcontext()
+
+    def conditions(self) -> Conditions:
+        """Read clocks, power limit, temperature and the other processes on the device."""
+        return Conditions()
+
+    def counters(self) -> dict[str, int]:
+        """Read the device's own counters, such as graph compilations and CPU fall-backs."""
+        return {}
+
+    def energy_mj(self) -> int | None:
+        """Read the energy meter in millijoules since some fixed time; None without a meter."""
+        return None
+
+    def close(self) -> None:
+        """Give back what the backend holds; calling it twice is harmless."""
+
+    def __enter__(self) -> Backend:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_clock(backend: Backend) -> None:
+    """Raise RequestError on a simulated device, whose times are not those of what it stands for."""
+    if backend.simulated:
+        raise RequestError(
+            f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
+            f"the speed of {backend.name!r}; measure on a real device"
+        )

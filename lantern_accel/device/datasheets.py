@@ -1,0 +1,118 @@
+"""Device profiles: what a device can do at best, each figure with its source.
+
+One TOML file a device. In a checkout they lie in ``profiles/``, in a wheel inside this package.
+"""
+
+from __future__ import annotations
+
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from lantern_accel.errors import LanternError, did_you_mean
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class ProfileError(LanternError):
+    """A device profile is missing, damaged, or lacks a source for a figure."""
+
+
+class Figure(BaseModel):
+    """One number and where it comes from; its unit is in the field's name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    value: Annotated[float, Field(gt=0)]
+    kind: Literal["datasheet", "measured"]
+    source: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    """The document, or how it was measured, so that another can find the same number."""
+
+
+DType = Literal["float32", "tf32", "bfloat16", "float16", "float8"]
+
+
+class DeviceProfile(BaseModel):
+    """The limits of one device; what nobody published or measured stays None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    backend: str
+    vendor: str
+    model: str
+    reports_as: tuple[str, ...] = ()
+    """Patterns (``*`` stands for anything) of the names that its driver gives it."""
+    peak_flops: Annotated[dict[DType, Figure], Field(min_length=1)]
+    """Dense matrix multiplication in FLOP/s, by dtype."""
+    reached_flops: dict[DType, Figure] = {}
+    """The most that somebody has measured of it."""
+    memory_bytes: Figure | None = None
+    bandwidth_bytes_per_s: Figure | None = None
+    on_chip_bytes: Figure | None = None
+    power_w: Figure | None = None
+    launch_seconds: Figure | None = None
+    """What one operator costs beside its bytes and operations, as steps run on this device."""
+
+    def matches(self, backend: str, device_name: str) -> bool:
+        """Say whether a run by ``backend`` on ``device_name`` ran on this device."""
+        name = device_name.casefold()
+        patterns = (pattern.casefold() for pattern in self.reports_as)
+        return backend == self.backend and any(fnmatchcase(name, one) for one in patterns)
+
+    def figures(self) -> dict[str, Figure]:
+        """Return every figure by its name; dtypes are written ``peak_flops.bfloat16``."""
+        found: dict[str, Figure] = {}
+        for field in type(self).model_fields:
+            value = getattr(self, field)
+            if isinstance(value, Figure):
+                found[field] = value
+            elif isinstance(value, dict):
+                found.update({f"{field}.{key}": one for key, one in value.items()})
+        return found
+
+
+def profiles_dir() -> Path:
+    """Return the folder of the profiles; raises ProfileError when the installation lacks it."""
+    package = Path(__file__).parent.parent
+    for folder in (package / "profiles_data", package.parent / "profiles"):
+        if folder.is_dir():
+            return folder
+    raise ProfileError(f"the device profiles are missing beside {package}; reinstall lantern-accel")
+
+
+def profile_names(folder: Path | None = None) -> list[str]:
+    """List the devices that have a profile."""
+    return sorted(path.stem for path in (folder or profiles_dir()).glob("*.toml"))
+
+
+def load_profile(name: str, folder: Path | None = None) -> DeviceProfile:
+    """Read one profile by name; raises ProfileError naming the file and the field that is wrong."""
+    folder = folder or profiles_dir()
+    names = profile_names(folder)
+    if name not in names:
+        raise ProfileError(f"no device profile is named {name!r}{did_you_mean(name, names)}")
+    path = folder / f"{name}.toml"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        profile = DeviceProfile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ProfileError(f"{path}: {where}: {first['msg']}; correct the file") from error
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML
+        raise ProfileError(f"{path} cannot be read: {error}; correct the file") from error
+    if profile.name != name:
+        raise ProfileError(f"{path}: name: is {profile.name!r}, the file's name says {name!r}")
+    return profile
+
+
+def all_profiles(folder: Path | None = None) -> list[DeviceProfile]:
+    """Read every profile; raises ProfileError for the first that is damaged."""
+    return [load_profile(name, folder) for name in profile_names(folder)]

@@ -1,0 +1,275 @@
+"""The backends that are installed: list them, probe them, open one."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lantern_accel.device.entry_points import load_plugins, why
+from lantern_accel.device.spec import BackendSpec, Probe
+from lantern_accel.errors import BackendError, LanternWarning, did_you_mean
+
+if TYPE_CHECKING:
+    from lantern_accel.device.backend import Backend
+
+__all__ = [
+    "Chosen",
+    "DeviceStatus",
+    "backend_specs",
+    "broken_plugins",
+    "choose_device",
+    "devices_report",
+    "load_plugins",
+    "open_backend",
+]
+
+LIST_DEVICES = "run 'lantern-accel devices' to list what is there"
+REINSTALL = "install lantern-accel itself with pip, which registers its own"
+
+_DEVICE = re.compile(r"(?!auto:)(?P<name>[^:]+)(:(?P<index>[0-9]{1,4}))?")
+
+
+class DeviceStatus(BaseModel):
+    """One backend as ``lantern-accel devices`` reports it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    state: Literal["ready", "not available", "broken"]
+    summary: str = ""
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+    install: str = ""
+    api_version: int | None = None
+    automatic: bool = False
+    """True for the one that ``device="auto"`` opens."""
+
+
+def backend_specs() -> dict[str, BackendSpec]:
+    """Return the backends that loaded, by name, the ones that auto prefers first."""
+    specs = load_plugins().specs.values()
+    return {spec.name: spec for spec in sorted(specs, key=lambda one: (-one.priority, one.name))}
+
+
+def broken_plugins() -> dict[str, str]:
+    """Return why each plug-in that could not be loaded could not, by name."""
+    return dict(load_plugins().broken)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A device that is there and can be opened."""
+
+    spec: BackendSpec
+    index: int
+    options: Mapping[str, Any]
+
+    def open(self) -> Backend:
+        """Open it; raises BackendError where the backend fails."""
+        return _open(self.spec, self.index, self.options)
+
+
+def open_backend(device: str = "auto", options: Mapping[str, Any] | None = None) -> Backend:
+    """Open ``"auto"``, a backend's first device by name, or another as ``"name:index"``.
+
+    Raises BackendError when there is no such backend or device, saying what was looked for and
+    what to install; nothing falls back to another device.
+    """
+    return choose_device(device, options).open()
+
+
+def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None) -> Chosen:
+    """Find what :func:`open_backend` opens, and prepare the environment for it.
+
+    Imports torch only where the backend cannot look for its device without: call it before torch is
+    imported, because some vendors read the environment while torch loads their SDK.
+    """
+    name, index = _parse(device)
+    given = dict(options or {})
+    if name == "auto":
+        spec, probe = _best()
+        asked = _configured(spec, given)
+        if asked is not spec:
+            spec, probe = _found(asked)
+    else:
+        spec, probe = _found(_configured(_named(name), given))
+    if not probe.available:
+        raise BackendError(
+            f"device {device!r} is not available: {probe.reason}"
+            f"{'; ' + probe.install if probe.install else ''}; {LIST_DEVICES}"
+        )
+    if index >= probe.count:
+        names = ", ".join(f"{spec.name}:{i} ({one})" for i, one in enumerate(probe.devices))
+        raise BackendError(
+            f"device {device!r} is out of range: backend {spec.name!r} has {probe.count}, {names}"
+        )
+    return Chosen(spec, index, given)
+
+
+def devices_report() -> list[DeviceStatus]:
+    """Probe every backend and return what it said, and what is broken, without opening any."""
+    report: list[DeviceStatus] = []
+    failed = broken_plugins()
+    ready = False
+    for spec, found in _probe_all(list(backend_specs().values())):
+        if isinstance(found, BackendError):
+            failed[spec.name] = str(found)
+            continue
+        automatic = found.available and spec.priority >= 0 and not ready
+        ready = ready or automatic
+        report.append(
+            DeviceStatus(
+                name=spec.name,
+                state="ready" if found.available else "not available",
+                summary=spec.summary,
+                devices=found.devices,
+                reason=found.reason,
+                install=found.install,
+                api_version=spec.api_version,
+                automatic=automatic,
+            )
+        )
+    broken = (
+        DeviceStatus(name=name, state="broken", reason=reason)
+        for name, reason in sorted(failed.items())
+    )
+    return [*report, *broken]
+
+
+# --- steps ------------------------------------------------------------------------------------
+
+
+def _parse(device: str) -> tuple[str, int]:
+    match = _DEVICE.fullmatch(str(device).strip().lower())  # str: a torch.device will do
+    if match is None:
+        raise BackendError(
+            f"device {device!r} is not a device; write auto, a name, or a name and an index "
+            f"such as cpu:0; {LIST_DEVICES}"
+        )
+    return match["name"], int(match["index"] or 0)
+
+
+def _named(name: str) -> BackendSpec:
+    plugins = load_plugins()
+    if name in plugins.specs:
+        return plugins.specs[name]
+    if name in plugins.broken:
+        raise BackendError(
+            f"backend {name!r} failed to load: {plugins.broken[name]}; "
+            "reinstall or uninstall its package"
+        )
+    if not plugins.specs:
+        raise BackendError(f"no backend is installed; {REINSTALL}")
+    near = did_you_mean(name, ["auto", *plugins.specs])
+    raise BackendError(f"no backend is named {name!r}{near}; {LIST_DEVICES}")
+
+
+def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
+    try:
+        found = spec.configured(options)
+    except BackendError:
+        raise  # written to be read: a wrong option, for example
+    except Exception as error:
+        raise _failed(spec, "configured", error, "check the options it was given") from error
+    if not isinstance(found, BackendSpec):
+        raise BackendError(
+            f"backend {spec.name!r} failed in configured: it returned a {type(found).__name__}, "
+            "not a BackendSpec; report it to the plug-in's author"
+        )
+    return found
+
+
+def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
+    _prepare(spec)
+    return spec, _probe(spec)
+
+
+def _best() -> tuple[BackendSpec, Probe]:
+    """Return the available backend of the highest priority; warn about a better one that fails."""
+    reasons = []
+    candidates = [spec for spec in backend_specs().values() if spec.priority >= 0]
+    for spec, found in _probe_all(candidates):
+        if isinstance(found, BackendError):
+            warnings.warn(f"device auto skips a backend: {found}", LanternWarning, stacklevel=3)
+            reasons.append(str(found))
+        elif found.available:
+            return spec, found
+        else:
+            reasons.append(f"{spec.name}: {found.reason}")
+    if not candidates:
+        raise BackendError(f"no backend is installed; {REINSTALL}")
+    raise BackendError(f"no device is available ({'; '.join(reasons)}); {LIST_DEVICES}")
+
+
+def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | BackendError]]:
+    """Prepare all, then probe each: one probe may import torch, which others must precede."""
+    failed: dict[str, BackendError] = {}
+    for spec in specs:
+        try:
+            _prepare(spec)
+        except BackendError as error:
+            failed[spec.name] = error
+    for spec in specs:
+        if spec.name in failed:
+            yield spec, failed[spec.name]
+            continue
+        try:
+            found: Probe | BackendError = _probe(spec)
+        except BackendError as error:
+            found = error
+        yield spec, found
+
+
+def _prepare(spec: BackendSpec) -> None:
+    try:
+        spec.prepare(os.environ)
+    except BackendError:
+        raise  # written to be read: a setting in the environment, for example
+    except Exception as error:
+        raise _failed(spec, "prepare", error, "check the environment it reads") from error
+
+
+def _probe(spec: BackendSpec) -> Probe:
+    try:
+        probe = spec.probe()
+    except Exception as error:
+        raise _failed(spec, "probe", error, "report it to the plug-in's author") from error
+    if not isinstance(probe, Probe):
+        raise BackendError(
+            f"backend {spec.name!r} failed in probe: it returned a {type(probe).__name__}, not a "
+            "Probe; report it to the plug-in's author"
+        )
+    return probe
+
+
+def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
+    from lantern_accel.device.backend import Backend
+
+    try:
+        backend = spec.open(index, options)
+    except BackendError:
+        raise  # written to be read: a wrong option, for example
+    except Exception as error:
+        hint = "check its driver and SDK with 'lantern-accel devices'"
+        raise _failed(spec, "open", error, hint) from error
+    if not isinstance(backend, Backend):
+        raise BackendError(
+            f"backend {spec.name!r} failed in open: it returned a {type(backend).__name__}, not a "
+            "Backend; report it to the plug-in's author"
+        )
+    if getattr(backend, "name", None) != spec.name or not hasattr(backend, "version"):
+        raise BackendError(
+            f"backend {spec.name!r} failed in open: its Backend must have name {spec.name!r} and a "
+            "version; report it to the plug-in's author"
+        )
+    return backend
+
+
+def _failed(spec: BackendSpec, hook: str, error: Exception, hint: str) -> BackendError:
+    return BackendError(f"backend {spec.name!r} failed in {hook}: {why(error)}; {hint}")

@@ -1,0 +1,107 @@
+"""How a backend presents itself before its device is opened; imports neither torch nor an SDK.
+
+A plug-in's first module needs only this one. Some vendors load their SDK while torch is imported
+and read the environment then, so a backend must be able to speak before torch is there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from lantern_accel.errors import BackendError
+
+if TYPE_CHECKING:
+    from lantern_accel.device.backend import Backend
+
+API_VERSION = 1
+"""Version of the seam; a backend written for another version is reported, not loaded."""
+
+
+class Probe(BaseModel):
+    """What a backend found when it looked for its device."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    available: bool
+    count: int = 0
+    devices: tuple[str, ...] = ()
+    """One short description a device, such as its model name and memory."""
+    reason: str = ""
+    """Why the device is not available, as the end of the sentence 'not available: ...'."""
+    install: str = ""
+    """What to do about it, as an instruction without a final stop."""
+
+    @model_validator(mode="after")
+    def _check_count(self) -> Probe:
+        if self.available and not self.count == len(self.devices) > 0:
+            raise ValueError(f"an available device needs a description each, got {self.devices}")
+        return self
+
+    @classmethod
+    def found(cls, *devices: str) -> Probe:
+        """Report the devices that are there, in index order."""
+        return cls(available=True, count=len(devices), devices=devices)
+
+    @classmethod
+    def missing(cls, reason: str, install: str = "") -> Probe:
+        """Report that there is none, why, and what to install."""
+        return cls(available=False, reason=reason, install=install)
+
+
+class BackendSpec(ABC):
+    """One backend before it is opened: its name, whether its device is here, and how to open it.
+
+    Subclasses set ``name`` (a lower-case identifier, what the user writes as the device),
+    ``summary`` (one line) and ``api_version`` (the number this backend was written for, written
+    out, so that a change of the seam is noticed).
+    """
+
+    name: str
+    summary: str
+    api_version: int
+
+    priority: int = 0
+    """``device="auto"`` opens the available backend with the highest; negative: never."""
+
+    variants: tuple[Mapping[str, Any], ...] = ({},)
+    """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
+
+    def configured(self, options: Mapping[str, Any]) -> BackendSpec:
+        """Optional: return the specification for these options of :meth:`open`.
+
+        Called before :meth:`prepare` where the device is asked for by name, so that an option can
+        change the environment or what is looked for. Raises
+        :class:`~lantern_accel.errors.BackendError` for an option it does not know.
+        """
+        return self
+
+    def prepare(self, environ: MutableMapping[str, str]) -> None:  # noqa: B027, optional
+        """Optional: set environment defaults that must be there before torch or the SDK is.
+
+        Called before :meth:`probe`. Leave what the user set: use ``environ.setdefault``.
+        """
+
+    @abstractmethod
+    def probe(self) -> Probe:
+        """Look for the device without allocating anything on it; never raises."""
+
+    @abstractmethod
+    def open(self, index: int, options: Mapping[str, Any]) -> Backend:
+        """Open device ``index``, ``0 <= index < probe().count``; import the SDK here.
+
+        Raises :class:`~lantern_accel.errors.BackendError` for an option it does not know.
+        """
+
+
+def check_options(backend: str, options: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Raise BackendError for an option that ``known`` (name to meaning) does not list."""
+    for name in options:
+        if name not in known:
+            listing = "; ".join(f"{key}: {meaning}" for key, meaning in known.items())
+            raise BackendError(
+                f"backend {backend!r} has no option {name!r}; it takes {listing or 'none'}"
+            )

@@ -1,0 +1,297 @@
+"""Model families: everything about a kind of model that decoding itself does not need to know.
+
+A family recognises its files, builds its parts, turns prompts into conditions and tokens into pixels.
+The step engine names no family; what it reads of a target is listed at :class:`Manifest`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lantern_accel.checkpoints.loading import LoadingProgress, Recipe
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import ModelError, did_you_mean
+from lantern_accel.families.manifest import Manifest
+from lantern_accel.strategy.values import Sampling
+
+if TYPE_CHECKING:
+    from lantern_accel.families.published import ModelEntry
+
+Prompt = str | int
+#: Width and height of a picture in pixels.
+Size = tuple[int, int]
+#: Parts that are modules of ours, in the order in which they are loaded.
+PARTS = ("target", "drafter", "vq")
+#: Modules by family; each defines ``FAMILY``. A family whose module is absent is not in this build.
+_HOMES = {
+    "llamagen": "lantern_accel.families.llamagen.family",
+    "chameleon": "lantern_accel.families.chameleon.family",
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts that a user names beside the model, each a file or a folder; None: look for it.
+
+    ``no_drafter`` decodes without one. ``text_device``: where a large text encoder runs.
+    ``embeddings``: a file with the prompts' features, in place of a text encoder.
+    """
+
+    vq: Path | None = None
+    drafter: Path | None = None
+    no_drafter: bool = False
+    text: Path | None = None
+    embeddings: Path | None = None
+    text_device: Literal["device", "cpu"] = "device"
+
+
+@dataclass
+class Found:
+    """What lies at a path: the manifest, and the file or folder of every part.
+
+    ``notes`` are lines for ``lantern-accel models check``; ``missing`` says by part what is not there
+    and how to get it. Without its ``vq`` a model draws nothing; without a ``drafter`` or ``text`` encoder
+    some requests are refused.
+    """
+
+    manifest: Manifest
+    files: dict[str, Path]
+    parts: Parts = Parts()
+    notes: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+class TextSource(Protocol):
+    """Where caption features come from: a text encoder, or a file of features."""
+
+    def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return features ``[n, prefix, C]``, left-padded and zero there, and a mask bool [n, prefix]."""
+        ...
+
+    def release(self) -> None:
+        """Free what encoding held, before decoding."""
+        ...
+
+
+@dataclass
+class Model:
+    """A model in memory: target, drafter and tokenizer on the device; ``missing`` is Found's."""
+
+    manifest: Any
+    target: Any
+    drafter: Any
+    vq: Any
+    text: TextSource | None
+    weights_hash: str
+    family: Family
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """One condition a prompt, on the device: ``condition [n, ...]``, ``mask`` bool ``[n, prefix]``.
+
+    ``shape`` says what engine they need (:meth:`Family.fitted`) where not all of a model's are alike.
+    """
+
+    condition: Tensor
+    mask: Tensor
+    shape: Hashable = None
+
+    def pick(self, index: Sequence[int]) -> Conditions:
+        """Return the conditions of these prompts, in this order."""
+        chosen = list(index)
+        return replace(self, condition=self.condition[chosen], mask=self.mask[chosen])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What an engine starts from: ``condition [R, ...]`` (``[cond; uncond]``) and ``mask``.
+
+    ``mask`` is bool ``[B, prefix]`` where the guidance branches share it, else ``[R, prefix]``.
+    """
+
+    condition: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class DrafterFiles:
+    """A trained drafter on disk: its weights by key, and its configuration with the file's name."""
+
+    weights: dict[str, Tensor]
+    config_name: str
+    config: dict[str, Any]
+
+
+class Family(ABC):
+    """One kind of model."""
+
+    name: ClassVar[str]
+    manifest_type: ClassVar[type[Manifest]]
+    #: Files without which nothing can be drawn.
+    needs: ClassVar[tuple[str, ...]] = ("target", "vq")
+
+    # --- recognising -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def detect(self, path: Path, parts: Parts) -> Found | None:
+        """Say what a file or folder laid out as the official READMEs say holds; None: not of this family.
+
+        Reads headers only, and judges by keys and shapes; file names are hints where shapes cannot
+        tell. Raises :class:`CheckpointError` for files of this family that cannot be used.
+        """
+
+    @abstractmethod
+    def from_entry(self, entry: ModelEntry) -> Manifest:
+        """Return the manifest of a published model, to plan with before anything is downloaded."""
+
+    def with_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
+        """Return a manifest with a drafter that lies elsewhere, and the checkpoint of its weights.
+
+        Raises :class:`CheckpointError` for a drafter of another model.
+        """
+        raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
+
+    # --- building ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build(self, manifest: Any, part: str, ops: TensorOps) -> nn.Module:
+        """Build one of :data:`PARTS`; called under torch's ``meta`` device."""
+
+    @abstractmethod
+    def place_tables(self, module: nn.Module, device: torch.device) -> None:
+        """Make the buffers that no checkpoint holds (rotary tables) on ``device``, in float32."""
+
+    @abstractmethod
+    def recipes(self, part: str, checkpoint: Checkpoint, manifest: Any) -> Mapping[str, Recipe]:
+        """Say which keys of a checkpoint every parameter of a part comes from."""
+
+    def unneeded(self, part: str) -> re.Pattern[str] | None:
+        """Return a pattern of keys that a part's file may hold for other parts; None: none."""
+        return None
+
+    @abstractmethod
+    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
+        """Return what encodes prompts; None where the model takes no text, or has no encoder at hand.
+
+        A large encoder is loaded on first use, not here.
+        """
+
+    # --- training a drafter ------------------------------------------------------------------------
+
+    @abstractmethod
+    def picture(self, manifest: Any, size: Size | None = None) -> Size:
+        """Return the width and height in pixels of what is drawn; None: the model's own.
+
+        Raises :class:`RequestError` for a size that the model cannot draw.
+        """
+
+    def tokens(self, model: Model, codes: Tensor) -> Tensor:
+        """Return the tokens ``[n, tokens]`` that a picture of codes, int ``[n, rows, columns]``, has."""
+        return codes.flatten(1)
+
+    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
+        """Return conditions of one picture size that were made apart as one."""
+        first = conditions[0]
+        condition = torch.cat([one.condition for one in conditions])
+        return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
+
+    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> nn.Module:
+        """Return an untrained drafter of some blocks that fits a target, in float32.
+
+        Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.
+        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
+        """
+        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
+
+    def drafter_files(self, drafter: Any) -> DrafterFiles:
+        """Return a trained drafter as :meth:`detect` and :meth:`with_drafter` read it."""
+        raise ModelError(f"no drafter can be written for models of the family {self.name!r}")
+
+    # --- decoding ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def conditions(
+        self,
+        model: Model,
+        prompts: Sequence[Prompt],
+        device: torch.device,
+        dtype: torch.dtype,
+        size: Size | None = None,
+    ) -> Conditions:
+        """Turn prompts into conditions; ``size`` is the picture's in pixels, None the model's own.
+
+        Raises :class:`RequestError` for a prompt or a size that the model cannot take.
+        """
+
+    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
+        """Return target and drafter as the engine for conditions of this ``shape`` takes them."""
+        return model.target, model.drafter
+
+    def usual_shape(self, model: Model) -> Hashable:
+        """Return the shape that a usual request's conditions have, to plan memory with."""
+        return None
+
+    @abstractmethod
+    def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
+        """Return the engine's rows: with guidance the unconditional ones follow."""
+
+    @abstractmethod
+    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]`` on the device, to uint8 ``[n, H, W, 3]`` there.
+
+        ``shape`` is that of the conditions they were decoded from.
+        """
+
+    def pixels_together(self, model: Model) -> int:
+        """Return how many images :meth:`pixels` decodes at once; 0: all that it gets."""
+        return 0
+
+    @abstractmethod
+    def codebook(self, model: Model) -> tuple[Tensor, bool]:
+        """Return the codebook's raw rows ``[V, d]``, and whether the decoder normalises them."""
+
+
+def family_names() -> list[str]:
+    """Return the families of this build."""
+    return [name for name, home in _HOMES.items() if importlib.util.find_spec(home) is not None]
+
+
+def family(name: str) -> Family:
+    """Return a family by name; raises :class:`ModelError` for one that this build does not have."""
+    if name not in family_names():
+        raise ModelError(
+            f"this build has no model family {name!r}{did_you_mean(name, family_names())}"
+        )
+    found: Family = importlib.import_module(_HOMES[name]).FAMILY
+    return found
+
+
+__all__ = [
+    "PARTS",
+    "Conditions",
+    "DrafterFiles",
+    "Family",
+    "Found",
+    "LoadingProgress",
+    "Model",
+    "Parts",
+    "Prompt",
+    "Recipe",
+    "Rows",
+    "TextSource",
+    "family",
+    "family_names",
+]

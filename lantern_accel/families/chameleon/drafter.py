@@ -1,0 +1,98 @@
+"""The EAGLE drafter for Anole and Lumina-mGPT: one Chameleon block on (next token, target feature).
+
+Source: jadohu/LANTERN ``models/drafters/cnets_anole.py``. Unlike LlamaGen's drafter it has a norm before
+attention and norms of queries and keys, it reads the prompt's own tokens, and its positions are those of
+a line of text. Drafter position ``p`` consumes the target feature at ``p`` and token ``p + 1``.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.decoding.rows import prefix_positions
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.chameleon.model import (
+    ChameleonBlock,
+    CodeEmbedding,
+    Sized,
+    TrunkConfig,
+    rotary_table_1d,
+)
+from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, dense_visible, run_blocks
+
+
+class ChameleonDrafterConfig(TrunkConfig):
+    """Sizes of a drafter; prompt length, picture and codes are its target's."""
+
+    n_layer: int = Field(1, ge=1, le=1)
+    bias: bool = True
+    mask_padding: bool = True
+
+
+class ChameleonDrafter(Sized):
+    """Predicts the target's next feature from its last features and the token drawn from them."""
+
+    config: ChameleonDrafterConfig
+
+    def __init__(self, config: ChameleonDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        # Its own table: the published drafters' embeddings were frozen, but not tied.
+        self.embed_tokens = CodeEmbedding(config)
+        self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
+        self.fuse: Projection | None = None
+        self.layers = nn.ModuleList(ChameleonBlock(config) for _ in range(config.n_layer))
+        self.place_tables(torch.device("cpu"))
+
+    @property
+    def embedding(self) -> CodeEmbedding:
+        """The table of all tokens."""
+        return self.embed_tokens
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: these drafters read the target's last states alone."""
+        return ()
+
+    def fused(self, features: Tensor) -> Tensor:
+        """Return the features as they are."""
+        return features
+
+    def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
+        pair = torch.cat((embedded, features), dim=-1)
+        return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
+
+    def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""
+        return self._run(self.embed_tokens(codes), features, at)
+
+    def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Run the prompt: token ids ``[R, prefix]`` and the target's features of all but the last."""
+        return self._run(self.embed_tokens.tokens(condition[:, 1:]), features, at)
+
+    def forward_dense(self, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
+        """Run token ids ``[R, n]`` without a cache; ``mask`` bool ``[R, n]``, False at left padding."""
+        c = self.config
+        cos, sin = rotary_table_1d(ids.shape[1], c.head_dim, c.rope_base, ids.device)
+        place = prefix_positions(mask)
+        visible = self.ops.mask(dense_visible(mask, ids.shape[1]), features.dtype)
+        at = Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), visible)
+        return self._run(self.embed_tokens.tokens(ids), features, at)
+
+    def forward_image(
+        self, condition: Tensor, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None
+    ) -> Tensor:
+        """Run prompt and picture as training does: codes ``[R, n]``, features ``[R, p - 1 + n, D]``.
+
+        ``condition``: the prompts' ids ``[R, p]``; ``prefix_mask`` bool ``[R, p - 1]``, False at pads.
+        """
+        ids = torch.cat((condition[:, 1:], self.embed_tokens.code_ids[codes]), dim=1)
+        if prefix_mask is None:
+            prefix_mask = torch.ones_like(condition[:, 1:], dtype=torch.bool)
+        return self.forward_dense(
+            ids, features, F.pad(prefix_mask, (0, codes.shape[1]), value=True)
+        )

@@ -1,0 +1,276 @@
+"""Chameleon as a family: Anole and Lumina-mGPT, text and pictures in one vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.checkpoints.loading import Recipe
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.families.base import (
+    Conditions,
+    DrafterFiles,
+    Family,
+    Found,
+    Model,
+    Parts,
+    Prompt,
+    Rows,
+    Size,
+    TextSource,
+)
+from lantern_accel.families.chameleon.drafter import ChameleonDrafter
+from lantern_accel.families.chameleon.keys import (
+    BESIDE_TARGET,
+    BESIDE_VQ,
+    drafter_recipes,
+    published_drafter,
+    target_recipes,
+)
+from lantern_accel.families.chameleon.manifest import ChameleonManifest
+from lantern_accel.families.chameleon.model import ChameleonGPT
+from lantern_accel.families.chameleon.official import detect
+from lantern_accel.families.chameleon.sizes import VQ_PREFIX, drafter_said, fitting_drafter
+from lantern_accel.families.chameleon.text import (
+    anole_image_only,
+    anole_prompt,
+    anole_unconditional,
+    bucket,
+    left_pad,
+    lumina_prompt,
+    lumina_unconditional,
+    read_text_tokenizer,
+)
+from lantern_accel.families.chameleon.vq import ChameleonVQ, chameleon_pixels_to_uint8
+from lantern_accel.families.llamagen.drafter import start_drafter
+from lantern_accel.families.manifest import Manifest
+from lantern_accel.strategy.values import Sampling
+
+if TYPE_CHECKING:
+    from lantern_accel.families.published import ModelEntry
+
+#: Pixels of the images that are decoded together: one of 512 x 512.
+PIXELS_AT_ONCE = 512 * 512
+#: Tokens of a prompt that fit beside a model's own picture in any case.
+LONG_PROMPT = 256
+
+
+class ChameleonText:
+    """The tokenizer of one model: prompts to token ids; on the host, a few megabytes."""
+
+    def __init__(self, path: Path, manifest: ChameleonManifest) -> None:
+        self.tokenizer = read_text_tokenizer(path)
+        self.manifest = manifest
+
+    def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
+        """Return the ids of each prompt for a picture of ``rows x columns`` codes."""
+        ids, code = self.manifest.ids, self.manifest.vq.downsample
+        if self.manifest.variant == "anole":
+            return [anole_prompt(self.tokenizer, ids, text) for text in texts]
+        return [lumina_prompt(self.tokenizer, ids, text, rows, columns, code) for text in texts]
+
+    def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return ids ``[n, longest]``, left-padded, and their mask, for the default picture size."""
+        target = self.manifest.target
+        rows = self.prompts(prompts, target.height, target.width)
+        return left_pad(rows, max(len(row) for row in rows), self.manifest.ids.pad)
+
+    def release(self) -> None:
+        """Do nothing: there is nothing on the device."""
+
+
+class ChameleonFamily(Family):
+    """Anole-7B and Lumina-mGPT-7B, and what else shares their trunk and vocabulary."""
+
+    name: ClassVar[str] = "chameleon"
+    manifest_type: ClassVar[type[Manifest]] = ChameleonManifest
+    needs: ClassVar[tuple[str, ...]] = ("target", "vq", "text_tokenizer")
+
+    def detect(self, path: Path, parts: Parts) -> Found | None:
+        """Recognise Meta's, GAIR's, Hugging Face's and Lumina's layouts."""
+        return detect(path, parts)
+
+    def from_entry(self, entry: ModelEntry) -> Manifest:
+        """Return the manifest of a published model."""
+        from lantern_accel.families.chameleon.official import published_manifest
+
+        return published_manifest(entry)
+
+    def build(self, manifest: ChameleonManifest, part: str, ops: TensorOps) -> nn.Module:
+        """Build the trunk, its drafter or the VQGAN."""
+        if part == "target":
+            return ChameleonGPT(manifest.target, ops=ops)
+        if part == "drafter":
+            assert manifest.drafter is not None
+            return ChameleonDrafter(manifest.drafter, ops=ops)
+        return ChameleonVQ(manifest.vq)
+
+    def place_tables(self, module: nn.Module, device: torch.device) -> None:
+        """Make the rotary tables and code ids of target and drafter."""
+        if isinstance(module, ChameleonGPT | ChameleonDrafter):
+            module.place_tables(device)
+
+    def recipes(
+        self, part: str, checkpoint: Checkpoint, manifest: ChameleonManifest
+    ) -> Mapping[str, Recipe]:
+        """Rename, stack, and permute what rotations of the other pairing need."""
+        if part == "target":
+            return target_recipes(checkpoint, checkpoint.shape, manifest.target)
+        if part == "drafter":
+            assert manifest.drafter is not None
+            return drafter_recipes(checkpoint, checkpoint.shape, manifest.drafter)
+        within = any(key.startswith(VQ_PREFIX) for key in checkpoint)
+        prefix = VQ_PREFIX if within else ""
+        return {
+            key.removeprefix(prefix): Recipe((key,)) for key in checkpoint if key.startswith(prefix)
+        }
+
+    def unneeded(self, part: str) -> re.Pattern[str] | None:
+        """Return the keys of the other parts: Hugging Face's files hold target and VQGAN together."""
+        return {"target": BESIDE_TARGET, "vq": BESIDE_VQ}.get(part)
+
+    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
+        """Return the tokenizer."""
+        path = found.files.get("text_tokenizer")
+        manifest: Any = found.manifest
+        return None if path is None else ChameleonText(path, manifest)
+
+    def picture(self, manifest: ChameleonManifest, size: Size | None = None) -> Size:
+        """Return the width and height of a grid that the model can draw."""
+        rows, columns = manifest.grid(size)
+        return columns * manifest.vq.downsample, rows * manifest.vq.downsample
+
+    def tokens(self, model: Model, codes: Tensor) -> Tensor:
+        """End every row with the newline, where the model writes it."""
+        newline = model.manifest.target.newline
+        return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
+
+    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
+        """Pad prompts to the longest one's bucket."""
+        pad = model.manifest.ids.pad
+        shape: Any = max(one.shape for one in conditions)  # type: ignore[type-var]
+        longest = int(shape[0])
+        ids, masks = [], []
+        for one in conditions:
+            extra = longest - one.mask.shape[1]
+            ids.append(F.pad(one.condition, (extra, 0), value=pad))
+            masks.append(F.pad(one.mask, (extra, 0), value=False))
+        return Conditions(torch.cat(ids), torch.cat(masks), shape)
+
+    def fresh_drafter(
+        self, target: ChameleonGPT, layers: int = 1, taps: Sequence[int] = ()
+    ) -> ChameleonDrafter:
+        """Return one block as the target's are."""
+        if layers != 1 or taps:
+            raise ModelError(
+                f"drafters of the family {self.name!r} have one block and read the target's last states; "
+                "leave n_layer and taps out"
+            )
+        drafter = ChameleonDrafter(fitting_drafter(target.config))
+        start_drafter(drafter, target.tok_embeddings.weight)
+        return drafter.train()
+
+    def drafter_files(self, drafter: ChameleonDrafter) -> DrafterFiles:
+        """Return LANTERN's keys and configuration."""
+        weights = published_drafter(drafter.state_dict(), drafter.config)
+        return DrafterFiles(weights, "config.json", drafter_said(drafter.config))
+
+    def conditions(
+        self,
+        model: Model,
+        prompts: Sequence[Prompt],
+        device: torch.device,
+        dtype: torch.dtype,
+        size: Size | None = None,
+    ) -> Conditions:
+        """Return token ids ``[n, prefix]``, left-padded to a bucket's length."""
+        manifest: ChameleonManifest = model.manifest
+        for prompt in prompts:
+            if not isinstance(prompt, str):
+                raise RequestError(
+                    f"the model {manifest.name!r} takes text, not the class {prompt!r}"
+                )
+        if not isinstance(model.text, ChameleonText):
+            lacks = model.missing.get("text", "a text tokenizer in its folder")
+            raise RequestError(f"the model {manifest.name!r} lacks {lacks}")
+        rows, columns = manifest.grid(size)
+        texts = model.text.prompts([str(p) for p in prompts], rows, columns)
+        longest = max(len(ids) for ids in texts)
+        length = bucket(longest)
+        fitted = manifest.target.model_copy(update={"height": rows, "width": columns})
+        # Whatever a configuration says, a model was trained on its own picture and a prompt.
+        positions = max(manifest.target.max_positions, manifest.target.num_tokens + LONG_PROMPT)
+        most = positions - fitted.num_tokens
+        if longest > most:
+            raise RequestError(
+                f"a prompt has {longest} tokens and the picture {fitted.num_tokens}, but the model "
+                f"was trained on {positions} in all; shorten the prompt to {most} tokens or ask for a "
+                "smaller picture"
+            )
+        ids, mask = left_pad(texts, length, manifest.ids.pad)
+        return Conditions(ids.to(device), mask.to(device), shape=(length, rows, columns))
+
+    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
+        """Return target and drafter for a prompt length and a picture size; weights are shared."""
+        if not isinstance(shape, tuple):
+            return model.target, model.drafter
+        drafter = None if model.drafter is None else model.drafter.fitted(*shape)
+        return model.target.fitted(*shape), drafter
+
+    def usual_shape(self, model: Model) -> Hashable:
+        """Return the shape of a short prompt and the model's own picture size."""
+        c = model.manifest.target
+        return (c.prefix_length, c.height, c.width)
+
+    def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
+        """Return ``[cond; uncond]``, or ``[cond; image only; uncond]`` for three-way guidance."""
+        manifest: ChameleonManifest = model.manifest
+        condition, mask = conditions.condition, conditions.mask
+        if sampling.branches == 1:
+            return Rows(condition, mask)
+        ids, length = manifest.ids, condition.shape[1]
+        contexts: list[list[int]] = []
+        prompts = [row[seen].tolist() for row, seen in zip(condition, mask, strict=True)]
+        if manifest.variant == "lumina":
+            if sampling.branches == 3:
+                raise RequestError(
+                    f"the model {manifest.name!r} has two-way guidance; leave cfg_scale_image out"
+                )
+            assert isinstance(conditions.shape, tuple)
+            _, rows, columns = conditions.shape
+            contexts = [lumina_unconditional(ids, rows, columns)] * len(prompts)
+        else:
+            if sampling.branches == 3:
+                contexts = [anole_image_only(ids, prompt) for prompt in prompts]
+            contexts += [anole_unconditional(ids)] * len(prompts)
+        others, seen = left_pad(contexts, length, ids.pad)
+        others, seen = others.to(condition.device), seen.to(mask.device)
+        return Rows(torch.cat((condition, others)), torch.cat((mask, seen)))
+
+    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode codes in float32, by Chameleon's rule of rounding; newlines are dropped."""
+        c = model.manifest.target
+        rows, columns = shape[1:] if isinstance(shape, tuple) else (c.height, c.width)
+        codes = tokens.view(len(tokens), rows, -1)[:, :, :columns]
+        parts = torch.split(codes, self.pixels_together(model))
+        return torch.cat([chameleon_pixels_to_uint8(model.vq.decode_codes(p)) for p in parts])
+
+    def pixels_together(self, model: Model) -> int:
+        """Bound the decoder's activations, which would take more than decoding the tokens did."""
+        own: int = (model.manifest.target.height * model.vq.config.downsample) ** 2
+        return max(1, PIXELS_AT_ONCE // own)
+
+    def codebook(self, model: Model) -> tuple[Tensor, bool]:
+        """Return the raw rows, which is what the decoder reads."""
+        return model.vq.quantize.embedding.weight, False
+
+
+FAMILY = ChameleonFamily()

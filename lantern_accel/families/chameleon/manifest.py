@@ -1,0 +1,112 @@
+"""What a Chameleon model's manifest says: which of the two ways to prompt and to write a picture."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from lantern_accel.decoding.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
+from lantern_accel.errors import RequestError
+from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
+from lantern_accel.families.chameleon.model import ChameleonConfig
+from lantern_accel.families.chameleon.text import SpecialIds
+from lantern_accel.families.llamagen.vq import VQConfig
+from lantern_accel.families.manifest import Manifest, ModelDefaults
+from lantern_accel.strategy.values import Sampling
+
+Variant = Literal["anole", "lumina"]
+#: No side of Lumina's training pictures was longer than this many times the other.
+MAX_RATIO = 4.0
+
+
+class ChameleonManifest(Manifest):
+    """``model.json`` of Chameleon's family: Anole and Lumina-mGPT.
+
+    ``side``: codes along the side of the square picture that the model was trained for.
+    """
+
+    family: Literal["chameleon"] = "chameleon"
+    variant: Variant = "anole"
+    side: int = Field(32, ge=2)
+    ids: SpecialIds = SpecialIds()
+    target: ChameleonConfig
+    drafter: ChameleonDrafterConfig | None = None
+    vq: VQConfig
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> ChameleonManifest:
+        t = self.target
+        if self.vq.codebook_size != t.image_codes:
+            raise ValueError(
+                f"the codebook has {self.vq.codebook_size} codes, the target {t.image_codes}"
+            )
+        if (self.variant == "lumina") != (t.newline_id is not None):
+            raise ValueError("Lumina's rows end in a newline token, Anole's do not")
+        d = self.drafter
+        if d is not None and (d.dim, d.token_count, d.image_codes, d.newline_id) != (
+            t.dim,
+            t.token_count,
+            t.image_codes,
+            t.newline_id,
+        ):
+            raise ValueError(
+                f"the drafter (dim {d.dim}, {d.token_count} tokens) is not of this target (dim "
+                f"{t.dim}, {t.token_count} tokens)"
+            )
+        return self
+
+    def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        """Return rows and columns of codes of a picture ``(width, height)`` in pixels; None: the default.
+
+        Raises :class:`RequestError` for a size that the model was not trained for.
+        """
+        if size is None:
+            return self.target.height, self.target.width
+        width, height = size
+        code = self.vq.downsample
+        if self.variant == "anole":
+            own = (self.target.width * code, self.target.height * code)
+            if size != own:
+                raise RequestError(
+                    f"the model {self.name!r} draws {own[0]}x{own[1]} pixels only, not {width}x{height}"
+                )
+            return self.target.height, self.target.width
+        patch, most = 2 * code, (self.side // 2) ** 2
+        wide, high = width // patch, height // patch
+        fits = (
+            (wide * patch, high * patch) == size
+            and 1 <= wide * high <= most
+            and max(wide, high) <= MAX_RATIO * min(wide, high)
+        )
+        if not fits:
+            whole = self.side * code
+            raise RequestError(
+                f"the model {self.name!r} cannot draw {width}x{height} pixels: sides are multiples of "
+                f"{patch}, one at most {MAX_RATIO:g} times the other, with no more pixels than "
+                f"{whole}x{whole}; {nearest_size(width, height, patch, most)} would do"
+            )
+        return 2 * high, 2 * wide
+
+
+def nearest_size(width: int, height: int, patch: int, most: int) -> str:
+    """Return the allowed size with the nearest shape that has the most pixels, as ``WxH``."""
+    ratio = max(width, 1) / max(height, 1)
+    best = min(
+        (
+            (w, most // w)
+            for w in range(1, most + 1)
+            if max(w, most // w) <= MAX_RATIO * min(w, most // w)
+        ),
+        key=lambda s: abs(s[0] / s[1] - ratio),
+    )
+    return f"{best[0] * patch}x{best[1] * patch}"
+
+
+#: LANTERN's command line for Anole; Lumina-mGPT's README. Both filter by top-k 2000 of the codes.
+DEFAULTS: dict[Variant, ModelDefaults] = {
+    "anole": ModelDefaults(
+        sampling=Sampling(cfg_scale=3.0, top_k=2000), static_tree=NAIVE_EXTEND_57
+    ),
+    "lumina": ModelDefaults(sampling=Sampling(cfg_scale=4.0, top_k=2000), static_tree=MC_SIM_7B_63),
+}

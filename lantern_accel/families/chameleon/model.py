@@ -1,0 +1,339 @@
+"""Chameleon's trunk, which Anole-7B and Lumina-mGPT-7B share, decoding pictures in the space of codes.
+
+Source: facebookresearch/chameleon (arXiv 2405.09818), GAIR-NLP/anole, Alpha-VLLM/Lumina-mGPT. Queries and
+keys are normalised a head before the rotation. Text and image share one vocabulary; here a picture's
+token ``n`` is a *code*: ``id - image_first``, or, for a model whose rows end with a newline token, the
+code after the last one. The head holds those rows only, so that what decodes LlamaGen decodes this too.
+
+Inside, rotations are of adjacent pairs; :mod:`lantern_accel.families.chameleon.keys` permutes checkpoints
+of the other pairing.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.decoding.rows import Allowed, prefix_positions
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.transformer import (
+    REFERENCE,
+    FeedForward,
+    Pass,
+    Projection,
+    RMSNorm,
+    dense_visible,
+    run_blocks,
+)
+
+#: The epsilon of the norms of queries and keys; fixed in every implementation.
+HEAD_NORM_EPS = 1e-5
+
+
+class TrunkConfig(BaseModel):
+    """Sizes of Chameleon's decoder blocks, of a target or of a drafter."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dim: int = Field(4096, ge=4)
+    n_layer: int = Field(32, ge=1)
+    n_head: int = Field(32, ge=1)
+    n_kv_head: int = Field(0, ge=0, description="0: as many as heads")
+    ffn_dim: int = Field(11008, ge=1)
+    token_count: int = Field(65536, ge=2, description="the vocabulary of text and image tokens")
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+    swin_norm: bool = Field(False, description="norms after attention and feed-forward, not before")
+    image_first: int = Field(4, ge=0, description="the id of code 0")
+    image_codes: int = Field(8192, ge=2)
+    newline_id: int | None = Field(None, description="the token that ends every row of the picture")
+    height: int = Field(32, ge=1, description="tokens from top to bottom")
+    width: int = Field(32, ge=1, description="tokens from left to right, the newline not counted")
+    prefix_length: int = Field(64, ge=2, description="positions kept for the prompt, left-padded")
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> TrunkConfig:
+        if self.dim % self.n_head or (self.dim // self.n_head) % 2:
+            raise ValueError(f"dim {self.dim} must be n_head {self.n_head} times an even number")
+        if self.n_head % (self.n_kv_head or self.n_head):
+            raise ValueError(
+                f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}"
+            )
+        if self.newline_id is not None and self.newline_id >= self.token_count:
+            raise ValueError(
+                f"the newline is token {self.newline_id}, but there are only {self.token_count}"
+            )
+        if self.image_first + self.image_codes > self.token_count:
+            raise ValueError(
+                f"image tokens {self.image_first} to {self.image_first + self.image_codes - 1} are "
+                f"more than the vocabulary's {self.token_count}"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    @property
+    def vocab_size(self) -> int:
+        """Codes, and one for the newline where the model has it."""
+        return self.image_codes + (self.newline_id is not None)
+
+    @property
+    def newline(self) -> int | None:
+        """The newline's code, the last one; None where rows have no end."""
+        return None if self.newline_id is None else self.image_codes
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a picture, the newlines included."""
+        return self.height * (self.width + (self.newline_id is not None))
+
+    def token_ids(self) -> list[int]:
+        """Return the token id of every code."""
+        ids = list(range(self.image_first, self.image_first + self.image_codes))
+        return ids if self.newline_id is None else [*ids, self.newline_id]
+
+
+class ChameleonConfig(TrunkConfig):
+    """Sizes of a target."""
+
+    max_positions: int = Field(
+        4096, ge=2, description="prompt and picture, as the model was trained"
+    )
+    text_head: bool = Field(False, description="keep the head's rows of all tokens, not only codes")
+
+
+def rotary_table_1d(
+    length: int, head_dim: int, base: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return ``cos, sin``, float32 ``[length, d/2]``: angle ``position * base ** (-2j/d)`` of pair j."""
+    freqs = 1.0 / base ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
+    angles = torch.outer(torch.arange(length, device=device).float(), freqs)
+    return angles.cos(), angles.sin()
+
+
+class HeadNorm(nn.Module):
+    """LayerNorm over each head's width, with a weight and a bias a head, ``[heads, d]``."""
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, head_dim))
+        self.bias = nn.Parameter(torch.zeros(heads, head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x [R, T, H, d]``."""
+        return F.layer_norm(x, x.shape[-1:], eps=HEAD_NORM_EPS) * self.weight + self.bias
+
+
+class NormedAttention(nn.Module):
+    """Self-attention with normed queries and keys; rows of ``wqkv`` are q, k, v, of the norm q, k."""
+
+    def __init__(self, config: TrunkConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = config.n_head, config.kv_heads
+        d = config.head_dim
+        self.wqkv = Projection(config.dim, (self.heads + 2 * self.kv_heads) * d, bias=False)
+        self.wo = Projection(self.heads * d, config.dim, bias=False)
+        self.qk_norm = HeadNorm(self.heads + self.kv_heads, d)
+
+    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
+        turned = self.heads + self.kv_heads
+        qkv = self.wqkv(x, ops).unflatten(-1, (turned + self.kv_heads, -1))
+        qk = ops.rotate(self.qk_norm(qkv[:, :, :turned]).unsqueeze(2), rotary).squeeze(2)
+        q, k, v = qk[:, :, : self.heads], qk[:, :, self.heads :], qkv[:, :, turned:]
+        if self.kv_heads != self.heads:
+            # The cache holds a copy a query head: no device's kernel has to know of groups.
+            times = self.heads // self.kv_heads
+            k, v = (t.unsqueeze(3).expand(-1, -1, -1, times, -1).flatten(2, 3) for t in (k, v))
+        if at.cache is None:
+            y = ops.attend_dense(q, k, v, at.mask)
+        else:
+            assert at.address is not None and at.mask is not None
+            ops.write(at.cache, layer, at.address, k, v)
+            y = ops.attend(q, at.cache, layer, at.mask)
+        out: Tensor = self.wo(y.flatten(-2), ops)
+        return out
+
+
+class ChameleonBlock(nn.Module):
+    """A decoder block; with ``swin_norm`` the norms come after what they usually come before."""
+
+    def __init__(self, config: TrunkConfig) -> None:
+        super().__init__()
+        self.swin_norm = config.swin_norm
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = NormedAttention(config)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
+
+    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
+        if self.swin_norm:
+            x = x + self.attention_norm(self.attention(x, layer, at, ops, rotary), ops)
+            out: Tensor = x + self.ffn_norm(self.feed_forward(x, ops), ops)
+            return out
+        x = x + self.attention(self.attention_norm(x, ops), layer, at, ops, rotary)
+        out = x + self.feed_forward(self.ffn_norm(x, ops), ops)
+        return out
+
+
+class CodeEmbedding(nn.Module):
+    """What target and drafter share: one table of all tokens, read by token id or by code."""
+
+    code_ids: Tensor
+
+    def __init__(self, config: TrunkConfig) -> None:
+        super().__init__()
+        self.first, self.codes = config.image_first, config.image_codes
+        self.weight = nn.Parameter(torch.randn(config.token_count, config.dim))
+        self.gather = config.newline_id is not None
+        self.register_buffer("code_ids", torch.tensor(config.token_ids()), persistent=False)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
+        if self.gather:  # the newline's row lies elsewhere
+            ids = self.code_ids.index_select(0, codes.flatten()).view(codes.shape)
+            return F.embedding(ids, self.weight)
+        return F.embedding(codes, self.weight[self.first : self.first + self.codes])
+
+    def tokens(self, ids: Tensor) -> Tensor:
+        """Embed token ids, int ``[R, T]``, as ``[R, T, D]``."""
+        return F.embedding(ids, self.weight)
+
+
+SizedT = TypeVar("SizedT", bound="Sized")
+
+
+class Sized(nn.Module, ABC):
+    """What target and drafter share: tables of one prompt length and picture size."""
+
+    config: Any
+    ops: TensorOps
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    @property
+    @abstractmethod
+    def embedding(self) -> CodeEmbedding:
+        """The table of all tokens."""
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
+        c = self.config
+        length = c.prefix_length + c.num_tokens
+        cos, sin = rotary_table_1d(length, c.head_dim, c.rope_base, device)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+        ids = torch.tensor(c.token_ids(), dtype=self.ops.index, device=device)
+        self.embedding.code_ids = ids
+
+    def fitted(self: SizedT, prefix_length: int, height: int, width: int) -> SizedT:
+        """Return this model for another prompt length or picture size; weights are shared."""
+        sizes = {"prefix_length": prefix_length, "height": height, "width": width}
+        if all(getattr(self.config, name) == value for name, value in sizes.items()):
+            return self
+        view = copy.copy(self)
+        view._buffers = dict(self._buffers)
+        view.config = self.config.model_copy(update=sizes)
+        view.place_tables(self.embedding.weight.device)
+        return view
+
+
+class ChameleonGPT(Sized):
+    """The target model. Its features are the states after the final norm."""
+
+    #: Rows of one image have their own prompts: masks and positions are a row's, not an image's.
+    own_prompts = True
+    config: ChameleonConfig
+
+    def __init__(self, config: ChameleonConfig, *, ops: TensorOps = REFERENCE) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        self.tok_embeddings = CodeEmbedding(config)
+        self.layers = nn.ModuleList(ChameleonBlock(config) for _ in range(config.n_layer))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        rows = config.token_count if config.text_head else config.vocab_size
+        self.output = Projection(config.dim, rows, bias=False)
+        self.place_tables(torch.device("cpu"))
+
+    @property
+    def embedding(self) -> CodeEmbedding:
+        """The table of all tokens."""
+        return self.tok_embeddings
+
+    def embed_tokens(self, codes: Tensor) -> Tensor:
+        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
+        out: Tensor = self.tok_embeddings(codes)
+        return out
+
+    def embed_prefix(self, condition: Tensor) -> Tensor:
+        """Embed the prompt's token ids, int ``[R, prefix]``, as ``[R, prefix, D]``."""
+        return self.tok_embeddings.tokens(condition)
+
+    def allowed(self) -> Allowed | None:
+        """Return which codes each token may be: the newline where a row ends, and nowhere else."""
+        c = self.config
+        if c.newline is None:
+            return None
+        device = self.output.weight.device
+        kind = torch.zeros(c.height, c.width + 1, dtype=self.ops.index, device=device)
+        kind[:, -1] = 1
+        penalty = torch.full((2, c.vocab_size), float("-inf"), device=device)
+        penalty[0, : c.image_codes] = 0
+        penalty[1, c.newline] = 0
+        return Allowed(kind.flatten(), penalty)
+
+    def condition_buffer(self, rows: int) -> Tensor:
+        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
+        shape = (rows, self.config.prefix_length)
+        return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
+
+    def forward(self, x: Tensor, at: Pass) -> Tensor:
+        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out."""
+        out: Tensor = self.norm(run_blocks(self.layers, x, at, self.ops), self.ops)
+        return out
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
+        out: Tensor = self.output(features, self.ops)
+        if self.config.text_head:
+            out = out.index_select(-1, self.tok_embeddings.code_ids)
+        return out.float()
+
+    def token_logits(self, features: Tensor) -> Tensor:
+        """Return float32 logits of all tokens ``[..., token_count]``; needs ``text_head``."""
+        assert self.config.text_head, "this model was loaded without the head's rows of text tokens"
+        out: Tensor = self.output(features, self.ops)
+        return out.float()
+
+    def forward_dense(
+        self, condition: Tensor, codes: Tensor, prefix_mask: Tensor | None = None
+    ) -> Tensor:
+        """Run prompt ids ``[R, p]`` and codes ``[R, n]`` in one pass without a cache: [R, p+n, D].
+
+        ``prefix_mask``: bool ``[R, p]``, True where the prompt has a token. Row ``p - 1 + n`` predicts
+        token n. ``p`` need not be the configured length.
+        """
+        x = torch.cat((self.embed_prefix(condition), self.embed_tokens(codes)), dim=1)
+        rows, length = x.shape[:2]
+        if prefix_mask is None:
+            prefix_mask = torch.ones_like(condition, dtype=torch.bool)
+        after = torch.ones(rows, codes.shape[1], dtype=torch.bool, device=x.device)
+        place = prefix_positions(torch.cat((prefix_mask, after), dim=1))
+        mask = self.ops.mask(dense_visible(prefix_mask, length), x.dtype)
+        c = self.config
+        cos, sin = rotary_table_1d(length, c.head_dim, c.rope_base, x.device)
+        at = Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), mask)
+        out: Tensor = self(x, at)
+        return out

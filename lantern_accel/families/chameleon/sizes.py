@@ -1,0 +1,222 @@
+"""The sizes of Chameleon's models and their parts, read off the shapes of a checkpoint's tensors.
+
+A configuration gives what shapes cannot say: epsilon, the rotation's base, the longest sequence, where
+the norms are. Weights are not read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lantern_accel.checkpoints.layouts import first_wrong, read_json
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
+from lantern_accel.families.chameleon.keys import DRAFTER, KeyLayout, key_layout
+from lantern_accel.families.chameleon.model import ChameleonConfig
+from lantern_accel.families.chameleon.text import SpecialIds
+from lantern_accel.families.llamagen.vq import VQConfig
+
+#: Where Hugging Face's files keep the picture tokenizer.
+VQ_PREFIX = "model.vqmodel."
+#: Sizes that configurations repeat, Hugging Face's and Meta's, with our names.
+_SIZES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "dim": "dim",
+    "n_layers": "n_layer",
+    "n_heads": "n_head",
+}
+#: What a drafter has from its target.
+SHARED = ("image_first", "image_codes", "newline_id", "height", "width", "prefix_length")
+
+
+def said_of(weights: Path) -> dict[str, Any]:
+    """Return ``config.json`` or ``params.json`` beside weights, flat; {} without one."""
+    folder = weights if weights.is_dir() else weights.parent
+    found: dict[str, Any] = {}
+    for name in ("config.json", "params.json", "consolidate_params.json"):
+        if (folder / name).is_file():
+            content = read_json(folder / name)
+            inner = content.get("model")
+            found.update({**content, **(inner if isinstance(inner, dict) else {})})
+    return found
+
+
+def norm_shape(checkpoint: Checkpoint, layout: KeyLayout) -> tuple[int, ...]:
+    """Return the shape of the first layer's query norm, which tells the pairing."""
+    return checkpoint.shape(f"{layout.block}{layout.q_norm}.weight".format(i=0))
+
+
+def _trunk_sizes(checkpoint: Checkpoint, layout: KeyLayout) -> dict[str, Any]:
+    """Return the sizes of the blocks, read off shapes."""
+    block = layout.block.format(i=0)
+    token_count, dim = checkpoint.shape(layout.embedding)
+    head_dim = norm_shape(checkpoint, layout)[-1]
+    if block + layout.q in checkpoint:
+        q_rows = checkpoint.shape(block + layout.q)[0]
+        kv_rows = checkpoint.shape(block + layout.k)[0]
+    else:
+        q_rows = dim
+        kv_rows = (checkpoint.shape(block + layout.qkv)[0] - q_rows) // 2
+    layers = re.compile(re.escape(layout.block).replace(r"\{i\}", r"(\d+)"))
+    numbers = {int(found[1]) for key in checkpoint if (found := layers.match(key))}
+    if not numbers:
+        raise CheckpointError(f"{checkpoint.path} has no layers; fetch it again")
+    return {
+        "dim": dim,
+        "n_layer": max(numbers) + 1,
+        "n_head": q_rows // head_dim,
+        "n_kv_head": 0 if kv_rows == q_rows else kv_rows // head_dim,
+        "ffn_dim": checkpoint.shape(block + layout.down)[1],
+        "token_count": token_count,
+    }
+
+
+def _said(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a configuration says that shapes do not."""
+    rope = config.get("rope_parameters") or {}
+    values = {
+        "norm_eps": config.get("rms_norm_eps", config.get("norm_eps")),
+        "rope_base": config.get("rope_theta", rope.get("rope_theta")),
+        "swin_norm": config.get("swin_norm"),
+        "max_positions": config.get("max_position_embeddings"),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def target_config(
+    checkpoint: Checkpoint,
+    layout: KeyLayout,
+    config: dict[str, Any],
+    ids: SpecialIds,
+    newline: bool,
+    side: int,
+) -> ChameleonConfig:
+    """Return a target's configuration.
+
+    ``newline``: rows end in a token of their own; ``side``: codes along the default picture's side.
+    Raises :class:`CheckpointError` where the configuration is of other weights.
+    """
+    sizes = _trunk_sizes(checkpoint, layout)
+    for name, size in _SIZES.items():
+        if config.get(name, sizes[size]) != sizes[size]:
+            raise CheckpointError(
+                f"{checkpoint.path} has {name} {sizes[size]} by its shapes, but its configuration says "
+                f"{config[name]}; the two are not of one model"
+            )
+    return ChameleonConfig(
+        **sizes,
+        **_said(config),
+        image_first=ids.image_first,
+        image_codes=ids.image_codes,
+        newline_id=ids.newline if newline else None,
+        height=side,
+        width=side,
+    )
+
+
+def drafter_config(
+    checkpoint: Checkpoint, path: Path, target: ChameleonConfig
+) -> ChameleonDrafterConfig:
+    """Return a published drafter's configuration; raises where it is of another target."""
+    layout = key_layout(checkpoint)
+    if layout is not DRAFTER:
+        raise CheckpointError(
+            f"{path} is not a drafter for Anole or Lumina: it lacks their norms of queries and keys; "
+            "name another with --drafter, or decode without one: --drafter none"
+        )
+    sizes = _trunk_sizes(checkpoint, layout)
+    if (sizes["dim"], sizes["token_count"]) != (target.dim, target.token_count):
+        raise CheckpointError(
+            f"the drafter {path} has width {sizes['dim']} and {sizes['token_count']} tokens, the model "
+            f"{target.dim} and {target.token_count}, so it was trained for another model; name another "
+            "with --drafter, or decode without one: --drafter none"
+        )
+    if sizes["n_layer"] != 1:
+        raise CheckpointError(
+            f"the drafter {path} has {sizes['n_layer']} layers, only drafters of one layer are "
+            "supported; name another with --drafter"
+        )
+    said = _said(said_of(path))
+    said.pop("max_positions", None)
+    try:
+        return ChameleonDrafterConfig(
+            **sizes,
+            **said,
+            **{name: getattr(target, name) for name in SHARED},
+            bias="fc.bias" in checkpoint,
+        )
+    except ValidationError as error:
+        raise CheckpointError(
+            f"the config.json of the drafter {path} is wrong ({first_wrong(error)}); take it from where "
+            "the drafter is from"
+        ) from None
+
+
+def fitting_drafter(target: ChameleonConfig) -> ChameleonDrafterConfig:
+    """Return the sizes of a drafter to train for a target: one block as the target's are."""
+    shape = ("dim", "n_head", "n_kv_head", "ffn_dim", "token_count", "norm_eps", "rope_base")
+    names = (*shape, "swin_norm", *SHARED)
+    return ChameleonDrafterConfig(**{name: getattr(target, name) for name in names})
+
+
+def drafter_said(config: ChameleonDrafterConfig) -> dict[str, Any]:
+    """Return the ``config.json`` of a drafter, as published drafters have it."""
+    return {
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
+        "vocab_size": config.token_count,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_base,
+        "swin_norm": config.swin_norm,
+        "bias": config.bias,
+    }
+
+
+def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
+    """Return the sizes of Chameleon's VQGAN, read off shapes; alone in a file or beside a target."""
+    prefix = VQ_PREFIX if f"{VQ_PREFIX}quantize.embedding.weight" in checkpoint else ""
+
+    def shape(key: str) -> tuple[int, ...]:
+        if prefix + key not in checkpoint:
+            raise CheckpointError(
+                f"{path} lacks {prefix + key}, so it is not Chameleon's VQGAN; use the one of "
+                "Chameleon's release"
+            )
+        return checkpoint.shape(prefix + key)
+
+    ch = shape("encoder.conv_in.weight")[0]
+    widths: list[int] = []
+    while f"{prefix}encoder.down.{len(widths)}.block.0.conv1.weight" in checkpoint:
+        widths.append(shape(f"encoder.down.{len(widths)}.block.0.conv1.weight")[0])
+    blocks = 0
+    while f"{prefix}encoder.down.0.block.{blocks}.conv1.weight" in checkpoint:
+        blocks += 1
+    if not widths:
+        shape("encoder.down.0.block.0.conv1.weight")
+    codes, width = shape("quantize.embedding.weight")
+    try:
+        return VQConfig(
+            in_channels=shape("encoder.conv_in.weight")[1],
+            ch=ch,
+            ch_mult=tuple(w // ch for w in widths),
+            num_res_blocks=blocks,
+            z_channels=shape("encoder.conv_out.weight")[0],
+            codebook_size=codes,
+            codebook_dim=width,
+            l2_norm=False,
+        )
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path} is a VQGAN of an unsupported size ({first_wrong(error)}); use the one of "
+            "Chameleon's release"
+        ) from None

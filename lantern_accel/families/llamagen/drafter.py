@@ -1,0 +1,199 @@
+"""The EAGLE drafter: decoder blocks, one as published, on (next token's embedding, target feature).
+
+Source: EAGLE (arXiv 2401.15077) as published for LlamaGen by jadohu/LANTERN: no norm before
+attention in the first block, no final norm; the target's head reads its output. Drafter position
+``p`` consumes the target feature at ``p`` and token ``p + 1``, so its table has one prefix row fewer
+than the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.transformer import (
+    REFERENCE,
+    Block,
+    Pass,
+    PrefixRotary,
+    Projection,
+    RMSNorm,
+    dense_visible,
+    grid_tables,
+    run_blocks,
+)
+
+
+class DrafterConfig(BaseModel):
+    """Sizes of an EAGLE drafter for a LlamaGen target."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dim: int = Field(ge=4)
+    n_layer: int = Field(1, ge=1, description="blocks; the published drafters have one")
+    taps: tuple[int, ...] = Field(
+        (),
+        description="blocks of the target, counted from 1, whose states are read beside its last ones "
+        "(EAGLE-3, arXiv 2503.01840)",
+    )
+    n_head: int = Field(ge=1)
+    ffn_dim: int = Field(ge=1)
+    vocab_size: int = Field(ge=2)
+    grid: int = Field(ge=1)
+    prefix_length: int = Field(ge=0, description="the target's prefix length less one")
+    norm_eps: float = 1e-6
+    bias: bool = True
+    rope_base: float = 10000.0
+    prefix_rotary: PrefixRotary = Field("zero", description="LlamaGen: zero, prompt scores are 0")
+    mask_padding: bool = Field(
+        True, description="hide the caption's pads; the published drafters were trained seeing them"
+    )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> DrafterConfig:
+        if self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise ValueError(
+                f"dim {self.dim} must be n_head {self.n_head} times a head width that is a multiple of "
+                "4 (2D rotary positions)"
+            )
+        if list(self.taps) != sorted(set(self.taps)) or any(tap < 1 for tap in self.taps):
+            raise ValueError(
+                f"taps {list(self.taps)} must be numbers from 1 up, each once, ascending"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_head
+
+
+class Drafts(Protocol):
+    """What every drafter has: a table of its own, and ``fc`` from (token, feature) to its width."""
+
+    embed_tokens: Any
+    fc: Projection
+    fuse: Projection | None
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+
+@torch.no_grad()
+def start_drafter(drafter: Drafts, embedding: Tensor) -> None:
+    """Draw a drafter's first weights; its table becomes the target's ``embedding`` and is frozen."""
+    for name, weight in drafter.named_parameters():
+        if weight.dim() == 2 and "norm" not in name:  # Chameleon's norms have a row a head
+            nn.init.normal_(weight, std=0.02)
+        if name.endswith(("wo.weight", "w2.weight")):
+            nn.init.normal_(weight, std=0.01)
+    # Start from "the next feature resembles this one": the identity on the feature half.
+    width = embedding.shape[1]
+    drafter.fc.weight[:, width:].add_(torch.eye(width))
+    if drafter.fuse is not None:  # ... and is the last of the target's states
+        drafter.fuse.weight[:, -width:] = torch.eye(width)
+    drafter.embed_tokens.weight.copy_(embedding)
+    drafter.embed_tokens.requires_grad_(False)
+
+
+class EagleDrafter(nn.Module):
+    """Predicts the target's next feature from its last features and the token drawn from them."""
+
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def __init__(
+        self, config: DrafterConfig, *, ops: TensorOps = REFERENCE, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        count = len(config.taps)
+        self.tap_norms = nn.ModuleList(RMSNorm(config.dim, config.norm_eps) for _ in range(count))
+        wide = (count + 1) * config.dim
+        self.fuse = Projection(wide, config.dim, bias=False) if count else None
+        self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
+        self.layers = nn.ModuleList(
+            [
+                Block(
+                    config.dim,
+                    config.n_head,
+                    config.ffn_dim,
+                    config.norm_eps,
+                    input_norm=layer > 0,
+                    dropout=dropout,
+                )
+                for layer in range(config.n_layer)
+            ]
+        )
+        self.register_buffer("rope_cos", None, persistent=False)
+        self.register_buffer("rope_sin", None, persistent=False)
+        self.place_tables(torch.get_default_device())
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
+        self.rope_cos, self.rope_sin = grid_tables(self.config, device)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Blocks of the target whose states :meth:`fused` takes."""
+        return self.config.taps
+
+    def fused(self, features: Tensor) -> Tensor:
+        """Return the target's states ``[R, T, (taps + 1) D]`` as one feature ``[R, T, D]``.
+
+        What has the width of one already, such as the drafter's own predictions, stays as it is.
+        """
+        if self.fuse is None or features.shape[-1] == self.config.dim:
+            return features
+        *tapped, last = torch.split(features, self.config.dim, dim=-1)
+        normed = [norm(x, self.ops) for norm, x in zip(self.tap_norms, tapped, strict=True)]
+        out: Tensor = self.fuse(torch.cat((*normed, last), dim=-1), self.ops)
+        return out
+
+    def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``.
+
+        Of a drafter with taps, features of the target are ``[R, T, (taps + 1) D]``.
+        """
+        features = self.fused(features)
+        pair = torch.cat((F.embedding(codes, self.embed_tokens.weight), features), dim=-1)
+        return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
+
+    def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Run the prompt with the target's features ``[R, p, D]``; every position is fed code 0."""
+        codes = torch.zeros(features.shape[:2], dtype=self.ops.index, device=features.device)
+        return self.forward(codes, features, at)
+
+    def forward_dense(
+        self, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None
+    ) -> Tensor:
+        """Run a whole sequence without a cache; ``prefix_mask`` bool ``[R, prefix_length]``."""
+        length = codes.shape[1]
+        mask = None
+        if prefix_mask is not None:
+            mask = self.ops.mask(dense_visible(prefix_mask, length), features.dtype)
+        cos = self.rope_cos[:length].view(1, length, 1, -1)
+        sin = self.rope_sin[:length].view(1, length, 1, -1)
+        out: Tensor = self(codes, features, Pass(cos, sin, mask))
+        return out
+
+    def forward_image(
+        self,
+        condition: Tensor | None,
+        codes: Tensor,
+        features: Tensor,
+        prefix_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Run prompt and picture as training does: codes ``[R, n]``, features ``[R, p - 1 + n, D]``.
+
+        ``p``: the target's prefix. Of ``condition`` nothing is read: prompts are fed code 0.
+        ``prefix_mask``: bool ``[R, p - 1]``.
+        """
+        fed = F.pad(codes, (self.config.prefix_length, 0))
+        return self.forward_dense(fed, features, prefix_mask)

@@ -1,0 +1,225 @@
+"""The LlamaGen GPT: class- and text-conditional autoregressive models of VQ tokens.
+
+Source: FoundationVision/LlamaGen ce98ec4, arXiv 2406.06525. The caption or class becomes a prefix of
+``prefix_length`` positions; image token ``n`` then sits at grid cell ``n`` in raster order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.decoding.rows import Allowed
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.transformer import (
+    REFERENCE,
+    Block,
+    Pass,
+    PrefixRotary,
+    Projection,
+    RMSNorm,
+    dense_visible,
+    grid_tables,
+    run_blocks,
+)
+
+
+def default_ffn_dim(dim: int) -> int:
+    """``int(8 dim / 3)`` rounded up to a multiple of 256."""
+    return -(-int(2 * 4 * dim / 3) // 256) * 256
+
+
+class LlamaGenConfig(BaseModel):
+    """Sizes of a LlamaGen GPT."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dim: int = Field(ge=4)
+    n_layer: int = Field(ge=1)
+    n_head: int = Field(ge=1)
+    ffn_dim: int = Field(0, ge=0, description="0: int(8 dim / 3) rounded up to 256")
+    vocab_size: int = Field(16384, ge=2)
+    grid: int = Field(16, ge=1, description="tokens along one side of the image")
+    conditioning: Literal["class", "text"] = "text"
+    prefix_length: int = Field(120, ge=1)
+    num_classes: int = Field(1000, ge=1)
+    caption_dim: int = Field(2048, ge=1)
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+    prefix_rotary: PrefixRotary = Field("zero", description="LlamaGen: zero, prompt scores are 0")
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> LlamaGenConfig:
+        if self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise ValueError(
+                f"dim {self.dim} must be n_head {self.n_head} times a head width that is a "
+                "multiple of 4 (2D rotary positions)"
+            )
+        if self.conditioning == "class" and self.prefix_length != 1:
+            raise ValueError("a class-conditional model has a prefix_length of 1")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_head
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.ffn_dim or default_ffn_dim(self.dim)
+
+    @property
+    def num_tokens(self) -> int:
+        """Image tokens, ``grid * grid``."""
+        return self.grid * self.grid
+
+    @classmethod
+    def from_official(cls, args: dict[str, object]) -> LlamaGenConfig:
+        """Build from the official ``ModelArgs`` names (``block_size``, ``cls_token_num``, ...)."""
+        values = dict(args)
+        grid = int(int(str(values.pop("block_size", 256))) ** 0.5)
+        c2i = values.pop("model_type", "c2i") == "c2i"
+        known = {k: v for k, v in values.items() if k in cls.model_fields}
+        known.update(
+            grid=grid,
+            conditioning="class" if c2i else "text",
+            prefix_length=values.get("cls_token_num", 1 if c2i else 120),
+        )
+        return cls.model_validate(known)
+
+
+class _CaptionMLP(nn.Module):
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.caption_dim, config.dim, bias=False)
+        self.fc2 = nn.Linear(config.dim, config.dim, bias=False)
+
+
+class CaptionEmbedder(nn.Module):
+    """``fc2(gelu_tanh(fc1(features)))`` and the unconditional features, ``[prefix, caption_dim]``."""
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.cap_proj = _CaptionMLP(config)
+        self.uncond_embedding = nn.Parameter(torch.empty(config.prefix_length, config.caption_dim))
+        nn.init.normal_(self.uncond_embedding, std=config.caption_dim**-0.5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        proj = self.cap_proj
+        out: Tensor = proj.fc2(F.gelu(proj.fc1(features), approximate="tanh"))
+        return out
+
+
+class ClassEmbedder(nn.Module):
+    """One row a class and, last, one for "no class"."""
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(config.num_classes + 1, config.dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.embedding_table(ids)
+        return out
+
+
+class LlamaGenGPT(nn.Module):
+    """The target model. Its features are the states after the final norm."""
+
+    #: Guidance branches of an image share its prompt's mask, and positions are the grid's.
+    own_prompts = False
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def __init__(
+        self, config: LlamaGenConfig, *, ops: TensorOps = REFERENCE, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.cls_embedding: CaptionEmbedder | ClassEmbedder = (
+            CaptionEmbedder(config) if config.conditioning == "text" else ClassEmbedder(config)
+        )
+        self.layers = nn.ModuleList(
+            Block(config.dim, config.n_head, config.hidden_dim, config.norm_eps, dropout=dropout)
+            for _ in range(config.n_layer)
+        )
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = Projection(config.dim, config.vocab_size, bias=False)
+        self.register_buffer("rope_cos", None, persistent=False)
+        self.register_buffer("rope_sin", None, persistent=False)
+        self.place_tables(torch.get_default_device())
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
+        self.rope_cos, self.rope_sin = grid_tables(self.config, device)
+
+    def embed_tokens(self, codes: Tensor) -> Tensor:
+        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
+        return F.embedding(codes, self.tok_embeddings.weight)
+
+    def embed_prefix(self, condition: Tensor) -> Tensor:
+        """Embed caption features ``[R, prefix, caption_dim]`` or class ids ``[R]``: [R, prefix, D]."""
+        x: Tensor = self.cls_embedding(condition)
+        return x if self.config.conditioning == "text" else x.unsqueeze(1)
+
+    def unconditional(self, rows: int) -> Tensor:
+        """Return the condition of the CFG branch without a prompt, for ``rows`` rows."""
+        if isinstance(self.cls_embedding, CaptionEmbedder):
+            return self.cls_embedding.uncond_embedding.expand(rows, -1, -1)
+        weight = self.cls_embedding.embedding_table.weight
+        return torch.full((rows,), self.config.num_classes, device=weight.device)
+
+    def allowed(self) -> Allowed | None:
+        """Return which codes each image token may be; None: any."""
+        return None
+
+    def condition_buffer(self, rows: int) -> Tensor:
+        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
+        weight = self.output.weight
+        if self.config.conditioning == "class":
+            return torch.zeros(rows, dtype=self.ops.index, device=weight.device)
+        shape = (rows, self.config.prefix_length, self.config.caption_dim)
+        return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+
+    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
+        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
+
+        ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
+        """
+        tapped: list[Tensor] = []
+        x = run_blocks(self.layers, x, at, self.ops, taps, tapped)
+        out: Tensor = self.norm(x, self.ops)
+        return torch.cat((*tapped, out), dim=-1) if tapped else out
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return float32 logits ``[..., V]`` of features ``[..., D]``."""
+        out: Tensor = self.output(features, self.ops)
+        return out.float()
+
+    def forward_dense(
+        self,
+        condition: Tensor,
+        codes: Tensor,
+        prefix_mask: Tensor | None = None,
+        taps: Sequence[int] = (),
+    ) -> Tensor:
+        """Run prefix and codes ``[R, n]`` in one pass without a cache; features [R, prefix+n, D].
+
+        ``taps``: as in :meth:`forward`.
+        ``prefix_mask``: bool ``[R, prefix]``, True where the caption has a token. Masked columns are
+        hidden from every row but their own (LlamaGen's rule). Row ``prefix - 1 + n`` predicts token n.
+        """
+        x = torch.cat((self.embed_prefix(condition), self.embed_tokens(codes)), dim=1)
+        length = x.shape[1]
+        mask = None
+        if prefix_mask is not None:
+            mask = self.ops.mask(dense_visible(prefix_mask, length), x.dtype)
+        cos = self.rope_cos[:length].view(1, length, 1, -1)
+        sin = self.rope_sin[:length].view(1, length, 1, -1)
+        out: Tensor = self(x, Pass(cos, sin, mask), taps)
+        return out

@@ -1,0 +1,1 @@
+"""The way of a prompt: request, engines, pipeline, result."""

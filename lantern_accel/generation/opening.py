@@ -1,0 +1,51 @@
+"""From a model's name and a device's to a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lantern_accel.errors import BackendError
+from lantern_accel.families.base import LoadingProgress, Parts
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.memory.limits import check_weights
+
+if TYPE_CHECKING:
+    from lantern_accel.device.plugins import Chosen
+
+
+def open_pipeline(
+    model: str | Path,
+    device: Chosen,
+    dtype: str,
+    *,
+    parts: Parts | None = None,
+    tell: Callable[[str], None] | None = None,
+    on_loading: LoadingProgress | None = None,
+) -> Pipeline:
+    """Open the device, then load the model on it; see :func:`lantern_accel.load`.
+
+    ``tell`` gets lines about licences and downloads, ``on_loading`` a part's name, bytes read and bytes
+    in all.
+    """
+    from lantern_accel.checkpoints.bundle import load_model
+    from lantern_accel.checkpoints.locate import find_model, log
+
+    found = find_model(model, parts, tell or log)
+    backend = device.open()
+    try:
+        if backend.device.type == "meta":
+            raise BackendError(
+                f"the backend {backend.name!r} has shapes and no data, so it draws nothing; choose "
+                "another device (`lantern-accel devices` lists them)"
+            )
+        policy = backend.dtypes(dtype)
+        check_weights(backend, found, policy.compute)
+        loaded = load_model(
+            found, backend, dtype=policy.compute, device=backend.device, progress=on_loading
+        )
+    except BaseException:
+        backend.close()
+        raise
+    return Pipeline(loaded, backend, policy.compute)

@@ -1,0 +1,1 @@
+"""Measuring: one engine for benchmarks, profiles, step costs and tuning."""

@@ -1,0 +1,117 @@
+"""What a reader needs to judge the figures: software, commit, the device's state, and the neighbours."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import lantern_accel
+from lantern_accel.device.backend import Backend
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.measure import bench
+from lantern_accel.measure.record import Environment, NotMeasured, Reading, not_measured
+
+PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "Pillow")
+
+
+def describe(pipeline: Pipeline) -> Environment:
+    """Describe the machine, the software and the device's conditions before a run."""
+    commit, dirty = commit_of(Path(lantern_accel.__file__).parent)
+    return Environment.model_validate(
+        bench.environment(pipeline)
+        | {
+            "commit": commit,
+            "dirty": dirty,
+            "versions": versions(),
+            "conditions_before": conditions(pipeline.backend),
+        }
+    )
+
+
+def conditions(backend: Backend) -> dict[str, Reading]:
+    """Read clocks, power limit, temperature and other processes; what is not known says so."""
+    missing = not_measured(f"backend {backend.name!r} does not read it")
+    return {
+        name: missing if value is None else float(value)
+        for name, value in asdict(backend.conditions()).items()
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that take part."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:
+    """Return the commit that ``folder`` is checked out at and whether it was changed since."""
+    if shutil.which("git") is None:
+        missing = not_measured("git is not installed")
+        return missing, missing
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20
+        )
+        if done.returncode:
+            raise OSError(done.stderr)
+        return done.stdout.strip()
+
+    try:
+        # A package that merely lies below somebody's repository is not of that repository.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", "."))
+    except (OSError, subprocess.TimeoutExpired):
+        missing = not_measured("the package is not a git checkout")
+        return missing, missing
+
+
+class HostLoad:
+    """The share of the host's cores that other processes used since a moment.
+
+    Reads ``/proc/stat``; where there is none, :meth:`others` says so.
+    """
+
+    def __init__(self) -> None:
+        self._ticks = _system_ticks()
+        self._own = _own_seconds()
+        self._at = time.perf_counter()
+
+    def others(self) -> Reading:
+        """Return the share, 0 to 1 of all cores, from construction until now."""
+        ticks = _system_ticks()
+        if self._ticks is None or ticks is None:
+            return not_measured("the system has no /proc/stat")
+        elapsed = time.perf_counter() - self._at
+        cores = os.cpu_count() or 1
+        if elapsed < 0.05:
+            return not_measured("the sample is shorter than the system's clock tick shows")
+        busy = (ticks - self._ticks) / os.sysconf("SC_CLK_TCK")
+        share = (busy - (_own_seconds() - self._own)) / (elapsed * cores)
+        return min(max(share, 0.0), 1.0)
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _system_ticks() -> int | None:
+    """Return the busy ticks of all cores: user, nice, system, irq, softirq, steal."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        values = [int(field) for field in fields[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = values
+    return user + nice + system + irq + softirq + steal

@@ -1,0 +1,180 @@
+"""The price of relaxation, in the same run as its speed.
+
+Three figures a relaxed strategy: the probability mass it moved; how many of its tokens are those that
+exact decoding draws with the same tree and the same uniforms; and how far its images are from plain
+decoding's, beside the distance of two sets of plain decoding (the floor: what chance alone gives).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.measure import intervals as statistics
+from lantern_accel.measure.record import (
+    Distance,
+    Interval,
+    NotMeasured,
+    Quality,
+    Strip,
+    not_measured,
+)
+from lantern_accel.quality import features as network_features
+from lantern_accel.quality.distance import METRIC, kernel_distance
+from lantern_accel.strategy.values import Exact, Strategy
+
+#: Images decoded together here; the figures do not depend on it.
+BATCH = 8
+#: Images a row of the contact sheet, and the largest side of one in pixels.
+SHEET = 8
+THUMBNAIL = 128
+#: Images whose tokens are compared one by one; each has hundreds.
+COMPARED = 16
+#: Added to the seed for the second set of plain decoding.
+OTHER_SEED = 10_000
+PLAIN = Strategy(name="vanilla")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Images of one strategy: tokens int64 ``[n, N]``, TV used a token ``[n]``, pixels uint8."""
+
+    tokens: Tensor
+    moved: Tensor
+    pixels: Tensor
+
+
+class QualityStudy:
+    """Draws each set of images once and compares relaxed strategies with exact ones.
+
+    ``images`` a strategy, prompts in turn; ``beat`` is called after every chunk, for progress.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        prompts: Sequence[Prompt],
+        images: int,
+        seed: int,
+        temperature: float,
+        beat: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.prompts = prompts
+        self.images = images
+        self.seed = seed
+        self.temperature = temperature
+        self.beat = beat
+        self._sets: dict[tuple[str, int], Drawn] = {}
+        self._features: dict[tuple[str, int], Tensor] = {}
+        self._network: network_features.EfficientNetLite0 | str | None = None
+
+    def draw(self, strategy: Strategy, seed: int | None = None, images: int | None = None) -> Drawn:
+        """Return this strategy's images, all or the first few, decoding them on first use."""
+        seed = self.seed if seed is None else seed
+        images = self.images if images is None else images
+        # A name does not change what is drawn.
+        key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
+        if key not in self._sets or len(self._sets[key].tokens) < images:
+            self._sets[key] = self._decode(strategy, seed, images)
+        return self._sets[key]
+
+    def _decode(self, strategy: Strategy, seed: int, images: int) -> Drawn:
+        sampling = self.pipeline.sampling(temperature=self.temperature)
+        tokens, moved, pixels = [], [], []
+        for start in range(0, images, BATCH):
+            count = min(BATCH, images - start)
+            chunk = [self.prompts[(start + i) % len(self.prompts)] for i in range(count)]
+            # Within a call image i has the stream (seed, i), so every chunk has a seed of its own.
+            done, _ = self.pipeline.decode_only(chunk, strategy, sampling, seed + start)
+            tokens.append(done.tokens)
+            moved.append(done.moved / done.tokens.shape[1])
+            with torch.inference_mode():
+                pixels.append(self.pipeline.pixels(done.tokens))
+            self.beat(f"quality: {strategy.name}: {start + count} of {images} images")
+        return Drawn(torch.cat(tokens), torch.cat(moved).float(), torch.cat(pixels))
+
+    def measure(self, strategy: Strategy) -> Quality:
+        """Return the price of a relaxed strategy."""
+        relaxed = self.draw(strategy)
+        twin = strategy.model_copy(
+            update={"name": f"exact decoding for {strategy.name}", "acceptance": Exact()}
+        )
+        count = min(self.images, COMPARED)
+        exact = self.draw(twin, images=count).tokens[:count]
+        equal = (relaxed.tokens[:count] == exact).float()
+        other = self.draw(PLAIN, self.seed + OTHER_SEED).tokens
+        return Quality(
+            strategy=strategy,
+            temperature=self.temperature,
+            images=self.images,
+            total_variation=statistics.mean(relaxed.moved.tolist()),
+            agreement=statistics.mean(equal.mean(dim=1).tolist()),
+            chance_agreement=float((self.draw(PLAIN).tokens == other).float().mean()),
+            first_difference=float(equal.cumprod(dim=1).sum(dim=1).mean()),
+            distance=self._distance(strategy),
+        )
+
+    def _distance(self, strategy: Strategy) -> Distance | NotMeasured:
+        if self.images < 2:
+            return not_measured("one image has no distance; `--quality-images 16` or more")
+        network = self._load()
+        if isinstance(network, str):
+            return not_measured(network)
+        plain = self._of(network, PLAIN, self.seed)
+        return Distance(
+            metric=METRIC,
+            network=network_features.NETWORK,
+            value=_interval(self._of(network, strategy, self.seed), plain),
+            floor=_interval(self._of(network, PLAIN, self.seed + OTHER_SEED), plain),
+        )
+
+    def _load(self) -> network_features.EfficientNetLite0 | str:
+        if self._network is None:
+            try:
+                self._network = network_features.load_network()
+            except network_features.FeaturesMissing as missing:
+                self._network = str(missing)
+        return self._network
+
+    def _of(
+        self, network: network_features.EfficientNetLite0, strategy: Strategy, seed: int
+    ) -> Tensor:
+        key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
+        if key not in self._features:
+            self._features[key] = network_features.features(
+                network, self.draw(strategy, seed).pixels
+            )
+            self.beat(f"quality: features of {strategy.name}")
+        return self._features[key]
+
+    def strip(self, strategy: Strategy) -> Strip:
+        """Return the first images of a strategy side by side, as a PNG."""
+        from PIL import Image
+
+        pixels = self.draw(strategy).pixels[:SHEET]
+        side = min(pixels.shape[1], THUMBNAIL)
+        sheet = Image.new("RGB", (side * len(pixels), side), "white")
+        for i, image in enumerate(pixels):
+            picture = Image.fromarray(image.numpy())
+            if picture.width != side:
+                picture = picture.resize((side, side), Image.Resampling.LANCZOS)
+            sheet.paste(picture, (i * side, 0))
+        stream = io.BytesIO()
+        sheet.save(stream, format="png", optimize=True)
+        return Strip(
+            strategy=strategy.name,
+            temperature=self.temperature,
+            prompts=[self.prompts[i % len(self.prompts)] for i in range(len(pixels))],
+            png_base64=base64.b64encode(stream.getvalue()).decode(),
+        )
+
+
+def _interval(first: Tensor, second: Tensor) -> Interval:
+    return kernel_distance(first.double().numpy(), second.double().numpy())

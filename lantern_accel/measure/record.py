@@ -1,0 +1,309 @@
+"""One profiling run as a file: everything that was measured, raw samples included.
+
+Units are in the names, as everywhere: seconds unless a name ends in ``_ms``, bytes, FLOP. A figure
+that could not be had is the text ``not measured: reason``, never a zero and never left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeGuard
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from lantern_accel.device.backend import DeviceFacts
+from lantern_accel.measure.bench import PHASES as STEP_PHASES
+from lantern_accel.measure.output import LONGEST_NAME
+from lantern_accel.strategy.values import Exact, Sampling, Strategy
+from lantern_accel.testing.kit import Report as ConformanceReport
+
+SCHEMA: Literal[1] = 1
+"""Version of the file's shape."""
+PROTOCOL = 1
+"""Version of how the figures are measured; runs of two protocols are not compared."""
+KIND: Literal["lantern_accel.run"] = "lantern_accel.run"
+PHASES = ("text", "prefill", *STEP_PHASES, "host", "pixels")
+"""Where the time of a request goes, in order."""
+WARMUPS = 3
+"""Warm-up decodings a cell needs at least: the cold one, and two to see the times settle."""
+NOT_MEASURED = "not measured: "
+
+NotMeasured = Annotated[str, StringConstraints(pattern=r"^not measured: \S")]
+Reading = float | NotMeasured
+Positive = Annotated[float, Field(gt=0)] | NotMeasured
+"""A reading that others are divided by."""
+
+
+def not_measured(reason: str) -> NotMeasured:
+    """Return the text that stands for a figure, with its reason."""
+    return f"{NOT_MEASURED}{reason}"
+
+
+def is_measured(reading: float | str | None) -> TypeGuard[float]:
+    """Tell a number from its absence."""
+    return isinstance(reading, int | float)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Interval(_Record):
+    """A figure with its 95 % bootstrap interval over ``n`` samples."""
+
+    value: float
+    low: float
+    high: float
+    n: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Interval:
+        if self.low > self.high:
+            raise ValueError(f"the interval runs from {self.low} down to {self.high}")
+        return self
+
+
+class PromptSet(_Record):
+    """What was drawn: all prompts by digest, and the first ones in words."""
+
+    source: str = Field(description="built-in, or the file's name")
+    count: int = Field(ge=1)
+    sha256: str
+    used: list[str | int] = Field(description="the prompts that were drawn from, at most 64")
+
+
+class Plan(_Record):
+    """How much is measured; the same for every cell."""
+
+    quick: bool
+    samples: int = Field(ge=2, description="timed decodings a cell, at least")
+    seconds: float = Field(ge=0, description="timed seconds a cell, at least")
+    quality_images: int = Field(ge=0, description="images a strategy for the quality figures")
+
+
+class Settings(_Record):
+    """What a run is a run of; a resumed run must have the same."""
+
+    model: str
+    weights_hash: str
+    tokens: int = Field(ge=1, description="image tokens an image")
+    sampling: Sampling = Field(description="without the temperature, which a cell names")
+    prompts: PromptSet
+    seed: int
+    dtype: str
+    options: dict[str, Any] = Field(default_factory=dict, description="given to the backend")
+    plan: Plan
+
+
+class Environment(BaseModel):
+    """What a reader needs to judge the figures."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    device: DeviceFacts
+    backend: str
+    dtype: str
+    torch: str
+    python: str
+    system: str
+    lantern_accel: str
+    load_average: list[float] | None = None
+    commit: str = not_measured("this file does not say")
+    dirty: bool | NotMeasured = not_measured("this file does not say")
+    versions: dict[str, str] = Field(default_factory=dict)
+    conditions_before: dict[str, Reading] = Field(default_factory=dict)
+    conditions_after: dict[str, Reading] = Field(default_factory=dict)
+
+
+class Session(_Record):
+    """One process that worked on the run; a resumed run has several."""
+
+    started: str = Field(description="UTC, ISO 8601")
+    load_seconds: float = Field(description="opening the device and loading the model, cold")
+    ended: str | None = None
+    reason: str = Field("", description="why it ended before the run was complete")
+
+
+class ClockCheck(_Record):
+    """The backend's stopwatch against the host's clock on work of a known end."""
+
+    stopwatch: str = Field(description="what the stopwatch reads")
+    work_seconds: float = Field(gt=0, description="host clock until a result had arrived")
+    ratio: float = Field(description="stopwatch over host clock; 1 is right")
+
+
+class Ceilings(_Record):
+    """What the device reached on simple work, best of several."""
+
+    copy_bytes_per_s: Positive = Field(description="bytes read plus bytes written, a second")
+    copy_bytes: int = Field(description="size of the copied buffer")
+    matmul_flops: dict[str, Positive] = Field(description="FLOP a second by dtype, square matrices")
+    matmul_sizes: dict[str, int] = Field(default_factory=dict)
+    launch_seconds: Reading = Field(description="one tiny operator, run eagerly")
+    captured_launch_seconds: Reading = Field(description="one tiny operator within a replay")
+
+
+class Work(_Record):
+    """What one phase of one step needs at least, from the model's sizes."""
+
+    flops: float = Field(ge=0)
+    bytes: float = Field(ge=0, description="weights and caches once, activations, logits")
+    launches: int = Field(ge=0, description="operators that are not views, counted as they ran")
+
+
+class Memory(_Record):
+    """Memory while this cell ran alone."""
+
+    peak_bytes: Reading
+    definition: str
+    buffers_bytes: int = Field(description="static caches and state of the decoding engine")
+
+
+class Warmup(_Record):
+    """One decoding that is not counted."""
+
+    session: int
+    seconds: float
+    rising: dict[str, int] = Field(
+        default_factory=dict, description="counters of the device that one step more still raised"
+    )
+
+
+class Sample(_Record):
+    """One timed request of ``images`` images; seconds by the backend's stopwatch."""
+
+    session: int
+    round: int
+    order: int = Field(description="position among all samples of the run, from 0")
+    at: float = Field(description="seconds after the session's start")
+    seed: int
+    text: Reading
+    prefill: float = Field(ge=0, description="0 where decode holds both")
+    decode: float = Field(gt=0)
+    pixels: Reading
+    total: Positive
+    wall: Positive = Field(description="the same request by the host's clock")
+    images: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    steps: int = Field(ge=1)
+    accepted_histogram: list[int]
+    total_variation: float = Field(description="relaxed mass used, a generated token")
+    energy_mj: float | None = None
+    others_cpu: Reading = Field(description="share of the host's cores that others used meanwhile")
+
+
+class Cell(_Record):
+    """One strategy at one batch size and temperature."""
+
+    strategy: Strategy
+    batch: int = Field(ge=1)
+    temperature: float = Field(ge=0)
+    cold_seconds: Reading = Field(description="the first decoding: buffers, capture, compilation")
+    capture_seconds: float = 0.0
+    capture_bytes: int = 0
+    captured: bool = Field(False, description="steps are replayed without Python")
+    warmup: list[Warmup] = Field(description="the cold decoding is the first")
+    settled: bool = Field(description="warm-up ended because times and counters stood still")
+    memory: Memory | NotMeasured
+    step_ms: dict[str, float] | NotMeasured = Field(description="one step by phase")
+    step_ms_from: Literal["eager", "recording"] = Field(
+        "eager",
+        description="eager: the Python step, the device waited for at every edge; recording: the "
+        "captured step itself",
+    )
+    work: dict[str, Work] | NotMeasured = Field(description="one step by phase")
+    samples: list[Sample] = Field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, int, float]:
+        """What tells cells apart."""
+        return self.strategy.model_dump_json(), self.batch, self.temperature
+
+    @property
+    def name(self) -> str:
+        """A short name for messages."""
+        return f"{self.strategy.name}, batch {self.batch}, temperature {self.temperature:g}"
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether speed is bought with a change of the distribution."""
+        return not isinstance(self.strategy.acceptance, Exact)
+
+
+class Distance(_Record):
+    """How far the images are from exact decoding's in a network's feature space."""
+
+    metric: str
+    network: str
+    value: Interval
+    floor: Interval = Field(description="the same between two exact sets of other seeds")
+
+
+class Quality(_Record):
+    """The price of one relaxed strategy, measured in the same run as its speed."""
+
+    strategy: Strategy
+    temperature: float
+    images: int = Field(ge=1)
+    total_variation: Interval | NotMeasured = Field(description="relaxed mass, a generated token")
+    agreement: Interval | NotMeasured = Field(
+        description="share of tokens equal to exact decoding with the same tree and uniforms"
+    )
+    chance_agreement: Reading = Field(description="the same between two exact sets of other seeds")
+    first_difference: Reading = Field(description="equal tokens before the first other one, mean")
+    distance: Distance | NotMeasured
+
+
+class Strip(_Record):
+    """One strategy's row of the contact sheet."""
+
+    strategy: str
+    temperature: float
+    prompts: list[str | int]
+    png_base64: str
+
+
+class Run(_Record):
+    """A whole profiling run."""
+
+    kind: Literal["lantern_accel.run"] = KIND
+    schema_version: Literal[1] = SCHEMA
+    protocol_version: int = PROTOCOL
+    name: str = Field(min_length=1, max_length=LONGEST_NAME)
+    state: Literal["running", "interrupted", "complete"]
+    command: str = Field(description="what to type to measure this again")
+    migrated_from: str = ""
+    settings: Settings
+    environment: Environment
+    clock: ClockCheck | NotMeasured
+    ceilings: Ceilings | NotMeasured
+    sessions: list[Session]
+    cells: list[Cell] = Field(default_factory=list)
+    quality: list[Quality] = Field(default_factory=list)
+    contact_sheet: list[Strip] = Field(default_factory=list)
+    conformance: ConformanceReport | NotMeasured
+
+    def quality_of(self, cell: Cell) -> Quality | None:
+        """Return the price of a cell's strategy at its temperature."""
+        for one in self.quality:
+            if one.strategy == cell.strategy and one.temperature == cell.temperature:
+                return one
+        return None
+
+    @model_validator(mode="after")
+    def _keeps_the_protocol(self) -> Run:
+        if self.migrated_from:
+            return self
+        for cell in self.cells:
+            for session in sorted({s.session for s in cell.samples}):
+                warm = sum(w.session == session for w in cell.warmup)
+                if warm < WARMUPS:
+                    raise ValueError(
+                        f"{cell.name}: has samples of session {session} after {warm} warm-up "
+                        f"decodings; the protocol asks for {WARMUPS} or more"
+                    )
+            if self.state == "complete" and cell.relaxed and self.quality_of(cell) is None:
+                raise ValueError(
+                    f"{cell.name}: a relaxed strategy without its quality figures; "
+                    "`lantern-accel profile --resume` measures them"
+                )
+        return self

@@ -1,0 +1,1 @@
+"""How much memory a request takes, and whether it fits."""

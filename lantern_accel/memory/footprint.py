@@ -1,0 +1,177 @@
+"""Bytes that decoding holds at once, counted by running it on tensors without data.
+
+A model of two layers is built on torch's ``meta`` device and prefill, one step and the pixels run on it:
+every allocation of the real code is seen, none is made. Layers beyond the second add weights and cache,
+which are computed, but no workspace.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lantern_accel.checkpoints.loading import without_data
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.trees import tree_size
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.base import PARTS, Family, Model
+from lantern_accel.families.manifest import Manifest
+from lantern_accel.strategy.values import NoTree, Sampling, Strategy
+
+META = torch.device("meta")
+#: Layers of the model that is traced.
+TRACED_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes by holder: ``weights`` by part, ``buffers`` (caches, state), ``tables``, ``workspace``.
+
+    ``workspace`` has the most that each phase (``prefill``, ``step``, ``pixels``) holds beyond the rest.
+    """
+
+    weights: Mapping[str, int]
+    buffers: int
+    tables: int
+    workspace: Mapping[str, int]
+
+
+class _MetaOps(TensorOps):
+    device = META
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages made inside the block; ``peak`` is the most that was alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._alive = 0
+        self._known: dict[int, int] = {}
+
+    def _meet(self, tensor: Tensor, counts: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes() if counts else 0
+        self._known[key] = size
+        weakref.finalize(storage, self._forget, key)
+        self._alive += size
+        self.peak = max(self.peak, self._alive)
+
+    def _forget(self, key: int) -> None:
+        self._alive -= self._known.pop(key, 0)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, Tensor):
+                self._meet(given, counts=False)  # it was there before the block
+        out = func(*args, **kwargs)
+        for made in tree_leaves(out):
+            if isinstance(made, Tensor):
+                self._meet(made, counts=True)
+        return out
+
+
+def module_bytes(module: nn.Module, dtype: torch.dtype) -> int:
+    """Return the bytes of a module's parameters in ``dtype``, and of its tables as they are."""
+    state = module.state_dict()
+    weights: int = sum(value.numel() for value in state.values()) * dtype.itemsize
+    tables: int = sum(
+        buffer.numel() * buffer.dtype.itemsize
+        for name, buffer in module.named_buffers()
+        if name not in state
+    )
+    return weights + tables
+
+
+def _build(kind: Family, manifest: Any, part: str, dtype: torch.dtype) -> nn.Module:
+    with without_data():
+        module = kind.build(manifest, part, _MetaOps()).to(dtype)
+    kind.place_tables(module, META)
+    return module.eval().requires_grad_(False)
+
+
+def weight_bytes(kind: Family, manifest: Any, dtype: torch.dtype) -> dict[str, int]:
+    """Return the bytes of every part's weights; the image tokenizer is float32."""
+    out = {}
+    for part in PARTS:
+        if part == "drafter" and manifest.drafter is None:
+            continue
+        to = torch.float32 if part == "vq" else dtype
+        out[part] = module_bytes(_build(kind, manifest, part, to), to)
+    return out
+
+
+def measure(
+    kind: Family,
+    manifest: Manifest,
+    strategy: Strategy,
+    sampling: Sampling,
+    *,
+    batch: int,
+    dtype: torch.dtype,
+) -> Footprint:
+    """Return what decoding ``batch`` images at once holds, without allocating it."""
+    layers = manifest.target.n_layer
+    taps = len(getattr(manifest.drafter, "taps", ()))
+    traced = min(max(TRACED_LAYERS, taps), layers)
+    parts = {"target": manifest.target.model_copy(update={"n_layer": traced})}
+    if taps:  # which blocks they are does not matter, but all must be there
+        update = {"taps": tuple(range(1, taps + 1))}
+        parts["drafter"] = manifest.drafter.model_copy(update=update)
+    small = manifest.model_copy(update=parts)
+    drafts = not isinstance(strategy.tree, NoTree)
+    target = _build(kind, small, "target", dtype)
+    drafter = _build(kind, small, "drafter", dtype) if drafts else None
+    vq = _build(kind, small, "vq", torch.float32)
+    model = Model(small, target, drafter, vq, None, "", kind)
+    workspace: dict[str, int] = {}
+    with torch.inference_mode(), META:
+        fitted = kind.fitted(model, kind.usual_shape(model))
+        table = None
+        if strategy.neighbours:
+            shape = (fitted[0].config.vocab_size, strategy.neighbours)
+            table = torch.zeros(shape, dtype=torch.int32)
+        engine = Engine(*fitted, _MetaOps(), strategy, sampling, batch=batch, neighbours=table)
+        together = min(batch, kind.pixels_together(model) or batch)
+        tokens = torch.zeros(together, engine.geometry.tokens, dtype=torch.int64)
+        phases: dict[str, Callable[[], object]] = {
+            "prefill": engine.prefill,
+            "step": engine.step,
+            "pixels": lambda: kind.pixels(model, tokens),
+        }
+        for name, run in phases.items():
+            with LiveBytes() as live:
+                out = run()
+            workspace[name] = live.peak
+            if isinstance(out, Tensor):  # the finished images wait for the others
+                workspace[name] += (batch - together) * out.numel() // together
+    cache = engine.verifying.cache.layout.nbytes
+    full = cache // traced * layers
+    return Footprint(
+        weights=weight_bytes(kind, manifest, dtype),
+        buffers=engine.nbytes - cache + full,
+        tables=0 if table is None else table.numel() * table.dtype.itemsize,
+        workspace=workspace,
+    )
+
+
+def nodes_of(strategy: Strategy) -> int:
+    """Return the nodes that one step verifies."""
+    return tree_size(strategy.tree)[0]

@@ -1,0 +1,348 @@
+"""The memory that a model will take, told before anything is loaded, and what to change where it is
+too much.
+
+Weights, caches and tables are computed; workspace is counted by tracing the real step without data
+(:mod:`lantern_accel.memory.footprint`). What the process or the driver holds beside them is read from the
+device where one is open, and assumed otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from lantern_accel.device.backend import DTYPES, Backend
+from lantern_accel.errors import BackendError, ModelError, RequestError, did_you_mean
+from lantern_accel.families.base import Found, family
+from lantern_accel.memory.footprint import Footprint, measure, nodes_of
+from lantern_accel.memory.limits import free_bytes, size
+from lantern_accel.strategy.values import NoTree, Sampling, Strategy, named_strategy
+
+#: What libraries add to a host process that decodes for the first time, beside tensors (measured on an
+#: AVX-512 processor with torch 2.13): 25 to 30 MB of their code, which counts once it has run; 0.55 MB a
+#: shape of oneDNN's matrix product in bfloat16, of which vanilla has 16 and lantern++ 37; 10 to 20 MB
+#: free between tensors on the heap.
+HOST_GROWTH = 60 * 10**6
+#: Held by a driver and its libraries on an accelerator that is not open here (assumed).
+DRIVER_RESERVE = 600 * 10**6
+
+
+class MemoryPlan(BaseModel):
+    """Bytes on the device, by what holds them, for one batch size, strategy and dtype.
+
+    ``workspace`` is the most that each phase takes beyond the rest; phases follow each other, so that
+    only the largest counts. ``runtime`` is what is held beside the model. ``peak`` includes it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    dtype: str
+    batch: int
+    strategy: str
+    nodes: int = Field(description="nodes that one step verifies")
+    text_device: Literal["device", "cpu"] = "device"
+    weights: dict[str, int]
+    buffers: int
+    tables: int
+    workspace: dict[str, int]
+    runtime: int
+    runtime_measured: bool = Field(description="read from the open device, or assumed")
+    device: str = ""
+    capacity: int | None = None
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at once."""
+        held = sum(self.weights.values()) + self.buffers + self.tables + self.runtime
+        return held + max(self.workspace.values(), default=0)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has that much; None where its memory is not known."""
+        return None if self.capacity is None else self.peak <= self.capacity
+
+    def report(self) -> dict[str, Any]:
+        """Return everything as JSON values, sums included."""
+        return {**self.model_dump(mode="json"), "peak": self.peak, "fits": self.fits}
+
+
+class Planner:
+    """Plans for one model on one device; traces are kept, so that trying batches is cheap."""
+
+    def __init__(
+        self,
+        manifest: Any,
+        *,
+        dtype: torch.dtype,
+        text_bytes: int = 0,
+        text_device: Literal["device", "cpu"] = "device",
+        runtime: int = DRIVER_RESERVE,
+        runtime_measured: bool = False,
+        device: str = "",
+        capacity: int | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self.family = family(manifest.family)
+        self.dtype = dtype
+        self.text_bytes, self.text_device = text_bytes, text_device
+        self.runtime, self.runtime_measured = runtime, runtime_measured
+        self.device, self.capacity = device, capacity
+        self._seen: dict[Any, Footprint] = {}
+
+    def strategy(self, name: str | None = None, **overrides: Any) -> Strategy:
+        """Return a strategy by name; without one lantern++ where the model has a drafter."""
+        defaults = self.manifest.defaults
+        if isinstance(overrides.get("tree"), str):
+            from lantern_accel.decoding.trees import parse_tree
+
+            overrides["tree"] = parse_tree(overrides["tree"])
+        usual = "vanilla" if self.manifest.drafter is None else "lantern++"
+        chosen = named_strategy(
+            name or usual,
+            static=defaults.static_tree,
+            dynamic=defaults.dynamic_tree,
+            lantern=defaults.lantern,
+            lantern_pp=defaults.lantern_pp,
+        ).override(**overrides)
+        if self.manifest.drafter is None and not isinstance(chosen.tree, NoTree):
+            raise RequestError(
+                f"the strategy {chosen.name!r} drafts, but the model {self.manifest.name!r} has no "
+                "drafter; plan with the strategy 'vanilla'"
+            )
+        return chosen
+
+    def plan(
+        self,
+        strategy: Strategy | None = None,
+        sampling: Sampling | None = None,
+        *,
+        batch: int = 1,
+        dtype: torch.dtype | None = None,
+        text_device: Literal["device", "cpu"] | None = None,
+    ) -> MemoryPlan:
+        """Return the plan for one batch size; what is left None is the model's or the planner's."""
+        strategy = strategy or self.strategy()
+        sampling = sampling or self.manifest.defaults.sampling
+        dtype = dtype or self.dtype
+        where = text_device or self.text_device
+        key = (strategy.model_dump_json(), sampling.model_dump_json(), batch, dtype)
+        if key not in self._seen:
+            self._seen[key] = measure(
+                self.family, self.manifest, strategy, sampling, batch=batch, dtype=dtype
+            )
+        found = self._seen[key]
+        workspace = dict(found.workspace)
+        if self.text_bytes and where == "device":
+            # Loaded for a new caption, and freed before its image is decoded.
+            workspace["text"] = self.text_bytes * max(dtype.itemsize, 2) // 4
+        return MemoryPlan(
+            model=self.manifest.name,
+            dtype=str(dtype).removeprefix("torch."),
+            batch=batch,
+            strategy=strategy.name,
+            nodes=nodes_of(strategy),
+            text_device=where,
+            weights=dict(found.weights),
+            buffers=found.buffers,
+            tables=found.tables,
+            workspace=workspace,
+            runtime=self.runtime,
+            runtime_measured=self.runtime_measured,
+            device=self.device,
+            capacity=self.capacity,
+        )
+
+    def largest_batch(
+        self, strategy: Strategy, sampling: Sampling, capacity: int, limit: int = 1024
+    ) -> int:
+        """Return the most images that fit together within ``capacity`` bytes; 0 where one does not."""
+
+        def peak(batch: int) -> int:
+            return self.plan(strategy, sampling, batch=batch).peak
+
+        one, two = (self.plan(strategy, sampling, batch=n) for n in (1, 2))
+        if one.peak > capacity:
+            return 0
+
+        def expected(batch: int) -> int:
+            """Extrapolate: every buffer and every phase grows by as much with each image."""
+
+            def line(first: int, second: int) -> int:
+                return first + (batch - 1) * (second - first)
+
+            phases = [line(one.workspace[name], two.workspace[name]) for name in one.workspace]
+            fixed = sum(one.weights.values()) + one.tables + one.runtime
+            return fixed + line(one.buffers, two.buffers) + max(phases, default=0)
+
+        low, high = 1, limit + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if expected(middle) <= capacity else (low, middle)
+        while low > 1 and peak(low) > capacity:
+            low -= 1 + low // 32
+        while low < limit and peak(low + 1) <= capacity:
+            low += 1 + low // 32
+        while low > 1 and peak(low) > capacity:
+            low -= 1
+        return max(low, 1)
+
+    def advice(self, plan: MemoryPlan, strategy: Strategy, sampling: Sampling) -> list[str]:
+        """Return what makes a plan fit that does not, the least change first; [] where nothing does."""
+        if plan.fits is not False or plan.capacity is None:
+            return []
+        tips: list[str] = []
+
+        def fits(what: str, **changes: Any) -> bool:
+            kept: dict[str, Any] = {"batch": plan.batch, "text_device": plan.text_device}
+            kept["dtype"] = DTYPES[plan.dtype]
+            chosen = changes.pop("strategy", strategy)
+            other = self.plan(chosen, sampling, **{**kept, **changes})
+            if other.fits:
+                tips.append(f"{what} ({size(other.peak)})")
+            return bool(other.fits)
+
+        if plan.text_device == "device" and "text" in plan.workspace:
+            fits("run the text encoder on the host: --text-device cpu", text_device="cpu")
+        if plan.dtype == "float32":
+            fits("compute in bfloat16: --dtype bfloat16", dtype=torch.bfloat16)
+        largest = self.largest_batch(strategy, sampling, plan.capacity)
+        if 0 < largest < plan.batch:
+            fits(f"decode {largest} images together: --batch {largest}", batch=largest)
+        if self.manifest.drafter is not None and not isinstance(strategy.tree, NoTree):
+            smaller = self.strategy("lantern++", tree="small_8")
+            if nodes_of(smaller) < plan.nodes:
+                fits("verify a smaller tree: --tree small_8", strategy=smaller)
+            fits("decode without a drafter: --strategy vanilla", strategy=self.strategy("vanilla"))
+        return tips
+
+
+def parse_size(text: str) -> int:
+    """Return bytes of ``24GB``, ``24 GiB``, ``512MB`` or a plain number."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*([kMGT]?)(i?)B?\s*", text)
+    if match is None:
+        raise RequestError(f"{text!r} is no size; write 24GB, 24GiB or a number of bytes")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** " kMGT".index(match[2] or " "))
+
+
+def text_bytes(found: Found) -> int:
+    """Return the bytes of a large text encoder in float32; 0 where there is none."""
+    if "t5" not in found.files:
+        return 0
+    from lantern_accel.checkpoints.layouts import read_json
+    from lantern_accel.families.llamagen.t5 import encoder_parameters
+
+    try:
+        return 4 * encoder_parameters(read_json(found.files["t5"] / "config.json"))
+    except KeyError as error:
+        raise ModelError(
+            f"{found.files['t5']}/config.json lacks {error}; fetch the text encoder again"
+        ) from None
+
+
+def planner_for(
+    model: str | Path,
+    *,
+    device: str = "",
+    memory: int | None = None,
+    dtype: str = "auto",
+    text_device: Literal["device", "cpu"] = "device",
+) -> Planner:
+    """Return a planner for a published name, a bundled name or a path, before anything is loaded.
+
+    ``device``: a backend that is available here, or a device profile; ``memory``: bytes of a device that
+    is neither. Raises :class:`BackendError` for a device that is unknown.
+    """
+    from lantern_accel.checkpoints.locate import find_model
+    from lantern_accel.families.published import entry, is_published, parts_of
+
+    text = 0
+    if is_published(str(model)):
+        one = entry(str(model))
+        manifest: Any = family(one.family).from_entry(one)
+        if "text" in parts_of(one):
+            text = 4 * parts_of(one)["text"].config["encoder_parameters"]
+    else:
+        found = find_model(model)
+        manifest, text = found.manifest, text_bytes(found)
+    facts = _device(device, dtype)
+    return Planner(
+        manifest,
+        dtype=facts["dtype"],
+        text_bytes=text,
+        text_device=text_device,
+        runtime=facts["runtime"],
+        runtime_measured=facts["measured"],
+        device=device or (size(memory) if memory else ""),
+        capacity=memory or facts["capacity"],
+    )
+
+
+def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
+    """Return the peak of one image by dtype, without a device, kept on disk from call to call."""
+    import hashlib
+    import json
+
+    import lantern_accel
+    from lantern_accel.files import cache_dir, write_json
+
+    planner = planner_for(model, dtype=dtypes[0])
+    key = [lantern_accel.__version__, torch.__version__, planner.manifest.model_dump_json()]
+    digest = hashlib.sha256("\n".join([*key, *dtypes, str(planner.text_bytes)]).encode())
+    path = cache_dir() / "plans" / f"{digest.hexdigest()[:24]}.json"
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(kept, dict) and set(kept) == set(dtypes):
+            return {name: int(kept[name]) for name in dtypes}
+    except (OSError, ValueError):
+        pass
+    peaks = {name: planner.plan(dtype=DTYPES[name]).peak for name in dtypes}
+    with contextlib.suppress(OSError):
+        write_json(path, peaks)
+    return peaks
+
+
+def runtime_of(backend: Backend) -> int:
+    """Return what is held beside the model on an open device, with what decoding will add to it."""
+    held = backend.memory().in_use or 0
+    return held + (HOST_GROWTH if backend.device.type == "cpu" else DRIVER_RESERVE)
+
+
+def _device(device: str, dtype: str) -> dict[str, Any]:
+    """Return capacity, runtime and dtype of a device by a backend's or a profile's name."""
+    from lantern_accel.device.datasheets import load_profile, profile_names
+    from lantern_accel.device.plugins import devices_report, open_backend
+
+    if dtype != "auto" and dtype not in DTYPES:
+        raise BackendError(f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}")
+    compute = DTYPES["bfloat16" if dtype == "auto" else dtype]
+    if not device:
+        return {"capacity": None, "runtime": DRIVER_RESERVE, "measured": False, "dtype": compute}
+    ready = [one.name for one in devices_report() if one.state == "ready"]
+    if device.partition(":")[0] in ready:
+        with open_backend(device) as backend:
+            use = backend.memory()
+            free = free_bytes(use)
+            return {
+                # Without what other programs hold.
+                "capacity": None if free is None else free + (use.in_use or 0),
+                "runtime": runtime_of(backend) if use.in_use is not None else DRIVER_RESERVE,
+                "measured": use.in_use is not None,
+                "dtype": backend.dtypes(dtype).compute,
+            }
+    if device not in profile_names():
+        names: Sequence[str] = sorted({*ready, *profile_names()})
+        raise BackendError(
+            f"no device here and no profile is named {device!r}{did_you_mean(device, names)} (or give "
+            "its memory: --memory 24GB)"
+        )
+    figure = load_profile(device).memory_bytes
+    capacity = int(figure.value) if figure is not None else None
+    return {"capacity": capacity, "runtime": DRIVER_RESERVE, "measured": False, "dtype": compute}

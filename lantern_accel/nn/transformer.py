@@ -1,0 +1,210 @@
+"""The decoder block that LlamaGen's target and its EAGLE drafter share, and 2D rotary tables.
+
+Source: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTERN for the drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.device.operations import KVCache, TensorOps
+
+REFERENCE = TensorOps()
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Where one forward pass reads and writes.
+
+    ``cos, sin``: float32 ``[R or 1, T, 1, d/2]`` rotary rows of the queries. ``cache``: None for a
+    pass without a cache (training), else ``address`` says where the pass stores its keys and values
+    (see :meth:`TensorOps.address`). ``mask``: the device's form of ``[R, 1, T, L]``; None is causal.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None = None
+    cache: KVCache | None = None
+    address: Tensor | None = None
+
+
+PrefixRotary = Literal["zero", "identity"]
+
+
+def rotary_table_2d(
+    prefix: int,
+    grid: int,
+    head_dim: int,
+    base: float = 10000.0,
+    prefix_rotary: PrefixRotary = "zero",
+) -> tuple[Tensor, Tensor]:
+    """Return LlamaGen's 2D rotary table as ``cos, sin``, float32 ``[prefix + grid*grid, d/2]``.
+
+    With ``h = d/2`` there are ``h/2`` frequencies ``base ** (-2j/h)``; the first half of the angles
+    takes the row, the second the column. Prefix rows are zero in both tables, as LlamaGen has them:
+    not the identity, so that every score that involves a prefix position is 0. ``"identity"`` lets
+    the image attend to the prompt by content.
+    """
+    half = head_dim // 2
+    freqs = 1.0 / (base ** (torch.arange(0, half, 2).float()[: half // 2] / half))
+    angles = torch.outer(torch.arange(grid).float(), freqs)
+    rows = angles[:, None, :].expand(grid, grid, -1)
+    cols = angles[None, :, :].expand(grid, grid, -1)
+    flat = torch.cat((rows, cols), dim=-1).reshape(grid * grid, half)
+    zeros = torch.zeros(prefix, half)
+    first = zeros if prefix_rotary == "zero" else torch.ones(prefix, half)
+    return torch.cat((first, flat.cos())), torch.cat((zeros, flat.sin()))
+
+
+def grid_tables(config: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return :func:`rotary_table_2d` of a target's or drafter's sizes on ``device``.
+
+    Computed on the host, so that every device has the same bits.
+    """
+    c = config
+    with torch.device("cpu"):
+        cos, sin = rotary_table_2d(
+            c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
+        )
+    return cos.to(device), sin.to(device)
+
+
+def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:
+    """Return the causal mask with hidden caption pads, bool ``[R, 1, length, length]``.
+
+    ``prefix_mask``: bool ``[R, prefix]``. A padded position still sees itself (LlamaGen's rule).
+    """
+    rows, prefix = prefix_mask.shape
+    index = torch.arange(length, dtype=torch.int32, device=prefix_mask.device)
+    causal = index[:, None] >= index[None, :]
+    keys = torch.cat((prefix_mask, prefix_mask.new_ones(rows, length - prefix)), dim=1)
+    visible = causal & keys[:, None, :] | (index[:, None] == index[None, :])
+    return visible.unsqueeze(1)
+
+
+class Projection(nn.Linear):
+    """A linear layer whose weight a backend may keep in an order of its own (see :func:`pack`)."""
+
+    packed: Tensor | None = None
+
+    # A model's layers take the operations to use; nn.Linear's forward has one argument.
+    def forward(self, x: Tensor, ops: TensorOps) -> Tensor:  # type: ignore[override]
+        return ops.linear(x, self.weight if self.packed is None else self.packed, self.bias)
+
+
+def pack(module: nn.Module, ops: TensorOps) -> None:
+    """Hand every projection's weight to the backend; where it makes another one, the first is freed.
+
+    ``weight`` keeps its shape, dtype and device, but no memory.
+    """
+    for part in module.modules():
+        if isinstance(part, Projection) and part.packed is None:
+            weight = part.weight
+            packed = ops.pack(weight)
+            if packed is not weight:
+                part.packed = packed
+                empty = weight.new_zeros(()).expand(weight.shape)
+                part.weight = nn.Parameter(empty, requires_grad=False)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor, ops: TensorOps) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention without biases; rows of ``wqkv`` are q, k, v."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.wqkv = Projection(dim, 3 * dim, bias=False)
+        self.wo = Projection(dim, dim, bias=False)
+
+    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
+        qkv = self.wqkv(x, ops).unflatten(-1, (3, self.heads, -1))
+        if at.cache is None:
+            turned = ops.rotate(qkv[:, :, :2], rotary)
+            y = ops.attend_dense(turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2], at.mask)
+        else:
+            assert at.address is not None and at.mask is not None
+            q = ops.rotate_write(qkv, rotary, at.cache, layer, at.address)
+            y = ops.attend(q, at.cache, layer, at.mask)
+        out: Tensor = self.wo(y.flatten(-2), ops)
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU with ``w1`` and ``w3`` stacked into one matrix."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w13 = Projection(dim, 2 * hidden, bias=False)
+        self.w2 = Projection(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor, ops: TensorOps) -> Tensor:
+        out: Tensor = self.w2(ops.swiglu(self.w13(x, ops)), ops)
+        return out
+
+
+class Block(nn.Module):
+    """Pre-norm decoder block; the drafter's block has no norm before attention."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        hidden: int,
+        eps: float,
+        *,
+        input_norm: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(dim, eps) if input_norm else None
+        self.attention = Attention(dim, heads)
+        self.ffn_norm = RMSNorm(dim, eps)
+        self.feed_forward = FeedForward(dim, hidden)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
+        y = x if self.attention_norm is None else self.attention_norm(x, ops)
+        y = self.attention(y, layer, at, ops, rotary)
+        if self.training and self.dropout:
+            y = F.dropout(y, self.dropout)
+        x = x + y
+        y = self.feed_forward(self.ffn_norm(x, ops), ops)
+        if self.training and self.dropout:
+            y = F.dropout(y, self.dropout)
+        return x + y
+
+
+def run_blocks(
+    blocks: nn.ModuleList,
+    x: Tensor,
+    at: Pass,
+    ops: TensorOps,
+    taps: Sequence[int] = (),
+    tapped: list[Tensor] | None = None,
+) -> Tensor:
+    """Run blocks one after another on ``x [R, T, D]``; the rotary form is made once for all.
+
+    The states after the blocks ``taps``, counted from 1, are added to ``tapped``.
+    """
+    rotary = ops.rotary(at.cos.unsqueeze(2), at.sin.unsqueeze(2))
+    for i, block in enumerate(blocks):
+        x = block(x, i, at, ops, rotary)
+        if i + 1 in taps and tapped is not None:
+            tapped.append(x)
+    return x

@@ -1,0 +1,1 @@
+"""The quality of images: the feature network, distances and teacher-forced scores."""

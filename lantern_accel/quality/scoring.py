@@ -1,0 +1,125 @@
+"""Teacher-forced scoring of images: likelihood, and how ambiguous the next token is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lantern_accel.evaluation.schema import Ambiguity, Likelihood
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.strategy.values import Sampling
+
+#: For which rows with and without the prompt are made, as its guidance takes them.
+GUIDED = Sampling(cfg_scale=2.0)
+#: Logits of one pass over a batch; bounds its memory at many tokens.
+LOGITS_AT_ONCE = 1 << 26
+
+
+def encode_images(pipeline: Pipeline, pixels: Tensor, batch: int = 16) -> Tensor:
+    """Return the codes of pixels ``[n, 3, H, W]`` in [-1, 1], int64 ``[n, tokens]`` on the host."""
+    vq, device = pipeline.model.vq, pipeline.backend.device
+    with torch.inference_mode():
+        parts = [vq.encode(part.to(device)).flatten(1).cpu() for part in torch.split(pixels, batch)]
+    return torch.cat(parts).long()
+
+
+def tokens_of(pipeline: Pipeline, codes: Tensor) -> Tensor:
+    """Return the tokens ``[n, tokens]`` that pictures of codes ``[n, rows * columns]`` have."""
+    model = pipeline.model
+    down = model.vq.config.downsample
+    width, height = model.family.picture(model.manifest)
+    return model.family.tokens(model, codes.view(-1, height // down, width // down))
+
+
+def _logits(
+    pipeline: Pipeline, prompts: Sequence[str | int], codes: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield float32 logits with and without the prompt, ``[b, n, V]``, and the tokens ``[b, n]``.
+
+    Codes that a place may not have get none of the mass; places with one possible code are left out.
+    """
+    model, device = pipeline.model, pipeline.backend.device
+    tokens = tokens_of(pipeline, codes)
+    size = tokens.shape[1] * model.target.config.vocab_size
+    batch = min(8, max(1, LOGITS_AT_ONCE // size))
+    for start in range(0, len(prompts), batch):
+        here = tokens[start : start + batch].to(device)
+        made = pipeline.conditions(prompts[start : start + batch])
+        rows = model.family.rows(model, made, GUIDED)
+        target = model.family.fitted(model, made.shape)[0]
+        mask = rows.mask if target.own_prompts else torch.cat((rows.mask, rows.mask))
+        # Masks matter only where captions are padded; class prefixes are one position.
+        both = mask if mask.shape[1] > 1 else None
+        states = target.forward_dense(rows.condition, torch.cat((here, here))[:, :-1], both)
+        logits = target.head(states[:, states.shape[1] - here.shape[1] :])
+        allowed = target.allowed()
+        if allowed is not None:
+            kind = allowed.kind.long()
+            free = ((allowed.penalty == 0).sum(1) > 1)[kind].nonzero().flatten()
+            # Finite, so that guidance can take differences.
+            logits = logits[:, free] + allowed.penalty[kind[free]].clamp(min=-1e9)
+            here = here[:, free]
+        cond, uncond = logits.chunk(2)
+        yield cond, uncond, here
+
+
+@torch.inference_mode()
+def likelihood(
+    pipeline: Pipeline, prompts: Sequence[str | int], codes: Tensor, images: str
+) -> Likelihood:
+    """Return the mean negative log-likelihood of images' codes given their prompts."""
+    total, count = 0.0, 0
+    for cond, _, here in _logits(pipeline, prompts, codes):
+        count += here.numel()
+        total += float(F.cross_entropy(cond.flatten(0, 1), here.flatten(), reduction="sum"))
+    nll = total / count
+    return Likelihood(
+        images=images, count=len(codes), nll=nll, perplexity=float(torch.tensor(nll).exp())
+    )
+
+
+@torch.inference_mode()
+def ambiguity(
+    pipeline: Pipeline,
+    prompts: Sequence[str | int],
+    codes: Tensor,
+    scales: Sequence[float],
+    positions: int,
+    of: str,
+    source: str,
+) -> list[Ambiguity]:
+    """Return a row a guidance scale over about ``positions`` evenly spaced token positions."""
+    stride = max(1, codes.numel() // positions)
+    found: dict[float, list[Tensor]] = {scale: [] for scale in scales}
+    seen = 0
+    for cond, uncond, _ in _logits(pipeline, prompts, codes):
+        picked = torch.arange((-seen) % stride, cond.shape[0] * cond.shape[1], stride)
+        seen += cond.shape[0] * cond.shape[1]
+        c, u = (t.flatten(0, 1)[picked.to(t.device)] for t in (cond, uncond))
+        for scale in scales:
+            logits = c if scale <= 1 else u + scale * (c - u)
+            p = logits.softmax(-1)
+            top = p.topk(min(10, p.shape[-1]), dim=-1).values
+            entropy = -(p * p.clamp_min(1e-30).log()).sum(-1)
+            found[scale].append(torch.stack((top[:, 0], top.sum(-1), entropy)).cpu())
+    rows = []
+    for scale, parts in found.items():
+        top1, top10, entropy = torch.cat(parts, dim=1).double()
+        rows.append(
+            Ambiguity(
+                of=of,
+                source=source,
+                cfg=scale,
+                positions=len(top1),
+                vocabulary=pipeline.model.target.config.vocab_size,
+                top1_mean=float(top1.mean()),
+                top1_median=float(top1.median()),
+                top1_below_tenth=float((top1 < 0.1).double().mean()),
+                top10_mass=float(top10.mean()),
+                entropy=float(entropy.mean()),
+            )
+        )
+    return rows

@@ -1,0 +1,1 @@
+"""Reports: runs side by side, projections, plots and pages."""

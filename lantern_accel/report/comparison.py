@@ -1,0 +1,367 @@
+"""Runs side by side: rows, verdicts, rankings, projections, and what is missing.
+
+The JSON of ``lantern-accel compare`` is a :class:`Comparison`; the page and the Markdown print it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from itertools import combinations
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+import lantern_accel
+from lantern_accel.device.datasheets import DeviceProfile, all_profiles
+from lantern_accel.measure import intervals as statistics
+from lantern_accel.measure.intervals import Verdict
+from lantern_accel.measure.record import (
+    NOT_MEASURED,
+    PROTOCOL,
+    Ceilings,
+    ClockCheck,
+    Environment,
+    Interval,
+    NotMeasured,
+    Run,
+    Session,
+    Settings,
+    Strip,
+)
+from lantern_accel.report.projection import (
+    Error,
+    Projected,
+    ProjectionError,
+    limits_of_profile,
+    limits_of_run,
+    model_error,
+    project,
+    refuse_projected,
+)
+from lantern_accel.report.rows import Row, rates, row_of, unsettled
+from lantern_accel.testing.kit import Report as ConformanceReport
+
+COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RunSummary(_Part):
+    """What the report says about a run as a whole."""
+
+    name: str
+    device: str
+    state: str
+    command: str
+    migrated_from: str
+    settings: Settings
+    environment: Environment
+    clock: ClockCheck | NotMeasured
+    ceilings: Ceilings | NotMeasured
+    sessions: list[Session]
+
+
+class Pair(_Part):
+    """One strategy on two devices: the first over the second."""
+
+    strategy: str
+    batch: int
+    temperature: float
+    first: str
+    second: str
+    ratio: Interval | NotMeasured
+    verdict: Verdict | NotMeasured
+
+
+class Ranking(_Part):
+    """Measured rows of one batch size and temperature, fastest first; ties share a rank."""
+
+    batch: int
+    temperature: float
+    relaxed: bool
+    places: list[tuple[int, str, str, float]] = Field(
+        description="rank, run, strategy, tokens a second"
+    )
+
+
+class ModelSection(_Part):
+    """Everything about one model."""
+
+    model: str
+    weights_hash: str
+    tokens: int
+    rows: list[Row]
+    pairs: list[Pair]
+    rankings: list[Ranking]
+    projections: list[Projected]
+    errors: list[Error]
+    contact_sheet: dict[str, list[Strip]] = Field(description="by run")
+
+
+class Gap(_Part):
+    """Something that was not measured, why, and what fills it (empty: the backend must learn it)."""
+
+    where: str
+    what: list[str]
+    reason: str
+    command: str
+
+
+class Comparison(_Part):
+    """The whole report as data."""
+
+    kind: Literal["lantern_accel.comparison"] = COMPARISON
+    schema_version: Literal[1] = 1
+    protocol_version: int = PROTOCOL
+    created: str
+    lantern_accel: str
+    runs: list[RunSummary]
+    models: list[ModelSection]
+    conformance: list[ConformanceReport]
+    gaps: list[Gap]
+
+
+def rank(rows: Sequence[Any], key: str = "tokens_per_second") -> list[tuple[int, Row]]:
+    """Order measured rows by ``key``, fastest first; whose interval reaches a place's first shares it.
+
+    The first of a place decides, so that a chain of overlaps does not tie rows that are far apart.
+    Raises ProjectionError where an entry is projected.
+    """
+    refuse_projected(rows)
+    ordered: list[Row] = sorted(rows, key=lambda row: -getattr(row, key).value)
+    places: list[tuple[int, Row]] = []
+    for index, row in enumerate(ordered):
+        place = index + 1
+        if places:
+            leader = ordered[places[-1][0] - 1]
+            if getattr(row, key).high >= getattr(leader, key).low:
+                place = places[-1][0]
+        places.append((place, row))
+    return places
+
+
+def compare(
+    runs: Sequence[Run],
+    conformance: Sequence[ConformanceReport] = (),
+    profiles: Sequence[DeviceProfile] | None = None,
+) -> Comparison:
+    """Put runs side by side; :func:`~lantern_accel.report.reading.check_comparable` comes first."""
+    profiles = all_profiles() if profiles is None else profiles
+    models = list(dict.fromkeys(run.settings.model for run in runs))
+    sections = [
+        _section([run for run in runs if run.settings.model == model], profiles) for model in models
+    ]
+    checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
+    return Comparison(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        lantern_accel=lantern_accel.__version__,
+        runs=[
+            RunSummary(
+                name=run.name,
+                device=run.environment.device.name,
+                **run.model_dump(
+                    include={
+                        "state",
+                        "command",
+                        "migrated_from",
+                        "settings",
+                        "environment",
+                        "clock",
+                        "ceilings",
+                        "sessions",
+                    }
+                ),
+            )
+            for run in runs
+        ],
+        models=sections,
+        conformance=checks,
+        gaps=[*_device_gaps(runs, profiles), *_figure_gaps(runs, sections, conformance)],
+    )
+
+
+def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> ModelSection:
+    rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
+    return ModelSection(
+        model=runs[0].settings.model,
+        weights_hash=runs[0].settings.weights_hash,
+        tokens=runs[0].settings.tokens,
+        rows=rows,
+        pairs=list(_pairs(runs)),
+        rankings=list(_rankings(rows)),
+        projections=_projections(runs, profiles),
+        errors=list(_errors(runs, rows, profiles)),
+        contact_sheet={run.name: run.contact_sheet for run in runs if run.contact_sheet},
+    )
+
+
+def _pairs(runs: Sequence[Run]) -> Iterator[Pair]:
+    for first, second in combinations(runs, 2):
+        others = {_key(cell): cell for cell in second.cells if cell.samples}
+        for cell in first.cells:
+            other = others.get(_key(cell))
+            if other is None or not cell.samples:
+                continue
+            ratio = statistics.ratio(rates(cell), rates(other), paired=False)
+            yield Pair(
+                strategy=cell.strategy.name,
+                batch=cell.batch,
+                temperature=cell.temperature,
+                first=first.name,
+                second=second.name,
+                ratio=ratio,
+                verdict=statistics.verdict(ratio, unsettled=unsettled(cell, other)),
+            )
+
+
+def _key(cell: Any) -> tuple[str, int, float]:
+    # Trees are tuned for a device; the acceptance rule was checked to be the same.
+    return cell.strategy.name, cell.batch, cell.temperature
+
+
+def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
+    groups = sorted({(row.batch, row.temperature) for row in rows})
+    for batch, temperature in groups:
+        here = [row for row in rows if (row.batch, row.temperature) == (batch, temperature)]
+        for relaxed in (False, True):
+            # A relaxed row without its price is not in the race.
+            racing = [
+                row
+                for row in here
+                if row.relaxed == relaxed and (not relaxed or isinstance(row.speedup, Interval))
+            ]
+            if racing:
+                yield Ranking(
+                    batch=batch,
+                    temperature=temperature,
+                    relaxed=relaxed,
+                    places=[
+                        (place, row.run, row.strategy, row.tokens_per_second.value)
+                        for place, row in rank(racing)
+                    ],
+                )
+
+
+def _projections(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list[Projected]:
+    """Project each cell, from the first run that has it, onto the devices without a run."""
+    bare = [profile for profile in profiles if not any(_is_of(run, profile) for run in runs)]
+    found, seen = [], set()
+    for run in runs:
+        for cell in run.cells:
+            # What a relaxed strategy gains on paper is not shown without its price either.
+            unpriced = cell.relaxed and run.quality_of(cell) is None
+            if _key(cell) in seen or not cell.samples or isinstance(cell.work, str) or unpriced:
+                continue
+            seen.add(_key(cell))
+            found += [one for p in bare if (one := project(run, cell, p)) is not None]
+    return found
+
+
+def _is_of(run: Run, profile: DeviceProfile) -> bool:
+    device = run.environment.device
+    return profile.matches(device.backend, device.name)
+
+
+def _errors(
+    runs: Sequence[Run], rows: Sequence[Row], profiles: Sequence[DeviceProfile]
+) -> Iterator[Error]:
+    """Hold the model against every measured cell: with the run's ceilings, and the profile's."""
+    speeds = {(r.run, r.strategy, r.batch, r.temperature): r.tokens_per_second.value for r in rows}
+    for run in runs:
+        matching = [profile for profile in profiles if _is_of(run, profile)]
+        for cell in run.cells:
+            if not cell.samples:
+                continue
+            measured = speeds[(run.name, *_key(cell))]
+            limits = [limits_of_run(run, cell)]
+            limits += [limits_of_profile(profile, run.settings.dtype) for profile in matching]
+            for one in limits:
+                if one is not None:
+                    try:
+                        yield model_error(run, cell, measured, one)
+                    except ProjectionError:
+                        continue
+
+
+# --- what is missing --------------------------------------------------------------------------
+
+
+def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iterator[Gap]:
+    models = list(dict.fromkeys(run.settings.model for run in runs))
+    for profile in profiles:
+        if not any(_is_of(run, profile) for run in runs):
+            for model in models:
+                yield Gap(
+                    where=f"{profile.vendor} {profile.model}",
+                    what=["every figure"],
+                    reason="there is no run of this device among the files"
+                    + _unprojected(runs, profile),
+                    command=f"lantern-accel profile --device {profile.backend} --model {model} "
+                    f"-o {profile.name}.json",
+                )
+
+
+def _unprojected(runs: Sequence[Run], profile: DeviceProfile) -> str:
+    """Say which runs a device without a run cannot be projected from; empty where it can from all."""
+    lacking = {
+        r.settings.dtype for r in runs if limits_of_profile(profile, r.settings.dtype) is None
+    }
+    if not lacking:
+        return ""
+    return f", and its profile has no peak in {' or '.join(sorted(lacking))} to project from"
+
+
+def _figure_gaps(
+    runs: Sequence[Run], sections: Sequence[ModelSection], conformance: Sequence[ConformanceReport]
+) -> Iterator[Gap]:
+    """Collect every 'not measured' of runs and rows, once a reason."""
+    checked = {(r.backend, r.device_name) for r in conformance if not r.simulated}
+    for run in runs:
+        found: dict[str, set[str]] = {}
+        device = run.environment.device
+        known = {"conformance"} if (device.backend, device.name) in checked else set()
+        parts: list[Any] = [run.model_dump(exclude={"contact_sheet", "cells"} | known)]
+        parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
+        parts += [
+            row.model_dump(exclude={"verdict", "price", "conversion"})
+            for section in sections
+            for row in section.rows
+            if row.run == run.name
+        ]
+        for part in parts:
+            for field, reason in _missing(part, ""):
+                found.setdefault(reason, set()).add(field)
+        for reason, fields in found.items():
+            command = re.search(r"`([^`]+)`", reason)
+            yield Gap(
+                where=run.name,
+                what=sorted(fields),
+                reason=reason,
+                command=_command(run, command[1] if command else ""),
+            )
+
+
+def _command(run: Run, named: str) -> str:
+    """Return what fills a gap: a command as it is, or an option added to the run's own."""
+    resumed = f"{run.command} --resume"
+    if named.startswith("--"):
+        return f"{run.command} {named} --resume"
+    if named.startswith("pip "):
+        return f"{named} && {resumed}"
+    return named or ("" if run.state == "complete" else resumed)
+
+
+def _missing(part: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the field and the reason of every figure that is not there."""
+    if isinstance(part, dict):
+        for key, value in part.items():
+            yield from _missing(value, key)
+    elif isinstance(part, list | tuple):
+        for value in part:
+            yield from _missing(value, name)
+    elif isinstance(part, str) and part.startswith(NOT_MEASURED):
+        yield name, part.removeprefix(NOT_MEASURED)

@@ -1,0 +1,148 @@
+"""The comparison as a page, as Markdown, or as JSON; the ending of the file's name decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.errors import RequestError
+from lantern_accel.files import write_json, write_whole
+from lantern_accel.measure.record import PHASES, Interval, Quality, Run
+from lantern_accel.report import writing
+from lantern_accel.report.comparison import Comparison
+from lantern_accel.report.protocol_text import PROTOCOL_TEXT
+from lantern_accel.report.summary import projection_error, summarise
+
+KINDS = (".html", ".md", ".json")
+INSTALL = "pip install 'lantern-accel[report]'"
+TEMPLATES = Path(__file__).parent / "templates"
+MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "?"}
+
+
+def check_kind(path: Path) -> None:
+    """Raise RequestError for a name whose ending is no kind of report, and for a folder's."""
+    if path.suffix.lower() not in KINDS:
+        raise RequestError(f"{path} is no report's name; end it in {', '.join(KINDS)}")
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder; name a file in it")
+
+
+def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
+    """Write the comparison in the form that the name's ending asks for.
+
+    Raises RequestError where there is no room for it, or no right to write there.
+    """
+    check_kind(path)
+    kind = path.suffix.lower()
+    text = ""
+    if kind != ".json":
+        text = page(comparison, runs) if kind == ".html" else markdown(comparison)
+    try:
+        if kind == ".json":
+            write_json(path, comparison.model_dump(mode="json"))
+        else:
+            write_whole(path, lambda stream: stream.write(text.encode()))
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be written ({error.strerror}); make room or choose another folder"
+        ) from None
+
+
+def page(comparison: Comparison, runs: Sequence[Run]) -> str:
+    """Return the self-contained HTML page."""
+    from lantern_accel.report.drawing import STRATEGIES, strategy_role
+    from lantern_accel.report.figures import figures
+
+    environment = _environment(html_page=True)
+    return str(
+        environment.get_template("report.html.j2").render(
+            **_context(comparison),
+            css=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
+            devices=list(dict.fromkeys(run.device for run in comparison.runs)),
+            many_temperatures={
+                s.model: len({row.temperature for row in s.rows}) > 1 for s in comparison.models
+            },
+            figures=figures(comparison, runs),
+            strategies=STRATEGIES,
+            role=strategy_role,
+        )
+    )
+
+
+def markdown(comparison: Comparison) -> str:
+    """Return the Markdown text: the same tables, no plots."""
+    text = str(
+        _environment(html_page=False).get_template("report.md.j2").render(**_context(comparison))
+    )
+    return text
+
+
+def _context(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "c": comparison,
+        "summaries": {s.model: summarise(comparison, s) for s in comparison.models},
+        "projection_errors": {s.model: projection_error(s) for s in comparison.models},
+        "protocol": PROTOCOL_TEXT,
+        "phases": PHASES,
+        "marks": MARKS,
+    }
+
+
+def _environment(*, html_page: bool) -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise RequestError(f"reports need jinja2; {INSTALL}, or write .json instead") from None
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=html_page,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals["grouped"] = _grouped
+    environment.filters.update(
+        number=writing.number,
+        percent=writing.percent,
+        reading=writing.reading,
+        interval=writing.interval,
+        span=writing.span,
+        reason=writing.reason,
+        judged=writing.judged,
+        size=writing.size,
+        joined=writing.joined,
+        coded=_coded,
+        command=_command,
+        cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),
+    )
+    environment.tests["interval"] = lambda value: isinstance(value, Interval)
+    environment.tests["priced"] = lambda value: isinstance(value, Quality)
+    environment.tests["missing"] = lambda value: bool(writing.reason(value))
+    return environment
+
+
+def _coded(text: object) -> Any:
+    """Return text for the page with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    parts = [escape(part) for part in str(text).split("`")]
+    return Markup("").join(
+        _command(part) if index % 2 else part for index, part in enumerate(parts)
+    )
+
+
+def _command(text: object) -> Any:
+    """Return a command as code whose words are not broken at their hyphens."""
+    from markupsafe import Markup
+
+    words = [Markup("<span>{}</span>").format(word) for word in str(text).split(" ")]
+    return Markup("<code>{}</code>").format(Markup(" ").join(words))
+
+
+def _grouped(items: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    """Return items by the values of attributes, in the order in which they come."""
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for item in items:
+        groups.setdefault(tuple(getattr(item, name) for name in names), []).append(item)
+    return list(groups.items())

@@ -1,0 +1,75 @@
+"""Figures as text: few digits, the unit beside, and the reason where there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from lantern_accel.measure.record import NOT_MEASURED, Interval, Reading, is_measured
+
+MISSING = "not measured"
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a number in ``digits`` significant digits, thousands apart."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.96 in two digits is 10, not 10.0
+    places = max(digits - 1 - math.floor(math.log10(abs(rounded))), 0)
+    return f"{value:,.{places}f}".replace("-", MINUS)
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage."""
+    return f"{number(100 * share, 2)} %"
+
+
+def reading(value: Reading | None, unit: str = "") -> str:
+    """Return a reading with its unit, or 'not measured'."""
+    if not is_measured(value):
+        return MISSING
+    return f"{number(value)}{' ' if unit else ''}{unit}"
+
+
+def interval(value: Interval | str | None, unit: str = "") -> str:
+    """Return a figure and its interval: ``352 (340 to 361)``."""
+    if not isinstance(value, Interval):
+        return MISSING
+    tail = f" {unit}" if unit else ""
+    return f"{number(value.value)}{tail} {span(value)}".rstrip()
+
+
+def span(value: Interval | str) -> str:
+    """Return an interval alone, in brackets; empty where it is a point."""
+    if not isinstance(value, Interval) or value.low == value.high:
+        return ""
+    return f"({number(value.low)} to {number(value.high)})"
+
+
+def reason(value: object) -> str:
+    """Return why a figure is not there; empty where it is."""
+    text = str(value)
+    return text.removeprefix(NOT_MEASURED) if text.startswith(NOT_MEASURED) else ""
+
+
+def judged(word: str) -> str:
+    """Return a verdict, or why there is none."""
+    return f"no verdict: {reason(word)}" if reason(word) else word
+
+
+def size(count: Reading) -> str:
+    """Return bytes in binary units."""
+    if not is_measured(count):
+        return MISSING
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{number(value)} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def joined(words: Iterable[object]) -> str:
+    """Return words with commas between."""
+    return ", ".join(str(word) for word in words)

@@ -1,0 +1,132 @@
+"""``lantern-accel devices`` as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from lantern_accel import cli
+from lantern_accel.cli import devices, main
+from lantern_accel.device import plugins
+from lantern_accel.device.plugins import DeviceStatus
+
+READY = DeviceStatus(name="abacus", state="ready", devices=("10 rods", "10 rods", "5 rods"))
+ABSENT = DeviceStatus(
+    name="slate", state="not available", reason="there is no chalk " * 20, install="buy chalk"
+)
+BROKEN = DeviceStatus(name="sand", state="broken", reason="ImportError: no tray")
+
+
+@pytest.fixture(autouse=True)
+def no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "devices_report", lambda: [READY, ABSENT, BROKEN])
+
+
+@pytest.mark.usefixtures("report")
+def test_one_whole_line_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "abacus: ready (2 x 10 rods; 5 rods)",
+        f"slate: not available: {ABSENT.reason}; buy chalk",
+        "sand: broken: ImportError: no tray",
+    ]
+
+
+@pytest.mark.usefixtures("report")
+def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [DeviceStatus.model_validate(one) for one in found] == [READY, ABSENT, BROKEN]
+
+
+def test_the_real_report_names_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("cpu: ready (") for line in lines)
+    assert len(lines) >= 4
+
+
+def test_opening_a_device_prints_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "null"]) == 0
+    out = capsys.readouterr().out
+    assert "backend: null\n" in out
+    assert "memory_bytes: unknown\n" in out
+    assert main(["devices", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == "cpu"
+
+
+@pytest.mark.parametrize("device", ["abacus", "cpu:9", "cpu:", "auto:0"])
+def test_a_device_that_cannot_be_opened_is_one_line_and_exit_2(
+    device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", device]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_wrong_usage_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--jsn"]) == 2
+    assert "--json" in capsys.readouterr().err
+    assert main(["no-such-command"]) == 2
+
+
+def _raise(error: BaseException) -> Callable[..., None]:
+    def run(**_: object) -> None:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (SystemExit(), 0), (SystemExit(4), 4), (SystemExit("no"), 1)],
+)
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
+    monkeypatch.setattr("lantern_accel.cli.app.app", _raise(error))
+    assert main([]) == code
+
+
+def test_an_interrupt_inside_a_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "devices_report", _raise(KeyboardInterrupt()))
+    assert main(["devices"]) == 130
+
+
+def test_an_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "devices_report", _raise(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        main(["devices"])
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("lantern-accel ")
+    assert main(["--help"]) == 0
+    assert "devices" in capsys.readouterr().out
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys\n"
+        "from lantern_accel.cli import main\n"
+        "assert main(['--help']) == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+
+
+def test_public_names() -> None:
+    assert cli.__all__ == ["main"]
+    assert devices.describe(BROKEN) == "broken: ImportError: no tray"

@@ -1,0 +1,130 @@
+"""Device profiles: every figure has a source, and a damaged file says where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lantern_accel.device.datasheets import (
+    ProfileError,
+    all_profiles,
+    load_profile,
+    profile_names,
+    profiles_dir,
+)
+
+GOOD = """
+name = "abacus"
+backend = "abacus"
+vendor = "Beads"
+model = "10 rods"
+[peak_flops.float32]
+value = 2
+kind = "measured"
+source = "by hand"
+"""
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_shipped_profile_loads(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.peak_flops
+
+
+def test_profiles_are_found_in_a_checkout() -> None:
+    assert "cpu" in profile_names()
+    assert (profiles_dir() / "cpu.toml").is_file()
+
+
+def test_an_unknown_profile_names_its_neighbours() -> None:
+    with pytest.raises(ProfileError, match="no device profile is named 'cpuu'; did you mean cpu"):
+        load_profile("cpuu")
+
+
+def test_a_good_profile_keeps_unknown_figures_none(tmp_path: Path) -> None:
+    (tmp_path / "abacus.toml").write_text(GOOD)
+    profile = load_profile("abacus", tmp_path)
+    assert profile.peak_flops["float32"].value == 2
+    assert profile.power_w is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('source = "by hand"', "", r"peak_flops\.float32\.source: Field required"),
+        ('source = "by hand"', 'source = ""', r"peak_flops\.float32\.source: .*at least 1"),
+        ('source = "by hand"', 'source = "  "', r"peak_flops\.float32\.source: .*at least 1"),
+        ("[peak_flops.float32]", "[peak_flops]\n[on_chip_bytes]", "peak_flops: .*at least 1"),
+        ('"measured"', '"guessed"', r"peak_flops\.float32\.kind"),
+        ("value = 2", "value = -2", r"peak_flops\.float32\.value: .*greater than 0"),
+        ("value = 2", "value = inf", r"peak_flops\.float32\.value: .*finite"),
+        ("float32", "float33", "peak_flops"),
+        ('vendor = "Beads"', 'vendor = "Beads"\ncolour = "red"', "colour"),
+        ('name = "abacus"', 'name = "other"', "is 'other', the file's name says 'abacus'"),
+        ('name = "abacus"', "name = ", "cannot be read"),
+    ],
+)
+def test_a_damaged_profile_says_where(tmp_path: Path, before: str, after: str, says: str) -> None:
+    (tmp_path / "abacus.toml").write_text(GOOD.replace(before, after, 1))
+    with pytest.raises(ProfileError, match=says) as caught:
+        load_profile("abacus", tmp_path)
+    assert "abacus.toml" in str(caught.value)
+
+
+def test_the_devices_that_are_asked_about_have_a_profile() -> None:
+    wanted = {"cpu", "rtx3090", "a100", "h100", "h200", "gaudi2", "gaudi3", "mi300x"}
+    assert wanted <= {one.name for one in all_profiles()}
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_profile_has_what_a_projection_needs(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.bandwidth_bytes_per_s is not None
+    assert profile.memory_bytes is not None
+    assert "bfloat16" in profile.peak_flops
+    for field, figure in profile.figures().items():
+        assert len(figure.source) > 10, field
+    for dtype, reached in profile.reached_flops.items():
+        assert reached.kind == "measured"
+        assert reached.value <= profile.peak_flops[dtype].value
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "name"),
+    [
+        ("cuda", "NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("cuda", "NVIDIA A100-SXM4-80GB", "a100"),
+        ("cuda", "NVIDIA H100 80GB HBM3", "h100"),
+        ("cuda", "NVIDIA H200", "h200"),
+        ("cuda", "AMD Instinct MI300X", "mi300x"),
+        ("hpu", "GAUDI2", "gaudi2"),
+        ("hpu", "GAUDI3", "gaudi3"),
+        ("cuda", "NVIDIA GeForce RTX 3090 Ti", None),
+        ("cuda", "NVIDIA H100 PCIe", None),
+        ("cuda", "NVIDIA A100-PCIE-40GB", None),
+        ("cpu", "NVIDIA H200", None),
+        ("cpu", "AMD EPYC 9654 96-Core Processor", None),
+    ],
+)
+def test_a_run_is_known_by_the_name_that_its_driver_gives(
+    backend: str, device: str, name: str | None
+) -> None:
+    assert [p.name for p in all_profiles() if p.matches(backend, device)] == (
+        [name] if name else []
+    )
+
+
+def test_the_command_lists_and_checks_them(capsys: pytest.CaptureFixture[str]) -> None:
+    from lantern_accel.cli import main
+
+    assert main(["profiles"]) == 0
+    assert "gaudi2: Intel Gaudi 2, 96 GB, 432 TFLOP/s bfloat16" in capsys.readouterr().out
+    assert main(["profiles", "gaudi2"]) == 0
+    assert "(datasheet: Intel" in capsys.readouterr().out
+    assert main(["profiles", "--json"]) == 0
+    assert {one["name"] for one in json.loads(capsys.readouterr().out)} == set(profile_names())
+    assert main(["profiles", "gaudi9"]) == 2
+    assert "did you mean gaudi" in capsys.readouterr().err

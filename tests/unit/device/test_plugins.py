@@ -1,0 +1,267 @@
+"""Plug-ins are found by entry point, each by itself, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lantern_accel.cli import main
+from lantern_accel.device import plugins
+from lantern_accel.errors import BackendError, LanternWarning
+
+PLUGIN = """
+from lantern_accel.device.hookspecs import hookimpl
+
+@hookimpl
+def lantern_accel_backends():
+    import torch
+    from lantern_accel.device.backend import Backend, BackendSpec, DeviceFacts, Probe
+
+    class Opened(Backend):
+        name, version = "{name}", "1.0"
+        def facts(self):
+            return DeviceFacts(backend=self.name, device="cpu", name="Abacus", torch="?")
+        def synchronize(self):
+            pass
+
+    class Spec(BackendSpec):
+        name, summary, api_version, priority = "{name}", "beads", {api_version}, {priority}
+        def prepare(self, environ):
+            {prepare}
+        def probe(self):
+            {probe}
+        def open(self, index, options):
+            {open}
+
+    return {returns}
+"""
+DEFAULTS = {
+    "name": "abacus",
+    "api_version": "1",
+    "priority": "50",
+    "prepare": "pass",
+    "probe": "return Probe.found('rods', 'rods')",
+    "open": "return Opened(torch.device('cpu'))",
+    "returns": "[Spec()]",
+}
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a stranger's package: a module and the metadata that pip would write."""
+    made: list[str] = []
+
+    def write(module: str = "stranger", point: str = "", source: str = "", **parts: str) -> None:
+        (tmp_path / f"{module}.py").write_text(source or PLUGIN.format(**{**DEFAULTS, **parts}))
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[lantern_accel]\n{point or f'abacus = {module}'}")
+        made.append(module)
+        plugins.load_plugins.cache_clear()
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield write
+    for module in made:
+        sys.modules.pop(module, None)
+    plugins.load_plugins.cache_clear()
+
+
+def test_the_backends_of_this_repository_are_found_by_entry_point() -> None:
+    assert {"cpu", "cuda", "hpu", "null"} <= set(plugins.backend_specs())
+    assert plugins.broken_plugins() == {}
+
+
+def test_a_strangers_backend_is_found_opened_and_preferred(install: Install) -> None:
+    install()
+    assert plugins.backend_specs()["abacus"].summary == "beads"
+    assert plugins.open_backend("abacus:1").facts().name == "Abacus"
+    assert plugins.open_backend("auto").name == "abacus"
+    assert [one.name for one in plugins.devices_report() if one.automatic] == ["abacus"]
+
+
+def test_a_negative_priority_is_never_automatic(install: Install) -> None:
+    install(priority="-1")
+    assert plugins.open_backend("auto").name != "abacus"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"source": "import no_such_sdk"}, "ModuleNotFoundError: No module named 'no_such_sdk'"),
+        ({"source": "raise SystemExit(3)"}, "SystemExit: 3"),
+        ({"source": "x = ("}, "SyntaxError"),
+        ({"source": "x = 1"}, "stranger has no hook lantern_accel_backends; write it"),
+        ({"point": "abacus = stranger:name", "source": "name = 'x'"}, "names a str; let it name"),
+        ({"point": "abacus = stranger:nobody"}, "AttributeError"),
+        ({"api_version": "0"}, "written for backend API 0, this lantern-accel has 1; upgrade the"),
+        ({"api_version": "2"}, "API 2, this lantern-accel has 1; upgrade lantern-accel"),
+        ({"api_version": "None"}, "API None"),
+        ({"returns": "None and []"}, "returned no backend; return a list"),
+        ({"returns": "[]"}, "returned no backend"),
+        ({"returns": "Spec()"}, "returned a Spec, not a list"),
+        ({"returns": "[Spec]"}, "returned a Spec, not an instance of BackendSpec"),
+        ({"returns": "['abacus']"}, "returned a str, not an instance of BackendSpec"),
+        ({"returns": "1 / 0"}, "ZeroDivisionError"),
+        ({"name": "Abacus!"}, "named 'Abacus!'; use lower-case letters"),
+        ({"name": "auto"}, "named 'auto'"),
+        ({"name": "cpu"}, "another plug-in already has a backend named 'cpu'"),
+    ],
+)
+def test_a_broken_plugin_is_reported_and_harms_no_other(
+    install: Install, arguments: dict[str, str], says: str
+) -> None:
+    install(**{"module": "stranger", **arguments})
+    (name, reason), *others = plugins.broken_plugins().items()
+    assert (name, others) == ("abacus", [])
+    assert says in reason
+    assert plugins.open_backend("cpu").name == "cpu"
+    assert [one.reason for one in plugins.devices_report() if one.state == "broken"] == [reason]
+    with pytest.raises(BackendError, match=r"'abacus' failed to load: .*; reinstall or uninstall"):
+        plugins.open_backend("abacus")
+
+
+def test_a_second_plugin_of_the_same_name_does_not_hide_the_first(install: Install) -> None:
+    install(module="zz_stranger", point="cpu = zz_stranger", source="import no_such_sdk")
+    assert plugins.open_backend("cpu").name == "cpu"
+    assert list(plugins.broken_plugins()) == ["cpu (zz_stranger)"]
+
+
+@pytest.mark.parametrize("hook", ["prepare", "probe", "open"])
+def test_a_hook_that_raises_names_backend_and_hook(install: Install, hook: str) -> None:
+    install(**{hook: "raise OSError('no beads')"})
+    says = rf"backend 'abacus' failed in {hook}: OSError: no beads; \w+"
+    with pytest.raises(BackendError, match=says) as caught:
+        plugins.open_backend("abacus")
+    assert isinstance(caught.value.__cause__, OSError)
+    report = {one.name: one for one in plugins.devices_report()}
+    assert report["abacus"].state == ("ready" if hook == "open" else "broken")
+    assert report["cpu"].state == "ready"
+
+
+@pytest.mark.parametrize("hook", ["prepare", "probe"])
+def test_auto_warns_when_it_skips_a_better_backend(install: Install, hook: str) -> None:
+    install(**{hook: "raise OSError('no beads')"})
+    with pytest.warns(LanternWarning, match=f"auto skips a backend: .*'abacus' failed in {hook}"):
+        assert plugins.open_backend("auto").name != "abacus"
+
+
+@pytest.mark.parametrize("hook", ["probe", "open"])
+def test_a_hook_that_returns_the_wrong_type(install: Install, hook: str) -> None:
+    install(**{hook: "return 7"})
+    with pytest.raises(BackendError, match=f"'abacus' failed in {hook}: it returned a int"):
+        plugins.open_backend("abacus")
+
+
+@pytest.mark.parametrize("change", ["Opened.name = 'slate'", "del Opened.version"])
+def test_a_backend_must_carry_its_name_and_version(install: Install, change: str) -> None:
+    install(open=f"{change}; return Opened(torch.device('cpu'))")
+    with pytest.raises(BackendError, match="'abacus' failed in open: its Backend must have name"):
+        plugins.open_backend("abacus")
+
+
+def test_an_available_device_must_be_described(install: Install) -> None:
+    install(probe="return Probe(available=True)")
+    with pytest.raises(BackendError, match=r"'abacus' failed in probe: .* description each"):
+        plugins.open_backend("abacus")
+
+
+def test_prepare_comes_before_probe(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ABACUS_MODE", raising=False)
+    install(
+        prepare="environ.setdefault('ABACUS_MODE', 'eager')",
+        probe="import os; return Probe.found(os.environ['ABACUS_MODE'])",
+    )
+    assert plugins.open_backend("abacus").name == "abacus"
+
+
+def test_an_absent_device_is_an_error_and_no_fallback(install: Install) -> None:
+    install(probe="return Probe.missing('there are no beads', 'buy some')")
+    says = "device 'abacus' is not available: there are no beads; buy some; run 'lantern-accel dev"
+    with pytest.raises(BackendError, match=says):
+        plugins.open_backend("abacus")
+    assert plugins.open_backend("auto").name != "abacus"
+
+
+def test_an_index_out_of_range_lists_the_devices(install: Install) -> None:
+    install()
+    says = r"'abacus:2' is out of range: backend 'abacus' has 2, abacus:0 \(rods\), abacus:1"
+    with pytest.raises(BackendError, match=says):
+        plugins.open_backend("abacus:2")
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["", " ", ":", ":0", "cpu:", "cpu:x", "cpu:-1", "cpu:0:0", "auto:1", "cpu:" + "9" * 5000],
+)
+def test_a_malformed_device_says_how_to_write_one(device: str) -> None:
+    with pytest.raises(BackendError, match="write auto, a name, or a name and an index"):
+        plugins.open_backend(device)
+
+
+def test_an_unknown_device_names_the_nearest() -> None:
+    with pytest.raises(BackendError, match=r"named 'cpuu'; did you mean cpu.*; run 'lantern-accel"):
+        plugins.open_backend("cpuu")
+
+
+def test_no_backend_at_all_says_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
+    plugins.load_plugins.cache_clear()
+    try:
+        for device in ("auto", "cpu"):
+            with pytest.raises(BackendError, match="no backend is installed; install lantern-acc"):
+                plugins.open_backend(device)
+    finally:
+        plugins.load_plugins.cache_clear()
+
+
+def test_the_cli_prints_a_plugins_warning_as_one_line(
+    install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    install(probe="raise OSError('no\\nbeads')")
+    assert main(["devices", "auto"]) == 0
+    assert capsys.readouterr().err == (
+        "warning: device auto skips a backend: backend 'abacus' failed in probe: OSError: "
+        "no beads; report it to the plug-in's author\n"
+    )
+
+
+def test_the_documented_example_runs() -> None:
+    import doctest
+
+    from lantern_accel.device import hookspecs
+
+    assert doctest.testmod(hookspecs) == doctest.TestResults(failed=0, attempted=7)
+
+
+def test_listing_and_importing_load_no_vendor_sdk() -> None:
+    code = (
+        "import sys, time, torch\n"
+        "start = time.perf_counter()\n"
+        "import lantern_accel\n"
+        "assert time.perf_counter() - start < 0.3\n"
+        "from lantern_accel import plugins\n"
+        "plugins.devices_report()\n"
+        "sdks = {'habana_frameworks', 'pynvml', 'torch_xla', 'jax'} & set(sys.modules)\n"
+        "assert not sdks, sdks\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_asking_for_an_absent_device_does_not_even_import_torch() -> None:
+    code = (
+        "import sys\n"
+        "from lantern_accel.cli import main\n"
+        "assert main(['devices', 'hpu']) == 2\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    specs = plugins.backend_specs()
+    if specs["hpu"].probe().available:
+        pytest.skip("the device is there")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,228 @@
+"""Chameleon's trunk, drafter and VQGAN against tensors recorded from the official code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support.chameleon import write_hf, write_text_tokenizer
+from support.golden import golden, golden_metadata
+from torch.testing import assert_close
+
+import lantern_accel
+from lantern_accel.checkpoints.loading import fill
+from lantern_accel.checkpoints.weights import open_checkpoint
+from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
+from lantern_accel.families.chameleon.keys import drafter_recipes, target_recipes
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.text import ids_from_vocabulary, image_token_name
+from lantern_accel.families.chameleon.vq import (
+    ChameleonVQ,
+    chameleon_pixels_to_uint8,
+    chameleon_vq_config,
+)
+
+CLOSE = {"rtol": 0.0, "atol": 1e-4}
+IDS = json.loads(golden_metadata("chameleon_hf/io")["ids"])
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ChameleonGPT:
+    """The recorded target, written to disk in shards and read by the public loader."""
+    folder = tmp_path_factory.mktemp("golden") / "hf"
+    said = json.loads(golden_metadata("chameleon_hf/weights")["config"])
+    write_hf(folder, golden("chameleon_hf/weights"), said)
+    config = ChameleonConfig(
+        dim=said["hidden_size"],
+        n_layer=said["num_hidden_layers"],
+        n_head=said["num_attention_heads"],
+        ffn_dim=said["intermediate_size"],
+        token_count=said["vocab_size"],
+        norm_eps=said["rms_norm_eps"],
+        image_first=IDS["image_first"],
+        image_codes=IDS["image_last"] - IDS["image_first"] + 1,
+        text_head=True,
+        height=4,
+        width=4,
+        prefix_length=12,
+    )
+    checkpoint = open_checkpoint(folder)
+    model = ChameleonGPT(config)
+    fill(
+        model,
+        checkpoint,
+        target_recipes(checkpoint, checkpoint.shape, config),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        what="target",
+    )
+    return model.eval().requires_grad_(False)
+
+
+def test_hidden_states_and_logits_of_a_line_of_text(target: ChameleonGPT) -> None:
+    io = golden("chameleon_hf/io")
+    ids = io["plain_ids"]
+    features = target.forward_dense(ids, ids[:, :0])
+    assert_close(features, io["plain_hidden_normed"], **CLOSE)
+    assert_close(target.token_logits(features), io["plain_logits_unmasked"], **CLOSE)
+
+
+def test_guided_greedy_decoding_gives_the_recorded_tokens(target: ChameleonGPT) -> None:
+    io = golden("chameleon_hf/io")
+    mask = io["attention_mask"].bool()
+    codes = torch.zeros(1, 0, dtype=torch.int64)
+    for step in range(16):
+        features = target.forward_dense(io["input_ids"], codes.expand(2, -1), mask)[:, -1:]
+        everything = target.token_logits(features)[:, 0]
+        assert_close(everything, io["step_logits"][:, step], **CLOSE)
+        cond, free = target.head(features)[:, 0]
+        guided = free + 3.0 * (cond - free)
+        recorded = io["cfg3_logits_image_only"][step]
+        first = IDS["image_first"]
+        assert_close(guided, recorded[first : first + len(guided)], **CLOSE)
+        codes = torch.cat((codes, guided.argmax().view(1, 1)), dim=1)
+    assert torch.equal(codes + IDS["image_first"], io["greedy_cfg3"])
+
+
+def test_the_prompt_is_padded_and_placed_as_recorded(target: ChameleonGPT) -> None:
+    from lantern_accel.decoding.rows import prefix_positions
+    from lantern_accel.families.chameleon.text import left_pad
+
+    io = golden("chameleon_hf/io")
+    prompt = [IDS["bos"], *io["prompt_ids"].tolist(), IDS["eot_sep"], IDS["boi"]]
+    ids, mask = left_pad([prompt, [IDS["bos"], IDS["boi"]]], 12, IDS["pad"])
+    assert torch.equal(ids, io["input_ids"])
+    assert torch.equal(mask, io["attention_mask"].bool())
+    assert torch.equal(prefix_positions(mask), io["position_ids"])
+
+
+def test_codes_are_the_recorded_tokens_less_four() -> None:
+    names = {image_token_name(c): IDS["image_first"] + c for c in range(64)}
+    others = {"<s>": 0, "<pad>": 1, "</s>": 2, "<eoss>": 68, "<racm3:break>": 69}
+    ids = ids_from_vocabulary({**names, **others, "<reserved08706>": IDS["eot_sep"]})
+    for field, recorded in (
+        ("bos", "bos"),
+        ("pad", "pad"),
+        ("image_first", "image_first"),
+        ("image_end", "eoi"),
+        ("image_start", "boi"),
+        ("end_of_turn", "eot_sep"),
+    ):
+        assert getattr(ids, field) == IDS[recorded]
+    assert ids.image_codes == 64
+    codes = golden("chameleon_vq/io")["image_codes"].flatten(1)
+    assert torch.equal(golden("chameleon_hf/io")["image_bpe"], (codes + ids.image_first).int())
+
+
+def test_the_anole_drafter_predicts_the_recorded_features(tmp_path: Path) -> None:
+    said = json.loads(golden_metadata("lantern_drafters/anole_weights")["config"])
+    config = ChameleonDrafterConfig(
+        dim=said["hidden_size"],
+        n_head=said["num_attention_heads"],
+        ffn_dim=said["intermediate_size"],
+        token_count=said["vocab_size"],
+        norm_eps=said["rms_norm_eps"],
+        image_codes=64,
+    )
+    torch.save(golden("lantern_drafters/anole_weights"), tmp_path / "pytorch_model.bin")
+    checkpoint = open_checkpoint(tmp_path)
+    drafter = ChameleonDrafter(config)
+    fill(
+        drafter,
+        checkpoint,
+        drafter_recipes(checkpoint, checkpoint.shape, config),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        what="drafter",
+    )
+    io = golden("lantern_drafters/anole_io")
+    seen = io["attention_mask"].bool()
+    out = drafter.forward_dense(io["input_ids"], io["hidden_states"], seen)
+    # Padded rows hold what the official masks let through, which nothing reads.
+    assert_close(out[seen], io["out_hidden"][seen], **CLOSE)
+
+
+@pytest.fixture(scope="module")
+def vq() -> ChameleonVQ:
+    said = golden_metadata("chameleon_vq/weights")
+    sizes = json.loads(said["ddconfig"])
+    config = chameleon_vq_config(
+        ch=sizes["ch"],
+        ch_mult=tuple(sizes["ch_mult"]),
+        num_res_blocks=sizes["num_res_blocks"],
+        z_channels=sizes["z_channels"],
+        codebook_size=int(said["n_embed"]),
+        codebook_dim=int(said["embed_dim"]),
+    )
+    model = ChameleonVQ(config)
+    model.load_state_dict(golden("chameleon_vq/weights"))
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded target, drafter-less, with its VQGAN and vocabulary: a folder like Anole's."""
+    folder = tmp_path_factory.mktemp("golden") / "anole"
+    said = json.loads(golden_metadata("chameleon_hf/weights")["config"])
+    picture = {"vq_config": {"resolution": 64, "ch_mult": [1, 1, 1, 2, 2]}}
+    write_hf(folder, golden("chameleon_hf/weights"), {"model_type": "chameleon", **said, **picture})
+    torch.save(
+        {"state_dict": {**golden("chameleon_vq/weights"), "loss.logvar": torch.zeros(1)}},
+        folder / "vqgan.ckpt",
+    )
+    names = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<image>": IDS["image_placeholder"]}
+    names.update({image_token_name(c): IDS["image_first"] + c for c in range(64)})
+    names.update({"<eoss>": IDS["eoi"], "<racm3:break>": IDS["boi"]})
+    names["<reserved08706>"] = IDS["eot_sep"]
+    names.update({f"tok{i}": i for i in range(72, 160)})
+    write_text_tokenizer(folder / "text_tokenizer.json", names)
+    return folder
+
+
+def test_the_public_loader_and_pipeline_give_the_recorded_picture(recorded: Path) -> None:
+    io, vq_io = golden("chameleon_hf/io"), golden("chameleon_vq/io")
+    prompt = " ".join(f"tok{i}" for i in io["prompt_ids"].tolist())
+    with lantern_accel.load(recorded, device="cpu", dtype="float32") as pipe:
+        done = pipe.generate(prompt, strategy="vanilla", temperature=0, cfg_scale=3.0)
+        assert torch.equal(done.tokens + IDS["image_first"], io["greedy_cfg3"])
+        assert done.images[0].size == (64, 64)
+        drawn = pipe.pixels(vq_io["codes"].flatten(1)).int()
+    theirs = vq_io["pixels_uint8_hwc"].int()
+    assert (drawn - theirs).abs().max() <= 1
+    assert (drawn != theirs).float().mean() < 1e-3
+
+
+def test_decoding_codes_gives_the_official_pixels(vq: ChameleonVQ) -> None:
+    io = golden("chameleon_vq/io")
+    assert_close(vq.lookup(io["codes"]), io["zq"], rtol=0.0, atol=1e-6)
+    pixels = vq.decode_codes(io["codes"])
+    assert_close(pixels, io["pixels"], **CLOSE)
+    assert torch.equal(chameleon_pixels_to_uint8(io["pixels"]), io["pixels_uint8_hwc"])
+    ours, theirs = chameleon_pixels_to_uint8(pixels).int(), io["pixels_uint8_hwc"].int()
+    assert (ours - theirs).abs().max() <= 1
+    assert (ours != theirs).float().mean() < 1e-3
+
+
+def test_encoding_an_image_gives_the_official_codes(vq: ChameleonVQ) -> None:
+    io = golden("chameleon_vq/io")
+    assert_close(vq.encode_latents(io["image"]), io["enc_prequant"], **CLOSE)
+    assert torch.equal(vq.encode(io["image"]), io["image_codes"])
+
+
+def test_a_picture_need_not_be_square(vq: ChameleonVQ) -> None:
+    codes = torch.arange(8).view(1, 2, 4)
+    assert vq.decode_codes(codes).shape == (1, 3, 2 * 16, 4 * 16)
+    # Only the attention in the middle sees across: a wide picture's codes come back in their places.
+    image = golden("chameleon_vq/io")["image"][:, :, :32]
+    assert vq.encode(image).shape == (2, 2, 4)
+
+
+def test_chameleon_rounds_pixels_its_own_way() -> None:
+    from lantern_accel.families.llamagen.vq import pixels_to_uint8
+
+    pixels = torch.tensor([-2.0, -1.0, 0.0, 0.003, 1.0, 2.0]).view(1, 1, 1, 6).expand(1, 3, 1, 6)
+    row: list[int] = chameleon_pixels_to_uint8(pixels)[0, 0, :, 0].tolist()
+    assert row == [0, 0, 127, 127, 255, 255]
+    assert row != pixels_to_uint8(pixels)[0, 0, :, 0].tolist()

@@ -1,0 +1,274 @@
+"""Chameleon's layouts: every shape of norm, both pairings, fused matrices, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from support.chameleon import (
+    hf_config,
+    interleaved,
+    original,
+    random_drafter_weights,
+    random_hf_weights,
+    unpermuted,
+    write_hf,
+    write_original,
+)
+from torch import Tensor
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from lantern_accel.checkpoints.loading import fill
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families.chameleon.drafter import ChameleonDrafter
+from lantern_accel.families.chameleon.keys import (
+    BESIDE_TARGET,
+    BESIDE_VQ,
+    check_norm,
+    drafter_recipes,
+    head_norm_rows,
+    key_layout,
+    published_drafter,
+    target_recipes,
+    to_adjacent_pairs,
+    to_half_split,
+)
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.sizes import drafter_config, drafter_said, fitting_drafter
+
+CONFIG = ChameleonConfig(
+    dim=32, n_layer=2, n_head=4, ffn_dim=48, token_count=64, image_codes=16, height=2, width=2,
+    text_head=True,
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def loaded(path: Path, config: ChameleonConfig = CONFIG) -> ChameleonGPT:
+    model = ChameleonGPT(config)
+    checkpoint: Checkpoint = open_checkpoint(path)
+    recipes = target_recipes(checkpoint, checkpoint.shape, config)
+    fill(model, checkpoint, recipes, dtype=torch.float32, device=CPU, what="target")
+    return model.eval().requires_grad_(False)
+
+
+def logits(model: ChameleonGPT) -> Tensor:
+    ids = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(3))
+    return model.token_logits(model.forward_dense(ids, ids[:, :0]))
+
+
+def plain_reference(
+    weights: Mapping[str, Tensor], ids: Tensor, heads: int, kv_heads: int
+) -> Tensor:
+    """Chameleon as transformers writes it: half-split rotation, a head at a time, no batching tricks."""
+    w = weights
+    x = w["model.embed_tokens.weight"][ids]
+    n, d = len(ids), w["model.layers.0.self_attn.q_norm.weight"].shape[-1]
+
+    def rms(x: Tensor, weight: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+    freqs = 10000.0 ** (-torch.arange(0, d, 2).float() / d)
+    angles = torch.cat([torch.outer(torch.arange(n).float(), freqs)] * 2, dim=-1)
+
+    def turned(x: Tensor) -> Tensor:
+        halves = torch.cat((-x[:, d // 2 :], x[:, : d // 2]), dim=-1)
+        return x * angles.cos() + halves * angles.sin()
+
+    causal = torch.ones(n, n).tril().bool()
+    for i in range(2):
+        at = f"model.layers.{i}."
+        h = rms(x, w[at + "input_layernorm.weight"])
+        q, k, v = (
+            (h @ w[f"{at}self_attn.{name}_proj.weight"].t()).view(n, -1, d) for name in "qkv"
+        )
+        heads_out = []
+        for head in range(heads):
+            group = head * kv_heads // heads
+
+            def normed(x: Tensor, name: str, at_head: int, count: int, at: str = at) -> Tensor:
+                weight = w[f"{at}self_attn.{name}.weight"]
+                bias = w[f"{at}self_attn.{name}.bias"]
+                part = at_head * len(weight) // count
+                return F.layer_norm(x, (d,), weight[part], bias[part], 1e-5)
+
+            one = turned(normed(q[:, head], "q_norm", head, heads))
+            other = turned(normed(k[:, group], "k_norm", group, kv_heads))
+            scores = (one @ other.t() * d**-0.5).masked_fill(~causal, float("-inf"))
+            heads_out.append(scores.softmax(-1) @ v[:, group])
+        x = x + torch.cat(heads_out, -1) @ w[at + "self_attn.o_proj.weight"].t()
+        h = rms(x, w[at + "post_attention_layernorm.weight"])
+        gate = F.silu(h @ w[at + "mlp.gate_proj.weight"].t())
+        x = x + (gate * (h @ w[at + "mlp.up_proj.weight"].t())) @ w[at + "mlp.down_proj.weight"].t()
+    return rms(x, w["model.norm.weight"]) @ w["lm_head.weight"].t()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4], ids=["one norm", "two parts", "a norm a head"])
+def test_hugging_face_layout_with_every_norm_shape(parts: int, tmp_path: Path) -> None:
+    weights = random_hf_weights(1, parts=parts)
+    write_hf(tmp_path, weights, hf_config(weights, 4))
+    ids = torch.randint(0, 64, (7,), generator=torch.Generator().manual_seed(5))
+    model = loaded(tmp_path)
+    ours = model.token_logits(model.forward_dense(ids[None], ids[None, :0]))[0]
+    assert_close(ours, plain_reference(weights, ids, 4, 4), rtol=0.0, atol=1e-4)
+
+
+def test_grouped_keys_and_values(tmp_path: Path) -> None:
+    weights = random_hf_weights(2, kv_heads=2)
+    write_hf(tmp_path, weights, hf_config(weights, 4))
+    model = loaded(tmp_path, CONFIG.model_copy(update={"n_kv_head": 2}))
+    ids = torch.randint(0, 64, (7,), generator=torch.Generator().manual_seed(6))
+    ours = model.token_logits(model.forward_dense(ids[None], ids[None, :0]))[0]
+    assert_close(ours, plain_reference(weights, ids, 4, 2), rtol=0.0, atol=1e-4)
+
+
+def write_fork(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    write_hf(folder, unpermuted(weights), hf_config(weights, 4))
+
+
+def write_fused(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """The original layout after Meta's loading hook: q, k, v in one matrix, w1 and w3 in another."""
+    out = original(weights)
+    for i in range(2):
+        at = f"layers.{i}."
+        q, k, v = (out.pop(f"{at}attention.w{n}.weight") for n in "qkv")
+        out[at + "attention.wqkv.weight"] = torch.cat((q, k, v))
+        w1, w3 = (out.pop(f"{at}feed_forward.{n}.weight") for n in ("w1", "w3"))
+        out[at + "feed_forward.w13.weight"] = torch.cat((w1, w3))
+    folder.mkdir()
+    torch.save(out, folder / "consolidated.pth")
+
+
+@pytest.mark.parametrize(
+    ("write", "where"),
+    [
+        (lambda f, w: write_original(f, w, 4), "models/7b/consolidated.pth"),
+        (write_fork, "."),
+        (write_fused, "consolidated.pth"),
+    ],
+    ids=["original", "GAIR's fork", "fused"],
+)
+def test_the_layouts_hold_one_function(
+    write: Callable[[Path, Mapping[str, Tensor]], None], where: str, tmp_path: Path
+) -> None:
+    weights = random_hf_weights(3)
+    write_hf(tmp_path / "hf", weights, hf_config(weights, 4))
+    write(tmp_path / "other", weights)
+    expected = logits(loaded(tmp_path / "hf"))
+    assert_close(logits(loaded(tmp_path / "other" / where)), expected, rtol=0.0, atol=1e-5)
+
+
+def test_the_pairing_is_read_off_the_norm_and_not_off_the_keys(tmp_path: Path) -> None:
+    # The fork's norms in the shape of the permuted layout: then it is taken for that, and differs.
+    weights = random_hf_weights(3)
+    fork = unpermuted(weights)
+    disguised = {k: v[None] if "_norm." in k and v.dim() == 1 else v for k, v in fork.items()}
+    for name, content in (("fork", fork), ("disguised", disguised)):
+        write_hf(tmp_path / name, content, hf_config(weights, 4))
+    a, b = (logits(loaded(tmp_path / name)) for name in ("fork", "disguised"))
+    assert (a - b).abs().max() > 1e-2
+
+
+def test_swin_norms_come_after(tmp_path: Path) -> None:
+    weights = random_hf_weights(4)
+    write_hf(tmp_path, weights, hf_config(weights, 4))
+    model = loaded(tmp_path, CONFIG.model_copy(update={"swin_norm": True}))
+    plain = loaded(tmp_path)
+    x = torch.randn(1, 3, 32)
+    from lantern_accel.families.chameleon.model import rotary_table_1d
+    from lantern_accel.nn.transformer import REFERENCE, Pass
+
+    cos, sin = rotary_table_1d(3, 8, 10000.0, CPU)
+    rotary = REFERENCE.rotary(cos.view(1, 3, 1, 1, -1), sin.view(1, 3, 1, 1, -1))
+    at = Pass(cos.view(1, 3, 1, -1), sin.view(1, 3, 1, -1))
+    block = model.layers[0]
+    out = block(x, 0, at, REFERENCE, rotary)
+    h = x + block.attention_norm(block.attention(x, 0, at, REFERENCE, rotary), REFERENCE)
+    assert_close(out, h + block.ffn_norm(block.feed_forward(h, REFERENCE), REFERENCE))
+    assert not torch.allclose(out, plain.layers[0](x, 0, at, REFERENCE, rotary))
+
+
+def test_only_the_rows_of_codes_are_kept_of_the_head(tmp_path: Path) -> None:
+    weights = random_hf_weights(5)
+    write_hf(tmp_path, weights, hf_config(weights, 4))
+    whole = loaded(tmp_path)
+    for newline in (None, 40):
+        codes = loaded(
+            tmp_path, CONFIG.model_copy(update={"text_head": False, "newline_id": newline})
+        )
+        assert codes.output.weight.shape[0] == codes.config.vocab_size == 16 + (newline is not None)
+        ids = codes.config.token_ids()
+        features = torch.randn(2, 3, 32)
+        assert_close(codes.head(features), whole.token_logits(features)[..., ids])
+        every = torch.arange(codes.config.vocab_size)[None]
+        assert torch.equal(codes.embed_tokens(every), codes.embed_prefix(torch.tensor([ids])))
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(0, 3))
+def test_permutations_undo_each_other(heads: int, half: int, columns: int) -> None:
+    d = 2 * half
+    rows = torch.randn(heads * d, *([columns] if columns else []))
+    assert torch.equal(to_half_split(to_adjacent_pairs(rows, d), d), rows)
+    assert torch.equal(to_adjacent_pairs(rows, d), interleaved(rows, d))
+
+
+@pytest.mark.parametrize("kv_heads", [0, 2])
+def test_a_drafter_is_written_as_the_published_ones_are(kv_heads: int, tmp_path: Path) -> None:
+    target = CONFIG.model_copy(update={"n_kv_head": kv_heads, "rope_base": 5000.0})
+    ours = ChameleonDrafter(fitting_drafter(target))
+    for weight in ours.parameters():
+        torch.nn.init.normal_(weight)
+    save_file(published_drafter(ours.state_dict(), ours.config), tmp_path / "drafter.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(drafter_said(ours.config)))
+    written = open_checkpoint(tmp_path)
+    if not kv_heads:
+        assert set(written) == set(random_drafter_weights(0))
+    assert drafter_config(written, tmp_path, target) == ours.config
+    again = ChameleonDrafter(ours.config)
+    recipes = drafter_recipes(written, written.shape, ours.config)
+    fill(again, written, recipes, dtype=torch.float32, device=CPU, what="drafter")
+    for name, weight in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+
+
+def test_a_norm_serves_its_share_of_the_heads() -> None:
+    assert torch.equal(head_norm_rows(torch.arange(4.0), 2, False), torch.arange(4.0).repeat(2, 1))
+    two = torch.arange(8.0).view(2, 4)
+    assert head_norm_rows(two, 4, False).tolist() == [two[0].tolist()] * 2 + [two[1].tolist()] * 2
+    assert head_norm_rows(two, 2, True).tolist() == [[0, 2, 1, 3], [4, 6, 5, 7]]
+    for shape in ((3, 4), (4, 6), (1, 1, 4), (0, 4)):
+        with pytest.raises(CheckpointError, match=r"which cannot serve 4 heads of width 4"):
+            check_norm("q", shape, 4, 4)
+
+
+def test_other_architectures_are_not_taken_for_chameleon() -> None:
+    llama = {k: v for k, v in random_hf_weights(6).items() if "_norm.weight" not in k}
+    assert key_layout(llama) is None
+    with pytest.raises(CheckpointError, match="another architecture"):
+        target_recipes(llama, lambda key: tuple(llama[key].shape), CONFIG)
+
+
+def test_what_lies_beside_a_target_is_known() -> None:
+    target = random_hf_weights(6)
+    assert all(BESIDE_VQ.search(key) for key in target)
+    assert not any(BESIDE_TARGET.search(key) for key in target)
+    key = "model.vqmodel.encoder.conv_in.weight"
+    assert BESIDE_TARGET.search(key)
+    assert not BESIDE_VQ.search(key)
+    # Alone in its file the picture tokenizer has nothing beside it.
+    assert not BESIDE_VQ.search("encoder.conv_in.weight")
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    weights = random_hf_weights(7)
+    del weights["model.layers.1.self_attn.k_norm.bias"]
+    write_hf(tmp_path, weights, hf_config(weights, 4))
+    with pytest.raises(CheckpointError, match=r"missing.*layers\.1\.attention\.qk_norm\.bias"):
+        loaded(tmp_path)

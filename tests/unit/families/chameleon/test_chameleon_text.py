@@ -1,0 +1,206 @@
+"""Chameleon's ids, prompts and picture sizes, against plain Python written from the official code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.chameleon import vocabulary, write_text_tokenizer
+
+from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.families.chameleon.manifest import ChameleonManifest, nearest_size
+from lantern_accel.families.chameleon.model import ChameleonConfig
+from lantern_accel.families.chameleon.text import (
+    SpecialIds,
+    anole_image_only,
+    anole_prompt,
+    anole_unconditional,
+    bucket,
+    ids_from_vocabulary,
+    image_token_name,
+    left_pad,
+    lumina_prompt,
+    lumina_stream,
+    lumina_unconditional,
+    read_text_tokenizer,
+)
+from lantern_accel.families.chameleon.vq import chameleon_vq_config
+
+WORDS = "Generate an image of 64x32 according to the following prompt: a red fox"
+
+
+def official_code_of(name: str) -> int:
+    """Meta's ``bpe2img``: the letters between IMGIMG and Z are digits, A to J."""
+    digits = {chr(ord("A") + i): str(i) for i in range(10)}
+    return int("".join(digits.get(c, c) for c in name[len("IMGIMG") : -1]))
+
+
+def official_grammar(tokens: list[int]) -> list[int] | None:
+    """Lumina's ``MultiModalLogitsProcessor``: the ids allowed after ``tokens``, None for any."""
+    if tokens.count(8197) == tokens.count(8196):
+        return None
+    start = max(i for i, t in enumerate(tokens) if t == 8197)
+    if len(tokens[start + 1 :]) < 2:
+        return None
+    h, w = (2 * (t - 8804) for t in tokens[start + 1 : start + 3])
+    n = len(tokens[start + 3 :])
+    if (n + 1) % (w + 1) == 0:
+        return [8803]
+    if n + 1 == (w + 1) * h + 1:
+        return [8196]
+    return list(range(4, 8196))
+
+
+@pytest.mark.parametrize("code", [0, 7, 10, 53, 1023, 8191])
+def test_names_of_codes(code: int) -> None:
+    assert official_code_of(image_token_name(code)) == code
+    assert image_token_name(53) == "IMGIMGFDZ"
+
+
+def test_ids_come_from_the_vocabulary() -> None:
+    published = {image_token_name(c): c + 4 for c in range(8192)}
+    published.update({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<eoss>": 8196})
+    published["<racm3:break>"] = 8197
+    published.update({f"<reserved{n:05d}>": n + 4 for n in range(8700, 8900)})
+    assert ids_from_vocabulary(published) == SpecialIds()
+    names = vocabulary(16, "a b", lumina=True)
+    ids = ids_from_vocabulary(names)
+    assert (ids.image_first, ids.image_codes) == (4, 16)
+    assert ids.newline == names["<reserved08799>"]
+    assert ids.grid == names["<reserved08800>"]
+
+
+def test_a_vocabulary_in_another_order_is_refused() -> None:
+    names = vocabulary(16, "a b", lumina=False)
+    swapped = dict(names)
+    a, b = image_token_name(3), image_token_name(5)
+    swapped[a], swapped[b] = names[b], names[a]
+    with pytest.raises(CheckpointError, match=r"IMGIMGDZ at 9, but code 3 must be token 7"):
+        ids_from_vocabulary(swapped)
+    with pytest.raises(CheckpointError, match="lacks image tokens"):
+        ids_from_vocabulary({"<s>": 0})
+    del names["<racm3:break>"]
+    with pytest.raises(CheckpointError, match=r"lacks '<racm3:break>'"):
+        ids_from_vocabulary(names)
+
+
+def test_prompts(tmp_path: Path) -> None:
+    names = vocabulary(16, WORDS, lumina=True)
+    write_text_tokenizer(tmp_path / "t.json", names)
+    tokenizer, ids = read_text_tokenizer(tmp_path / "t.json"), ids_from_vocabulary(names)
+    fox = [names[w] for w in ["a", "red", "fox"]]
+    eot, boi = names["<reserved08706>"], names["<racm3:break>"]
+    assert anole_prompt(tokenizer, ids, "a red fox") == [0, *fox, eot, boi]
+    assert anole_unconditional(ids) == [0, boi]
+    # A picture in the prompt stays in the middle branch, its text goes.
+    picture = [boi, 4, 5, 6, names["<eoss>"]]
+    assert anole_image_only(ids, [0, *fox, *picture, eot, boi]) == [0, *picture, boi]
+    assert anole_image_only(ids, [0, *fox, eot, boi]) == anole_unconditional(ids)
+    # Width before height in the text, height before width in the tokens.
+    text = [names[w] for w in WORDS.split()]
+    sizes = [names["<reserved08801>"], names["<reserved08802>"]]
+    got = lumina_prompt(tokenizer, ids, "a red fox", rows=2, columns=4)
+    assert got == [0, *text, eot, boi, *sizes]
+    assert lumina_unconditional(ids, 2, 4) == [boi, *sizes]
+    with pytest.raises(CheckpointError, match="there is no tokenizer"):
+        read_text_tokenizer(tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
+        read_text_tokenizer(tmp_path / "broken.json")
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (4, 2), (2, 6), (48, 48)])
+def test_luminas_stream_obeys_its_grammar(rows: int, columns: int) -> None:
+    codes = torch.randint(0, 8192, (rows, columns), generator=torch.Generator().manual_seed(rows))
+    stream = lumina_stream(codes, SpecialIds())
+    assert stream[0] == 8197
+    assert stream[-2:] == [8196, 8710]
+    forced = 0
+    for n in range(3, len(stream) - 1):
+        allowed = official_grammar(stream[:n])
+        assert allowed is not None
+        assert stream[n] in allowed
+        forced += len(allowed) == 1
+    assert forced == rows + 1
+    assert len(stream) - 5 == rows * (columns + 1)
+    # The engine's tokens are what lies between the size tokens and the end.
+    config = ChameleonConfig(
+        dim=8, n_layer=1, n_head=2, ffn_dim=8, newline_id=8803, height=rows, width=columns
+    )
+    assert config.num_tokens == rows * (columns + 1)
+    ids = config.token_ids()
+    body = [ids.index(t) for t in stream[3:-2]]
+    kept = torch.tensor(body).view(rows, columns + 1)
+    assert torch.equal(kept[:, :-1], codes)
+    assert (kept[:, -1] == config.newline).all()
+
+
+def test_padding() -> None:
+    ids, mask = left_pad([[5, 6, 7], [8]], 4, pad=1)
+    assert ids.tolist() == [[1, 5, 6, 7], [1, 1, 1, 8]]
+    assert mask.tolist() == [[False, True, True, True], [False, False, False, True]]
+    assert [bucket(n, 64) for n in (1, 64, 65)] == [64, 64, 128]
+    with pytest.raises(RequestError, match="5 tokens, the buffers hold 4"):
+        left_pad([[1] * 5], 4, pad=1)
+
+
+def manifest(variant: str, side: int = 48) -> ChameleonManifest:
+    target = ChameleonConfig(
+        dim=8,
+        n_layer=1,
+        n_head=2,
+        ffn_dim=8,
+        newline_id=8803 if variant == "lumina" else None,
+        height=side,
+        width=side,
+    )
+    return ChameleonManifest(
+        name="m",
+        variant=variant,  # type: ignore[arg-type]
+        side=side,
+        target=target,
+        vq=chameleon_vq_config(),
+    )
+
+
+def test_picture_sizes() -> None:
+    lumina = manifest("lumina")
+    assert lumina.grid(None) == (48, 48)
+    assert lumina.grid((768, 768)) == (48, 48)
+    assert lumina.grid((1024, 576)) == (36, 64)
+    assert lumina.grid((512, 512)) == (32, 32)
+    for size in ((800, 768), (770, 768), (2048, 256), (0, 768)):
+        with pytest.raises(RequestError, match=r"would do") as caught:
+            lumina.grid(size)
+        better = str(caught.value).rpartition("; ")[2].split()[0]
+        width, height = (int(n) for n in better.split("x"))
+        assert lumina.grid((width, height)) == (height // 16, width // 16)
+    assert nearest_size(800, 800, 32, 576) == "768x768"
+    anole = manifest("anole", 32)
+    assert anole.grid((512, 512)) == (32, 32)
+    with pytest.raises(RequestError, match="draws 512x512 pixels only, not 768x512"):
+        anole.grid((768, 512))
+
+
+def official_sizes(target: int) -> set[tuple[int, int]]:
+    """Lumina's ``generate_crop_size_list``: the largest width of every height, in pixels."""
+    patches, sizes = (target // 32) ** 2, set()
+    wide, high = patches, 1
+    while wide > 0:
+        if max(wide, high) / min(wide, high) <= 4.0:
+            sizes.add((wide * 32, high * 32))
+        if (high + 1) * wide <= patches:
+            high += 1
+        else:
+            wide -= 1
+    return sizes
+
+
+@pytest.mark.parametrize("target", [512, 768, 1024])
+def test_every_size_that_lumina_was_trained_on_is_allowed(target: int) -> None:
+    model = manifest("lumina", target // 16)
+    sizes = official_sizes(target)
+    assert len(sizes) > 20
+    for width, height in sizes:
+        assert model.grid((width, height)) == (height // 16, width // 16)

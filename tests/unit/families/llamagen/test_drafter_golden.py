@@ -1,0 +1,192 @@
+"""The EAGLE drafter and its trees against tensors recorded from the official code."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from support.golden import golden
+from support.recorded import lantern_drafter, lantern_target, published_drafter
+from torch import Tensor
+from torch.testing import assert_close
+
+from lantern_accel.decoding.draft import Drafting
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, DraftTree
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.llamagen.drafter import EagleDrafter
+from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy, Tree
+
+CLOSE = {"rtol": 0.0, "atol": 1e-4}
+PREFIX = 119
+
+
+def drafting_engine(
+    target: LlamaGenGPT, drafter: EagleDrafter, tree: Tree, cfg_scale: float
+) -> tuple[Engine, Drafting]:
+    engine = Engine(
+        target,
+        drafter,
+        TensorOps(),
+        Strategy(tree=tree),
+        Sampling(temperature=0, cfg_scale=cfg_scale),
+    )
+    assert engine.drafting is not None
+    engine.state.prefix_mask.fill_(True)
+    return engine, engine.drafting
+
+
+def feed(engine: Engine, ids: Tensor, features: Tensor) -> None:
+    """Make the tokens ``ids [R, n]`` and the features they follow from pending."""
+    state, count = engine.state, ids.shape[1]
+    assert torch.equal(ids[0], ids[1]), "both guidance branches get the same tokens"
+    known = int(state.length) + 1 if int(state.pending_count) else 0
+    state.length.fill_(known + count - 1)
+    state.pending_count.fill_(count)
+    state.pending_tokens[:, :count] = ids[0]
+    state.pending_features[:, :count] = features
+    state.root.fill_(int(ids[0, -1]))
+
+
+def prefill(engine: Engine, ids: Tensor, features: Tensor) -> None:
+    """Run the prompt of recorded inputs ``[R, n]``, then feed the image tokens in two calls."""
+    assert engine.drafting is not None
+    engine.state.reset()
+    engine.state.prefix_mask.fill_(True)
+    assert not ids[:, :PREFIX].any()
+    # The features end with the one that the first image token follows from, which is not a prompt's.
+    engine.drafting.prefill(engine.state, features[:, : PREFIX + 1])
+    for part in (slice(PREFIX, PREFIX + 1), slice(PREFIX + 1, None)):
+        if ids[:, part].shape[1]:
+            feed(engine, ids[:, part], features[:, part])
+            if part.stop is not None and ids.shape[1] > part.stop:
+                engine.drafting.catch_up(engine.state)
+
+
+def same_tree(tree: DraftTree, tokens: Tensor, mask: Tensor, depth: Tensor) -> None:
+    assert torch.equal(tree.tokens[0], tokens.flatten())
+    assert torch.equal(tree.visible[0], mask.bool())
+    assert torch.equal(tree.depth[0], depth)
+
+
+def test_the_published_drafter_predicts_the_recorded_features() -> None:
+    _, drafter = published_drafter()
+    io = golden("lantern_drafters/llamagen_io")
+    out = drafter.forward_dense(io["input_ids"], io["hidden_states"])
+    assert_close(out, io["out_hidden"], **CLOSE)
+
+
+def test_cached_continuation_of_the_published_drafter() -> None:
+    target, drafter = published_drafter()
+    io = golden("lantern_drafters/llamagen_io")
+    engine, drafting = drafting_engine(target, drafter, DynamicTree(top_k=4, total=30), 7.5)
+    ids, features = io["input_ids"].clone(), io["hidden_states"]
+    if ids[:, :PREFIX].any():
+        pytest.fail("the recorded prompt is fed code 0")
+    with torch.inference_mode():
+        prefill(engine, ids, features)
+        last = drafting.catch_up(engine.state)
+        assert_close(last[:, 0], io["out_hidden"][:, -1], **CLOSE)
+        before = {k: v.clone() for k, v in vars(engine.state).items()}
+        for count in (1, 2, 3):
+            for name, value in before.items():
+                getattr(engine.state, name).copy_(value)
+            feed(engine, io["cont_ids"][:, :count], io["cont_hidden"][:, :count])
+            last = drafting.catch_up(engine.state)
+            assert_close(last[:, 0], io["cont_out"][:, count - 1], **CLOSE)
+
+
+def test_the_published_drafters_dynamic_tree() -> None:
+    target, drafter = published_drafter()
+    io = golden("lantern_drafters/llamagen_io")
+    engine, drafting = drafting_engine(target, drafter, DynamicTree(top_k=4, total=30), 7.5)
+    with torch.inference_mode():
+        prefill(engine, io["input_ids"], io["hidden_states"])
+        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+    depth = io["tree_position_ids"] - io["tree_position_ids"][0]
+    same_tree(tree, io["tree_draft_tokens"], io["tree_mask"][0, 0], depth)
+    leaves = {int(path[path >= 0][-1]) for path in io["tree_retrieve_indices"]}
+    assert leaves == set((tree.num_children[0] == 0).nonzero().flatten().tolist())
+
+
+@pytest.fixture
+def cap0() -> dict[str, Any]:
+    return {k.removeprefix("cap0."): v for k, v in golden("lantern/drafter_io").items()}
+
+
+def test_the_drafter_sees_pads_where_it_was_trained_seeing_them(cap0: dict[str, Any]) -> None:
+    drafter = lantern_drafter(mask_padding=False)
+    out = drafter.forward_dense(cap0["in_ids"], cap0["in_hidden"])
+    assert_close(out, cap0["out_hidden"], **CLOSE)
+    # The option that hides them changes the state of the first image token.
+    hidden = torch.zeros(2, PREFIX, dtype=torch.bool)
+    other = drafter.forward_dense(cap0["in_ids"], cap0["in_hidden"], hidden)
+    assert (other[:, -1] - out[:, -1]).abs().max() > 1e-3
+
+
+def test_dynamic_trees_first_and_after_a_commit(cap0: dict[str, Any]) -> None:
+    target, drafter = lantern_target(), lantern_drafter(mask_padding=False)
+    engine, drafting = drafting_engine(target, drafter, EAGLE2_TREE, 3.0)
+    with torch.inference_mode():
+        prefill(engine, cap0["in_ids"], cap0["in_hidden"])
+        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+        pos = cap0["dyn_pos"]
+        same_tree(tree, cap0["dyn_draft_tokens"], cap0["dyn_mask"], pos - pos[0])
+        # Three more tokens; scratch entries of the first tree must not leak into the second.
+        ids = cap0["inc_ids_full"][:, 1 + PREFIX + 1 :]
+        assert ids.shape[1] == cap0["inc_hidden"].shape[1] == 3
+        feed(engine, ids, cap0["inc_hidden"])
+        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+        pos = cap0["inc_pos"]
+        same_tree(tree, cap0["inc_draft_tokens"], cap0["inc_mask"], pos - pos[0])
+
+
+def test_greedy_prefers_the_dynamic_path_whose_leaf_comes_first(cap0: dict[str, Any]) -> None:
+    target, drafter = lantern_target(), lantern_drafter(mask_padding=False)
+    engine, drafting = drafting_engine(target, drafter, EAGLE2_TREE, 3.0)
+    with torch.inference_mode():
+        prefill(engine, cap0["in_ids"], cap0["in_hidden"])
+        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+    first = {}
+    for rank, path in enumerate(cap0["dyn_retrieve"].tolist()):
+        for node in path:
+            first.setdefault(node, rank)
+    first.pop(-1, None)
+    nodes = sorted(first)
+    assert nodes == list(range(59))
+    for depth in range(1, 6):
+        level = [n for n in nodes if int(tree.depth[0, n]) == depth]
+        ours = sorted(level, key=lambda n: int(tree.row_rank[0, n]))
+        assert ours == sorted(level, key=lambda n: first[n])
+
+
+def test_the_static_tree_drafts_the_recorded_codes(cap0: dict[str, Any]) -> None:
+    target, drafter = lantern_target(), lantern_drafter(mask_padding=False)
+    engine, drafting = drafting_engine(target, drafter, NAIVE_EXTEND_57, 3.0)
+    with torch.inference_mode():
+        prefill(engine, cap0["in_ids"], cap0["in_hidden"])
+        tree = drafting.draft(engine.state, torch.zeros(1, 0))
+    same_tree(tree, cap0["static_tree_candidates"], cap0["static_mask"], cap0["static_pos"])
+    assert tree.q is None and tree.group is None
+    # tree_indices: where each node's draft lies among [root, group 0's ten drafts, group 1's ...].
+    drafts = torch.cat((tree.tokens[0, :1], cap0["static_tokens"].flatten()))
+    assert torch.equal(tree.tokens[0], drafts[cap0["static_tree_indices"]])
+    assert drafting.tables is not None and drafting.tables.groups == 25
+
+
+def test_the_static_trees_paths_are_the_recorded_ones(cap0: dict[str, Any]) -> None:
+    engine, drafting = drafting_engine(lantern_target(), lantern_drafter(), NAIVE_EXTEND_57, 3.0)
+    tables = drafting.tables
+    assert tables is not None
+    recorded = {tuple(n for n in path if n >= 0) for path in cap0["static_retrieve"].tolist()}
+    ours = set()
+    for leaf in (i for i in range(tables.nodes) if not tables.children[i]):
+        path = [leaf]
+        while path[0]:
+            path.insert(0, tables.parents[path[0]])
+        ours.add(tuple(path))
+    assert ours == recorded
+    assert dataclasses.is_dataclass(engine.geometry) and engine.geometry.nodes == 58

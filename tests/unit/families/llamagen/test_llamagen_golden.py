@@ -1,0 +1,201 @@
+"""LlamaGen's GPT against tensors recorded from the official code."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from support.golden import golden, golden_metadata
+from support.recorded import decode, lantern_target, official_llamagen
+from torch.testing import assert_close
+
+from lantern_accel.families.llamagen.keys import load_into, to_llamagen_names
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.nn.transformer import rotary_table_2d
+from lantern_accel.strategy.values import Sampling
+
+CLOSE = {"rtol": 0.0, "atol": 1e-4}
+
+
+def c2i_features(model: LlamaGenGPT) -> torch.Tensor:
+    io = golden("llamagen_c2i/io")
+    classes = torch.cat((io["class_ids"], model.unconditional(2)))
+    tokens = io["greedy_cfg4"].long().repeat(2, 1)
+    return model.forward_dense(classes, tokens[:, :-1])
+
+
+def test_the_official_config_gives_the_official_sizes() -> None:
+    config = LlamaGenConfig.from_official(
+        json.loads(golden_metadata("llamagen_c2i/weights")["config"])
+    )
+    assert (config.conditioning, config.prefix_length, config.grid) == ("class", 1, 8)
+    assert (config.hidden_dim, config.head_dim, config.num_tokens) == (256, 16, 64)
+    text = official_llamagen("llamagen_t2i").config
+    assert (text.conditioning, text.prefix_length, text.caption_dim) == ("text", 120, 48)
+
+
+def test_class_features_and_logits_are_the_official_ones() -> None:
+    model, io = official_llamagen("llamagen_c2i"), golden("llamagen_c2i/io")
+    features = c2i_features(model)
+    assert_close(features, io["hidden_normed"], **CLOSE)
+    assert_close(model.head(features), io["full_logits"], **CLOSE)
+
+
+def test_guided_logits_are_the_official_ones() -> None:
+    from lantern_accel.decoding.logits import guide
+
+    io = golden("llamagen_c2i/io")
+    scale = torch.full((2, 8), 4.0)
+    assert_close(guide(io["full_logits"][:, :8], scale), io["cfg4_logits"], **CLOSE)
+
+
+def test_bfloat16_stays_near_the_official_bfloat16() -> None:
+    model = copy.deepcopy(official_llamagen("llamagen_c2i"))
+    tables = model.rope_cos, model.rope_sin
+    model.to(torch.bfloat16)
+    model.rope_cos, model.rope_sin = tables
+    logits = model.head(c2i_features(model))
+    recorded = golden("llamagen_c2i/io")["full_logits_bf16"].float()
+    exact = golden("llamagen_c2i/io")["full_logits"]
+    assert logits.dtype == torch.float32
+    # Nearer to the official bf16 run than a few of its own rounding errors.
+    own = (recorded - exact).abs().mean()
+    assert (logits - recorded).abs().mean() < 2 * own
+    assert (logits - exact).abs().mean() < 2 * own
+
+
+def test_rotary_tables_are_the_official_ones() -> None:
+    model = official_llamagen("llamagen_c2i")
+    table = torch.stack((model.rope_cos, model.rope_sin), -1)
+    assert_close(table, golden("llamagen_c2i/io")["freqs_cis"], rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "grid", "width"),
+    [("t2i_256_hd64", 120, 16, 64), ("c2i_384_3B_hd100", 1, 24, 100)],
+)
+def test_rotary_tables_of_released_sizes(name: str, prefix: int, grid: int, width: int) -> None:
+    recorded = golden("llamagen_c2i/rope")[name]
+    table = torch.stack(rotary_table_2d(prefix, grid, width), -1)
+    assert_close(table, recorded, rtol=0.0, atol=1e-6)
+    assert not table[:prefix].any(), "prefix rows are zero, not the identity"
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "interval"),
+    [("greedy_cfg4", 4.0, -1), ("greedy_cfg4_interval10", 4.0, 10), ("greedy_cfg1", 1.0, -1)],
+)
+def test_class_conditional_greedy_tokens_are_exact(name: str, scale: float, interval: int) -> None:
+    io = golden("llamagen_c2i/io")
+    sampling = Sampling(temperature=0, cfg_scale=scale, cfg_interval=interval)
+    tokens, _, _ = decode(official_llamagen("llamagen_c2i"), io["class_ids"], sampling)
+    assert torch.equal(tokens, io[name].long())
+
+
+def test_text_features_and_logits_are_the_official_ones() -> None:
+    model, io = official_llamagen("llamagen_t2i"), golden("llamagen_t2i/io")
+    condition = torch.cat((io["cond_embeds"], model.unconditional(3)))
+    assert_close(model.embed_prefix(condition)[[0, 3]], io["cond_proj_rows03"], **CLOSE)
+    mask = io["cond_masks"].bool().repeat(2, 1)
+    tokens = io["greedy_cfg7p5"].long().repeat(2, 1)
+    features = model.forward_dense(condition, tokens[:, :-1], mask)
+    assert_close(model.head(features[:, 119:]), io["image_logits"], **CLOSE)
+    recorded = io["hidden_normed_rows013"]
+    # All rows of the first caption, pads included; of the others those that are not pads.
+    assert_close(features[0], recorded[0], **CLOSE)
+    for row, kept in ((1, 1), (3, 2)):
+        valid = torch.cat((mask[row], mask.new_ones(63)))
+        assert_close(features[row][valid], recorded[kept][valid], **CLOSE)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_text_conditional_greedy_tokens_are_exact(masked: bool) -> None:
+    io = golden("llamagen_t2i/io")
+    tokens, _, _ = decode(
+        official_llamagen("llamagen_t2i"),
+        io["cond_embeds"],
+        Sampling(temperature=0, cfg_scale=7.5),
+        mask=io["cond_masks"].bool() if masked else None,
+    )
+    expected = io["greedy_cfg7p5" if masked else "greedy_cfg7p5_nomask"].long()
+    assert torch.equal(tokens, expected)
+
+
+def as_hugging_face(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Rename and split an official state dict as LANTERN's converted checkpoints are."""
+    out: dict[str, torch.Tensor] = {}
+    names = {
+        "attention.wo": "self_attn.o_proj",
+        "feed_forward.w1": "mlp.gate_proj",
+        "feed_forward.w2": "mlp.down_proj",
+        "feed_forward.w3": "mlp.up_proj",
+        "attention_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "tok_embeddings": "embed_tokens",
+    }
+    for key, tensor in tensors.items():
+        if key == "output.weight":
+            out["lm_head.weight"] = tensor
+            continue
+        if "attention.wqkv" in key:
+            for part, name in zip(tensor.chunk(3), "qkv", strict=True):
+                out["model." + key.replace("attention.wqkv", f"self_attn.{name}_proj")] = part
+            continue
+        for ours, theirs in names.items():
+            key = key.replace(ours, theirs)
+        out[f"model.{key}"] = tensor
+    return out
+
+
+def test_the_hugging_face_layout_loads_to_the_same_model() -> None:
+    official = official_llamagen("llamagen_t2i")
+    renamed = as_hugging_face(golden("llamagen_t2i/weights"))
+    stored = json.loads(golden_metadata("llamagen_t2i/weights")["hf_keys"])
+    assert sorted(renamed) == stored, "the layout of the recorded Hugging Face checkpoint"
+    model = LlamaGenGPT(official.config)
+    load_into(model, to_llamagen_names(renamed), "hf")
+    for (name, ours), theirs in zip(
+        model.state_dict().items(), official.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+def test_lantern_target_prefill_and_tree_pass_match_the_recorded_ones() -> None:
+    from lantern_accel.device.operations import TensorOps
+    from lantern_accel.nn.transformer import Pass
+
+    model, io = lantern_target(), golden("lantern/target_io")
+    for cap in ("cap0", "cap1"):
+        condition = torch.stack((io[f"{cap}.cond_left_padded"], model.unconditional(1)[0]))
+        mask = io[f"{cap}.mask_left"].bool().repeat(2, 1)
+        features = model.forward_dense(condition, torch.zeros(2, 0, dtype=torch.int64), mask)
+        assert_close(model.head(features[:, -1]), io[f"{cap}.prefill_logits_last"], **CLOSE)
+    # Teacher-forced decoding of the first caption.
+    io = golden("lantern/target_io")
+    condition = torch.stack((io["cap0.cond_left_padded"], model.unconditional(1)[0]))
+    mask = io["cap0.mask_left"].bool().repeat(2, 1)
+    tokens = io["cap0.decode_tokens"].repeat(2, 1)
+    logits = model.head(model.forward_dense(condition, tokens, mask)[:, 120:])
+    assert_close(logits[:, :12].transpose(0, 1), io["cap0.decode_logits"], **CLOSE)
+    # A tree pass: nodes see the prompt, the committed tokens and their own ancestors.
+    nodes = io["cap0.tree_tokens"]
+    place = io["cap0.tree_position_ids"]
+    committed = int(place.min()) - 120
+    codes = torch.cat((io["cap0.decode_tokens"][:committed], nodes)).repeat(2, 1)
+    length = 120 + committed + len(nodes)
+    from lantern_accel.nn.transformer import dense_visible
+
+    seen = dense_visible(mask, length)
+    seen[:, :, -len(nodes) :, -len(nodes) :] = io["cap0.tree_mask"].bool()
+    cells = torch.cat((torch.arange(120 + committed), place))
+    at = Pass(
+        model.rope_cos[cells].view(1, length, 1, -1),
+        model.rope_sin[cells].view(1, length, 1, -1),
+        TensorOps().mask(seen, torch.float32),
+    )
+    x = torch.cat((model.embed_prefix(condition), model.embed_tokens(codes)), dim=1)
+    features = model(x, at)[:, -len(nodes) :]
+    assert_close(features, io["cap0.tree_hidden_postnorm"], **CLOSE)
+    assert_close(model.head(features), io["cap0.tree_logits"], **CLOSE)

@@ -1,0 +1,69 @@
+"""The environment tells what is known and says why the rest is not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.measure import environment
+from lantern_accel.measure.record import is_measured
+
+
+def git(folder: Path, *words: str) -> None:
+    name = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "-C", str(folder), *name, *words], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_commit_and_whether_it_was_changed(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    commit, _ = environment.commit_of(package)
+    assert commit == "not measured: the package is not a git checkout"  # below one, not of it
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    commit, dirty = environment.commit_of(package)
+    assert len(commit) == 40
+    assert dirty is False
+    (package / "__init__.py").write_text("changed = True")
+    assert environment.commit_of(package) == (commit, True)
+
+
+def test_without_git_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.shutil, "which", lambda name: None)
+    assert environment.commit_of(tmp_path)[0] == "not measured: git is not installed"
+
+
+def test_conditions_are_numbers_or_reasons() -> None:
+    with open_backend("cpu") as backend:
+        found = environment.conditions(backend)
+    assert found["power_limit_w"] == "not measured: backend 'cpu' does not read it"
+    assert all(is_measured(v) or v.startswith("not measured: ") for v in found.values())
+
+
+def test_our_own_work_is_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks, own = iter([1000, 1100]), iter([5.0, 5.25])
+    monkeypatch.setattr(environment, "_system_ticks", lambda: next(ticks))
+    monkeypatch.setattr(environment, "_own_seconds", lambda: next(own))
+    monkeypatch.setattr(environment.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(environment.os, "cpu_count", lambda: 2)
+    clock = iter([10.0, 11.0])
+    monkeypatch.setattr(environment.time, "perf_counter", lambda: next(clock))
+    # A second of two cores: 1 busy of 2, of which 0.25 ours.
+    assert environment.HostLoad().others() == pytest.approx(0.375)
+
+
+def test_what_the_clock_cannot_show_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = environment.HostLoad()
+    found = load.others()
+    assert str(found).startswith("not measured: ")
+    monkeypatch.setattr(environment, "_system_ticks", lambda: None)
+    time.sleep(0)
+    assert environment.HostLoad().others() == "not measured: the system has no /proc/stat"

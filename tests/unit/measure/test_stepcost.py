@@ -1,0 +1,229 @@
+"""Step costs on random weights: floors by hand, resuming, acceptance, bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
+from lantern_accel.device.backend import Backend, MemoryUse
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.errors import BackendError, ModelError, RequestError, StrategyError
+from lantern_accel.families.random_weights import random_model, sized, weights_bytes
+from lantern_accel.measure import rates, stepcost, steptimer
+from lantern_accel.measure.stepcost_report import Acceptance, StepCost, read_acceptance
+from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
+
+TINY = {
+    "dim": 32, "n_layer": 3, "n_head": 4, "ffn_dim": 48, "vocab_size": 128, "grid": 6,
+    "conditioning": "class", "prefix_length": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(TINY))
+    return str(path)
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    monkeypatch.setattr(rates, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(rates, "MOST_SIDE", 512)
+    monkeypatch.setattr(rates, "SAMPLE", 1e-3)
+    with open_backend("cpu") as opened:
+        yield opened
+
+
+def test_sizes_by_name_by_pattern_and_from_a_file(tiny: str, tmp_path: Path) -> None:
+    assert sized("llamagen-xl-384").num_tokens == 576
+    assert sized("llamagen-3b-512").num_tokens == 1024
+    trunk = sized("anole-7b")
+    assert (trunk.dim, trunk.n_layer, trunk.hidden_dim, trunk.vocab_size) == (
+        4096,
+        32,
+        11008,
+        65536,
+    )
+    # 32 layers of 4 x 4096^2 + 3 x 4096 x 11008, and twice the vocabulary: close to 7 billion.
+    assert 6.9e9 < weights_bytes(trunk, torch.float32) / 4 - 5e8 < 7.3e9
+    assert sized(tiny).num_tokens == 36
+    with pytest.raises(ModelError, match="no size is named 'llamagen-xs-384'; did you mean"):
+        sized("llamagen-xs-384")
+    with pytest.raises(ModelError, match="no size is named 'llamagen-b-250'"):
+        sized("llamagen-b-250")
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"dim": 30, "n_layer": 1, "n_head": 4}')
+    with pytest.raises(ModelError, match=r"bad.json: the sizes: .*dim 30 must be n_head 4 times"):
+        sized(str(bad))
+    with pytest.raises(ModelError, match="cannot be read as JSON"):
+        sized(str(tmp_path / "none.json"))
+
+
+def test_random_weights_are_seeded_and_of_the_asked_dtype(backend: Backend, tiny: str) -> None:
+    config = sized(tiny)
+    one, two = (random_model("tiny", config, backend, torch.float32) for _ in range(2))
+    assert torch.equal(one.target.tok_embeddings.weight, two.target.tok_embeddings.weight)
+    assert one.target.tok_embeddings.weight.std() == pytest.approx(0.02, rel=0.1)
+    assert one.target.rope_cos.abs().max() == 1
+    held = sum(t.numel() for p in (one.target, one.drafter) for t in p.state_dict().values())
+    assert weights_bytes(config, torch.float32) == 4 * held
+    assert one.neighbours.max() < config.vocab_size
+    half = random_model("tiny", config, backend, torch.bfloat16)
+    assert {p.dtype for p in half.target.parameters()} == {torch.bfloat16}
+    assert half.target.rope_cos.dtype == torch.float32
+
+
+@pytest.mark.parametrize("nodes", [2, 8, 16, 32, 60])
+def test_a_bush_has_as_many_nodes_as_it_says(nodes: int) -> None:
+    assert tree_size(steptimer.bush(nodes))[0] == nodes
+
+
+def test_floors_by_hand(backend: Backend, tiny: str) -> None:
+    model = random_model("tiny", sized(tiny), backend, torch.float32)
+    block = 4 * 32 * 32 + 3 * 32 * 48 + 2 * 32
+    head, row, length = 128 * 32, 2 * 2 * 32, 18
+    seen = 1 + length + 1
+
+    def floor(strategy: Strategy, kind: str) -> int:
+        engine = Engine(
+            model.target, model.drafter, backend, strategy, Sampling(cfg_scale=3.0), batch=1
+        )
+        engine.state.length.fill_(length)
+        return steptimer.floor_bytes(engine, kind)
+
+    vanilla = 4 * (3 * block + head) + 4 * 3 * row * (seen + 1)
+    assert floor(Strategy(), "vanilla") == vanilla
+    tree = parse_tree("0,1,00,01,000")
+    eagle = Strategy(tree=tree)
+    verify = vanilla + 4 * 3 * row * 5
+    assert floor(eagle, "verify") == verify
+    # The drafter catches up, then runs two levels of inner nodes; the head reads all three.
+    drafter = 4 * (2 * 32 * 32 + 32 + block - 32)
+    assert floor(eagle, "step") == verify + 3 * (drafter + 4 * row * seen) + 3 * 4 * head
+
+
+def test_a_measurement_goes_on_where_it_stopped(
+    backend: Backend, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "cost.json"
+    said: list[str] = []
+    arguments = {"nodes": (4,), "repeats": 2, "tree": "0,1,00", "out": out, "dtype": "float32"}
+    seen = steptimer.Timed.ms
+
+    def stops(self: steptimer.Timed) -> float:
+        if self.engine.geometry.nodes == 4 and self.function == self.engine.step:
+            raise KeyboardInterrupt
+        return seen(self)
+
+    monkeypatch.setattr(steptimer.Timed, "ms", stops)
+    with pytest.raises(KeyboardInterrupt):
+        stepcost.measure(backend, tiny, **arguments)
+    stored = StepCost.model_validate_json(out.read_text())
+    assert [cost.label for cost in stored.costs] == ["vanilla", "verify 4"]
+    monkeypatch.undo()
+    acceptance = Acceptance(tokens_per_step=2.0, source="stated")
+    report = stepcost.measure(backend, tiny, **arguments, acceptance=acceptance, say=said.append)
+    assert not any("vanilla" in line or "bandwidth" in line for line in said)
+    assert [cost.label for cost in report.costs] == ["vanilla", "verify 4", "lantern++"]
+    assert report.costs[0].ms == stored.costs[0].ms
+    assert report.rates == stored.rates
+    rows = report.rows()
+    assert [row["nodes"] for row in rows] == [1, 4, 4]
+    assert rows[0]["over_vanilla"] == 1
+    assert rows[2]["speedup"] == pytest.approx(2 * rows[2]["conversion"])
+    assert rows[0]["operators"] < rows[2]["operators"]
+    for row in rows:
+        assert row["of_floor"] == pytest.approx(row["floor_ms"] / row["ms"])
+    table = report.table()
+    assert "tokens a step: 2 (stated)" in table
+    assert table.count("\n") == 7
+    with pytest.raises(RequestError, match="measured with dtype 'float32', not 'bfloat16'"):
+        stepcost.measure(backend, tiny, **{**arguments, "dtype": "bfloat16"})
+
+
+def test_a_dynamic_tree_and_several_batches(backend: Backend, tiny: str) -> None:
+    report = stepcost.measure(
+        backend, tiny, strategy="eagle2", tree="dynamic:3,2,9", batches=(1, 2), nodes=(),
+        repeats=1, dtype="float32",
+    )  # fmt: skip
+    assert [(c.label, c.batch) for c in report.costs] == [
+        ("vanilla", 1), ("eagle2", 1), ("vanilla", 2), ("eagle2", 2),
+    ]  # fmt: skip
+
+
+def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny: str) -> None:
+    model = random_model("tiny", sized(tiny), backend, torch.float32)
+    tree = parse_tree("0,00,000")
+    with torch.inference_mode():
+        engine = Engine(
+            model.target, model.drafter, backend, Strategy(tree=tree), Sampling(cfg_scale=3.0)
+        )
+        timed = steptimer.Timed(backend, engine, "step")
+        for _ in range(3):
+            timed.ms()
+            # No image may end while the clock runs: its steps would do nothing.
+            assert 18 < int(engine.state.length) < 35
+
+
+def test_acceptance_comes_from_a_benchmark_or_is_refused(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    found = read_acceptance(root / "profiles/bench/cpu-lantern-emoji.json", "lantern++")
+    assert 1.5 < found.tokens_per_step < 3
+    assert "lantern-emoji" in found.source
+    with pytest.raises(RequestError, match="has no samples of chain"):
+        read_acceptance(root / "profiles/bench/cpu-lantern-emoji.json", "chain")
+    other = tmp_path / "x.json"
+    other.write_text("{}")
+    with pytest.raises(RequestError, match="is not a benchmark of this version"):
+        read_acceptance(other, "eagle")
+
+
+def test_what_does_not_fit_is_told_before_it_is_made(
+    backend: Backend, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need = weights_bytes(sized(tiny), torch.float32)
+    monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=need - 1))
+    with pytest.raises(BackendError, match=r"take .* device cpu has .* free; use the dtype"):
+        stepcost.make_model(backend, tiny, "float32", 4)
+    monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=need))
+    model = stepcost.make_model(backend, tiny, "float32", 4)
+    monkeypatch.setattr(backend, "memory", lambda: MemoryUse(limit=2**34, free=2000))
+    with pytest.raises(BackendError, match="a batch of 64 needs"):
+        stepcost.run_stepcost(
+            backend, model, Strategy(tree=parse_tree("0")), Sampling(), batches=(64,), repeats=1
+        )
+
+
+def test_bad_input(backend: Backend, tiny: str) -> None:
+    for text in ("8,x", "1", "8,2000"):
+        with pytest.raises(RequestError, match="are not counts from 2 to 1024"):
+            stepcost.parse_nodes(text)
+    assert stepcost.parse_nodes("") == []
+    assert stepcost.parse_nodes("8, 16,") == [8, 16]
+    with pytest.raises(StrategyError, match="unknown strategy 'lanten'; did you mean lantern"):
+        stepcost.measure(backend, tiny, strategy="lanten")
+    with pytest.raises(StrategyError, match="too many for a codebook of 128"):
+        stepcost.measure(backend, tiny, strategy="lantern")
+
+
+def test_views_are_not_counted_as_operators() -> None:
+    assert steptimer._is_view("aten::view")
+    assert steptimer._is_view("aten::slice.Tensor")
+    assert not steptimer._is_view("aten::add.Tensor")
+    assert not steptimer._is_view("aten::add_.Tensor")
+    assert not steptimer._is_view("somebody::else")
+
+
+def test_the_papers_sampling_by_kind_of_model() -> None:
+    assert stepcost.default_sampling(True, None, None) == Sampling(cfg_scale=7.5, top_k=1000)
+    assert stepcost.default_sampling(False, None, None) == Sampling(cfg_scale=4.0)
+    assert stepcost.default_sampling(False, 2.0, 5) == Sampling(cfg_scale=2.0, top_k=5)
+    chosen = named_strategy("lantern++", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
+    assert stepcost.plan(chosen, (1,), (8,))[-1][0].nodes == 58

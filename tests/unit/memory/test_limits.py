@@ -1,0 +1,181 @@
+"""What fits on a device is told before it is made, and errors of a device keep what was finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import lantern_accel
+from lantern_accel.checkpoints.locate import find_model
+from lantern_accel.cli import main
+from lantern_accel.device.backend import Backend, MemoryUse, Replay
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.errors import BackendError, DeviceLostError
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.memory.limits import engine_bytes, free_bytes, size, weights_bytes
+from lantern_accel.strategy.values import STRATEGIES
+
+MODEL = find_model("lantern-emoji")
+
+
+@pytest.fixture
+def pipeline() -> Iterator[Pipeline]:
+    with lantern_accel.load(device="cpu", dtype="float32") as loaded:
+        yield loaded
+
+
+def limit(monkeypatch: pytest.MonkeyPatch, **use: int) -> None:
+    monkeypatch.setattr(
+        type(open_backend("cpu")), "memory", lambda self: MemoryUse(limit=2**34, **use)
+    )
+
+
+def test_buffers_are_counted_without_making_them(pipeline: Pipeline) -> None:
+    sampling = pipeline.sampling()
+    for name in STRATEGIES:
+        for batch in (1, 3):
+            strategy = pipeline.strategy(name)
+            model = pipeline.model
+            counted = engine_bytes(
+                pipeline.backend, model.target, model.drafter, strategy, sampling, batch
+            )
+            assert counted == pipeline.engine(batch, strategy, sampling).engine.nbytes
+
+
+def test_weights_are_counted_before_they_are_read() -> None:
+    wide, narrow = weights_bytes(MODEL, torch.float32), weights_bytes(MODEL, torch.bfloat16)
+    with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
+        model = pipeline.model
+        parts = [model.target, model.drafter]
+        computed = sum(p.numel() for part in parts for p in part.state_dict().values())
+        rest = sum(p.numel() for p in model.vq.state_dict().values())
+    assert wide == 4 * (computed + rest)
+    assert narrow == 2 * computed + 4 * rest
+
+
+def test_free_memory_is_what_the_device_says_or_what_is_left() -> None:
+    assert free_bytes(MemoryUse()) is None
+    assert free_bytes(MemoryUse(in_use=3, limit=10)) == 7
+    assert free_bytes(MemoryUse(in_use=3, limit=10, free=2)) == 2
+
+
+def test_a_model_that_does_not_fit_is_told_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    between = (weights_bytes(MODEL, torch.float32) + weights_bytes(MODEL, torch.bfloat16)) // 2
+    limit(monkeypatch, free=between)
+    with pytest.raises(BackendError) as caught:
+        lantern_accel.load(device="cpu", dtype="float32")
+    assert str(caught.value) == (
+        f"the model lantern-emoji takes {size(weights_bytes(MODEL, torch.float32))} in float32, "
+        f"device cpu has {size(between)} free of 16.00 GiB; use the dtype bfloat16 "
+        f"({size(weights_bytes(MODEL, torch.bfloat16))}) or float16 "
+        f"({size(weights_bytes(MODEL, torch.float16))}), or end other programs that use it"
+    )
+    limit(monkeypatch, free=1000)
+    with pytest.raises(BackendError, match="use a device with more memory, or end other"):
+        lantern_accel.load(device="cpu")
+
+
+def test_a_batch_that_does_not_fit_names_the_one_that_does(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy, sampling, model = pipeline.strategy(), pipeline.sampling(), pipeline.model
+
+    def need(batch: int) -> int:
+        buffers = engine_bytes(
+            pipeline.backend, model.target, model.drafter, strategy, sampling, batch
+        )
+        return buffers + pipeline._room.beside(strategy, sampling)(batch)
+
+    limit(monkeypatch, free=need(5) + 1)
+    pipeline.generate("pizza", num_images=5, batch_size=5, seed=0)
+    with pytest.raises(BackendError, match=r"a batch of 16 needs .* free of .*; a batch of 5 fits"):
+        pipeline.generate("pizza", num_images=16, batch_size=16, seed=0)
+    limit(monkeypatch, free=need(1) - 1)
+    with pytest.raises(BackendError, match="not even one image fits; use a smaller model"):
+        pipeline.generate("pizza", num_images=2, batch_size=2, seed=0)
+
+
+def test_kept_engines_make_room_for_a_new_one(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy, sampling, model = pipeline.strategy("vanilla"), pipeline.sampling(), pipeline.model
+    each = engine_bytes(pipeline.backend, model.target, None, strategy, sampling, 1)
+
+    whole = 3 * each + pipeline._room.beside(strategy, sampling)(3)
+
+    def memory(backend: Backend) -> MemoryUse:
+        used = sum(ready.engine.nbytes for ready in pipeline._engines.values())
+        return MemoryUse(in_use=used, limit=whole, free=whole - used)
+
+    monkeypatch.setattr(type(pipeline.backend), "memory", memory)
+    for batch in (1, 2, 1):
+        pipeline.engine(batch, strategy, sampling)
+    assert len(pipeline._engines) == 2
+    pipeline.engine(3, strategy, sampling)
+    assert [key[0] for key in pipeline._engines] == [3]
+
+
+class Dies(Replay):
+    """A step that ends with an error of the device after some calls."""
+
+    left = 0
+
+    def __call__(self) -> None:
+        type(self).left -= 1
+        if type(self).left < 0:
+            raise RuntimeError("the device is gone")
+        super().__call__()
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(open_backend("cpu"))
+    monkeypatch.setattr(kind, "capture", lambda self, step, name="step": Dies(step))
+    monkeypatch.setattr(
+        kind,
+        "explain",
+        lambda self, error: DeviceLostError("lost") if "gone" in str(error) else None,
+    )
+
+
+def test_images_finished_before_a_device_was_lost_are_kept(
+    pipeline: Pipeline, dying: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Dies.left = 2 * 257  # a prefill and at most 255 steps an image
+    with pytest.raises(DeviceLostError) as caught:
+        pipeline.generate("pizza", strategy="vanilla", num_images=4, batch_size=1, seed=3)
+    assert len(caught.value.images) == 2
+    Dies.left = 2 * 257
+    out = tmp_path / "pizza.png"
+    command = [
+        "generate",
+        "pizza",
+        "--strategy",
+        "vanilla",
+        "--num-images",
+        "4",
+        "--batch-size",
+        "1",
+    ]
+    assert main([*command, "--seed", "3", "--device", "cpu", "-o", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "kept:" in said and "error: lost" in said
+    for index in range(2):
+        Image.open(tmp_path / f"pizza-{index}.png").load()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_other_errors_pass_as_they_are(pipeline: Pipeline, dying: None) -> None:
+    Dies.left = 10**6
+
+    def progress(known: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pipeline.generate("pizza", on_progress=progress, seed=1)

@@ -1,0 +1,316 @@
+"""Rows, verdicts and gaps: no speed-up without its price, nothing missing without its command."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+from support.runs import invented_cell, invented_run, strategies
+
+from lantern_accel.device.datasheets import DeviceProfile, Figure
+from lantern_accel.measure.record import PHASES, Interval, Run, not_measured
+from lantern_accel.report import render
+from lantern_accel.report.comparison import compare, rank
+from lantern_accel.report.rows import Row, detail_of, phase_ms, row_of
+from lantern_accel.report.summary import summarise
+from lantern_accel.strategy.values import ChainTree, Exact, Strategy
+from lantern_accel.testing.kit import Report as ConformanceReport
+
+
+def rows_of(run: Run) -> dict[str, Row]:
+    return {cell.strategy.name: row_of(run, cell) for cell in run.cells}
+
+
+def test_a_row_has_the_figures_of_its_samples() -> None:
+    run = invented_run()
+    row = rows_of(run)["eagle"]
+    cell = next(c for c in run.cells if c.strategy.name == "eagle")
+    one = cell.samples[0]
+    assert row.step_compression == pytest.approx(255 / one.steps)
+    assert isinstance(row.tokens_per_second, Interval)
+    assert row.tokens_per_second.n == len(cell.samples)
+    assert isinstance(row.speedup, Interval)
+    assert row.conversion == pytest.approx(row.speedup.value / row.step_compression)
+    assert row.verdict == "faster"
+    assert isinstance(row.images_per_second, Interval)
+    assert isinstance(row.latency["p50"], Interval)
+    assert row.images_per_second.value == pytest.approx(1 / row.latency["p50"].value, rel=1e-6)
+    assert row.latency["p90"] == (
+        "not measured: 8 samples cannot show the 90th percentile; `--samples 10` can"
+    )
+    assert row.price is None
+
+
+def test_speedups_are_over_vanilla_of_the_same_run() -> None:
+    slow, fast = invented_run("slow", speed=100), invented_run("fast", speed=1000)
+    for name in ("eagle", "lantern++"):
+        one, other = rows_of(slow)[name].speedup, rows_of(fast)[name].speedup
+        assert isinstance(one, Interval)
+        assert isinstance(other, Interval)
+        assert one.value == pytest.approx(other.value, rel=0.02)
+
+
+def test_a_run_that_ended_before_its_first_sample_is_reported_as_such() -> None:
+    for cells in ([], [invented_cell(s, 1, 300.0, samples=0) for s in strategies()]):
+        run = invented_run(cells=cells, state="running", quality=[], contact_sheet=[])
+        found = compare([run])
+        summary = summarise(found, found.models[0])
+        assert summary.warnings == [
+            "Run abacus-1 is running, not complete; "
+            "`lantern-accel profile -o abacus-1.json --resume` goes on."
+        ]
+        assert [tile.label for tile in summary.tiles] == ["Not measured"]
+        pytest.importorskip("jinja2")
+        assert "no run has what a projection needs" in render.page(found, [run])
+
+
+def test_without_vanilla_there_is_no_speedup() -> None:
+    row = rows_of(invented_run(names=["eagle"]))["eagle"]
+    assert row.speedup == "not measured: there is no vanilla at this batch size and temperature"
+    assert row.verdict == row.conversion == row.speedup
+
+
+def test_energy_is_an_image_and_a_joule() -> None:
+    cell = invented_cell(strategies(["vanilla"])[0], 2, 300.0)
+    cell.samples = [s.model_copy(update={"energy_mj": 8000.0}) for s in cell.samples]
+    row = row_of(invented_run(cells=[cell]), cell)
+    assert (row.joules_per_image, row.images_per_joule) == (4.0, 0.25)
+    assert rows_of(invented_run())["vanilla"].joules_per_image == (
+        "not measured: backend 'abacus' reads no energy meter"
+    )
+
+
+def test_phases_add_up_to_the_request() -> None:
+    cell = invented_cell(strategies(["eagle"])[0], 2, 300.0)
+    found = phase_ms(cell)
+    assert list(found) == list(PHASES)
+    whole = sorted(1e3 * float(s.total) / 2 for s in cell.samples)
+    assert whole[0] <= sum(v for v in found.values() if isinstance(v, float)) <= whole[-1]
+
+
+# --- the planted speed-up without its price -----------------------------------------------------
+
+
+def test_an_unpriced_relaxed_strategy_shows_no_speedup() -> None:
+    run = invented_run(state="interrupted", quality=[])
+    rows = rows_of(run)
+    for name in ("lantern", "lantern++"):
+        assert str(rows[name].speedup).startswith("not measured: the price of this relaxed")
+        assert rows[name].conversion == rows[name].verdict == rows[name].speedup
+        assert "--resume" in str(rows[name].price)
+    assert isinstance(rows["eagle"].speedup, Interval)
+    section = compare([run], profiles=[]).models[0]
+    assert [r.relaxed for r in section.rankings] == [False]
+
+
+def test_a_price_without_its_moved_mass_is_no_price() -> None:
+    run = invented_run()
+    run.quality = [
+        q.model_copy(update={"total_variation": not_measured("lost")}) for q in run.quality
+    ]
+    assert str(rows_of(run)["lantern++"].speedup).startswith("not measured: the price")
+
+
+def test_a_row_cannot_be_made_with_a_speedup_and_no_price() -> None:
+    row = rows_of(invented_run())["lantern++"]
+    with pytest.raises(ValidationError, match="speed-up without its price"):
+        Row.model_validate(row.model_dump() | {"price": not_measured("forgotten")})
+
+
+def test_a_missing_feature_distance_is_told_beside_the_speedup() -> None:
+    run = invented_run()
+    reason = not_measured("no package; `pip install 'lantern-accel[quality]'`")
+    run.quality = [q.model_copy(update={"distance": reason}) for q in run.quality]
+    assert isinstance(rows_of(run)["lantern++"].speedup, Interval)
+    found = compare([run], profiles=[])
+    assert any("lantern: image distance" in s for s in summarise(found, found.models[0]).sentences)
+    gap = next(g for g in found.gaps if "no package" in g.reason)
+    assert gap.command == (
+        "pip install 'lantern-accel[quality]' && lantern-accel profile -o abacus-1.json --resume"
+    )
+
+
+# --- pairs, rankings, gaps ----------------------------------------------------------------------
+
+
+def test_devices_are_held_against_each_other_on_the_same_strategy_and_batch() -> None:
+    slow = invented_run("slow", speed=100, batches=(1, 4))
+    fast = invented_run("fast", speed=300)
+    pairs = compare([slow, fast], profiles=[]).models[0].pairs
+    assert {(p.strategy, p.batch) for p in pairs} == {
+        (s, 1) for s in ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
+    }
+    assert {p.verdict for p in pairs} == {"slower"}
+    assert all(isinstance(p.ratio, Interval) and 0.3 < p.ratio.value < 0.37 for p in pairs)
+
+
+def test_an_unsettled_cell_gets_the_reason_and_no_verdict() -> None:
+    run = invented_run()
+    for cell in run.cells:
+        cell.settled = cell.strategy.name != "eagle"
+    rows = rows_of(run)
+    assert rows["eagle"].verdict == "not measured: warm-up of eagle did not settle"
+    assert rows["lantern++"].verdict == "faster"
+    section = compare([run], profiles=[])
+    summary = summarise(section, section.models[0])
+    assert "Warm-up ended before times settled: eagle." in summary.warnings
+    assert "1 without a verdict (warm-up of eagle did not settle)" in summary.sentences[0]
+
+
+def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
+    cells = [invented_cell(s, 1, 300.0, samples=2) for s in strategies()]
+    found = compare([invented_run(cells=cells)], profiles=[])
+    rows = {row.strategy: row for row in found.models[0].rows}
+    assert rows["eagle"].verdict == "not measured: too few samples, 2 of 5"
+    summary = summarise(found, found.models[0])
+    assert "4 without a verdict (too few samples, 2 of 5)" in summary.sentences[0]
+    assert "no verdict: too few samples, 2 of 5" in summary.tiles[1].note
+
+
+def test_the_first_card_shows_the_figure_that_it_picks_by() -> None:
+    # More tokens a second, and fewer images: decoding to pixels is slow here.
+    run = invented_run(names=["vanilla", "eagle"])
+    eagle = next(c for c in run.cells if c.strategy.name == "eagle")
+    eagle.samples = [s.model_copy(update={"total": 9.0, "wall": 9.0}) for s in eagle.samples]
+    found = compare([run], profiles=[])
+    tile = summarise(found, found.models[0]).tiles[0]
+    assert tile.unit == "images a second"
+    assert tile.note.startswith("vanilla, batch 1")
+    rows = {row.strategy: row for row in found.models[0].rows}
+    assert rows["eagle"].tokens_per_second.value > rows["vanilla"].tokens_per_second.value
+
+
+def test_a_card_does_not_say_that_a_strategy_ties_with_itself() -> None:
+    runs = [invented_run(name, names=["vanilla"]) for name in ("a", "b")]
+    found = compare(runs, profiles=[])
+    note = summarise(found, found.models[0]).tiles[0].note
+    assert note.endswith("; within noise: vanilla of b")
+
+
+def test_relaxed_decoding_that_is_slower_is_not_called_a_speed_up() -> None:
+    found = compare([invented_run()], profiles=[])
+    tile = summarise(found, found.models[0]).tiles[1]
+    assert (tile.label, tile.unit) == (
+        "Fastest relaxed decoding",
+        "vanilla's speed on the same device",
+    )
+
+
+def test_prices_are_told_of_each_run() -> None:
+    found = compare([invented_run("a"), invented_run("b")], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert (
+        "lantern: its images are not told from vanilla's by the image distance; measured 2" in text
+    )
+    far = invented_run("c")
+    near = Interval(value=90.0, low=80.0, high=99.0, n=64)
+    for price in far.quality:
+        assert not isinstance(price.distance, str)
+        price.distance = price.distance.model_copy(update={"value": near})
+    found = compare([invented_run("a"), far], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert (
+        "lantern++: its images are farther from vanilla's than chance explains in c; meas" in text
+    )
+    hot = invented_run()
+    hot.cells += [c.model_copy(update={"temperature": 0.0}) for c in hot.cells]
+    hot.quality += [p.model_copy(update={"temperature": 0.0}) for p in far.quality]
+    found = compare([hot], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert "chance explains in abacus-1 at T 0; measured 2 of 2 times" in text
+    few = invented_run()
+    few.quality = [q.model_copy(update={"images": 16}) for q in few.quality]
+    found = compare([few], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).sentences)
+    assert "so few images show only large harm" in text
+
+
+def test_a_ranking_shares_places_that_noise_does_not_tell_apart() -> None:
+    a = invented_run("a", names=["vanilla"])
+    b = invented_run("b", names=["vanilla"])
+    (ranking,) = compare([a, b], profiles=[]).models[0].rankings
+    assert [place[:2] for place in ranking.places] == [(1, "a"), (1, "b")]
+
+
+def test_a_chain_of_overlaps_does_not_tie_its_ends() -> None:
+    base = rows_of(invented_run())["vanilla"]
+    rows = [
+        base.model_copy(
+            update={
+                "run": name,
+                "tokens_per_second": Interval(value=at, low=at - 10, high=at + 10, n=9),
+            }
+        )
+        for name, at in (("a", 100.0), ("b", 85.0), ("c", 70.0), ("d", 60.0))
+    ]
+    assert [(place, row.run) for place, row in rank(rows)] == [
+        (1, "a"),
+        (1, "b"),
+        (3, "c"),
+        (3, "d"),
+    ]
+
+
+def test_models_are_sections_that_do_not_meet() -> None:
+    other = invented_run("two", settings={"model": "large", "weights_hash": "f" * 16})
+    found = compare([invented_run("one"), other], profiles=[])
+    assert [section.model for section in found.models] == ["tiny", "large"]
+    assert all(section.pairs == [] for section in found.models)
+
+
+def test_gaps_name_the_reason_and_what_fills_them() -> None:
+    run = invented_run(state="interrupted")
+    found = {gap.reason: gap for gap in compare([run], profiles=[]).gaps}
+    meter = found["backend 'abacus' does not read it"]
+    assert meter.what == ["power_w"]
+    assert meter.command == "lantern-accel profile -o abacus-1.json --resume"
+    tail = next(g for reason, g in found.items() if "90th percentile" in reason)
+    assert tail.command == "lantern-accel profile -o abacus-1.json --samples 10 --resume"
+    checks = next(g for reason, g in found.items() if "a test has none" in reason)
+    assert checks.command == "lantern-accel conform abacus"
+    bare = DeviceProfile(
+        name="slate",
+        backend="slate",
+        vendor="S",
+        model="1",
+        peak_flops={"float32": Figure(value=1e12, kind="datasheet", source="a test")},
+    )
+    (gap,) = [g for g in compare([run], profiles=[bare]).gaps if g.where == "S 1"]
+    assert gap.reason.endswith("no peak in bfloat16 to project from")
+
+
+def test_a_conformance_file_of_the_device_fills_its_gap() -> None:
+    run = invented_run()
+    device = run.environment.device
+    report = ConformanceReport(
+        backend=device.backend,
+        backend_version="1",
+        device=device.device,
+        device_name=device.name,
+        torch="2",
+        outcomes=[],
+    )
+    for given, left in (
+        (report, False),
+        (report.model_copy(update={"device_name": "another"}), True),
+        (report.model_copy(update={"simulated": True}), True),
+    ):
+        gaps = compare([run], [given], profiles=[]).gaps
+        assert any(gap.what == ["conformance"] for gap in gaps) == left
+
+
+def test_noise_on_the_host_is_told() -> None:
+    run = invented_run()
+    for cell in run.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
+    found = compare([run], profiles=[])
+    text = " ".join(summarise(found, found.models[0]).warnings)
+    assert "Other processes used up to 60 % of the host" in text
+
+
+def test_details_name_the_tree_and_the_rule() -> None:
+    texts = {s.name: detail_of(s) for s in strategies()}
+    assert texts["vanilla"] == "one token a step"
+    assert texts["lantern++"] == "3 drafts, 2 deep, k 10, λ 2"
+    assert texts["lantern"] == "dynamic, 4 drafts, 2 deep, k 1000, δ 0.2"
+    chain = Strategy(name="x", tree=ChainTree(length=3), acceptance=Exact())
+    assert detail_of(chain) == "chain of 3"

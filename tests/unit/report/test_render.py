@@ -1,0 +1,232 @@
+"""The page carries everything it shows; Markdown and JSON say the same."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from support.runs import invented_run
+
+from lantern_accel.errors import RequestError
+from lantern_accel.measure.record import Interval
+from lantern_accel.report import render
+from lantern_accel.report.comparison import Comparison, compare
+from lantern_accel.report.writing import interval, number, size
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+
+class Page(HTMLParser):
+    """Collects every address that a page would fetch, and checks that elements close."""
+
+    EMPTY = frozenset({"meta", "link", "img", "br", "path", "use", "rect", "hr", "input"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "action", "data", "srcset") and value:
+                self.addresses.append(value)
+            if name == "style" and value:
+                self.addresses += re.findall(r"url\(([^)]*)\)", value)
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[str, Comparison]:
+    runs = [
+        invented_run("one", batches=(1, 4)),
+        invented_run("two <b>&", device="Slate | rule", speed=900),
+    ]
+    comparison = compare(runs)
+    return render.page(comparison, runs), comparison
+
+
+def test_the_page_fetches_nothing(made: tuple[str, Comparison]) -> None:
+    page = Page()
+    page.feed(made[0])
+    assert page.open == []
+    assert "script" not in page.tags
+    outside = [a for a in page.addresses if not a.startswith(("#", "data:"))]
+    assert outside == []
+    assert not re.search(r"@import|https?://", made[0].replace("http://www.w3.org", ""))
+
+
+def test_the_page_is_made_for_phones_and_for_the_dark(made: tuple[str, Comparison]) -> None:
+    html = made[0]
+    assert 'name="viewport" content="width=device-width' in html
+    assert "prefers-color-scheme: dark" in html
+    assert "max-width: 760px" in html
+    # Every drawn colour is the page's.
+    drawn = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.S))
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawn)) <= {"#000000"}
+    assert "var(--ink)" in drawn
+    assert "DejaVu" not in drawn
+
+
+def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -> None:
+    html = made[0]
+    for title in (
+        "Speed beside its price",
+        "Device against device",
+        "Ranking",
+        "Throughput by batch",
+        "Where the time goes",
+        "Step compression against speed",
+        "TV a token",
+        "image distance",
+        "Roofline",
+        "Pictures",
+        "Efficiency",
+        "Projected",
+        "How wrong the model is where there is a measurement",
+        "Not measured",
+        "Protocol",
+        "Runs and environment",
+    ):
+        assert title in html, title
+    text = re.sub(r"</?span>", "", html)
+    assert "lantern-accel profile --device hpu --model tiny -o gaudi2.json" in text
+    assert "lantern-accel profile --device cuda --model tiny -o rtx3090.json" in text
+    # The model's error stands in the projection's own words, in Markdown too.
+    said = "the roofline model promises"
+    assert said in html[html.index('id="projected"') : html.index("How wrong the model is")]
+    markdown = render.markdown(made[1])
+    assert said in markdown[markdown.index("### Projected") : markdown.index("## Not measured")]
+    assert re.search(r"copy [\d.]{1,5} GB/s", html)
+
+
+def test_names_are_text_and_not_markup(made: tuple[str, Comparison]) -> None:
+    assert "two <b>&" not in made[0].replace("two &lt;b&gt;&amp;", "")
+    assert "two &lt;b&gt;&amp;" in made[0]
+
+
+def test_projections_are_in_no_ranking_and_no_plot(made: tuple[str, Comparison]) -> None:
+    html, comparison = made
+    names = {p.device for section in comparison.models for p in section.projections}
+    assert names
+    ranking = html[html.index("<h3>Ranking</h3>") : html.index('id="plots"')]
+    plots = html[html.index('id="plots"') : html.index('id="pictures"')]
+    for name in names:
+        assert name not in ranking
+        assert name not in plots
+        assert name in html[html.index('id="projected"') :]
+
+
+def test_an_unpriced_speedup_is_printed_nowhere() -> None:
+    run = invented_run("bare", names=["vanilla", "lantern++"], state="interrupted", quality=[])
+    comparison = compare([run], profiles=[])
+    html, text = render.page(comparison, [run]), render.markdown(comparison)
+    assert "not shown: price unknown" in html
+    for report in (html, text):
+        assert "Fastest relaxed decoding" not in report
+    table = html[html.index('id="speed"') : html.index("<h3>Ranking</h3>")]
+    assert "\N{MULTIPLICATION SIGN}" not in table
+    row = next(line for line in text.splitlines() if "lantern++ (3 drafts" in line)
+    assert row.split("|")[11].strip() == "not measured"
+
+
+def test_markdown_tables_are_whole(made: tuple[str, Comparison]) -> None:
+    text = render.markdown(made[1])
+    width = 0
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = len(re.findall(r"(?<!\\)\|", line)) - 1
+            width = width or cells
+            assert cells == width, line
+        else:
+            width = 0
+    assert "## Not measured" in text
+    assert "Slate \\| rule" in text
+
+
+def test_the_ending_decides(tmp_path: Path, made: tuple[str, Comparison]) -> None:
+    runs = [invented_run("one")]
+    comparison = compare(runs)
+    for name in ("a.html", "a.md", "a.json"):
+        render.write(comparison, runs, tmp_path / name)
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "a.md").read_text().startswith("# ")
+    assert Comparison.model_validate(json.loads((tmp_path / "a.json").read_text())) == comparison
+    with pytest.raises(RequestError, match=r"end it in \.html, \.md, \.json"):
+        render.write(comparison, runs, tmp_path / "a.pdf")
+    (tmp_path / "folder.md").mkdir()
+    with pytest.raises(RequestError, match="is a folder; name a file in it"):
+        render.write(comparison, runs, tmp_path / "folder.md")
+    for name in ("b.html", "b.json"):
+        with pytest.raises(RequestError, match=r"cannot be written \(.*\); make room"):
+            render.write(comparison, runs, tmp_path / "a.md" / name)
+
+
+@pytest.mark.parametrize("name", ["r.md", "r.json"])
+def test_a_full_disk_leaves_no_report_and_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lantern_accel.files.os.fsync", full)
+    run = invented_run(names=["vanilla"])
+    with pytest.raises(RequestError, match=r"cannot be written \(No space left on device\)"):
+        render.write(compare([run], profiles=[]), [run], tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(missing: str):  # type: ignore[no-untyped-def]
+        def importing(name: str, *args: object, **kwargs: object) -> object:
+            if name.split(".")[0] == missing:
+                raise ImportError(name)
+            return real(name, *args, **kwargs)  # type: ignore[arg-type]
+
+        return importing
+
+    run = invented_run(names=["vanilla"])
+    comparison = compare([run], profiles=[])
+    for missing in ("jinja2", "matplotlib"):
+        monkeypatch.setattr(builtins, "__import__", without(missing))
+        with pytest.raises(RequestError, match=r"pip install 'lantern-accel\[report\]'"):
+            render.page(comparison, [run])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (9.996, "10.0"),
+        (352.4, "352"),
+        (0.01234, "0.0123"),
+        (1234567, "1,234,567"),
+        (-2.5, "\N{MINUS SIGN}2.50"),
+    ],
+)
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_figures_have_their_intervals() -> None:
+    assert interval(Interval(value=352, low=340, high=361, n=9)) == "352 (340 to 361)"
+    assert interval(Interval(value=1, low=1, high=1, n=9)) == "1.00"
+    assert interval("not measured: x") == "not measured"
+    assert size(5_242_880) == "5.00 MiB"

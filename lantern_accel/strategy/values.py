@@ -6,39 +6,70 @@ EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.0
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from lantern_accel.errors import StrategyError, did_you_mean
+from lantern_accel.strategy.rules import (
+    RULES,
+    Acceptance,
+    AcceptanceRule,
+    Exact,
+    Lantern,
+    LanternPP,
+    Tried,
+    Value,
+    parse_rule,
+    validated,
+)
+
+__all__ = [
+    "RULES",
+    "STRATEGIES",
+    "Acceptance",
+    "AcceptanceRule",
+    "ChainTree",
+    "DynamicTree",
+    "Exact",
+    "Lantern",
+    "LanternPP",
+    "NeighbourSpace",
+    "NoTree",
+    "Path",
+    "Residual",
+    "Sampling",
+    "StaticTree",
+    "Strategy",
+    "Tree",
+    "Tried",
+    "named_strategy",
+    "parse_rule",
+    "validated",
+]
 
 Residual = Literal["aggregate", "official", "optimal"]
 #: ``decoder``: the space in which the decoder looks codes up (the unit sphere for LlamaGen); ``raw``: the
 #: codebook's rows as they are stored, as the official tables are.
 NeighbourSpace = Literal["decoder", "raw"]
-Model = TypeVar("Model", bound=BaseModel)
 #: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
 Path = tuple[int, ...]
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class NoTree(_Value):
+class NoTree(Value):
     """Plain autoregressive decoding: one token a step, no drafter."""
 
     kind: Literal["none"] = "none"
 
 
-class ChainTree(_Value):
+class ChainTree(Value):
     """One drafted token after another."""
 
     kind: Literal["chain"] = "chain"
     length: int = Field(4, ge=1, le=64, description="drafted tokens a step")
 
 
-class StaticTree(_Value):
+class StaticTree(Value):
     """A tree of fixed shape, as in EAGLE-1 and LANTERN++; drafts are drawn without replacement.
 
     ``paths`` lists every node but the root; the parent of a node must be there too, and siblings are
@@ -65,7 +96,7 @@ class StaticTree(_Value):
         return tuple(sorted(paths, key=lambda p: (len(p), p)))
 
 
-class DynamicTree(_Value):
+class DynamicTree(Value):
     """EAGLE-2's tree: a beam of the drafter's most likely paths, the best ``total`` nodes kept."""
 
     kind: Literal["dynamic"] = "dynamic"
@@ -87,38 +118,7 @@ class DynamicTree(_Value):
 Tree = Annotated[NoTree | ChainTree | StaticTree | DynamicTree, Field(discriminator="kind")]
 
 
-class Exact(_Value):
-    """The ordinary speculative test; the output follows the target's distribution."""
-
-    kind: Literal["exact"] = "exact"
-    k: ClassVar[int] = 0  # no neighbour counts
-
-
-class Lantern(_Value):
-    """LANTERN: neighbours count while the total variation stays under ``delta`` (absolute)."""
-
-    kind: Literal["lantern"] = "lantern"
-    k: int = Field(1000, ge=1, description="nearest codes that may count for a drafted one")
-    delta: float = Field(0.2, gt=0, le=1, description="bound on the total-variation distance")
-
-
-class LanternPP(_Value):
-    """LANTERN++: a drafted code may count for at most ``lam`` times its own probability."""
-
-    kind: Literal["lantern++"] = "lantern++"
-    k: int = Field(10, ge=1, description="nearest codes that may count for a drafted one")
-    lam: float = Field(
-        2.0,
-        ge=1,
-        allow_inf_nan=False,
-        description="lambda: bound (lambda - 1) p(x) on the added mass",
-    )
-
-
-Acceptance = Annotated[Exact | Lantern | LanternPP, Field(discriminator="kind")]
-
-
-class Strategy(_Value):
+class Strategy(Value):
     """How a step drafts and accepts."""
 
     name: str = "custom"
@@ -128,17 +128,52 @@ class Strategy(_Value):
     neighbour_space: NeighbourSpace | None = Field(
         None, description="where neighbours are measured; None: as the model says"
     )
+    tv_budget: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="most total variation that relaxation may spend per token; needs temperature > 0",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_is_kept(cls, values: Any) -> Any:
+        """Take the residual under which a budget is kept, in place of the default one."""
+        if isinstance(values, dict) and values.get("tv_budget") is not None:
+            if values.get("residual") == "official":
+                raise ValueError(
+                    "the official residual keeps no budget of total variation; use residual "
+                    "optimal, or leave tv_budget out"
+                )
+            values = {**values, "residual": "optimal"}
+        return values
 
     @model_validator(mode="after")
     def _fits(self) -> Strategy:
-        if isinstance(self.tree, NoTree) and not isinstance(self.acceptance, Exact):
+        if isinstance(self.tree, NoTree) and self.acceptance.relaxed:
             raise ValueError("a strategy without a tree drafts nothing that could be relaxed")
+        if self.tv_budget is not None and not self.acceptance.relaxed:
+            raise ValueError(
+                "exact acceptance spends no total variation; leave tv_budget out, or choose "
+                "lantern or lantern++"
+            )
         return self
+
+    @property
+    def bucket(self) -> tuple[Any, ...]:
+        """What fixes the shape of a step: all but the name and the values that are data."""
+        return (
+            self.tree.model_dump_json(exclude={"name"}),
+            self.acceptance.bucket,
+            self.residual,
+            self.neighbour_space,
+            self.tv_budget is not None,
+        )
 
     @property
     def neighbours(self) -> int:
         """Columns of the neighbour table that the acceptance rule and the residual read."""
-        if isinstance(self.acceptance, Exact):
+        if not self.acceptance.k:
             return 0
         # The official residual removes one neighbour more than it may count.
         return self.acceptance.k + (1 if self.residual == "official" else 0)
@@ -153,10 +188,16 @@ class Strategy(_Value):
         for key, value in changes.items():
             if value is None:
                 continue
-            if key in ("tree", "residual", "name", "neighbour_space"):
+            if key == "acceptance":
+                values[key] = value
+            elif key in ("tree", "residual", "name", "neighbour_space", "tv_budget"):
                 values[key] = value.model_dump() if isinstance(value, BaseModel) else value
-            elif key in values["acceptance"] and key != "kind":
-                values["acceptance"][key] = value
+            elif (
+                key in type(self.acceptance).model_fields
+                and key != "kind"
+                and self.acceptance.relaxed
+            ):
+                values["acceptance"] = {**_dumped(values["acceptance"]), key: value}
             else:
                 option = "lambda" if key == "lam" else key
                 raise StrategyError(
@@ -166,21 +207,10 @@ class Strategy(_Value):
         return validated(Strategy, values, "strategy")
 
 
-def validated(model: type[Model], values: Any, what: str) -> Model:
-    """Build a pydantic model, turning its complaint into a one-sentence :class:`StrategyError`."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if str(part) not in _KINDS) or what
-        where = where.replace("lam", "lambda") if where.endswith("lam") else where
-        raise StrategyError(
-            f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}"
-            + (f", not {first['input']!r}" if first["type"] != "value_error" else "")
-        ) from None
+def _dumped(rule: Any) -> dict[str, Any]:
+    return dict(rule.model_dump()) if isinstance(rule, BaseModel) else dict(rule)
 
 
-_KINDS = {"none", "chain", "static", "dynamic", "exact", "lantern", "lantern++"}
 STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 
 
@@ -206,22 +236,23 @@ def named_strategy(
     return Strategy(name=name, tree=tree, acceptance=acceptance)
 
 
-class Sampling(_Value):
+class Sampling(Value):
     """How logits become a distribution: guidance, temperature, then the two filters.
 
     ``temperature=0`` is greedy. LlamaGen filters by top-k before top-p; LANTERN's code the other way
     round (``order="top_p_first"``), which differs only where both are set.
     """
 
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, ge=0, le=1e6, allow_inf_nan=False)
     top_k: int = Field(0, ge=0, description="0: all codes")
     top_p: float = Field(1.0, gt=0, le=1)
     cfg_scale: float = Field(
-        1.0, ge=0, allow_inf_nan=False, description="u + s (c - u); 1 or less: no guidance"
+        1.0, ge=0, le=1e6, allow_inf_nan=False, description="u + s (c - u); 1 or less: no guidance"
     )
     cfg_scale_image: float | None = Field(
         None,
         ge=0,
+        le=1e6,
         allow_inf_nan=False,
         description="three-way guidance, u + s_image (i - u) + s (c - i), with i the prompt's pictures",
     )
@@ -249,3 +280,8 @@ class Sampling(_Value):
     def branches(self) -> int:
         """Rows an image: 1, with guidance 2, with three-way guidance 3."""
         return (2 if self.cfg_scale_image is None else 3) if self.guided else 1
+
+    @property
+    def bucket(self) -> tuple[Any, ...]:
+        """What fixes the shape of a step; temperature, top-p and guidance are data."""
+        return (self.greedy, self.branches, self.top_k, self.top_p < 1, self.order)

@@ -1,0 +1,228 @@
+"""Acceptance rules as values: each says how much mass near a drafted code may count for it.
+
+A rule is one class, registered by its ``kind`` when it is defined. The command line, JSON, evaluation and
+reports then take it, as ``--accept KIND:field=value,...`` and as ``{"kind": KIND, ...}``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from lantern_accel.errors import StrategyError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Model = TypeVar("Model", bound=BaseModel)
+#: Tags of unions, which say nothing in an error's path.
+_TAGS = {"none", "chain", "static", "dynamic"}
+
+
+class Value(BaseModel):
+    """A part of a strategy: frozen, and without fields that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a rule may look at when a draft is tested, on the device, in float32.
+
+    ``px [...]`` is p(x), the target's probability of the drafted code; ``qx [...]`` the probability with
+    which it was drawn (1 where it is certain); ``near [..., k]`` the probabilities of its ``k`` nearest
+    neighbours, nearest first; ``p [..., V]`` the whole distribution, ``x [...]`` the code, and ``depth``
+    the level of the draft: 0 for the first after the root.
+    """
+
+    px: Tensor
+    qx: Tensor
+    near: Tensor
+    p: Tensor
+    x: Tensor
+    depth: int | Tensor = 0
+
+
+class AcceptanceRule(Value):
+    """A rule for keeping a draft x: with probability ``min(1, A(x) / q(x))``, where ``A(x) >= p(x)``.
+
+    A subclass gives ``kind`` (a ``Literal`` with a default), its fields, and :meth:`borrowed`.
+    """
+
+    kind: str
+    k: int = Field(0, ge=0, description="nearest codes that may count for a drafted one")
+
+    #: Fields whose values may change from request to request without a new compilation, in the order in
+    #: which :meth:`borrowed` gets them; all other fields fix the shape of the step.
+    dials: ClassVar[tuple[str, ...]] = ()
+    #: Whether the rule can keep a draft that the exact test would refuse.
+    relaxed: ClassVar[bool] = True
+    #: Whether :meth:`borrowed` reads ``Tried.p``; elsewhere that may have no columns.
+    reads_distribution: ClassVar[bool] = False
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if isinstance(kind, str):
+            RULES[kind] = cls
+
+    def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how many neighbours count (int32 ``[...]``) and the mass that they lend, A(x) - p(x).
+
+        ``dials`` float32 ``[len(dials)]`` has the values of :attr:`dials` on the device.
+        """
+        raise NotImplementedError(f"the rule {self.kind!r} does not say what it borrows")
+
+    def dial_values(self) -> list[float]:
+        """Return the values of :attr:`dials`."""
+        return [float(getattr(self, name)) for name in self.dials]
+
+    @property
+    def bucket(self) -> tuple[Any, ...]:
+        """What of the rule fixes the shape of a step: everything but its dials."""
+        rest = self.model_dump(exclude=set(self.dials))
+        return tuple(sorted(rest.items()))
+
+
+#: Every rule that is defined, by kind.
+RULES: dict[str, type[AcceptanceRule]] = {}
+
+
+class Exact(AcceptanceRule):
+    """The ordinary speculative test; the output follows the target's distribution."""
+
+    kind: Literal["exact"] = "exact"
+    k: Literal[0] = 0
+    relaxed: ClassVar[bool] = False
+
+    def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+        """Return nothing: A(x) = p(x)."""
+        nothing = tried.px.new_zeros(tried.px.shape)
+        return nothing.int(), nothing
+
+
+class NearestCodes(AcceptanceRule):
+    """A rule under which the nearest codes count, as many as keep their mass within a bound."""
+
+    kind: str
+
+    def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+        """Return the most mass that neighbours may lend, ``[...]``."""
+        raise NotImplementedError(f"the rule {self.kind!r} has no bound")
+
+    def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+        """Return J and c_J: the largest j with ``c_j <= B``, and the mass of the j nearest codes."""
+        import torch  # rules are read where torch is not loaded yet
+
+        mass = tried.near.cumsum(dim=-1)
+        within = mass <= self.bound(tried.px, dials).unsqueeze(-1)
+        count = within.sum(dim=-1, dtype=torch.int32)
+        return count, torch.where(within, mass, 0.0).amax(dim=-1)
+
+
+class Lantern(NearestCodes):
+    """LANTERN (arXiv 2410.03355): neighbours count while their mass is at most ``delta``."""
+
+    kind: Literal["lantern"] = "lantern"
+    k: int = Field(1000, ge=1, description="nearest codes that may count for a drafted one")
+    delta: float = Field(0.2, gt=0, le=1, description="most mass that the neighbours may lend")
+    dials: ClassVar[tuple[str, ...]] = ("delta",)
+
+    def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+        """Return delta, whatever p(x) is."""
+        return dials[0].expand(px.shape)
+
+
+class LanternPP(NearestCodes):
+    """LANTERN++ (arXiv 2502.06352): a drafted code counts for at most ``lam`` times its probability."""
+
+    kind: Literal["lantern++"] = "lantern++"
+    k: int = Field(10, ge=1, description="nearest codes that may count for a drafted one")
+    lam: float = Field(
+        2.0,
+        ge=1,
+        le=1e30,
+        allow_inf_nan=False,
+        description="lambda: bound (lambda - 1) p(x) on the added mass",
+    )
+    dials: ClassVar[tuple[str, ...]] = ("lam",)
+
+    def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+        """Return ``(lambda - 1) p(x)``."""
+        return (dials[0] - 1.0) * px
+
+
+def _rule(value: Any) -> Any:
+    """Return the rule that a mapping or a text describes; a rule passes as it is."""
+    if isinstance(value, str):
+        return parse_rule(value)
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind")
+    if kind not in RULES:
+        raise ValueError(f"no acceptance rule is named {kind!r}{did_you_mean(str(kind), RULES)}")
+    return RULES[kind].model_validate(value)
+
+
+_SCHEMA = {
+    "type": "object",
+    "required": ["kind"],
+    "properties": {"kind": {"type": "string"}, "k": {"type": "integer", "minimum": 0}},
+    "description": "an acceptance rule by its kind, with the fields of that rule",
+}
+Acceptance = Annotated[
+    SerializeAsAny[AcceptanceRule], BeforeValidator(_rule), WithJsonSchema(_SCHEMA)
+]
+
+#: Fields whose name on the command line differs from the one in Python.
+OPTION_NAMES = {"lam": "lambda"}
+
+
+def parse_rule(text: str) -> AcceptanceRule:
+    """Read a rule from text: ``exact``, ``lantern:k=100,delta=0.2``, ``lantern++:k=10,lambda=2``.
+
+    Raises :class:`StrategyError` that names the rule, the field or the value that is wrong.
+    """
+    kind, _, rest = text.strip().partition(":")
+    if kind not in RULES:
+        raise StrategyError(
+            f"no acceptance rule is named {kind!r}{did_you_mean(kind, RULES)}; known are "
+            + ", ".join(sorted(RULES))
+        )
+    rule = RULES[kind]
+    fields = {OPTION_NAMES.get(name, name): name for name in rule.model_fields if name != "kind"}
+    values: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        option, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or option not in fields:
+            known = ", ".join(f"{name}=..." for name in fields) or "no fields"
+            raise StrategyError(
+                f"the acceptance rule {kind!r} has no field {option!r}; it has {known}"
+            )
+        values[fields[option]] = value
+    return validated(rule, values, kind)
+
+
+def validated(model: type[Model], values: Any, what: str) -> Model:
+    """Build a pydantic model, turning its complaint into a one-sentence :class:`StrategyError`."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if str(part) not in _TAGS) or what
+        where = where.replace("lam", "lambda") if where.endswith("lam") else where
+        raise StrategyError(
+            f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}"
+            + (f", not {first['input']!r}" if first["type"] != "value_error" else "")
+        ) from None

@@ -1,0 +1,77 @@
+"""An acceptance rule is one class: defining it is enough for texts, JSON and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+from support.engines import NAMED, SAMPLED, engine_of, finish
+from support.tiny import tiny_models
+from torch import Tensor
+
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.rules import RULES, AcceptanceRule, Tried, parse_rule
+from lantern_accel.strategy.values import Strategy
+
+
+@pytest.fixture
+def generous() -> Iterator[type[AcceptanceRule]]:
+    class Generous(AcceptanceRule):
+        """Count a draft for ``factor`` times its probability; no neighbour lends anything."""
+
+        kind: Literal["generous"] = "generous"
+        factor: float = 3.0
+        dials: ClassVar[tuple[str, ...]] = ("factor",)
+
+        def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+            extra = (dials[0] - 1) * tried.px
+            return torch.zeros_like(tried.px, dtype=torch.int32), extra
+
+    yield Generous
+    del RULES["generous"]
+
+
+def test_a_new_rule_is_one_class(generous: type[AcceptanceRule]) -> None:
+    rule = parse_rule("generous:factor=5")
+    assert isinstance(rule, generous) and rule.dial_values() == [5.0]
+    strategy = NAMED["eagle"].override(acceptance="generous:factor=5")
+    assert strategy.acceptance == rule and strategy.neighbours == 0
+    assert Strategy.model_validate_json(strategy.model_dump_json()) == strategy
+    assert strategy.override(factor=2.0).acceptance.dial_values() == [2.0]
+    models = tiny_models(0)
+    strict = finish(engine_of(models, NAMED["eagle"], SAMPLED, batch=4))
+    loose = finish(engine_of(models, strategy, SAMPLED, batch=4))
+    assert loose.step_compression > strict.step_compression
+    assert (loose.price > 0).all() and not strict.price.any()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lantren", "no acceptance rule is named 'lantren'.*lantern"),
+        ("lantern:lambda=2", "'lantern' has no field 'lambda'; it has k=..., delta=..."),
+        ("lantern++:lambda=0.5", r"lantern\+\+: lambda: .*greater than or equal to 1"),
+        ("lantern:k", "has no field 'k'"),
+        ("exact:delta=1", "has no field 'delta'"),
+    ],
+)
+def test_texts_that_are_no_rule_say_why(text: str, says: str) -> None:
+    with pytest.raises(StrategyError, match=says):
+        parse_rule(text)
+
+
+def test_texts_take_the_field_names_of_the_command_line() -> None:
+    assert parse_rule("lantern++:k=7,lambda=2.5").model_dump() == {
+        "kind": "lantern++",
+        "k": 7,
+        "lam": 2.5,
+    }
+
+
+@pytest.mark.parametrize("values", [{"tv_budget": 0.1}, {"tv_budget": 0.1, "residual": "official"}])
+def test_a_budget_that_cannot_be_kept_is_refused(values: dict[str, Any]) -> None:
+    base = NAMED["eagle"] if len(values) == 1 else NAMED["lantern"]
+    with pytest.raises(StrategyError, match="leave tv_budget out"):
+        base.override(**values)

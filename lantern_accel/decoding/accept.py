@@ -13,16 +13,45 @@ from torch import Tensor
 
 from lantern_accel.decoding.logits import draw
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.strategy.values import Acceptance, Exact, Lantern, Residual
+from lantern_accel.strategy.values import Acceptance, Residual, Tried
+
+#: Smaller sums of weights than this are taken for nothing.
+TINY = 1e-38
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An acceptance rule with its neighbour table, integer ``[V, >= k]``; None when exact."""
+    """An acceptance rule on a device.
+
+    ``neighbours``: integer ``[V, >= k]``, None for a rule that reads none. ``dials``: float32, the values
+    of the rule that are data (see :class:`AcceptanceRule`); None takes the rule's own. ``budget``:
+    float32 ``[1]``, the most total variation that a token may cost; None for no limit.
+    """
 
     acceptance: Acceptance
     residual: Residual = "aggregate"
     neighbours: Tensor | None = None
+    dials: Tensor | None = None
+    budget: Tensor | None = None
+
+    @property
+    def relaxed(self) -> bool:
+        reads = self.acceptance.k > 0
+        return self.acceptance.relaxed and (self.neighbours is not None or not reads)
+
+    def borrowed(self, tried: Tried) -> tuple[Tensor, Tensor]:
+        """Return how many neighbours count and the mass that they lend (:class:`AcceptanceRule`)."""
+        dials = self.dials
+        if dials is None:
+            dials = torch.tensor(self.acceptance.dial_values(), device=tried.px.device)
+        return self.acceptance.borrowed(tried, dials)
+
+    def near(self, p: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return the neighbours of codes ``x [B]`` and their mass under ``p [B, V]``: [B, >= k]."""
+        if self.neighbours is None or not self.acceptance.k:
+            return None, p[:, :0]
+        codes = self.neighbours.index_select(0, x).to(x.dtype)
+        return codes, p.gather(1, codes)
 
 
 @dataclass(frozen=True)
@@ -31,95 +60,146 @@ class Accepted:
 
     ``path`` integer ``[B, D + 1]``: nodes from the root on, valid up to ``length``; ``length`` integer
     ``[B]``: accepted drafts; ``bonus`` integer ``[B]``: the token after the path (the next root);
-    ``weights`` float32 ``[B, V]``: what it was drawn from; ``moved`` float32 ``[B, D]``: the mass that
-    the accepted draft at each depth borrowed from its neighbours, c_J.
+    ``weights`` float32 ``[B, V]``: what it was drawn from; ``price`` float32 ``[B, D]``: what relaxation
+    cost the token after each node of the path. Its expectation bounds the total variation between the
+    law of that token and the target's; at temperature 0 it is 1 where the token is not the argmax.
     """
 
     path: Tensor
     length: Tensor
     bonus: Tensor
     weights: Tensor
-    moved: Tensor
-
-
-def _absorbed(rule: Rule, px: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many neighbours count, ``J``, and their mass, ``c_J``.
-
-    ``px [...]`` is p(x), ``near [..., k]`` the mass of its neighbours, nearest first. J is the
-    largest j with ``c_j <= B``; B is delta (LANTERN) or ``(lambda - 1) p(x)`` (LANTERN++).
-    """
-    mass = near.cumsum(dim=-1)
-    if isinstance(rule.acceptance, Lantern):
-        within = mass <= rule.acceptance.delta
-    else:
-        assert not isinstance(rule.acceptance, Exact)
-        within = mass <= (rule.acceptance.lam - 1.0) * px.unsqueeze(-1)
-    count = within.sum(dim=-1, dtype=torch.int32)
-    moved = torch.where(within, mass, 0.0).amax(dim=-1)
-    return count, moved
+    price: Tensor
 
 
 def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
     total = weights.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp(min=1e-38), fallback)
+    return torch.where(total > 0, weights / total.clamp(min=TINY), fallback)
 
 
-def residual(
-    rule: Rule,
-    p: Tensor,
-    q: Tensor | None,
-    x: Tensor,
-    relaxed_mass: Tensor,
-    near_codes: Tensor | None,
-    near_mass: Tensor | None,
-    absorbed: Tensor | None,
-) -> Tensor:
-    """Return the target distribution after the draft ``x`` was rejected, float32 ``[B, V]``.
+@dataclass(frozen=True)
+class DraftTest:
+    """One draft ``x [B]`` against the target's distribution ``p [B, V]``.
 
-    ``p [B, V]`` before the test; ``q [B, V]`` what x was drawn from, earlier siblings removed (None:
-    q = 1 at x); ``relaxed_mass [B]`` is A(x); ``near_codes, near_mass [B, k]``; ``absorbed [B]`` is J.
+    ``q [B, V]`` is what x was drawn from, earlier siblings removed; None where it is certain (q = 1).
+    ``mass [B]`` is A(x), at most what the budget allows; ``near, near_mass [B, >= k]`` the neighbours;
+    ``absorbed [B]`` how many of them count.
     """
-    column = x.unsqueeze(-1)
+
+    p: Tensor
+    q: Tensor | None
+    x: Tensor
+    px: Tensor
+    qx: Tensor
+    mass: Tensor
+    near: Tensor | None
+    near_mass: Tensor
+    absorbed: Tensor
+
+    @property
+    def keeps(self) -> Tensor:
+        """The probability with which the draft is kept, ``min(1, A(x) / q(x))``."""
+        return (self.mass / self.qx.clamp(min=TINY)).clamp(max=1.0)
+
+    @property
+    def price(self) -> Tensor:
+        """What the test adds to the total variation: ``min(1, A / q) - min(1, p / q)``.
+
+        Its mean over drafts is ``sum_x [min(q, A) - min(q, p)]``, the distance of one drawn draft.
+        """
+        return self.keeps - (self.px / self.qx.clamp(min=TINY)).clamp(max=1.0)
+
+
+def examine(
+    rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, depth: int, left: Tensor | None
+) -> DraftTest:
+    """Look up what testing a draft needs; ``left [B]`` is what remains of the token's budget."""
+    px = p.gather(1, x.unsqueeze(1)).squeeze(1)
+    qx = torch.ones_like(px) if q is None else q.gather(1, x.unsqueeze(1)).squeeze(1)
+    near, near_mass = rule.near(p, x)
+    if not rule.relaxed:
+        return DraftTest(
+            p, q, x, px, qx, px, None, near_mass, torch.zeros_like(px, dtype=torch.int32)
+        )
+    k = rule.acceptance.k
+    absorbed, extra = rule.borrowed(Tried(px, qx, near_mass[:, :k], p, x, depth))
+    mass = px + extra
+    if left is not None:
+        mass = torch.minimum(mass, px + left * qx)
+    return DraftTest(p, q, x, px, qx, mass, near, near_mass, absorbed)
+
+
+def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tensor:
+    """Return the target's distribution after a draft was refused, float32 ``[B, V]``.
+
+    ``allowed`` bool ``[B, V]``: the codes that the token may be; None: any.
+    """
+    p, q = test.p, test.q
+    column = test.x.unsqueeze(-1)
     drafted = torch.zeros_like(p).scatter(-1, column, 1.0) if q is None else q
     if rule.residual == "official":
-        if absorbed is not None and near_codes is not None:
-            wide = near_codes[:, : rule.acceptance.k + 1]
-            hit = (absorbed > 0).unsqueeze(-1)
+        if test.near is not None:
+            wide = test.near[:, : rule.acceptance.k + 1]
+            hit = (test.absorbed > 0).unsqueeze(-1)
             if q is None:
                 p = torch.where(hit, p.scatter(-1, wide, 0.0), p)
             else:
                 drafted = torch.where(hit, drafted.scatter(-1, wide, 0.0), drafted)
         left = p.scatter(-1, column, 0.0) if q is None else (p - drafted).clamp(min=0.0)
-        return _normalised(left, torch.full_like(p, 1.0 / p.shape[-1]))
+        # The official code falls back to all codes alike: here, to all that may stand in this place.
+        even = torch.ones_like(p) if allowed is None else allowed.float()
+        return _normalised(left, even / even.sum(dim=-1, keepdim=True))
     if rule.residual == "optimal":
         # f(y) = min(1, A(y) / q(y)). For drawn drafts q f = min(q, A), and since A >= p, what is left
         # of p is max(0, p - q), whatever A is.
-        accepted = q if q is not None else drafted * relaxed_mass.unsqueeze(-1).clamp(max=1.0)
+        accepted = q if q is not None else drafted * test.mass.unsqueeze(-1).clamp(max=1.0)
         return _normalised((p - accepted).clamp(min=0.0), p)
     target = p
-    if absorbed is not None and near_codes is not None and near_mass is not None:
-        k = rule.acceptance.k
-        order = torch.arange(k, dtype=torch.int32, device=p.device)
-        kept = torch.where(order < absorbed.unsqueeze(-1), 0.0, near_mass[:, :k])
-        target = p.scatter(-1, near_codes[:, :k], kept)
-        target = target.scatter(-1, column, relaxed_mass.unsqueeze(-1))
+    if rule.relaxed:
+        if test.near is not None:
+            k = rule.acceptance.k
+            order = torch.arange(k, dtype=torch.int32, device=p.device)
+            kept = torch.where(order < test.absorbed.unsqueeze(-1), 0.0, test.near_mass[:, :k])
+            target = p.scatter(-1, test.near[:, :k], kept)
+        target = target.scatter(-1, column, test.mass.unsqueeze(-1))
     return _normalised((target - drafted).clamp(min=0.0), p)
 
 
+def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
+    """Return what a residual that is not the ideal one adds to the price of a refusal, ``[B]``.
+
+    The ideal residual is ``norm(max(0, p - q f))``, under which nothing but the tests moves mass; of the
+    residuals that are offered, only LANTERN's official one strays from it in a way that costs.
+    """
+    if test.q is not None:
+        ideal = _normalised((test.p - test.q).clamp(min=0.0), test.p)
+        return (after - ideal).clamp(min=0.0).sum(dim=-1)
+    refused = (1.0 - test.keeps).unsqueeze(-1)
+    rest = test.p.scatter(-1, test.x.unsqueeze(-1), 0.0)
+    over = (refused * after - rest).clamp(min=0.0).sum(dim=-1)
+    return over / refused.squeeze(-1).clamp(min=1e-6)
+
+
 def accept_sampling(
-    tree: DraftTree, probs: Tensor, rule: Rule, uniforms: Tensor, bonus_uniform: Tensor
+    tree: DraftTree,
+    probs: Tensor,
+    rule: Rule,
+    uniforms: Tensor,
+    bonus_uniform: Tensor,
+    allowed: Tensor | None = None,
 ) -> Accepted:
     """Walk down the tree, trying the children of the accepted node in order.
 
     ``probs`` float32 ``[B, T, V]``: the target's processed distribution at each node. ``uniforms``
     ``[B, sum(max_children)]``: one for each level and sibling slot. A draft x is kept where
-    ``u <= A(x) / q(x)``; after a rejection the distribution becomes the residual.
+    ``u <= A(x) / q(x)``; after a refusal the distribution becomes the residual. ``allowed`` bool
+    ``[B, T, V]``: the codes that may follow each node, read by the official residual; None: any.
     """
     batch, _, vocab = probs.shape
     node = torch.zeros(batch, dtype=tree.tokens.dtype, device=probs.device)
     alive = torch.ones(batch, dtype=torch.bool, device=probs.device)
     length = torch.zeros_like(node)
-    moved: list[Tensor] = []
+    prices: list[Tensor] = []
     path = [node]
     p = probs[:, 0]
     slot = 0
@@ -130,47 +210,49 @@ def accept_sampling(
     def row(table: Tensor, index: Tensor) -> Tensor:
         return table.gather(1, index.view(-1, 1, 1).expand(-1, 1, vocab)).squeeze(1)
 
-    for width in tree.max_children:
+    for depth, width in enumerate(tree.max_children):
         first, count = at(tree.first_child, node), at(tree.num_children, node)
         taken = torch.zeros_like(alive)
         chosen = node
-        used = torch.zeros(batch, device=probs.device)
+        price = torch.zeros(batch, device=probs.device)
+        left = None if rule.budget is None else rule.budget.expand(batch)
         q = None
         if tree.q is not None and tree.group is not None:
             q = row(tree.q, at(tree.group, node))
         for c in range(width):
             child = torch.where(c < count, first + c, 0)
             x = at(tree.tokens, child)
-            px = at(p, x)
-            near_codes = near_mass = absorbed = None
-            mass, extra = px, torch.zeros_like(px)
-            if rule.neighbours is not None and not isinstance(rule.acceptance, Exact):
-                near_codes = rule.neighbours.index_select(0, x).to(x.dtype)
-                near_mass = p.gather(1, near_codes)
-                absorbed, extra = _absorbed(rule, px, near_mass[:, : rule.acceptance.k])
-                mass = px + extra
-            qx = torch.ones_like(px) if q is None else at(q, x)
-            tried = alive & ~taken & (c < count) & (qx > 0)
-            kept = tried & (uniforms[:, slot] * qx <= mass)
+            test = examine(rule, p, q, x, depth, left)
+            tried = alive & ~taken & (c < count) & (test.qx > 0)
+            kept = tried & (uniforms[:, slot] * test.qx <= test.mass)
             slot += 1
-            refused = (tried & ~kept).unsqueeze(-1)
-            after = residual(rule, p, q, x, mass, near_codes, near_mass, absorbed)
-            p = torch.where(refused, after, p)
+            refused = tried & ~kept
+            after = residual(rule, test, None if allowed is None else row(allowed, node))
+            if rule.relaxed:
+                spent = test.price
+                cost = spent
+                if rule.residual == "official":
+                    cost = spent + torch.where(refused, residual_price(rule, test, after), 0.0)
+                price = price + torch.where(tried, cost, 0.0)
+                if left is not None:
+                    # The next sibling is tried with probability 1 - f, so it may cost that much more.
+                    rest = (left - spent).clamp(min=0.0) / (1.0 - test.keeps).clamp(min=1e-6)
+                    left = torch.where(refused, rest.clamp(max=1.0), left)
+            p = torch.where(refused.unsqueeze(-1), after, p)
             if q is not None and c + 1 < width:
                 less = q.scatter(-1, x.unsqueeze(-1), 0.0)
-                q = torch.where(refused, _normalised(less, less), q)
+                q = torch.where(refused.unsqueeze(-1), _normalised(less, less), q)
             chosen = torch.where(kept, child, chosen)
-            used = used + torch.where(kept, extra, 0.0)
             taken = taken | kept
         alive = alive & taken
         node = chosen
         path.append(node)
-        moved.append(used)
+        prices.append(price)
         length = length + alive
         p = torch.where(alive.unsqueeze(-1), row(probs, node), p)
-    borrowed = torch.stack(moved, 1) if moved else probs.new_zeros(batch, 0)
+    paid = torch.stack(prices, 1) if prices else probs.new_zeros(batch, 0)
     bonus = draw(p, bonus_uniform, node.dtype)
-    return Accepted(torch.stack(path, 1), length, bonus, p, borrowed)
+    return Accepted(torch.stack(path, 1), length, bonus, p, paid)
 
 
 def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
@@ -185,18 +267,25 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     depth = len(tree.max_children)
     parent_best = best.gather(1, tree.parent)
     x = tree.tokens
-    keep = x == parent_best
-    moved = torch.zeros(batch, nodes, device=logits.device)
-    if rule.neighbours is not None and not isinstance(rule.acceptance, Exact):
-        flat = logits.softmax(dim=-1).flatten(1)
+    likeliest = x == parent_best
+    keep = likeliest
+    if rule.relaxed:
+        probs = logits.softmax(dim=-1)
+        flat = probs.flatten(1)
         base = tree.parent * vocab
         px = flat.gather(1, base + x)
         top = flat.gather(1, base + parent_best)
-        near = rule.neighbours[:, : rule.acceptance.k].index_select(0, x.flatten()).to(x.dtype)
-        near = near.view(batch, nodes, -1) + base.unsqueeze(-1)
-        mass = flat.gather(1, near.flatten(1)).view(near.shape)
-        moved = _absorbed(rule, px, mass)[1]
-        total = px + moved
+        near = flat.new_zeros(batch, nodes, 0)
+        if rule.neighbours is not None and rule.acceptance.k:
+            codes = rule.neighbours[:, : rule.acceptance.k].index_select(0, x.flatten()).to(x.dtype)
+            codes = codes.view(batch, nodes, -1) + base.unsqueeze(-1)
+            near = flat.gather(1, codes.flatten(1)).view(codes.shape)
+        level = (tree.depth - 1).clamp(min=0)
+        rows = probs[..., :0]
+        if rule.acceptance.reads_distribution:
+            rows = probs.gather(1, tree.parent.unsqueeze(-1).expand(-1, -1, vocab))
+        tried = Tried(px, torch.ones_like(px), near, rows, x, level)
+        total = px + rule.borrowed(tried)[1]
         keep = keep | (total > top) | ((total == top) & (x < parent_best))
     root = torch.arange(nodes, dtype=best.dtype, device=logits.device) == 0
     keep = keep | root
@@ -213,7 +302,5 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     path = on_path.to(torch.int32).argmax(dim=-1).to(best.dtype)
     weights = logits.gather(1, last.view(-1, 1, 1).expand(-1, 1, vocab)).squeeze(1)
     bonus = best.gather(1, last.unsqueeze(1)).squeeze(1)
-    # A draft that is the argmax anyway borrows nothing.
-    needed = torch.where(x == parent_best, 0.0, moved).gather(1, path)[:, 1:]
-    used = torch.where(levels[:, 1:, 0] <= length.unsqueeze(1), needed, 0.0)
-    return Accepted(path, length, bonus, weights, used)
+    other = ~likeliest.gather(1, path)[:, 1:] & (levels[:, 1:, 0] <= length.unsqueeze(1))
+    return Accepted(path, length, bonus, weights, other.float())

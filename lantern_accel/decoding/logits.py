@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from lantern_accel.strategy.values import Sampling
 
 
-def guide(logits: Tensor, scale: Tensor | None, image_scale: float | None = None) -> Tensor:
+def guide(
+    logits: Tensor, scale: Tensor | None, image_scale: Tensor | float | None = None
+) -> Tensor:
     """Combine rows ``[cond; uncond]`` by classifier-free guidance, ``u + s (c - u)``.
 
     ``logits`` float32 ``[2B, T, V]`` with ``scale`` float32 ``[B, T]``; None: rows pass as they are.
@@ -35,9 +39,7 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
     return torch.where(logits < kth, float("-inf"), logits)
 
 
-def _keep_top_p(logits: Tensor, p: float) -> Tensor:
-    if p >= 1:
-        return logits
+def _keep_top_p(logits: Tensor, p: float | Tensor) -> Tensor:
     ordered, index = logits.sort(dim=-1, descending=True)
     mass = ordered.softmax(dim=-1)
     # A code goes when the codes before it already hold more than p.
@@ -45,33 +47,58 @@ def _keep_top_p(logits: Tensor, p: float) -> Tensor:
     return logits.scatter(-1, index, torch.where(drop, float("-inf"), ordered))
 
 
-def _keep_top_k_then_p(logits: Tensor, k: int, p: float) -> Tensor:
+def _keep_top_k_then_p(logits: Tensor, k: int, p: float | Tensor) -> Tensor:
     """Apply both filters, sorting the k values that the first leaves in place of the vocabulary."""
-    if p >= 1 or k <= 0 or k >= logits.shape[-1]:
-        return _keep_top_p(_keep_top_k(logits, k), p)
+    if k <= 0 or k >= logits.shape[-1]:
+        return _keep_top_p(logits, p)
     ordered, index = logits.topk(k, dim=-1)
     kth = ordered[..., -1:]
-    mass = torch.where(logits < kth, float("-inf"), logits).softmax(dim=-1).gather(-1, index)
+    within = torch.where(logits < kth, float("-inf"), logits).softmax(dim=-1)
+    mass = within.gather(-1, index)
     total = mass.cumsum(-1)
     inside = torch.where(total - mass > p, float("-inf"), ordered)
-    # Further values equal to the k-th come after it.
-    rest = torch.where((logits == kth) & (total[..., -1:] <= p), logits, float("-inf"))
+    # Further values equal to the k-th come after it, one by one, as long as there is room below p.
+    further = (logits == kth).scatter(-1, index, False)
+    before = total[..., -1:] + (further.cumsum(-1, dtype=torch.int32) - 1) * mass[..., -1:]
+    rest = torch.where(further & (before <= p), logits, float("-inf"))
     return rest.scatter(-1, index, inside)
 
 
-def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
+@dataclass(frozen=True)
+class Filters:
+    """How logits become a distribution in a step: what has a shape, and the values that are data.
+
+    ``temperature`` and ``top_p``: float32 ``[1]`` on the device, or numbers.
+    """
+
+    sampling: Sampling
+    temperature: Tensor | float
+    top_p: Tensor | float
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Filters:
+        """Return the filters of settings as numbers."""
+        return cls(sampling, sampling.temperature, sampling.top_p)
+
+
+def distribution(logits: Tensor, filters: Filters | Sampling) -> Tensor:
     """Return float32 probabilities ``[..., V]`` after temperature and the two filters.
 
     Greedy decoding (temperature 0) leaves the logits as they are: its rule compares probabilities of
     the raw distribution.
     """
+    if isinstance(filters, Sampling):
+        filters = Filters.of(filters)
+    sampling, p = filters.sampling, filters.top_p
     if sampling.greedy:
         return logits.softmax(dim=-1)
-    x = logits / sampling.temperature
-    if sampling.order == "top_k_first":
-        x = _keep_top_k_then_p(x, sampling.top_k, sampling.top_p)
+    x = logits / filters.temperature
+    if sampling.top_p >= 1:
+        x = _keep_top_k(x, sampling.top_k)
+    elif sampling.order == "top_k_first":
+        x = _keep_top_k_then_p(x, sampling.top_k, p)
     else:
-        x = _keep_top_k(_keep_top_p(x, sampling.top_p), sampling.top_k)
+        x = _keep_top_k(_keep_top_p(x, p), sampling.top_k)
     return x.softmax(dim=-1)
 
 

@@ -24,6 +24,7 @@ class OracleRule:
     k: int = 0
     bound: float = 0.0
     near: Sequence[Sequence[int]] = ()
+    budget: float | None = None
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Verdict:
 
     path: list[int] = field(default_factory=lambda: [0])
     next: list[float] = field(default_factory=list)
-    moved: float = 0.0
+    price: float = 0.0
     trust: float = 1.0
     closest: float = math.inf
 
@@ -75,8 +76,9 @@ def _without(q: Vector, x: int) -> list[float]:
 
 
 def _after_rejection(
-    rule: OracleRule, p: list[float], q: Vector | None, x: int, verdict: Verdict
+    rule: OracleRule, p: list[float], q: Vector | None, x: int, verdict: Verdict, whole: float
 ) -> list[float]:
+    """Return the residual; ``whole`` is A(x) as the test used it."""
     count, mass = _absorb(rule, p, x, verdict)
     size = len(p)
     if rule.residual == "official":
@@ -88,7 +90,7 @@ def _after_rejection(
         return _normalised(left, [1.0 / size] * size, verdict)
     if rule.residual == "optimal":
         if q is None:
-            taken = [min(1.0, p[x] + mass) if y == x else 0.0 for y in range(size)]
+            taken = [min(1.0, whole) if y == x else 0.0 for y in range(size)]
         else:
             taken = []
             for y in range(size):
@@ -102,6 +104,67 @@ def _after_rejection(
     relaxed_p[x] += mass
     drafted = [float(y == x) for y in range(size)] if q is None else list(q)
     return _normalised([max(relaxed_p[y] - drafted[y], 0.0) for y in range(size)], p, verdict)
+
+
+def _cost(rule: OracleRule, p: list[float], q: Vector | None, x: int, mass: float) -> float:
+    """Return what a test adds to the total variation: f(x) less what exact decoding would keep."""
+    chance = 1.0 if q is None else q[x]
+    return min(1.0, mass / chance) - min(1.0, p[x] / chance)
+
+
+def _stray(
+    rule: OracleRule, p: list[float], q: Vector | None, x: int, mass: float, after: list[float]
+) -> float:
+    """Return what the official residual adds where a draft is refused."""
+    if rule.residual != "official" or rule.kind == "exact":
+        return 0.0
+    if q is None:
+        lost = 1.0 - min(1.0, mass)
+        rest = [0.0 if y == x else v for y, v in enumerate(p)]
+        over = math.fsum(max(lost * a - b, 0.0) for a, b in zip(after, rest, strict=True))
+        return over / max(lost, 1e-6)
+    left = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+    total = math.fsum(left)
+    ideal = [v / total for v in left] if total > 0 else p
+    return math.fsum(max(a - b, 0.0) for a, b in zip(after, ideal, strict=True))
+
+
+def token_law(
+    rule: OracleRule, p: Vector, q: Vector | None, codes: Sequence[int], siblings: int
+) -> tuple[list[float], float]:
+    """Return the exact law of one token and the price that is reported of it, by enumeration.
+
+    ``siblings`` drafts are drawn from ``q`` without replacement, or are ``codes`` for certain.
+    """
+    law, price = [0.0] * len(p), 0.0
+    #: Cases that are left: p, q, siblings tried, probability, and what is left of the budget.
+    cases = [(list(p), None if q is None else list(q), 0, 1.0, rule.budget)]
+    while cases:
+        now, drafted, tried, weight, left = cases.pop()
+        picks = [(codes[tried], 1.0)] if drafted is None and tried < siblings else []
+        if drafted is not None and tried < siblings:
+            picks = [(x, chance) for x, chance in enumerate(drafted) if chance > 0]
+        if not picks:
+            law = [a + weight * b for a, b in zip(law, now, strict=True)]
+            continue
+        for x, chance in picks:
+            verdict = Verdict()
+            mass = now[x] + _absorb(rule, now, x, verdict)[1]
+            q_x = 1.0 if drafted is None else chance
+            if left is not None:
+                mass = min(mass, now[x] + left * q_x)
+            keeps = min(1.0, mass / q_x)
+            cost = _cost(rule, now, drafted, x, mass)
+            price += weight * chance * cost
+            law[x] += weight * chance * keeps
+            if keeps >= 1:
+                continue
+            after = _after_rejection(rule, now, drafted, x, verdict, mass)
+            price += weight * chance * (1 - keeps) * _stray(rule, now, drafted, x, mass, after)
+            rest = None if left is None else min(1.0, max(left - cost, 0.0) / (1 - keeps))
+            fewer = None if drafted is None else _without(drafted, x)
+            cases.append((after, fewer, tried + 1, weight * chance * (1 - keeps), rest))
+    return law, price
 
 
 def sampling(
@@ -122,20 +185,29 @@ def sampling(
     p = list(probs[0])
     while children[node]:
         drafted = list(q[node]) if q is not None else None
+        left = rule.budget
         for slot, child in enumerate(children[node]):
             x, u = tokens[child], uniforms[depth][slot]
             chance = 1.0 if drafted is None else drafted[x]
             if chance <= 0:
                 continue
-            mass = _absorb(rule, p, x, verdict)[1]
-            if p[x] + mass > 0:
-                verdict.compare(u * chance, p[x] + mass)
-            if u <= (p[x] + mass) / chance:
-                verdict.moved += mass
+            whole = p[x] + _absorb(rule, p, x, verdict)[1]
+            if left is not None:
+                whole = min(whole, p[x] + left * chance)
+            if whole > 0:
+                verdict.compare(u * chance, whole)
+            cost = _cost(rule, p, drafted, x, whole)
+            verdict.price += cost
+            if u <= whole / chance:
                 verdict.path.append(child)
                 node = child
                 break
-            p = _after_rejection(rule, p, drafted, x, verdict)
+            after = _after_rejection(rule, p, drafted, x, verdict, whole)
+            verdict.price += _stray(rule, p, drafted, x, whole, after)
+            if left is not None:
+                keeps = min(1.0, whole / chance)
+                left = min(1.0, max(left - cost, 0.0) / max(1 - keeps, 1e-6))
+            p = after
             if drafted is not None:
                 drafted = _without(drafted, x)
         else:

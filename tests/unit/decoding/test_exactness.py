@@ -17,7 +17,7 @@ from support.tree_tensors import draft_tree
 from torch import Tensor
 
 from lantern_accel.decoding import accept as acceptance
-from lantern_accel.decoding.accept import Rule, accept_sampling
+from lantern_accel.decoding.accept import DraftTest, Rule, accept_sampling
 from lantern_accel.decoding.logits import draw, draw_without_replacement
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
@@ -169,20 +169,18 @@ def test_the_codes_that_filters_removed_are_never_said() -> None:
 Residue = Callable[..., Tensor]
 
 
-def only_zeroes_x(rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, *rest: object) -> Tensor:
-    left = p.scatter(-1, x.unsqueeze(-1), 0.0)
+def only_zeroes_x(rule: Rule, test: DraftTest, *rest: object) -> Tensor:
+    left = test.p.scatter(-1, test.x.unsqueeze(-1), 0.0)
     return left / left.sum(-1, keepdim=True).clamp(min=1e-38)
 
 
-def keeps_p(rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, *rest: object) -> Tensor:
-    return p
+def keeps_p(rule: Rule, test: DraftTest, *rest: object) -> Tensor:
+    return test.p
 
 
-def forgets_to_normalise(
-    rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, *rest: object
-) -> Tensor:
-    drafted = torch.zeros_like(p).scatter(-1, x.unsqueeze(-1), 1.0) if q is None else q
-    return (p - drafted).clamp(min=0.0)
+def forgets_to_normalise(rule: Rule, test: DraftTest, *rest: object) -> Tensor:
+    certain = torch.zeros_like(test.p).scatter(-1, test.x.unsqueeze(-1), 1.0)
+    return (test.p - (certain if test.q is None else test.q)).clamp(min=0.0)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +353,7 @@ def test_the_official_residual_may_move_the_output_by_more_than_delta() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["lantern", "lantern++"])
-def test_moved_counts_the_total_variation_of_accepted_drafts(rule: Acceptance) -> None:
+def test_the_price_is_counted_for_every_tried_draft(rule: Acceptance) -> None:
     world = World(seed=5)
     p, table = world.p[0][0], neighbours(world)
     mass, _ = relaxed_mass(rule, table, p)
@@ -363,6 +361,8 @@ def test_moved_counts_the_total_variation_of_accepted_drafts(rule: Acceptance) -
     tree, probs = one_draft(x, p, None)
     tests = torch.full((VOCAB, 1), 2.0**-24)
     out = accept_sampling(tree, probs, Rule(rule, "aggregate", table), tests, torch.rand(VOCAB))
-    expected = torch.where(out.length == 1, mass - p, torch.zeros(()))
-    assert (out.moved[:, 0] - expected).abs().max() < 1e-6
-    assert (out.moved > 0).any()
+    assert (out.price[:, 0] - (mass - p)).abs().max() < 1e-6  # min(1, A) - p, kept or not
+    refused = accept_sampling(tree, probs, Rule(rule, "aggregate", table), 1 - tests, tests[:, 0])
+    assert not refused.length.all()
+    assert torch.equal(refused.price, out.price)
+    assert (out.price > 0).any()

@@ -162,3 +162,14 @@ def test_where_codes_run_out_draws_repeat_one_that_has_no_weight_left() -> None:
     weights = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
     codes = draw_without_replacement(weights, torch.full((1, 4), 0.3))
     assert codes.tolist() == [[0, 2, 3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"), [(1, 0.505, 51), (10, 0.505, 51), (1, 0.99, 100)]
+)
+def test_ties_of_the_kth_value_count_one_by_one_towards_top_p(
+    top_k: int, top_p: float, kept: int
+) -> None:
+    # Top-k keeps all hundred, as the official filter does; top-p then keeps as many as hold p.
+    both = distribution(torch.zeros(100), Sampling(top_k=top_k, top_p=top_p))
+    assert int((both > 0).sum()) == kept

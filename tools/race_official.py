@@ -111,7 +111,8 @@ class Ours:
     def __init__(self, engine: Engine, backend: Backend, classes: torch.Tensor) -> None:
         g = engine.geometry
         self.engine = engine
-        free = torch.full_like(classes, engine.verifying.target.config.num_classes)
+        target: Any = engine.verifying.target
+        free = torch.full_like(classes, target.config.num_classes)
         self.rows = torch.cat((classes, free)) if g.branches > 1 else classes
         self.mask = torch.ones(g.batch, g.prefix, dtype=torch.bool, device=backend.device)
         self._prefill = backend.capture(engine.prefill, "prefill")

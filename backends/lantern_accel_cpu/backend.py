@@ -49,22 +49,6 @@ class DeviceBackend(Backend):
         """Order caches by head: a head's keys are one matrix."""
         return KVLayout(layers, rows, capacity, heads, head_dim, dtype, head_major=True)
 
-    def allocate(self, layout: KVLayout) -> KVCache:
-        """Allocate a zeroed cache that keeps its address."""
-        return cache.allocate(layout)
-
-    def address(self, kv: KVCache, slots: Tensor) -> Tensor:
-        """Return the rows of the cache's matrix for slots ``[R, T]`` of all layers."""
-        return cache.address(kv.layout, slots)
-
-    def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
-        cache.write(kv, layer, address, k, v)
-
-    def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
-        """Move entries of all layers from addresses ``source`` to ``target``."""
-        cache.commit(kv, source, target)
-
     def pack(self, weight: Tensor) -> Tensor:
         """Return the weight in oneDNN's order where there is one."""
         return pack(weight) if packs(weight) else weight
@@ -74,8 +58,8 @@ class DeviceBackend(Backend):
         return linear(x, weight, bias)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
-        """Attention of ``q [R, T, H, d]`` over a layer's cache under ``mask [R, 1, T, L]``."""
-        return cache.attend(q, kv, layer, mask)
+        """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
+        return cache.attend(q, *self.by_head(kv, layer, mask.shape[-1]), mask)
 
     def rotary(self, cos: Tensor, sin: Tensor) -> Any:
         """Return the rotations as complex numbers; the compiler takes them as they are."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.device.backend import KVCache, KVLayout
+from lantern_accel.device.backend import KVLayout
 
 SLOT_MULTIPLE = 8
 WIDTH_MULTIPLE = 8
@@ -37,32 +37,11 @@ def layout(
     )
 
 
-def address(kv: KVCache, slots: Tensor) -> Tensor:
-    """Return indices of (row, head, slot) in one layer's keys, flat: ``[R * T * H]``."""
-    at = kv.layout
-    rows = torch.arange(at.rows, dtype=slots.dtype, device=slots.device).view(-1, 1, 1)
-    heads = torch.arange(at.heads, dtype=slots.dtype, device=slots.device)
-    flat = (rows * at.heads + heads) * at.capacity + slots.unsqueeze(-1)
-    return flat.reshape(-1).long()  # index_copy_ takes no other dtype
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attend with torch's kernel under an additive mask; ``q [R, T, H, d]``, same shape out.
 
-
-def write(kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
-    """Store ``k, v [R, T, H, d]`` of one layer at ``address``; padding stays zero."""
-    width = k.shape[-1]
-    flat = kv.data[layer].flatten(1, 3)[..., :width]
-    flat[0].index_copy_(0, address, k.reshape(-1, width))
-    flat[1].index_copy_(0, address, v.reshape(-1, width))
-
-
-def commit(kv: KVCache, source: Tensor, target: Tensor) -> None:
-    """Move entries of all layers from addresses ``source`` to ``target``."""
-    flat = kv.data.flatten(2, 4).flatten(0, 1)
-    flat.index_copy_(1, target, flat.index_select(1, source))
-
-
-def sdpa(q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
-    """Attend with torch's kernel under an additive mask; ``q [R, T, H, d]``, same shape out."""
-    k, v = kv.data[layer].unbind(0)
+    ``k, v [R, H, L, d']`` with heads as wide as they are stored.
+    """
     width, stored = q.shape[-1], k.shape[-1]
     padded = F.pad(q, (0, stored - width)) if stored > width else q
     out = F.scaled_dot_product_attention(
@@ -71,9 +50,9 @@ def sdpa(q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
     return out.transpose(1, 2)[..., :width]
 
 
-def matmul(q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
+def matmul(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attend by two batched matrix products and a softmax; ``q [R, T, H, d]``, same shape out."""
     width = q.shape[-1]
-    k, v = kv.data[layer][..., :width].unbind(0)
+    k, v = k[..., :width], v[..., :width]
     scores = torch.matmul(q.transpose(1, 2) * width**-0.5, k.transpose(2, 3))
     return torch.matmul((scores + mask).softmax(dim=-1), v).transpose(1, 2)

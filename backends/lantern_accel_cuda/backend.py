@@ -63,18 +63,6 @@ class DeviceBackend(Backend):
         """Order caches by head, padded."""
         return attention.layout(layers, rows, capacity, heads, head_dim, dtype)
 
-    def address(self, kv: KVCache, slots: Tensor) -> Tensor:
-        """Return the indices of slots ``[R, T]`` in a layer's keys."""
-        return attention.address(kv, slots)
-
-    def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
-        attention.write(kv, layer, address, k, v)
-
-    def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
-        """Move entries of all layers from addresses ``source`` to ``target``."""
-        attention.commit(kv, source, target)
-
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Return bytes for the Triton kernel, else what is added to scores."""
         if self.options.attention == "triton":
@@ -82,15 +70,15 @@ class DeviceBackend(Backend):
         return super().mask(visible, dtype)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
-        """Attention of ``q [R, T, H, d]`` over a layer's cache under ``mask [R, 1, T, L]``."""
+        """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
+        k, v = self.by_head(kv, layer, mask.shape[-1])
         if self.options.attention == "triton":
             from lantern_accel_cuda.kernels import tree_attention
 
-            k, v = kv.data[layer].unbind(0)
             return tree_attention.attend(q, k, v, mask, self._cores)
         if self.options.attention == "matmul":
-            return attention.matmul(q, kv, layer, mask)
-        return attention.sdpa(q, kv, layer, mask)
+            return attention.matmul(q, k, v, mask)
+        return attention.sdpa(q, k, v, mask)
 
     def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Softmax attention without a cache, by torch."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.backend import DTYPES
-from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import numeric, tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, within
@@ -160,22 +160,21 @@ def fused(backend: DeviceBackend) -> Measured:
         pairs = [(kernels.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))]
         pairs.append((kernels.swiglu(x), reference.swiglu(x)))
         layout = caches.layout(2, 2, 101, 3, 100, dtype)
-        ours, theirs = (
-            KVCache(layout, torch.zeros(layout.shape, dtype=dtype, device=backend.device))
-            for _ in range(2)
-        )
+        reference.device = backend.device
+        ours, theirs = (reference.allocate(layout) for _ in range(2))
         qkv = random(2, 60, 3, 3, 100)
         angles = random(1, 60, 1, 1, 50, to=torch.float32)
         rotary = (angles.cos(), angles.sin())
         slots = torch.arange(20, 80, device=backend.device).expand(2, -1)
-        address = caches.address(ours, slots)
+        address = reference.address(ours, slots)
         turned = reference.rotate(qkv[:, :, :2], rotary)
-        caches.write(theirs, 1, address, turned[:, :, 1], qkv[:, :, 2])
+        reference.write(theirs, 1, address, turned[:, :, 1], qkv[:, :, 2])
         pairs.append((kernels.rotate_write(qkv, rotary, ours, 1, address), turned[:, :, 0]))
-        pairs.append((ours.data, theirs.data))
+        pairs.append((ours.keys[1], theirs.keys[1]))
+        pairs.append((ours.values[1], theirs.values[1]))
         for index, (got, want) in enumerate(pairs):
             error = float((got.float() - want.float()).abs().max())
-            what = ("rms_norm", "swiglu", "rotation", "cache write")[index]
+            what = ("rms_norm", "swiglu", "rotation", "written keys", "written values")[index]
             within(error, TOLERANCE[dtype], f"{what} in {dtype}")
             if error / TOLERANCE[dtype] >= worst / at:
                 worst, at = error, TOLERANCE[dtype]

@@ -58,19 +58,6 @@ class HPUOps(TensorOps):
         slots = -(-capacity // SLOTS) * SLOTS
         return KVLayout(layers, rows, slots, heads, head_dim, dtype, head_major=True)
 
-    def allocate(self, layout: KVLayout) -> KVCache:
-        """Allocate keys and values of each layer as zeroed buffers of their own, ``[R * H * L, d]``.
-
-        Views of one large buffer would do elsewhere. Here lazy mode writes a view by copying what it
-        is a view of, HPUGraph forbids it, and the compiler keeps only whole inputs in place.
-        """
-        shape = (layout.rows * layout.heads * layout.capacity, layout.head_dim)
-        pairs = tuple(
-            tuple(torch.zeros(shape, dtype=layout.dtype, device=self.device) for _ in range(2))
-            for _ in range(layout.layers)
-        )
-        return KVCache(layout, pairs)
-
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
         """Return flat indices of (row, head, slot), int64 ``[R * H * T]``.
 
@@ -86,22 +73,14 @@ class HPUOps(TensorOps):
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
         """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
-        for buffer, new in zip(kv.data[layer], (k, v), strict=True):
+        for buffer, new in zip((kv.keys[layer], kv.values[layer]), (k, v), strict=True):
             buffer.index_copy_(0, address, new.transpose(1, 2).reshape(-1, new.shape[-1]))
-
-    def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
-        """Move entries of all layers from addresses ``source`` to ``target``, both [R*H*J]."""
-        near = source.to(torch.int32)
-        for buffer in kv.buffers:
-            buffer.index_copy_(0, target, buffer.index_select(0, near))
 
     # --- arithmetic ----------------------------------------------------------------------------
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
-        """Attention of ``q [R, T, H, d]`` over a layer's cache under ``mask [R, 1, T, L]``."""
-        layout = kv.layout
-        shape = (layout.rows, layout.heads, layout.capacity, layout.head_dim)
-        k, v = (buffer.view(shape) for buffer in kv.data[layer])
+        """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
+        k, v = self.by_head(kv, layer, mask.shape[-1])
         return self._attend(q.transpose(1, 2), k, v, mask).transpose(1, 2)
 
     def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Commit: keep what was accepted, in place, and hand the drafter its next tokens."""
+"""Commit: say which slots hold what was accepted, and hand the drafter its next tokens."""
 
 from __future__ import annotations
 
@@ -14,25 +14,17 @@ from lantern_accel.decoding.verify import Verifying
 def commit(
     verifying: Verifying, state: State, tree: DraftTree, features: Tensor, accepted: Accepted
 ) -> None:
-    """Move accepted keys and values to their slots, write tokens, update lengths and counters.
+    """Enter accepted nodes in the slot table, write tokens, update lengths and counters.
 
-    ``features [R, T, D]`` are the target's, after the final norm. Images that are complete stay as
-    they are: their writes go to trash slots.
+    No key or value moves: an accepted node stays in the slot that verification wrote, and its slot
+    becomes that of its position. ``features [R, T, D]`` are the target's, after the final norm. Images
+    that are complete stay as they are.
     """
     g = verifying.geometry
     entry = torch.arange(g.depth + 1, dtype=state.length.dtype, device=state.length.device)
     open_ = state.length + 1 < g.tokens
     if g.depth:
-        node = accepted.path[:, 1:]
-        source = verifying.base + node - 1
-        valid = (entry[1:] <= accepted.length.unsqueeze(1)) & open_.unsqueeze(1)
-        image = state.length.unsqueeze(1) + entry[1:]
-        valid = valid & (image < g.tokens)
-        target = torch.where(valid, g.prefix + image, verifying.trash)
-        source = torch.where(valid, source, verifying.trash)
-        ops, cache = verifying.ops, verifying.cache
-        rows_source, rows_target = verifying._rows(source), verifying._rows(target)
-        ops.commit(cache, ops.address(cache, rows_source), ops.address(cache, rows_target))
+        _enter_slots(verifying, state, tree, accepted, open_)
     # Known tokens from the one after the root on: accepted drafts, then the bonus.
     drafts = tree.tokens.gather(1, accepted.path)
     shifted = torch.cat((drafts[:, 1:], accepted.bonus.unsqueeze(1)), dim=1)
@@ -56,8 +48,27 @@ def commit(
     # Drafts past the end of the image are dropped, and counted nowhere.
     state.histogram.add_((entry == (length - state.length - 1).unsqueeze(1)) & open_.unsqueeze(1))
     state.steps.add_(open_)
-    state.moved.add_(torch.where(fits[:, : g.depth], accepted.moved, 0.0).sum(dim=1))
+    state.price.add_(torch.where(fits[:, : g.depth], accepted.price, 0.0).sum(dim=1))
     state.last_path.copy_(accepted.path)
     state.last_length.copy_(torch.where(open_, accepted.length, -1))
     state.length.copy_(torch.where(open_, length, state.length))
     state.step.add_(1)
+
+
+def _enter_slots(
+    verifying: Verifying, state: State, tree: DraftTree, accepted: Accepted, open_: Tensor
+) -> None:
+    """Reorder the slots of one tree: the accepted path first, in its order, then the other nodes."""
+    g = verifying.geometry
+    window = verifying.window(state)
+    node = verifying.slots[: g.nodes]
+    level = verifying.slots[: g.depth + 1]
+    on_path = (accepted.path.unsqueeze(-1) == node) & (
+        level <= accepted.length.unsqueeze(1)
+    ).unsqueeze(-1)
+    kept = on_path.any(dim=1)
+    others = (~kept).cumsum(1, dtype=node.dtype) + accepted.length.unsqueeze(1)
+    place = torch.where(kept, tree.depth, others)
+    place = torch.where(open_.unsqueeze(1), place, node) + state.length.unsqueeze(1)
+    state.slot_of.scatter_(1, place, window)
+    state.place_of.scatter_(1, window, place)

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import distribution, draw_without_replacement
+from lantern_accel.decoding.logits import Filters, distribution, draw_without_replacement
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
+from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.operations import KVCache, TensorOps
-from lantern_accel.families.llamagen.drafter import EagleDrafter
-from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.nn.transformer import Pass
-from lantern_accel.strategy.values import DynamicTree, Sampling
+from lantern_accel.strategy.values import DynamicTree
 
 #: Lowest log-probability of a draft: keeps sums finite and strictly falling from parent to child.
 FLOOR = -1e4
@@ -29,19 +28,19 @@ FLOOR = -1e4
 class Drafting:
     """The drafter of one engine, with its cache and constants."""
 
-    drafter: EagleDrafter
-    target: LlamaGenGPT
+    drafter: Drafter
+    target: Target
     ops: TensorOps
     cache: KVCache
     geometry: Geometry
-    sampling: Sampling
+    filters: Filters
     guidance: Guidance
     tables: TreeTables | None
     dynamic: DynamicTree | None
 
     def __post_init__(self) -> None:
         g = self.geometry
-        device = self.target.output.weight.device
+        device = self.target.weight.device
         self.prefix = g.prefix - 1
         self.slots = torch.arange(self.cache.layout.capacity, dtype=self.ops.index, device=device)
         self.trash = g.drafter_slots - 1
@@ -87,7 +86,7 @@ class Drafting:
         """Describe a pass: image tokens ``[B, T]``, cache slots ``[B, T]``, mask bool ``[M, T, L]``."""
         cells = cells.clamp(max=self.geometry.tokens - 1)
         cos, sin = self.branches.image_rotary(self.drafter, state.start, cells, back=1)
-        mask = self.ops.mask(visible.unsqueeze(1), self.target.output.weight.dtype)
+        mask = self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
         return Pass(
             cos,
             sin,
@@ -174,14 +173,6 @@ class Drafting:
 
     # --- trees ---------------------------------------------------------------------------------
 
-    @property
-    def columns(self) -> int:
-        """Uniforms that one image needs to draft one tree."""
-        if self.tables is None or self.sampling.greedy:
-            return 0
-        widths = self.tables.max_children
-        return sum(len(lv) * w for lv, w in zip(self.tables.inner, widths, strict=True))
-
     def draft(self, state: State, uniforms: Tensor) -> DraftTree:
         """Catch up and propose a tree; ``uniforms [B, columns]``."""
         features = self.catch_up(state)
@@ -199,10 +190,10 @@ class Drafting:
             width = tables.max_children[depth]
             logits = self._guided(state, depth, features)
             groups = logits.shape[1]
-            if self.sampling.greedy:
+            if self.filters.sampling.greedy:
                 picks = logits.topk(width, dim=-1).indices.to(self.ops.index)
             else:
-                q = distribution(logits, self.sampling)
+                q = distribution(logits, self.filters)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
                 used += groups * width
                 picks = draw_without_replacement(q, here, self.ops.index)
@@ -230,9 +221,9 @@ class Drafting:
         )
 
     def _log_probs(self, logits: Tensor) -> Tensor:
-        if self.sampling.greedy:
+        if self.filters.sampling.greedy:
             return logits.log_softmax(dim=-1).clamp(min=FLOOR)
-        return distribution(logits, self.sampling).log().clamp(min=FLOOR)
+        return distribution(logits, self.filters).log().clamp(min=FLOOR)
 
     def _draft_dynamic(self, state: State, features: Tensor, tree: DynamicTree) -> DraftTree:
         """EAGLE-2: a beam of ``top_k`` paths, ``depth`` further levels, the best nodes kept.

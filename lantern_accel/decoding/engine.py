@@ -6,7 +6,7 @@ strategy and one set of sampling settings; calls with other prompts reuse all of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,18 +14,19 @@ from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted, Rule, accept_greedy, accept_sampling
 from lantern_accel.decoding.commit import commit
+from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
-from lantern_accel.decoding.logits import distribution, draw
+from lantern_accel.decoding.geometry import cache_layouts, geometry_of, tables_of
+from lantern_accel.decoding.logits import Filters, distribution, draw
 from lantern_accel.decoding.rows import Guidance
-from lantern_accel.decoding.state import Geometry, State
-from lantern_accel.decoding.trees import DraftTree, TreeTables, tree_paths, tree_size
+from lantern_accel.decoding.state import State
+from lantern_accel.decoding.target import Drafter, Target, place_of
+from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.decoding.uniforms import draw_uniforms
 from lantern_accel.decoding.verify import Verifying
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.operations import KVCache, TensorOps
 from lantern_accel.errors import RequestError, StrategyError
-from lantern_accel.families.llamagen.drafter import EagleDrafter
-from lantern_accel.families.llamagen.model import LlamaGenGPT
-from lantern_accel.strategy.values import DynamicTree, NoTree, Sampling, Strategy
+from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class Decoded:
     """What decoding gives, on the host: tokens int64 ``[B, N]`` and counters.
 
     ``steps [B]`` target forwards after prefill; ``histogram [B, D + 1]`` steps by accepted drafts;
-    ``moved [B]`` total variation used by relaxed acceptance, summed.
+    ``price [B]`` what relaxation cost, summed over tokens (:class:`~.accept.Accepted`).
     """
 
     tokens: Tensor
     steps: Tensor
     histogram: Tensor
-    moved: Tensor
+    price: Tensor
 
     @property
     def step_compression(self) -> float:
@@ -58,8 +59,8 @@ class Engine:
 
     def __init__(
         self,
-        target: LlamaGenGPT,
-        drafter: EagleDrafter | None,
+        target: Target,
+        drafter: Drafter | None,
         ops: TensorOps,
         strategy: Strategy,
         sampling: Sampling,
@@ -67,136 +68,75 @@ class Engine:
         batch: int = 1,
         neighbours: Tensor | None = None,
     ) -> None:
-        config = target.config
-        tree = strategy.tree
-        if isinstance(tree, NoTree):
-            drafter = None
-        elif drafter is None:
-            raise StrategyError(
-                f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; use "
-                "the strategy 'vanilla', or train one with `lantern-accel train drafter`"
-            )
-        nodes, depth = tree_size(tree)
-        if depth >= config.num_tokens:
-            raise StrategyError(
-                f"the tree is {depth} drafts deep, but an image has {config.num_tokens} tokens; "
-                "choose a shallower tree"
-            )
-        self.check(strategy, sampling, config.vocab_size)
-        self.strategy, self.sampling = strategy, sampling
-        self.ops = ops
-        weight = target.output.weight
-        tables = None if isinstance(tree, DynamicTree) else TreeTables(tree_paths(tree))
-        if isinstance(tree, DynamicTree):
-            scratch = tree.depth * tree.top_k
-        else:
-            assert tables is not None
-            scratch = sum(len(level) for level in tables.inner[1:])
-        self.geometry = g = Geometry(
-            batch=batch,
-            branches=sampling.branches,
-            prefix=config.prefix_length,
-            tokens=config.num_tokens,
-            nodes=nodes,
-            depth=depth,
-            scratch=scratch,
-            vocab=config.vocab_size,
-            dim=config.dim,
-            own_prompts=target.own_prompts,
-            taps=len(drafter.taps) if drafter is not None else 0,
-        )
-        if strategy.neighbours and neighbours is None:
-            raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
-        if neighbours is not None and neighbours.shape[1] < strategy.neighbours:
-            raise StrategyError(
-                f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table has "
-                f"{neighbours.shape[1]}; make a wider one"
-            )
-        self.rule = Rule(
-            strategy.acceptance,
-            strategy.residual,
-            neighbours[:, : strategy.neighbours].to(weight.device)
-            if neighbours is not None
-            else None,
-        )
+        self.geometry = g = geometry_of(target, drafter, strategy, sampling, batch)
+        self.strategy, self.sampling, self.ops = strategy, sampling, ops
+        dtype, device = place_of(target)
+        self.dials = Dials(strategy, sampling, g.tokens, device)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p)
+        self.rule = self._rule(neighbours, device)
+        image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
         guidance = Guidance(
-            self._scales(sampling, g.tokens, weight.device),
-            sampling.cfg_scale_image,
-            target.allowed(),
+            self.dials.scale if sampling.guided else None, image_scale, target.allowed()
         )
-        layout = ops.kv_layout(
-            config.n_layer, g.rows, g.target_slots, config.n_head, config.head_dim, weight.dtype
-        )
-        taps = drafter.taps if drafter is not None else ()
-        self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance, taps)
+        tables = tables_of(strategy.tree)
+        layout, drafter_layout = cache_layouts(g, target, drafter, ops)
         self.drafting: Drafting | None = None
-        if drafter is not None:
-            d = drafter.config
-            layout = ops.kv_layout(
-                d.n_layer, g.rows, g.drafter_slots, d.n_head, d.head_dim, weight.dtype
-            )
-            dynamic = tree if isinstance(tree, DynamicTree) else None
+        taps: Sequence[int] = ()
+        if drafter is not None and drafter_layout is not None:
+            taps = drafter.taps
+            dynamic = strategy.tree if isinstance(strategy.tree, DynamicTree) else None
+            cache = ops.allocate(drafter_layout)
             self.drafting = Drafting(
-                drafter, target, ops, ops.allocate(layout), g, sampling, guidance, tables, dynamic
+                drafter, target, ops, cache, g, self.filters, guidance, tables, dynamic
             )
-        self._root_only = (
-            None if tables is None else tables.topology(batch, weight.device, ops.index)
-        )
-        self._widths = tables.max_children if tables is not None else ()
-        draft_columns = self.drafting.columns if self.drafting else 0
-        tests = tree.top_k * depth if isinstance(tree, DynamicTree) else sum(self._widths)
-        self._columns = (draft_columns, tests)
-        self.state = State(
-            g,
-            draft_columns + tests + 1,
-            target.condition_buffer(g.rows),
-            weight.dtype,
-            ops.index,
-            weight.device,
-        )
+        self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance, taps)
+        self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
+        self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self._progress = ops.host_copy(self.state.length)
 
-    @staticmethod
-    def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
-        """Raise :class:`StrategyError` for a setting that ``vocab`` codes cannot serve."""
-        k = strategy.acceptance.k
-        most = vocab - 1 - (strategy.neighbours - k)
-        if k > most:
-            raise StrategyError(
-                f"k = {k} is too many for a codebook of {vocab} codes; choose k between 1 and {most}"
-            )
-        if sampling.top_k > vocab:
-            raise StrategyError(
-                f"top_k = {sampling.top_k} is more than the codebook's {vocab} codes; use 0 for all"
-            )
-        tree = strategy.tree
-        widths = (
-            TreeTables(tree_paths(tree)).max_children if not isinstance(tree, DynamicTree) else ()
+    def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
+        strategy = self.strategy
+        if strategy.neighbours:
+            if neighbours is None:
+                raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
+            if neighbours.shape[1] < strategy.neighbours:
+                raise StrategyError(
+                    f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table "
+                    f"has {neighbours.shape[1]}; make a wider one"
+                )
+            neighbours = neighbours[:, : strategy.neighbours].to(device)
+        return Rule(
+            strategy.acceptance,
+            strategy.residual,
+            neighbours if strategy.neighbours else None,
+            self.dials.rule,
+            None if strategy.tv_budget is None else self.dials.budget,
         )
-        widest = tree.top_k if isinstance(tree, DynamicTree) else max(widths, default=0)
-        if widest > vocab:
-            raise StrategyError(
-                f"the tree has {widest} siblings, but there are {vocab} codes; choose a narrower tree"
-            )
 
-    @staticmethod
-    def _scales(sampling: Sampling, tokens: int, device: torch.device) -> Tensor | None:
-        """Return the guidance scale of each token; outside LlamaGen's interval it is 1 (off)."""
-        if not sampling.guided:
-            return None
-        scale = torch.full((tokens,), float(sampling.cfg_scale), device=device)
-        if sampling.cfg_interval >= 0:
-            # Decode index i counts from the second token; the first is always guided.
-            scale[sampling.cfg_interval + 2 :] = 1.0
-        return scale
+    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
+        """Take other values of the settings that are data (:class:`Dials`).
+
+        Raises :class:`StrategyError` for settings of another bucket, which need an engine of their own.
+        """
+        if (strategy.bucket, sampling.bucket) != (self.strategy.bucket, self.sampling.bucket):
+            raise StrategyError(
+                f"an engine made for {self.strategy.name!r} cannot decode {strategy.name!r} with these "
+                "settings: their shapes differ; make another engine"
+            )
+        self.strategy, self.sampling = strategy, sampling
+        self.dials.set(strategy, sampling)
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """The target's cache and, where there is a drafter, the drafter's."""
+        drafting = [] if self.drafting is None else [self.drafting.cache]
+        return [self.verifying.cache, *drafting]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the static buffers: caches and state."""
-        total = self.verifying.cache.layout.nbytes
-        if self.drafting is not None:
-            total += self.drafting.cache.layout.nbytes
-        return total + self.state.nbytes
+        """Bytes of the static buffers: caches, state and settings."""
+        caches = sum(cache.layout.nbytes for cache in self.caches)
+        return caches + self.state.nbytes + self.dials.nbytes
 
     # --- one image batch -----------------------------------------------------------------------
 
@@ -239,7 +179,7 @@ class Engine:
         if self.sampling.greedy:
             root = logits.argmax(dim=-1).to(self.ops.index)
         else:
-            weights = distribution(logits, self.sampling)
+            weights = distribution(logits, self.filters)
             root = draw(weights, state.uniforms[:, 0, -1], self.ops.index)
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
@@ -255,7 +195,7 @@ class Engine:
         state = self.state
         now = state.step.clamp(max=self.geometry.tokens - 1)
         uniforms = state.uniforms.index_select(1, now).squeeze(1)
-        drafts, tests = self._columns
+        drafts, tests = self.geometry.draft_columns, self.geometry.test_columns
         with self.ops.phase("draft"):
             tree = self._draft(uniforms[:, :drafts])
         with self.ops.phase("verify"):
@@ -277,15 +217,18 @@ class Engine:
     def _accept(self, tree: DraftTree, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
         if self.sampling.greedy:
             return accept_greedy(tree, logits, self.rule)
-        return accept_sampling(tree, distribution(logits, self.sampling), self.rule, tests, bonus)
+        allowed = None
+        if self.rule.residual == "official" and self.verifying.guidance.allowed is not None:
+            allowed = logits > float("-inf")
+        probs = distribution(logits, self.filters)
+        return accept_sampling(tree, probs, self.rule, tests, bonus, allowed)
 
     def uniforms(self, seed: int, images: list[int]) -> Tensor:
         """Draw the request's randomness: float32 ``[B, N, columns]`` on the engine's device.
 
         ``images`` are the indices that pick each image's random stream.
         """
-        columns = sum(self._columns) + 1
-        drawn = draw_uniforms(seed, images, self.geometry.tokens, columns)
+        drawn = draw_uniforms(seed, images, self.geometry.tokens, self.geometry.columns)
         return drawn.to(self.state.uniforms.device)
 
     def run(
@@ -327,5 +270,5 @@ class Engine:
             state.tokens[:, : g.tokens].to("cpu", torch.int64, copy=True),
             state.steps.to("cpu", torch.int64, copy=True),
             state.histogram.to("cpu", torch.int64, copy=True),
-            state.moved.to("cpu", copy=True),
+            state.price.to("cpu", copy=True),
         )

@@ -111,7 +111,7 @@ class Guidance:
     """
 
     scale: Tensor | None
-    image_scale: float | None
+    image_scale: Tensor | float | None
     allowed: Allowed | None
 
     def __call__(self, logits: Tensor, token: Tensor) -> Tensor:

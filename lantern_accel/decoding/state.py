@@ -1,65 +1,30 @@
-"""The static buffers of one decoding engine, and the sizes that fix their shapes."""
+"""The static buffers of one decoding engine."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.geometry import Geometry
 
-@dataclass(frozen=True)
-class Geometry:
-    """Every size that a step's shapes depend on; host integers, fixed for an engine's life.
-
-    ``batch`` images; ``branches`` 2 with guidance (rows ``[cond; uncond]``), else 1; ``prefix`` and
-    ``tokens`` positions of prompt and image; ``nodes`` of the tree with its root; ``depth`` of its
-    deepest draft; ``scratch`` drafter nodes a step; ``vocab`` codes; ``dim`` width of a feature;
-    ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`); ``taps``: states
-    of the target that the drafter reads beside the feature.
-    """
-
-    batch: int
-    branches: int
-    prefix: int
-    tokens: int
-    nodes: int
-    depth: int
-    scratch: int
-    vocab: int
-    dim: int
-    own_prompts: bool = False
-    taps: int = 0
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.branches
-
-    @property
-    def target_slots(self) -> int:
-        """Prompt, image, one scratch slot a drafted node, and the trash slot (the last)."""
-        return self.prefix + self.tokens + self.nodes - 1 + 1
-
-    @property
-    def drafter_slots(self) -> int:
-        """As for the target; the drafter's prefix is one position shorter."""
-        return self.prefix - 1 + self.tokens + self.scratch + 1
+__all__ = ["Geometry", "State"]
 
 
 class State:
     """What a step reads and updates in place; nothing here changes its address.
 
-    ``condition``: what the prompt is prefilled from, a row an image and branch. ``length [B]``: image
+    ``condition``: what the prompt is prefilled from, one row per image and branch. ``length [B]``: image
     tokens whose keys and values are committed; the root (known, not yet run through the target) is
-    token ``length``. ``tokens [B, N + 1]``: known tokens; column N is trash. ``pending_*``: tokens that
-    the drafter has yet to catch up on, ``depth + 1`` at most, with the target features they follow
-    from. ``histogram [B, D + 1]``: steps by accepted drafts.
+    token ``length``. ``slot_of [B, S]``: the cache slot that holds each image position, a permutation;
+    positions up to ``length`` are committed, and the ``nodes`` after them are where the next tree is
+    written. ``place_of [B, S]`` is its inverse. ``tokens [B, N + 1]``: known tokens; column N is trash.
+    ``pending_*``: tokens that the drafter has yet to catch up on, ``depth + 1`` at most, with the target
+    features they follow from. ``histogram [B, D + 1]``: steps by accepted drafts.
     """
 
     def __init__(
         self,
         g: Geometry,
-        columns: int,
         condition: Tensor,
         dtype: torch.dtype,
         index: torch.dtype,
@@ -80,22 +45,32 @@ class State:
         self.pending_tokens = ints(g.batch, g.depth + 1)
         self.pending_count = ints(g.batch)
         self.pending_features = floats(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
-        self.uniforms = floats(g.batch, g.tokens, columns)
+        self.uniforms = floats(g.batch, g.tokens, g.columns)
         self.step = ints(1)
         self.steps = ints(g.batch)
         self.histogram = ints(g.batch, g.depth + 1)
-        self.moved = floats(g.batch)
+        self.price = floats(g.batch)
         self.last_path = ints(g.batch, g.depth + 1)
         self.last_length = ints(g.batch)
         self.start = ints(g.rows if g.own_prompts else 0)
+        self.slot_of = ints(g.batch, g.image_slots)
+        self.place_of = ints(g.batch, g.image_slots)
+        self._slots = torch.arange(g.image_slots, dtype=index, device=device)
+        self.reset()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        tensors: list[Tensor] = list(vars(self).values())
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(t.numel() * t.element_size() for t in self.buffers.values())
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Every buffer that a request or a step changes, by name."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def reset(self) -> None:
-        """Return every buffer to zero, in place."""
-        for value in vars(self).values():
+        """Return every buffer to zero, and every position to the slot of its own number, in place."""
+        for value in self.buffers.values():
             value.zero_()
+        self.slot_of.copy_(self._slots.expand_as(self.slot_of))
+        self.place_of.copy_(self._slots.expand_as(self.place_of))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
+from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.operations import KVCache, TensorOps
-from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.nn.transformer import Pass, dense_visible
 
 
@@ -24,7 +24,7 @@ class Verifying:
     reads, which come before the features: ``D`` is then that many times wider.
     """
 
-    target: LlamaGenGPT
+    target: Target
     ops: TensorOps
     cache: KVCache
     geometry: Geometry
@@ -33,11 +33,8 @@ class Verifying:
 
     def __post_init__(self) -> None:
         g = self.geometry
-        device = self.target.output.weight.device
+        device = self.target.weight.device
         self.slots = torch.arange(self.cache.layout.capacity, dtype=self.ops.index, device=device)
-        self.base = g.prefix + g.tokens
-        self.trash = g.target_slots - 1
-        self.scratch = self.slots[self.base : self.base + g.nodes - 1].expand(g.batch, -1)
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
         self.first = torch.zeros(g.batch, dtype=self.ops.index, device=device)
@@ -45,9 +42,9 @@ class Verifying:
     def _states(self, x: Tensor, at: Pass) -> tuple[Tensor, Tensor]:
         """Run the target; return what the drafter reads, and the features that the head reads."""
         if not self.taps:
-            features: Tensor = self.target(x, at)
+            features = self.target(x, at)
             return features, features
-        states: Tensor = self.target(x, at, self.taps)
+        states = self.target(x, at, self.taps)
         return states, states[..., -self.geometry.dim :]
 
     def prefill(self, state: State) -> tuple[Tensor, Tensor]:
@@ -67,29 +64,44 @@ class Verifying:
         logits = self.guidance(self.target.head(features[:, -1:]), self.first)
         return states, logits[:, 0]
 
+    def window(self, state: State) -> Tensor:
+        """Return the image slots that the next tree is written to, ``[B, T]``."""
+        nodes = self.slots[: self.geometry.nodes]
+        return state.slot_of.gather(1, state.length.unsqueeze(1) + nodes)
+
+    def _visible(self, state: State, tree: DraftTree, slots: int) -> Tensor:
+        """Return what each node sees of the first ``slots`` slots, bool ``[M, T, slots]``.
+
+        That is the prompt, every committed position, and its own ancestors in the tree.
+        """
+        g = self.geometry
+        place = state.place_of[:, : slots - g.prefix] - state.length.unsqueeze(1)
+        node = place.clamp(min=0, max=g.nodes - 1).unsqueeze(1).expand(-1, g.nodes, -1)
+        drafted = tree.visible.gather(2, node) & (place < g.nodes).unsqueeze(1)
+        image = (place < 0).unsqueeze(1) | drafted
+        prompt = state.prefix_mask.unsqueeze(1).expand(-1, g.nodes, -1)
+        seen = torch.cat((prompt, self.branches.masked(image)), dim=-1)
+        rest = self.cache.layout.capacity - slots
+        if slots < g.target_slots or not rest:
+            return seen
+        return torch.cat((seen, seen.new_zeros(len(seen), g.nodes, rest)), dim=-1)
+
     def verify(self, state: State, tree: DraftTree) -> tuple[Tensor, Tensor]:
         """Run every node of the tree in one pass; features ``[R, T, D]`` and guided logits [B, T, V].
 
-        The root is written to its final slot, drafted nodes to scratch slots.
+        Nodes are written where :meth:`window` says, and those that are accepted stay there.
         """
         g = self.geometry
         cells = (state.length.unsqueeze(1) + tree.depth).clamp(max=g.tokens - 1)
         cos, sin = self.branches.image_rotary(self.target, state.start, cells)
-        root_slot = (g.prefix + state.length).unsqueeze(1)
-        past = self.slots[g.prefix : self.base] <= root_slot
-        committed = torch.cat((state.prefix_mask, self.branches.masked(past)), dim=1)
-        committed = committed.unsqueeze(1).expand(-1, g.nodes, -1)
-        rest = committed.new_zeros(len(committed), g.nodes, self.cache.layout.capacity - self.trash)
-        drafted = self.branches.masked(tree.visible[:, :, 1:])
-        visible = torch.cat((committed, drafted, rest), dim=-1)
-        mask = self.ops.mask(visible.unsqueeze(1), self.target.output.weight.dtype)
-        place = torch.cat((root_slot, self.scratch), dim=1)
+        visible = self._visible(state, tree, g.target_slots)
+        mask = self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
         at = Pass(
             cos,
             sin,
             self.branches.spread(mask),
             self.cache,
-            self.ops.address(self.cache, self._rows(place)),
+            self.ops.address(self.cache, self._rows(self.window(state) + g.prefix)),
         )
         states, features = self._states(self.target.embed_tokens(self._rows(tree.tokens)), at)
         following = (cells + 1).clamp(max=g.tokens - 1)

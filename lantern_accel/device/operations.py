@@ -22,10 +22,10 @@ from torch.nn import functional as F
 class KVLayout:
     """Size and order of one static key-value cache.
 
-    ``capacity`` counts slots a row, the trash slot (the last one) included. The reference order is
-    ``[layers, 2, rows, capacity, heads, head_dim]``: a slot of a row is one contiguous piece of
-    memory, so that writing and committing are copies of whole pieces. With ``head_major`` it is
-    ``[layers, 2, rows, heads, capacity, head_dim]``: a head's keys are one matrix.
+    ``capacity`` counts slots per row. Every layer has one tensor of keys and one of values. The
+    reference order is ``[rows * capacity, heads, head_dim]``: a slot of a row is one contiguous piece
+    of memory. With ``head_major`` it is ``[rows * heads * capacity, head_dim]``: a head's keys are one
+    matrix.
     """
 
     layers: int
@@ -38,15 +38,15 @@ class KVLayout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The order in memory."""
+        """The shape of one layer's keys, and of its values."""
         if self.head_major:
-            return (self.layers, 2, self.rows, self.heads, self.capacity, self.head_dim)
-        return (self.layers, 2, self.rows, self.capacity, self.heads, self.head_dim)
+            return (self.rows * self.heads * self.capacity, self.head_dim)
+        return (self.rows * self.capacity, self.heads, self.head_dim)
 
     @property
     def nbytes(self) -> int:
         """Bytes that a cache of this layout holds."""
-        size = self.dtype.itemsize
+        size = 2 * self.layers * self.dtype.itemsize
         for n in self.shape:
             size *= n
         return size
@@ -54,27 +54,20 @@ class KVLayout:
 
 @dataclass(frozen=True)
 class KVCache:
-    """A key-value cache at a fixed address; only the device's :class:`TensorOps` looks inside.
+    """A key-value cache at fixed addresses: one tensor of keys and one of values per layer.
 
-    ``data`` is one tensor of the layout's shape, or tuples of tensors where a device stores layers
-    apart. ``views`` is whatever a backend keeps with it, such as one view a layer.
+    Each has the layout's shape, and a step writes it once, in place. A compiler then sees separate
+    buffers that it can update where they are. Only the device's :class:`TensorOps` looks inside.
     """
 
     layout: KVLayout
-    data: Any
-    views: Any = None
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
         """Every tensor that holds a part of the cache."""
-        found, left = [], [self.data]
-        while left:
-            one = left.pop(0)
-            if isinstance(one, Tensor):
-                found.append(one)
-            else:
-                left = [*one, *left]
-        return tuple(found)
+        return (*self.keys, *self.values)
 
 
 class HostCopy:
@@ -123,28 +116,58 @@ class TensorOps:
         return KVLayout(layers, rows, capacity, heads, head_dim, dtype)
 
     def allocate(self, layout: KVLayout) -> KVCache:
-        """Allocate a zeroed cache that keeps its address."""
-        return KVCache(layout, torch.zeros(layout.shape, dtype=layout.dtype, device=self.device))
+        """Allocate a zeroed cache that keeps its addresses."""
+
+        def tensors() -> tuple[Tensor, ...]:
+            made = (
+                torch.zeros(layout.shape, dtype=layout.dtype, device=self.device)
+                for _ in range(layout.layers)
+            )
+            return tuple(made)
+
+        return KVCache(layout, tensors(), tensors())
 
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
-        """Turn slots, int ``[R, T]``, into the form that :meth:`write` and :meth:`commit` take.
+        """Turn slots, int ``[R, T]``, into the form that :meth:`write` takes.
 
-        Computed once a pass and used by all layers. The reference gives row-major indices, int64
-        [R*T], because index_copy_ takes no other.
+        Computed once per pass and used by all layers. The reference gives flat indices into a layer's
+        tensor, ``[R * T]`` or, by head, ``[R * T * H]``; int64, because index_copy_ takes no other.
         """
-        rows = torch.arange(kv.layout.rows, device=slots.device, dtype=slots.dtype).unsqueeze(1)
-        return (slots + rows * kv.layout.capacity).reshape(-1).long()
+        at = kv.layout
+        rows = torch.arange(at.rows, device=slots.device, dtype=slots.dtype).unsqueeze(1)
+        if not at.head_major:
+            return (slots + rows * at.capacity).reshape(-1).long()
+        heads = torch.arange(at.heads, device=slots.device, dtype=slots.dtype)
+        first = (rows.unsqueeze(2) * at.heads + heads) * at.capacity
+        return (first + slots.unsqueeze(-1)).reshape(-1).long()
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
         """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
-        flat = kv.data[layer].flatten(1, 2)
-        flat[0].index_copy_(0, address, k.flatten(0, 1))
-        flat[1].index_copy_(0, address, v.flatten(0, 1))
+        for side, new in ((kv.keys[layer], k), (kv.values[layer], v)):
+            if new.shape[-1] < kv.layout.head_dim:
+                new = F.pad(new, (0, kv.layout.head_dim - new.shape[-1]))
+            side.index_copy_(0, address, new.reshape(-1, *side.shape[1:]))
 
-    def commit(self, kv: KVCache, source: Tensor, target: Tensor) -> None:
-        """Move entries of all layers from addresses ``source`` to ``target``, both [R*J]."""
-        flat = kv.data.flatten(2, 3).flatten(0, 1)
-        flat.index_copy_(1, target, flat.index_select(1, source))
+    def by_head(self, kv: KVCache, layer: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the first ``count`` slots as views, ``[R, H, count, d]`` each."""
+        at = kv.layout
+        if at.head_major:
+            shape = (at.rows, at.heads, at.capacity, at.head_dim)
+            k, v = (side[layer].view(shape) for side in (kv.keys, kv.values))
+        else:
+            shape = (at.rows, at.capacity, at.heads, at.head_dim)
+            k, v = (side[layer].view(shape).transpose(1, 2) for side in (kv.keys, kv.values))
+        return (k, v) if count == at.capacity else (k[:, :, :count], v[:, :, :count])
+
+    def read(self, kv: KVCache, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of slots, int ``[R, T]``, as ``[R, T, H, d]`` each.
+
+        Nothing is computed, so that what was written can be compared bit for bit. Not for a step.
+        """
+        at = kv.layout
+        index = slots.long().view(at.rows, 1, -1, 1).expand(-1, at.heads, -1, at.head_dim)
+        k, v = (t.gather(2, index).transpose(1, 2) for t in self.by_head(kv, layer, at.capacity))
+        return k, v
 
     # --- matrix products -----------------------------------------------------------------------
 
@@ -171,9 +194,9 @@ class TensorOps:
         return torch.where(visible, zero, torch.finfo(dtype).min)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
-        """Attention of ``q [R, T, H, d]`` over a layer's cache under ``mask [R, 1, T, L]``."""
-        k, v = kv.data[layer].unbind(0)
-        return self.attend_dense(q, k, v, mask)
+        """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
+        k, v = self.by_head(kv, layer, mask.shape[-1])
+        return self.attend_dense(q, k.transpose(1, 2), v.transpose(1, 2), mask)
 
     def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Softmax attention, scale ``d ** -0.5``; ``k, v [R, L, H, d]``; ``mask=None`` is causal."""

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Decoded, Engine
+from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.neighbours import cached_neighbour_table
 from lantern_accel.device.backend import Backend, Replay
 from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, RequestError
@@ -214,7 +215,7 @@ class Pipeline:
                     stacklevel=2,
                 )
             k = strategy.neighbours
-            Engine.check(strategy, sampling, self.model.manifest.target.vocab_size)
+            check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
             target, drafter = self.model.family.fitted(self.model, shape)
             self._make_room(batch, strategy, sampling, (target, drafter))
             with self._explained():

@@ -37,7 +37,7 @@ def generation_stats(
         steps=steps,
         step_compression=(tokens - images) / steps if steps else 1.0,
         accepted_histogram=histogram.tolist(),
-        total_variation=sum(float(p.moved.sum()) for p in parts) / tokens,
+        total_variation=sum(float(p.price.sum()) for p in parts) / tokens,
         seconds=seconds,
         tokens_per_second=None if pipeline.backend.simulated else tokens / busy if busy else 0.0,
         images=images,

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.bench import PROMPTS
@@ -70,7 +71,7 @@ def choose_strategies(
         sampling = pipeline.sampling(temperature=temperature)
         for one in (pipeline.tuned(given, temperature) for given in found):
             # Before the neighbour table: it cannot be wider than the codebook.
-            Engine.check(one, sampling, model.manifest.target.vocab_size)
+            check_settings(one, sampling, model.manifest.target.vocab_size)
             table = pipeline.neighbours(one.neighbours) if one.neighbours else None
             with torch.inference_mode():
                 # Refuses what its model, drafter and tree cannot do; nothing is run or kept.

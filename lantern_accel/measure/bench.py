@@ -183,7 +183,7 @@ def decode_once(
         seconds=seconds,
         steps=int(decoded.steps.sum()),
         tokens=decoded.tokens.numel(),
-        total_variation=float(decoded.moved.sum()) / decoded.tokens.numel(),
+        total_variation=float(decoded.price.sum()) / decoded.tokens.numel(),
     )
 
 

@@ -94,7 +94,7 @@ class QualityStudy:
             # Within a call image i has the stream (seed, i), so every chunk has a seed of its own.
             done, _ = self.pipeline.decode_only(chunk, strategy, sampling, seed + start)
             tokens.append(done.tokens)
-            moved.append(done.moved / done.tokens.shape[1])
+            moved.append(done.price / done.tokens.shape[1])
             with torch.inference_mode():
                 pixels.append(self.pipeline.pixels(done.tokens))
             self.beat(f"quality: {strategy.name}: {start + count} of {images} images")

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
 from lantern_accel.device.backend import Backend, check_clock
 from lantern_accel.errors import BackendError, RequestError
@@ -213,7 +214,7 @@ def measure(
         chosen = chosen.override(tree=parse_tree(tree))
     config = sized(name)
     sampling = default_sampling(config.conditioning == "text", cfg_scale, top_k)
-    Engine.check(chosen, sampling, config.vocab_size)
+    check_settings(chosen, sampling, config.vocab_size)
     say(f"random weights of {name}")
     model = make_model(backend, name, dtype, max(chosen.neighbours, 1))
     return run_stepcost(

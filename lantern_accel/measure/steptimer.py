@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,8 @@ def floor_bytes(engine: Engine, kind: str) -> int:
     Embedding tables are not counted (a few rows are read), nor activations. A drafting step reads the
     drafter once a pass and the target's head once a level.
     """
-    g, target = engine.geometry, engine.verifying.target
+    g = engine.geometry
+    target: Any = engine.verifying.target
     width = target.output.weight.element_size()
     head = target.output.weight.numel()
     weights = sum(_numbers(block) for block in target.layers) + head
@@ -50,18 +52,18 @@ def floor_bytes(engine: Engine, kind: str) -> int:
     total = weights * width + layout.layers * row * (seen + g.nodes)
     drafting = engine.drafting
     if kind != "step" or drafting is None:
-        return total
+        return int(total)
     if drafting.dynamic is not None:
         passes = levels = 1 + drafting.dynamic.depth
     else:
         assert drafting.tables is not None
         levels = len(drafting.tables.inner)
         passes = 1 + sum(bool(level) for level in drafting.tables.inner[1:])
-    drafter = drafting.drafter
+    drafter: Any = drafting.drafter
     each = _numbers(drafter.fc) + sum(_numbers(block) for block in drafter.layers)
     once = 0 if drafter.fuse is None else _numbers(drafter.fuse)  # in the catch-up
     seen_bytes = len(drafter.layers) * row * seen
-    return total + passes * (each * width + seen_bytes) + (once + levels * head) * width
+    return int(total + passes * (each * width + seen_bytes) + (once + levels * head) * width)
 
 
 # --- timing -------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def load(engine: Engine, seed: int) -> None:
     features = torch.randn(g.rows, g.prefix, 16, generator=generator)
     pads = torch.randint(0, g.prefix, (g.batch, 1), generator=generator)
     mask = torch.arange(g.prefix) >= pads
-    weight = engine.verifying.target.output.weight
+    weight = engine.verifying.target.weight
     rows = features * torch.cat([mask] * g.branches).unsqueeze(-1)
     engine.load(
         rows.to(device=weight.device, dtype=weight.dtype),

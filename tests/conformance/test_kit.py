@@ -47,7 +47,7 @@ def method(name: str, make: Callable[[Callable], Callable]) -> Plant:
 
 def counting(state) -> None:
     counting.n += 1
-    state.moved.add_(1e-9 * counting.n).sub_(1e-9 * counting.n)
+    state.price.add_(1e-9 * counting.n).sub_(1e-9 * counting.n)
 
 
 counting.n = 0
@@ -90,7 +90,7 @@ def last_argmax(patch: pytest.MonkeyPatch, backend: Backend) -> None:
 def spilling(write):
     def wrong(kv, layer, address, k, v):
         write(kv, layer, address, k, v)
-        kv.data[0].view(-1)[0] += 1
+        kv.keys[0].view(-1)[0] += 1
 
     return wrong
 
@@ -127,13 +127,13 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a Python branch", "static.host_read", after_commit(lambda s: bool((s.length > 3).all()))),
     ("a boolean index", "static.dynamic_shape", after_commit(lambda s: s.tokens[s.tokens > 3])),
     ("nonzero", "static.dynamic_shape", after_commit(lambda s: s.tokens.nonzero())),
-    ("float64", "static.float64", after_commit(lambda s: s.moved.double())),
-    ("a draw", "static.device_generator", after_commit(lambda s: torch.rand_like(s.moved).uniform_())),
+    ("float64", "static.float64", after_commit(lambda s: s.price.double())),
+    ("a draw", "static.device_generator", after_commit(lambda s: torch.rand_like(s.price).uniform_())),
     ("an operator not listed", "static.operators",
      method("operators", lambda real: lambda: frozenset({"aten::mm"}))),
     ("a Python int that changes", "static.one_graph", after_commit(counting)),
-    ("an off-by-one commit", "kv.commit",
-     method("commit", lambda real: lambda kv, a, b: real(kv, a, b + 1))),
+    ("a slot handed out twice", "kv.slots",
+     after_commit(lambda s: s.slot_of[:, 5].copy_(s.slot_of[:, 2]))),
     ("a lost layer", "kv.round_trip",
      method("write", lambda real: lambda kv, layer, *rest: real(kv, 0, *rest))),
     ("a write that spills", "kv.sentinels", method("write", spilling)),
@@ -195,7 +195,7 @@ def test_a_backend_without_data_is_checked_for_shapes(monkeypatch, capsys):
     assert main(["conform", "null", "--only", "static", "--only", "kv"]) == 0
     shown = capsys.readouterr().out
     assert "passed: static.dynamic_shape" in shown
-    assert "not applicable: kv.commit: the backend has shapes and no data" in shown
+    assert "not applicable: kv.slots: the backend has shapes and no data" in shown
     after_commit(lambda s: s.tokens.nonzero())(monkeypatch, None)
     assert main(["conform", "null", "--only", "static.dynamic_shape"]) == 1
 
@@ -238,11 +238,17 @@ def test_an_option_that_is_none_is_told(text, capsys):
 def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
     from lantern_accel_cpu.backend import DeviceBackend
 
-    real = DeviceBackend.commit
-    monkeypatch.setattr(DeviceBackend, "commit", lambda self, kv, a, b: real(self, kv, a, b + 1))
+    real = DeviceBackend.write
+
+    def write(self, kv, layer, address, k, v):
+        real(self, kv, layer, address, k, v)
+        if k.shape[1] < kv.layout.capacity:
+            kv.keys[layer] += 1
+
+    monkeypatch.setattr(DeviceBackend, "write", write)
     assert main(["conform", "cpu", "--only", "kv"]) == 1
     out = capsys.readouterr().out
-    assert "failed: kv.commit" in out
+    assert "failed: kv.slots" in out
     assert "passed: kv.round_trip" in out
 
 

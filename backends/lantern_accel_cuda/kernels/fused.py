@@ -158,9 +158,11 @@ def rotate_write(
     """Rotate q and k of ``qkv [R, T, 3, H, d]``, store k and v of a layer; return q ``[R, T, H, d]``.
 
     ``rotary``: cos and sin, float32 ``[R or 1, T, 1, 1, d/2]``; ``address`` as
-    :func:`lantern_accel_cuda.attention.address` gives it.
+    :meth:`TensorOps.address` gives it.
     """
     cos, sin = rotary
-    k, v = kv.data[layer].unbind(0)
+    at = kv.layout
+    shape = (at.rows, at.heads, at.capacity, at.head_dim)
+    k, v = kv.keys[layer].view(shape), kv.values[layer].view(shape)
     q: Tensor = torch.ops.lantern_accel_cuda.rotate_write(qkv, cos, sin, address, k, v)
     return q

@@ -57,7 +57,7 @@ def plan(nodes: int, capacity: int, width: int, groups: int, itemsize: int, core
 @triton.jit
 def _pieces(
     q, cache_k, cache_v, mask, part, peak, total,
-    scale, nodes, capacity, heads,
+    scale, nodes, capacity, reach, heads,
     q_row, q_node, q_head, mask_row, mask_node, splits,
     WIDTH: tl.constexpr, STORED: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr, BLOCKS: tl.constexpr,
@@ -74,7 +74,7 @@ def _pieces(
     best = tl.full([BLOCK_T], HIDDEN, tl.float32)
     mass = tl.zeros([BLOCK_T], tl.float32)
     acc = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
-    first = group.to(tl.int64) * capacity * STORED
+    first = group.to(tl.int64) * reach * STORED
     for block in range(BLOCKS):
         slot = (split * BLOCKS + block) * BLOCK_L + tl.arange(0, BLOCK_L)
         held = (slot < capacity)[:, None] & (d < WIDTH)[None, :]
@@ -139,7 +139,7 @@ def _tree_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -
     with torch.cuda.device_of(q):
         _pieces[(rows * heads, chosen.splits, triton.cdiv(nodes, chosen.block_t))](
             q, k, v, mask, part, peak, total,
-            width**-0.5, nodes, capacity, heads,
+            width**-0.5, nodes, capacity, k.stride(1) // stored, heads,
             q.stride(0), q.stride(1), q.stride(2), mask.stride(0), mask.stride(2), chosen.splits,
             WIDTH=width, STORED=stored,
             BLOCK_T=chosen.block_t, BLOCK_L=chosen.block_l, BLOCK_D=chosen.block_d,
@@ -160,10 +160,10 @@ torch.library.register_fake("lantern_accel_cuda::tree_attention")(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cores: int) -> Tensor:
-    """Attend: ``q [R, T, H, d]``, ``k, v [R, H, L, >= d]`` contiguous, ``mask`` int8 ``[R, 1, T, L]``.
+    """Attend: ``q [R, T, H, d]``, ``k, v [R, H, L, >= d]``, ``mask`` int8 ``[R, 1, T, L]``.
 
-    Returns ``[R, T, H, d]``, contiguous, in q's dtype; ``cores`` is the GPU's count of multiprocessors.
-    A query that sees nothing gives zeros.
+    ``k, v`` are the first slots of a contiguous cache. Returns ``[R, T, H, d]``, contiguous, in q's
+    dtype; ``cores`` is the GPU's count of multiprocessors. A query that sees nothing gives zeros.
     """
     found: Tensor = torch.ops.lantern_accel_cuda.tree_attention(q, k, v, mask, cores)
     return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -272,6 +273,11 @@ class ChameleonGPT(Sized):
         """The table of all tokens."""
         return self.tok_embeddings
 
+    @property
+    def weight(self) -> Tensor:
+        """The head's matrix, whose dtype and device are the model's."""
+        return self.output.weight
+
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
         out: Tensor = self.tok_embeddings(codes)
@@ -299,8 +305,12 @@ class ChameleonGPT(Sized):
         shape = (rows, self.config.prefix_length)
         return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
 
-    def forward(self, x: Tensor, at: Pass) -> Tensor:
-        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out."""
+    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
+        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
+
+        ``taps`` has to be empty: this family's drafters read the last states alone.
+        """
+        assert not taps
         out: Tensor = self.norm(run_blocks(self.layers, x, at, self.ops), self.ops)
         return out
 

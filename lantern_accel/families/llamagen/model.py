@@ -158,6 +158,11 @@ class LlamaGenGPT(nn.Module):
         """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
         self.rope_cos, self.rope_sin = grid_tables(self.config, device)
 
+    @property
+    def weight(self) -> Tensor:
+        """The head's matrix, whose dtype and device are the model's."""
+        return self.output.weight
+
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
         return F.embedding(codes, self.tok_embeddings.weight)

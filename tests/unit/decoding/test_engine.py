@@ -96,7 +96,7 @@ def test_lambda_of_one_relaxes_nothing(models: Models) -> None:
     rule = LanternPP(k=8, lam=1.0)
     fast = finish(engine_of(models, Strategy(tree=SMALL_12, acceptance=rule), GREEDY, batch=4))
     assert torch.equal(plain.tokens, fast.tokens)
-    assert not fast.moved.any()
+    assert not fast.price.any()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -105,7 +105,7 @@ def test_relaxation_saves_steps_and_says_what_it_moved(models: Models, sampling:
     rule = Lantern(k=10, delta=0.9)
     loose = finish(engine_of(models, Strategy(tree=SMALL_12, acceptance=rule), sampling, batch=8))
     assert loose.steps.sum() < strict.steps.sum()
-    assert (loose.moved > 0).all() and not strict.moved.any()
+    assert (loose.price > 0).all() and not strict.price.any()
 
 
 @pytest.mark.parametrize(("blocks", "taps"), [(1, ()), (3, ()), (1, (1,)), (2, (1, 2))])
@@ -383,5 +383,5 @@ def test_int32_indices_decide_alike(strategy: str, temperature: float) -> None:
             with torch.inference_mode():
                 start(engine, 3)
                 decoded.append(engine.run())
-    for name in ("tokens", "steps", "histogram", "moved"):
+    for name in ("tokens", "steps", "histogram", "price"):
         assert torch.equal(getattr(decoded[0], name), getattr(decoded[1], name)), name

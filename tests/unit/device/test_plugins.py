@@ -246,7 +246,7 @@ def test_listing_and_importing_load_no_vendor_sdk() -> None:
         "start = time.perf_counter()\n"
         "import lantern_accel\n"
         "assert time.perf_counter() - start < 0.3\n"
-        "from lantern_accel import plugins\n"
+        "from lantern_accel.device import plugins\n"
         "plugins.devices_report()\n"
         "sdks = {'habana_frameworks', 'pynvml', 'torch_xla', 'jax'} & set(sys.modules)\n"
         "assert not sdks, sdks\n"

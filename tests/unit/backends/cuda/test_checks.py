@@ -45,13 +45,13 @@ def test_they_pass_or_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def reads(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
-    honest = backend.commit
+    honest = backend.write
 
-    def commit(kv, source, target):
-        if source.max().item() >= 0:
-            honest(kv, source, target)
+    def write(kv, layer, address, k, v):
+        if address.max().item() >= 0:
+            honest(kv, layer, address, k, v)
 
-    patch.setattr(backend, "commit", commit)
+    patch.setattr(backend, "write", write)
 
 
 def allocates(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
@@ -59,13 +59,13 @@ def allocates(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -
 
 
 def keeps(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
-    honest = backend.commit
+    honest = backend.write
 
-    def commit(kv, source, target):
-        double.allocated += 512 * (double.capturing is not None)
-        honest(kv, source, target)
+    def write(kv, layer, address, k, v):
+        double.allocated += 512 * (double.capturing is not None and layer == 0)
+        honest(kv, layer, address, k, v)
 
-    patch.setattr(backend, "commit", commit)
+    patch.setattr(backend, "write", write)
 
 
 def never_frees(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
@@ -74,9 +74,7 @@ def never_frees(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch)
 
 def wrong_scale(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
     honest = checks.caches.matmul
-    patch.setattr(
-        checks.caches, "matmul", lambda q, kv, layer, mask: honest(q * 1.2, kv, layer, mask)
-    )
+    patch.setattr(checks.caches, "matmul", lambda q, k, v, mask: honest(q * 1.2, k, v, mask))
 
 
 Plant = Callable[[Backend, CudaDouble, pytest.MonkeyPatch], None]
@@ -87,7 +85,7 @@ Plant = Callable[[Backend, CudaDouble, pytest.MonkeyPatch], None]
     [
         (reads, "gpu.no_host_read", "called a synchronizing CUDA operation"),
         (allocates, "gpu.no_allocation", "vanilla: 3 allocations in 3 replays"),
-        (keeps, "gpu.no_allocation", "keep 512 bytes in their pool"),
+        (keeps, "gpu.no_allocation", "keep 1024 bytes in their pool"),
         (never_frees, "gpu.released", "bytes stay after three captures"),
         (wrong_scale, "gpu.attention_matmul", "tree attention in torch."),
     ],

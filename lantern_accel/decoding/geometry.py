@@ -1,0 +1,160 @@
+"""Every size that a step's shapes depend on, known before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
+from lantern_accel.decoding.trees import TreeTables, tree_paths, tree_size
+from lantern_accel.device.operations import KVLayout, TensorOps
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.values import DynamicTree, NoTree, Sampling, Strategy, Tree
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Every size that a step's shapes depend on; host integers, fixed for an engine's life.
+
+    ``batch`` images; ``branches`` 2 with guidance (rows ``[cond; uncond]``), else 1; ``prefix`` and
+    ``tokens`` positions of prompt and image; ``nodes`` of the tree with its root; ``depth`` of its
+    deepest draft; ``scratch`` drafter nodes a step; ``vocab`` codes; ``dim`` width of a feature;
+    ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`); ``taps``: states
+    of the target that the drafter reads next to the feature; ``draft_columns, test_columns``: uniforms
+    that drafting and testing take per image and step.
+    """
+
+    batch: int
+    branches: int
+    prefix: int
+    tokens: int
+    nodes: int
+    depth: int
+    scratch: int
+    vocab: int
+    dim: int
+    own_prompts: bool = False
+    taps: int = 0
+    draft_columns: int = 0
+    test_columns: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Uniforms per image and step: for drafting, for the tests, and one for the bonus token."""
+        return self.draft_columns + self.test_columns + 1
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.branches
+
+    @property
+    def image_slots(self) -> int:
+        """Slots after the prompt: every image token but the last, and the nodes of one tree."""
+        return self.tokens - 1 + self.nodes
+
+    @property
+    def target_slots(self) -> int:
+        """Slots per row of the target's cache."""
+        return self.prefix + self.image_slots
+
+    @property
+    def drafter_slots(self) -> int:
+        """Prompt, image, scratch and a trash slot; the drafter's prefix is one position shorter."""
+        return self.prefix - 1 + self.tokens + self.scratch + 1
+
+
+def tables_of(tree: Tree) -> TreeTables | None:
+    """Return the tables of a tree whose shape is known in advance; None for a dynamic one."""
+    return None if isinstance(tree, DynamicTree) else TreeTables(tree_paths(tree))
+
+
+def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
+    """Raise :class:`StrategyError` for a setting that ``vocab`` codes cannot serve."""
+    k = strategy.acceptance.k
+    most = vocab - 1 - (strategy.neighbours - k)
+    if k > most:
+        raise StrategyError(
+            f"k = {k} is too many for a codebook of {vocab} codes; choose k between 1 and {most}"
+        )
+    if sampling.top_k > vocab:
+        raise StrategyError(
+            f"top_k = {sampling.top_k} is more than the codebook's {vocab} codes; use 0 for all"
+        )
+    if strategy.tv_budget is not None and sampling.greedy:
+        raise StrategyError(
+            "a budget of total variation has no meaning at temperature 0, where the target's law is "
+            "one token; leave tv_budget out or choose a temperature above 0"
+        )
+    tables = tables_of(strategy.tree)
+    if tables is None:
+        assert isinstance(strategy.tree, DynamicTree)
+        widest = strategy.tree.top_k
+    else:
+        widest = max(tables.max_children, default=0)
+    if widest > vocab:
+        raise StrategyError(
+            f"the tree has {widest} siblings, but there are {vocab} codes; choose a narrower tree"
+        )
+
+
+def geometry_of(
+    target: Target, drafter: Drafter | None, strategy: Strategy, sampling: Sampling, batch: int
+) -> Geometry:
+    """Return the sizes of an engine; nothing is allocated.
+
+    Raises :class:`StrategyError` where the strategy needs a drafter that is not there, has a tree that is
+    deeper than the image has tokens, or a setting that the codebook cannot serve.
+    """
+    config, tree = target.config, strategy.tree
+    if isinstance(tree, NoTree):
+        drafter = None
+    elif drafter is None:
+        raise StrategyError(
+            f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; use "
+            "the strategy 'vanilla', or train one with `lantern-accel train drafter`"
+        )
+    nodes, depth = tree_size(tree)
+    if depth >= config.num_tokens:
+        raise StrategyError(
+            f"the tree is {depth} drafts deep, but an image has {config.num_tokens} tokens; "
+            "choose a shallower tree"
+        )
+    check(strategy, sampling, config.vocab_size)
+    tables = tables_of(tree)
+    if tables is None:
+        assert isinstance(tree, DynamicTree)
+        scratch, tests, drafts = tree.depth * tree.top_k, tree.top_k * depth, 0
+    else:
+        scratch = sum(len(level) for level in tables.inner[1:])
+        tests = sum(tables.max_children)
+        widths = zip(tables.inner, tables.max_children, strict=True)
+        drafts = 0 if sampling.greedy else sum(len(level) * width for level, width in widths)
+    return Geometry(
+        batch=batch,
+        branches=sampling.branches,
+        prefix=config.prefix_length,
+        tokens=config.num_tokens,
+        nodes=nodes,
+        depth=depth,
+        scratch=scratch,
+        vocab=config.vocab_size,
+        dim=config.dim,
+        own_prompts=target.own_prompts,
+        taps=len(drafter.taps) if drafter is not None else 0,
+        draft_columns=drafts,
+        test_columns=tests,
+    )
+
+
+def cache_layouts(
+    g: Geometry, target: Target, drafter: Drafter | None, ops: TensorOps
+) -> tuple[KVLayout, KVLayout | None]:
+    """Return the layouts of the target's cache and of the drafter's, if the geometry drafts."""
+    dtype, _ = place_of(target)
+
+    def layout(sizes: Sizes, slots: int) -> KVLayout:
+        return ops.kv_layout(sizes.n_layer, g.rows, slots, sizes.n_head, sizes.head_dim, dtype)
+
+    return (
+        layout(target.config, g.target_slots),
+        layout(drafter.config, g.drafter_slots) if drafter is not None and g.depth else None,
+    )

@@ -1,0 +1,119 @@
+"""What decoding needs of a model: a target that verifies and, for trees, a drafter that proposes.
+
+Families implement these protocols; decoding imports no family. Shapes: ``R`` rows (images x guidance
+branches), ``T`` positions, ``D`` the target's width, ``V`` codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.rows import Allowed
+from lantern_accel.nn.transformer import Pass
+
+
+class Sizes(Protocol):
+    """The sizes of a transformer's cache."""
+
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_head(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+class TargetSizes(Sizes, Protocol):
+    """The sizes that fix the shapes of a step."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def prefix_length(self) -> int: ...
+
+
+class DrafterSizes(Sizes, Protocol):
+    """A drafter's sizes, and whether the prompt's pads are hidden from it."""
+
+    @property
+    def mask_padding(self) -> bool: ...
+
+
+class Target(Protocol):
+    """The model whose distribution is sampled. Its features are the states after the final norm."""
+
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    @property
+    def config(self) -> TargetSizes: ...
+
+    @property
+    def own_prompts(self) -> bool:
+        """Whether rows of one image have prompts, and therefore positions, of their own."""
+        ...
+
+    @property
+    def weight(self) -> Tensor:
+        """A weight whose dtype and device are the model's."""
+        ...
+
+    def embed_tokens(self, codes: Tensor) -> Tensor:
+        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
+        ...
+
+    def embed_prefix(self, condition: Tensor) -> Tensor:
+        """Embed the condition of the prompt as ``[R, prefix, D]``."""
+        ...
+
+    def condition_buffer(self, rows: int) -> Tensor:
+        """Return a zeroed buffer that holds the condition of ``rows`` rows."""
+        ...
+
+    def allowed(self) -> Allowed | None:
+        """Return which codes each image token may be; None: any."""
+        ...
+
+    def __call__(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
+        """Run all blocks and the final norm: ``[R, T, D]``, the states of ``taps`` before it."""
+        ...
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return float32 logits ``[..., V]`` of features ``[..., D]``."""
+        ...
+
+
+class Drafter(Protocol):
+    """A model that predicts the target's next feature from its last ones and the token drawn."""
+
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    @property
+    def config(self) -> DrafterSizes: ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Blocks of the target, counted from 1, whose states it reads next to the features."""
+        ...
+
+    def __call__(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features."""
+        ...
+
+    def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Run the prompt with the target's features ``[R, p, D]``."""
+        ...
+
+
+def place_of(target: Target) -> tuple[torch.dtype, torch.device]:
+    """Return the dtype and the device of a target's weights."""
+    return target.weight.dtype, target.weight.device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,12 +15,115 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_files_that_documents_link_to_are_there():
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#]+)\)", text):
-            if not target.startswith("http"):
-                assert (ROOT / target).exists(), f"{name} links to {target}"
+#: Pages of the site that are made when it is built.
+MADE = {"changelog.md", "contributing.md", "reference/commands.md"}
+
+
+def documents() -> list[Path]:
+    """Every page that is read: in the root, in docs/, and the models' cards."""
+    return [
+        *sorted(ROOT.glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "lantern_accel" / "assets").rglob("*.md")),
+    ]
+
+
+def prose(path: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+
+
+def anchors(path: Path) -> set[str]:
+    """The names that a page's headings can be linked by."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(path), re.M):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        found.add(re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()))
+    return found
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", prose(page)):
+        if target.startswith(("http", "mailto:")):
+            continue
+        aim = (page.parent / target).resolve() if target else page
+        if aim.is_relative_to(ROOT / "docs") and str(aim.relative_to(ROOT / "docs")) in MADE:
+            continue
+        assert aim.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor[1:] in anchors(aim), f"{page.name} links to {target}{anchor}"
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r": ([\w/]+\.md)$", config, re.M))
+    there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert listed == there | MADE
+
+
+def test_the_readme_shows_figures_that_the_benchmarks_have():
+    rows = re.findall(
+        r"^\| `([a-z+0-9]+)` \| .*? \| (\d+) ± (\d+) % \| ([\d.x]+) \| ([\d.]+) \|$", README, re.M
+    )
+    measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert len(rows) == 3
+    for strategy, rate, spread, speedup, compression in rows:
+        assert (
+            f"| {strategy} | 1 | 1 | {rate} | {spread} % | {speedup} | {compression} |" in measured
+        )
+
+
+def test_the_tutorial_lists_every_method_of_the_seam():
+    from lantern_accel.device import Backend, BackendSpec, HostCopy, Replay, TensorOps
+
+    tutorial = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
+    section = tutorial[tutorial.index("## Every method of the seam") :]
+    rows = re.findall(r"^\| (`.*?`) \| (required|recommended|optional)", section, re.M)
+    listed = [name for cell, _ in rows for name in re.findall(r"`([\w.]+)`", cell)]
+
+    def public(of: type) -> set[str]:
+        known = {*vars(of), *vars(of).get("__annotations__", {})}
+        return {name for name in known if not name.startswith("_")}
+
+    there = public(BackendSpec) | public(Backend) | public(TensorOps) | {"device"}
+    for kind in (Replay, HostCopy):
+        there |= {f"{kind.__name__}.{name}" for name in public(kind)}
+    there.add("Replay.__call__")
+    assert set(listed) == there
+
+
+def test_the_tutorial_s_commands_have_the_options_that_it_gives_them():
+    import typer.main
+
+    from lantern_accel.cli.app import app
+
+    root = typer.main.get_command(app)
+    for page in documents():
+        blocks = re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+        for line in "\n".join(blocks).splitlines():
+            match = re.search(r"(?:^|&& )lantern-accel ([^#&]*)", line)
+            if match is None:
+                continue
+            command, words = root, match.group(1).split()
+            while words and words[0] in getattr(command, "commands", {}):
+                command = command.commands[words.pop(0)]
+            assert not hasattr(command, "commands"), f"{page.name}: {line}"
+            known = {opt for one in command.params for opt in (*one.opts, *one.secondary_opts)}
+            for word in words:
+                if word.startswith("--"):
+                    assert word.split("=")[0] in known, f"{page.name}: {line}"
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "reference" / "commands.html").is_file()
 
 
 def test_every_option_that_the_readme_names_is_an_option(command_help):
@@ -52,6 +156,7 @@ def test_no_placeholder_is_left_in_the_readme():
 
 def test_the_porting_example_is_a_backend(monkeypatch, tmp_path):
     from lantern_accel.device import plugins
+    from lantern_accel.testing import CHECKS, run_check
 
     block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.S) if "hookimpl" in b)
     (tmp_path / "my_package.py").write_text(block)
@@ -65,7 +170,9 @@ def test_the_porting_example_is_a_backend(monkeypatch, tmp_path):
         specs = plugins.backend_specs()
         assert "mine" in specs, plugins.broken_plugins()
         state = {one.name: one for one in plugins.devices_report()}["mine"]
-        assert state.state in ("ready", "not available")
+        assert state.state == "ready"
+        with plugins.open_backend("mine") as backend:
+            assert run_check(backend, "kv.round_trip", CHECKS["kv.round_trip"]).state == "passed"
     finally:
         plugins.load_plugins.cache_clear()
         sys.modules.pop("my_package", None)

@@ -3,7 +3,7 @@
     python tools/loading_memory.py FOLDER --model llamagen-3b-384 --shards 4
 
 writes a sharded bfloat16 checkpoint of a published size into FOLDER (and leaves it there), loads it, and
-prints the peak over the size of the weights. Linux only: it reads VmHWM.
+prints the peak and its ratio to the size of the weights. Linux only: it reads VmHWM.
 """
 
 from __future__ import annotations

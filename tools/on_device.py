@@ -1,10 +1,11 @@
-"""Check, tune and measure one device in one go: ``python tools/on_device.py --device NAME -o FOLDER``.
+"""Check, tune and measure a device: ``python tools/on_device.py --device NAME -o FOLDER``.
 
-For who has a card that this project's authors have not. Every stage is a ``lantern-accel`` command in a
-process of its own, so that a device that takes a process down costs one stage; a run that was
-interrupted goes on where it stopped. ``report.md`` in the folder is what to send back: it begins with
-what is asked of a step at real sizes and what was found. A backend's further sets of options are
-compared with its default, and the official samplers are raced where their clones are given.
+For people who have a card that the authors of this project do not have. Every stage is a
+``lantern-accel`` command in a process of its own, so that a device that takes a process down costs
+one stage; a run that was interrupted goes on where it stopped. ``report.md`` in the folder is what
+to send back: it begins with what is asked of a step at real sizes and what was found. A backend's
+further sets of options are compared with its default, and the official samplers are raced where
+their clones are given.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _conform(found: dict[str, Any]) -> str:
 def _generate(found: dict[str, Any]) -> str:
     return (
         f"`pictures.png` shows a heart and a dog's face; {found['tokens']} tokens in {found['steps']} "
-        f"steps, {found['step_compression']:.2f} tokens a step, {found['dtype']}"
+        f"steps, {found['step_compression']:.2f} tokens per step, {found['dtype']}"
     )
 
 

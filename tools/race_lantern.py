@@ -1,4 +1,4 @@
-"""Race the official LANTERN loop against ours: the same weights, the same static tree, one image a lap.
+"""Race the official LANTERN loop against ours: the same weights, the same tree, one image per lap.
 
 ``python tools/race_lantern.py CLONE --size XL --device cpu -o race.json`` with a clone of
 jadohu/LANTERN and transformers 4 installed. Nothing of the clone is copied: it is imported. Its text
@@ -6,8 +6,8 @@ encoder is replaced by given features and its table of neighbours by ours, which
 
 Weights are random (``--size``) or a folder's (``--weights``: target, drafter and captions as
 safetensors, configurations as JSON). A lap times the steps, without text and prefill; a step's cost
-depends on how many drafts are accepted, so tokens a step of both stand beside it. Random numbers
-differ, so the images do; with ``--temperature 0`` and no padding the tokens are the same.
+depends on how many drafts are accepted, so it stands next to the tokens per step of both. Random
+numbers differ, so the images do; with ``--temperature 0`` and no padding the tokens are the same.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def hugging_face_names(module: nn.Module, model: str) -> dict[str, Tensor]:
 
 
 class _Captions:
-    """Stands where the official code builds its T5 encoder; gives the one caption."""
+    """Takes the place of the official T5 encoder; returns the one caption."""
 
     found: tuple[Tensor, Tensor]
 
@@ -392,7 +392,7 @@ def run(given: argparse.Namespace) -> Race:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read the command line, race, print the table."""
+    """Read the command line, race both, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("clone", help="folder of a clone of jadohu/LANTERN")
     parser.add_argument("--size", default="B", choices=["B", "L", "XL", "XXL", "3B"])
@@ -427,7 +427,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.table())
     for runner in report.runners:
         if runner.laps:
-            print(f"{runner.name}: {runner.ms('steps') / runner.ms('tokens'):.2f} tokens a step")
+            print(f"{runner.name}: {runner.ms('steps') / runner.ms('tokens'):.2f} tokens per step")
     if report.checks:
         print(f"greedy tokens alike: {report.checks}")
     return 0

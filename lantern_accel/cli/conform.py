@@ -23,7 +23,9 @@ def register(app: typer.Typer) -> None:
 
 def conform(
     device: str = typer.Argument(..., help="The backend to check."),
-    only: list[str] = typer.Option([], help="A group (static) or a check; repeat for several."),
+    only: list[str] = typer.Option(
+        [], help="A group of checks (static) or one check; repeat for several."
+    ),
     software: bool = typer.Option(
         False, "--software", help="Run the backend on its device in software, where it has one."
     ),
@@ -31,13 +33,13 @@ def conform(
     json_path: Path = typer.Option(None, "--json", help="Write the report as JSON."),
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
 ) -> None:
-    """Run the conformance checks; exit code 1 where one fails."""
+    """Check that a backend is correct, static and replayable; exit code 1 if a check fails."""
     from lantern_accel.device.plugins import choose_device
 
     options = read_options(option)
     if software:
         options["software"] = True
-    # The device comes before torch, which the kit imports: some read the environment then.
+    # Choose the device before torch is imported: some vendors read the environment then.
     chosen = choose_device(device, options)
     from lantern_accel.testing import kit
 

@@ -17,28 +17,33 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     output: Path = typer.Option(
-        Path("eval.json"), "--output", "-o", help="JSON to write; a stopped run goes on in it."
+        Path("eval.json"),
+        "--output",
+        "-o",
+        help="JSON file to write; a stopped run continues in it.",
     ),
     model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
     plots: Path | None = typer.Option(None, help="Folder for the pictures (needs matplotlib)."),
-    quick: bool = typer.Option(False, help="Few images and settings: a look, not figures."),
+    quick: bool = typer.Option(
+        False, help="Few images and settings: for a first look, not for figures."
+    ),
     part: list[str] = typer.Option([], help="Only this part; repeat for several."),
     images: Path | None = typer.Option(
         None, help="Folder with captions.jsonl and images, in place of the held-out emoji."
     ),
     grid: Path | None = typer.Option(
-        None, help="Instead: draw the forty fixed prompts by every strategy into this PNG."
+        None, help="Instead, draw the forty fixed prompts with every strategy into this PNG."
     ),
     prompt: list[str] = typer.Option([], help="For --grid: these prompts instead of the forty."),
     strategy: list[str] = typer.Option(
         ["vanilla", "eagle", "eagle2", "lantern", "lantern++"],
         help="For --grid: its columns; repeat for several.",
     ),
-    vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
+    vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
     drafter: str = typer.Option(
-        None, help="A drafter that lies elsewhere; none: evaluate without."
+        None, help="A drafter stored elsewhere; none: evaluate without one."
     ),
-    text_encoder: Path = typer.Option(None, help="A text encoder that lies elsewhere."),
+    text_encoder: Path = typer.Option(None, help="A text encoder stored elsewhere."),
     seed: int = typer.Option(0, min=0, help="Fixes all random numbers."),
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),

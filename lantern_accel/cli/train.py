@@ -14,7 +14,7 @@ from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options, read_size
 
 train = typer.Typer(
-    help="Train an own model: data, tokenizer, target, drafter, bundle. All stages resume.",
+    help="Train your own model: data, tokenizer, target, drafter, bundle. All stages resume.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -51,7 +51,7 @@ def data() -> None:
 
 @contextmanager
 def _disk(where: Path) -> Iterator[None]:
-    """Turn what the disk refuses into one sentence."""
+    """Explain an error of the disk in one sentence."""
     from lantern_accel.errors import DataError
 
     try:
@@ -75,7 +75,7 @@ def _stage(
 ) -> None:
     from lantern_accel.device.plugins import choose_device
 
-    # The device comes before torch, which the trainers import: some read the environment then.
+    # Choose the device before torch is imported: some vendors read the environment then.
     found = choose_device(device, options)
     from lantern_accel.training import workspace
     from lantern_accel.training.device import TrainDevice
@@ -134,9 +134,7 @@ def target(
     device: str = DEVICE,
     threads: int = THREADS,
     option: list[str] = OPTION,
-    folder: str = typer.Option(
-        None, help="Where in WORK it is kept; drafter and bundle read `target`."
-    ),
+    folder: str = typer.Option(None, help="Its folder in WORK; drafter and bundle read `target`."),
 ) -> None:
     """Train the target, a text-conditional LlamaGen transformer, with its text encoder."""
     over: dict[str, Any] = {"steps": steps, "max_minutes": minutes, "seed": seed, "folder": folder}
@@ -171,22 +169,25 @@ def drafter(
         None, help="For --model: a folder with captions.jsonl and images to learn from."
     ),
     prompts: Path | None = typer.Option(
-        None, help="For --model without --images: a prompt a line, which the target then draws."
+        None,
+        help="For --model without --images: a file with one prompt per line, which the target draws.",
     ),
     samples: int = typer.Option(
         256, min=2, help="For --model without --images: how many images the target draws."
     ),
     size: str | None = typer.Option(
-        None, metavar="WxH", help="For --model that draws several sizes: the pictures' pixels."
+        None,
+        metavar="WxH",
+        help="For a --model that draws several sizes: width and height in pixels.",
     ),
     vq: Path | None = typer.Option(
-        None, "--vq", help="For --model: an image tokenizer that lies elsewhere."
+        None, "--vq", help="For --model: an image tokenizer stored elsewhere."
     ),
     text_encoder: Path | None = typer.Option(
-        None, "--text-encoder", help="For --model: a text encoder's folder that lies elsewhere."
+        None, "--text-encoder", help="For --model: a text encoder's folder stored elsewhere."
     ),
     into: Path | None = typer.Option(
-        None, help="For --model, a model folder: write it here once more, with the new drafter."
+        None, help="For a --model that is a folder: write a copy of it here, with the new drafter."
     ),
 ) -> None:
     """Train the EAGLE drafter on the final target."""

@@ -1,4 +1,4 @@
-"""How far each strategy's pictures are from exact decoding's, and each sample from training."""
+"""How far each strategy's pictures are from exact decoding's, and samples from training images."""
 
 from __future__ import annotations
 

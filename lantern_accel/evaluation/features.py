@@ -1,7 +1,7 @@
 """Distances between pictures as a network sees them: EfficientNet-Lite0, trained on ImageNet.
 
-The network is :mod:`lantern_accel.quality.features`'s; the extra ``eval`` brings its weights. Without
-them feature distances are left out, and pixel ones stay.
+The network is :mod:`lantern_accel.quality.features`'s; the extra ``eval`` brings its weights.
+Without them, feature distances are left out and pixel distances remain.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class FeatureNet:
         return total
 
     def vectors(self, images: Tensor) -> NDArray[np.float64]:
-        """Return one vector an image, float64 ``[n, 1280]``, of uint8 ``[n, H, W, 3]``."""
+        """Return one vector per image, float64 ``[n, 1280]``, of uint8 ``[n, H, W, 3]``."""
         return network.features(self._net, images).double().numpy()
 
 
 def in_parts(function: Callable[..., Tensor], *pixels: Tensor, size: int = 32) -> Tensor:
     """Apply a function of pixel batches part by part."""
-    # No gradients here: the pictures are made.
+    # No gradients: nothing is trained through these pictures.
     with torch.no_grad():
         parts = zip(*(torch.split(p, size) for p in pixels), strict=True)
         return torch.cat([function(*chunk) for chunk in parts])

@@ -42,7 +42,7 @@ def frontier(
         )
         say(
             f"{strategy.name} {strategy.acceptance.model_dump(exclude={'kind'})}: "
-            f"{made.step_compression:.2f} tokens a step, "
+            f"{made.step_compression:.2f} tokens per step, "
             f"total variation {made.total_variation:.3f}"
         )
     return points

@@ -1,4 +1,4 @@
-"""The unpicked grid: the forty prompts, every strategy side by side, one seed, nothing left out."""
+"""The grid of all forty prompts: every strategy side by side, one seed, nothing left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw_grid(
     scale: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Draw each prompt by each strategy, image i of every strategy from the same seed, as one PNG.
+    """Draw each prompt with each strategy, image i always from the same seed, as one PNG.
 
     The prompts are laid out in ``blocks`` columns of rows; ``scale`` enlarges the pictures.
     """

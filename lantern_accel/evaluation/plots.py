@@ -33,7 +33,7 @@ def _bars(axis: Any, names: Sequence[str], values: Sequence[float], title: str) 
 
 
 def ambiguity(report: Evaluation) -> Any:
-    """Top-1, top-10 mass and entropy: images with and without guidance beside text."""
+    """Top-1, top-10 mass and entropy: images with and without guidance, next to text."""
     if not report.ambiguity:
         return None
     rows = report.ambiguity
@@ -64,7 +64,7 @@ def interchange(report: Evaluation) -> Any:
 
 
 def frontier(report: Evaluation) -> Any:
-    """Accepted length over the total variation that it costs."""
+    """Accepted length against the total variation that it costs."""
     if not report.frontier:
         return None
     figure, axes = _figure(1, width=6.0, height=4.2)
@@ -84,8 +84,8 @@ def frontier(report: Evaluation) -> Any:
         axis.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=name)
         for x, y, text in points:
             axis.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
-    axis.set_xlabel("total variation used a token")
-    axis.set_ylabel("tokens a target forward")
+    axis.set_xlabel("total variation used per token")
+    axis.set_ylabel("tokens per target forward")
     axis.set_title("numbers: delta, or lambda", fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7)

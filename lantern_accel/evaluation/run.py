@@ -67,7 +67,7 @@ class Evaluator:
             stored = Evaluation.model_validate_json(self.out.read_text(encoding="utf-8"))
         except (ValidationError, ValueError):
             raise DataError(
-                f"{self.out} is there and is no evaluation of this version; name another file with -o"
+                f"{self.out} exists and is not an evaluation of this version; name another file with -o"
             ) from None
         same = ("model", "weights_hash", "settings", "features")
         other = [name for name in same if getattr(stored, name) != getattr(fresh, name)]
@@ -105,7 +105,7 @@ class Evaluator:
     # --- what is measured on -------------------------------------------------------------------
 
     def _images(self, split: str) -> ImageSet:
-        """Return captioned images of a split; a folder of one's own is held out as a whole."""
+        """Return captioned images of a split; your own folder counts as held out."""
         if split not in self._sets:
             self._sets[split] = self._read(split)
         return self._sets[split]
@@ -126,7 +126,8 @@ class Evaluator:
 
         if getattr(manifest, "text", None) is None or picture != (SIZE, SIZE):
             raise _Unmeasured(
-                "there are no images of this model's kind; name a folder of captioned ones by --images"
+                "there are no images for this kind of model; name a folder of captioned ones "
+                "with --images"
             )
         try:
             data = load_data()
@@ -135,7 +136,7 @@ class Evaluator:
         rows = data.split(split)
         if not rows:
             raise _Unmeasured(f"the data has no images in the split {split!r}")
-        # As training draws them: people's variants and flags seldom.
+        # As training draws them: variants of people, and flags, only rarely.
         weights = np.array([data.records[i].weight for i in rows])
         draw = np.random.default_rng(self.settings.seed)
         size = min(count, len(rows))
@@ -171,7 +172,7 @@ class Evaluator:
                     raise
                 continue
             rows.append(likelihood(self.pipeline, images.prompts, codes, f"{split} images"))
-            self.say.log(f"{split}: {rows[-1].nll:.3f} nats a token")
+            self.say.log(f"{split}: {rows[-1].nll:.3f} nats per token")
         return rows
 
     def _ambiguity(self) -> Any:
@@ -260,7 +261,7 @@ def evaluate(
     parts: tuple[str, ...] = PARTS,
     progress: Callable[[], Progress] | None = None,
 ) -> Evaluation:
-    """Evaluate a loaded model and write ``out``; a run that was stopped goes on where it was.
+    """Evaluate a loaded model and write ``out``; a run that was stopped continues where it was.
 
     ``images``: a folder of captioned images (``lantern_accel.training.imageset``); the bundled
     model's held-out emoji otherwise. ``plots``: a folder for pictures. Raises :class:`DataError` where

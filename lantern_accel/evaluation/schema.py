@@ -26,14 +26,14 @@ class Settings(_Part):
     positions: int = Field(4000, ge=10, description="token positions whose distribution is read")
     cfg: tuple[float, ...] = Field((1.0, 3.0, 7.5), description="guidance scales of ambiguity")
     interchange_k: tuple[int, ...] = (1, 10, 100)
-    frontier_prompts: int = Field(6, ge=1, description="images a point of the frontier")
+    frontier_prompts: int = Field(6, ge=1, description="images per point of the frontier")
     lantern_k: tuple[int, ...] = (10, 100)
     delta: tuple[float, ...] = (0.1, 0.2, 0.4, 0.6)
     lantern_pp_k: tuple[int, ...] = (10, 100)
     lam: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0)
-    distance_images: int = Field(40, ge=2, description="images a strategy in the distances")
+    distance_images: int = Field(40, ge=2, description="images per strategy in the distances")
     memory_images: int = Field(
-        40, ge=1, description="samples whose nearest training image is sought"
+        40, ge=1, description="samples whose nearest training image is searched for"
     )
 
     @classmethod
@@ -56,7 +56,7 @@ class Settings(_Part):
 
 
 class Likelihood(_Part):
-    """Mean negative log-likelihood of real images, nats a token, without guidance."""
+    """Mean negative log-likelihood of real images, nats per token, without guidance."""
 
     images: str = Field(description="which images")
     count: int
@@ -93,8 +93,10 @@ class FrontierPoint(_Part):
     """What one setting of relaxation gains and costs, sampling at the model's defaults."""
 
     strategy: Strategy
-    step_compression: float = Field(description="tokens a target forward: the mean accepted length")
-    total_variation: float = Field(description="relaxed mass used, a token")
+    step_compression: float = Field(
+        description="tokens per target forward: the mean accepted length"
+    )
+    total_variation: float = Field(description="relaxed mass used, per token")
     images: int
 
 
@@ -102,8 +104,8 @@ class StrategyDistance(_Part):
     """How far a strategy's pictures are from exact decoding's.
 
     ``kid``: squared maximum mean discrepancy of network features between the sets, times 1000
-    (unbiased, may be below 0), beside exact decoding under another seed. ``greedy_*``: picture by
-    picture at temperature 0, where exact decoding is one fixed picture a prompt.
+    (unbiased, may be below 0), next to exact decoding under another seed. ``greedy_*``: picture by
+    picture at temperature 0, where exact decoding gives one fixed picture per prompt.
     """
 
     strategy: Strategy
@@ -124,7 +126,7 @@ class Nearest(_Part):
 
 
 class Memorisation(_Part):
-    """Distances of samples to their nearest training images, beside those of held-out images."""
+    """Distances of samples to their nearest training images, next to those of held-out images."""
 
     samples: list[Nearest]
     samples_median: float

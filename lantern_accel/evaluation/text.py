@@ -1,4 +1,4 @@
-"""Ambiguity of text, to stand beside that of images: an n-gram model of English prose, made here.
+"""Ambiguity of text, to compare with that of images: an n-gram model of English prose, made here.
 
 The prose is what every Python carries: the language reference in ``pydoc_data.topics``. Tokens are
 byte-pair pieces, as many as the image model has codes. An n-gram model is far weaker than a language

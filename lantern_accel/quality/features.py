@@ -109,7 +109,7 @@ class EfficientNetLite0(nn.Module):
 
 
 def is_there() -> bool:
-    """Say whether the package with the weights is installed."""
+    """Return whether the package with the weights is installed."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 

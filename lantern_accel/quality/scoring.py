@@ -12,7 +12,7 @@ from lantern_accel.evaluation.schema import Ambiguity, Likelihood
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.values import Sampling
 
-#: For which rows with and without the prompt are made, as its guidance takes them.
+#: Sampling under which rows with and without the prompt are made, as guidance needs them.
 GUIDED = Sampling(cfg_scale=2.0)
 #: Logits of one pass over a batch; bounds its memory at many tokens.
 LOGITS_AT_ONCE = 1 << 26
@@ -39,7 +39,7 @@ def _logits(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield float32 logits with and without the prompt, ``[b, n, V]``, and the tokens ``[b, n]``.
 
-    Codes that a place may not have get none of the mass; places with one possible code are left out.
+    Codes that a position cannot have get no mass; positions with one possible code are left out.
     """
     model, device = pipeline.model, pipeline.backend.device
     tokens = tokens_of(pipeline, codes)
@@ -91,7 +91,7 @@ def ambiguity(
     of: str,
     source: str,
 ) -> list[Ambiguity]:
-    """Return a row a guidance scale over about ``positions`` evenly spaced token positions."""
+    """Return one row per guidance scale over about ``positions`` evenly spaced token positions."""
     stride = max(1, codes.numel() // positions)
     found: dict[float, list[Tensor]] = {scale: [] for scale in scales}
     seen = 0

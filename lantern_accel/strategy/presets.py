@@ -18,9 +18,9 @@ class Preset(BaseModel):
     """Settings that somebody published, and where.
 
     ``sampling`` has fields of :class:`~lantern_accel.strategy.values.Sampling`; ``overrides`` has what
-    ``Pipeline.strategy`` takes beside a name (``tree``, ``k``, ``delta``, ``lam``, ``residual``,
-    ``neighbour_space``). ``models`` are patterns of names; ``conditioning`` tells LlamaGen's kinds
-    apart, ``variant`` Chameleon's.
+    ``Pipeline.strategy`` takes besides a name (``tree``, ``k``, ``delta``, ``lam``, ``residual``,
+    ``neighbour_space``). ``models`` are patterns of names; ``conditioning`` distinguishes
+    LlamaGen's kinds, ``variant`` Chameleon's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,7 +1,7 @@
-"""Training a drafter for any model that the pipeline loads, of any family: own ones, official files.
+"""Training a drafter for any model that the pipeline loads: your own, or a published one.
 
-The images come from a folder of captioned ones, or the target draws them itself: then a drafter needs
-nothing but prompts, or the class ids.
+The images come from a folder of captioned ones, or the target draws them itself, which takes
+nothing but prompts or class ids.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lantern_accel.training.progress import NullProgress, Progress
 HELD_OUT_SHARE = 0.05
 CODES = "codes.pt"
 GIB = 1 << 30
-#: Memory for encoded prompts; what goes beyond is encoded when it is drawn.
+#: Memory for encoded prompts; those that do not fit are encoded each time they are drawn.
 KEPT_BYTES = GIB
 
 Prompt = str | int
@@ -72,8 +72,9 @@ class Encoded:
 class ModelFeatures:
     """Features of a loaded model's target on given prompts and codes.
 
-    States are kept in ``kept_bytes`` of the host's memory, in the target's dtype: the target, nearly
-    all of a step's work, then runs once an image. What goes beyond is made again.
+    States are kept in ``kept_bytes`` of the host's memory, in the target's dtype: the target, which
+    is nearly all of a step's work, then runs once per image. States that do not fit are computed
+    again.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class ModelFeatures:
         made = self._encoded.of([self.prompts[i] for i in chosen])
         rows = self.family.rows(self.pipeline.model, made, GUIDED)
         target = self.pipeline.model.target
-        # Every image with its prompt, or as the guidance's branch without one sees it.
+        # Each image with its prompt, or without it, as guidance's unconditional branch sees it.
         picks = [i + size * without for i, without in enumerate(dropped)]
         if coupled:
             chosen, picks = chosen * 2, list(range(2 * size))
@@ -143,9 +144,9 @@ class ModelFeatures:
         codes: Tensor,
         mask: Tensor | None,
     ) -> Tensor:
-        """Return the rows' states; those that are not kept are made.
+        """Return the states of the rows, computing those that are not kept.
 
-        ``keys``: a row's image, whether without its prompt, and its prompt's positions.
+        ``keys``: of each row its image, whether it lacks its prompt, and the prompt's positions.
         """
         found = [self._kept.get(key) for key in keys]
         new = [i for i, one in enumerate(found) if one is None]
@@ -171,7 +172,7 @@ def own_images(
     batch: int = 8,
     size: Size | None = None,
 ) -> Tensor:
-    """Let the target draw an image a prompt; int64 ``[n, tokens]``, kept in ``path`` as it grows."""
+    """Let the target draw one image per prompt: int64 ``[n, tokens]``, saved in ``path`` on the way."""
     asked = [list(prompts), seed, *([list(size)] if size is not None else [])]
     digest = hashlib.sha256(json.dumps(asked).encode())
     digest.update(pipeline.model.weights_hash.encode())
@@ -242,7 +243,7 @@ def run_model_drafter(
 
     ``images``: a folder of captioned images (:mod:`lantern_accel.training.imageset`). Without one the
     target draws ``samples`` images of ``prompts`` (of random classes where it takes classes).
-    ``size``: of the pictures in pixels, where a model draws several; None: its own.
+    ``size``: width and height in pixels, for a model that draws several sizes; None: its own.
     """
     say = progress if progress is not None else NullProgress()
     model = pipeline.model
@@ -251,8 +252,8 @@ def run_model_drafter(
     if config.start_from is not None:
         if not isinstance(manifest, ModelManifest):
             raise DataError(
-                f"start_from continues drafters of LlamaGen targets, {manifest.name!r} is none; leave "
-                "it out"
+                f"start_from continues drafters of LlamaGen targets, and {manifest.name!r} is not one; "
+                "leave it out"
             )
         start = read_drafter(out.parent / config.start_from)
     width, height = model.family.picture(manifest, size)
@@ -276,7 +277,7 @@ def run_model_drafter(
         else:
             raise DataError(
                 "there is nothing to train on: name a folder of captioned images (--images), or a "
-                "file with a prompt a line (--prompts) that the target then draws"
+                "file with one prompt per line (--prompts), which the target then draws"
             )
         encoded = Encoded(pipeline, named, size)
         codes = _drawn_together(

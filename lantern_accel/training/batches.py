@@ -1,4 +1,4 @@
-"""What a step trains on: images by weight, a random view, a fresh caption; and composed scenes."""
+"""The batches of a training step: weighted images in random views with fresh captions, and scenes."""
 
 from __future__ import annotations
 

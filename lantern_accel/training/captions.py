@@ -43,7 +43,7 @@ _FACE = re.compile(r"^(.+) face$")
 
 
 class Captioned(Protocol):
-    """What a caption is drawn from; ``lantern_accel.training.data.Record`` is one."""
+    """What a caption is drawn from, such as a ``lantern_accel.training.data.Record``."""
 
     @property
     def style(self) -> str: ...
@@ -64,7 +64,7 @@ def spoken_name(record: Captioned, rng: random.Random) -> str:
 
 
 def plain_caption(record: Captioned, default_style: str | None = None) -> str:
-    """Return the shortest caption that means ``record``: its concept, and any other style than usual."""
+    """Return the shortest caption that means ``record``: its concept, and its style if unusual."""
     if default_style in (None, record.style):
         return record.concept
     return f"{record.concept} {record.style} style"
@@ -100,7 +100,7 @@ def _styled(text: str, record: Captioned, rng: random.Random) -> str:
 def word_corpus(records: Iterable[Captioned], phrases: Iterable[str] = ()) -> list[str]:
     """Return every text that a caption can be built from; names count ten times as much as tags.
 
-    ``phrases``: what captions say beside names and frames; their words are sure to be known whole.
+    ``phrases``: what captions say besides names and frames; these words are always known whole.
     """
     frames = [normalise(frame.format("")) for frame in FRAMES] + list(STYLES) + ["style"]
     frames += [normalise(phrase) for phrase in phrases]
@@ -114,7 +114,7 @@ def word_corpus(records: Iterable[Captioned], phrases: Iterable[str] = ()) -> li
 def train_text_tokenizer(texts: Iterable[str], vocab_size: int = 3000) -> Tokenizer:
     """Build a WordPiece tokenizer from normalised ``texts``; [PAD] is 0 and [UNK] is 1.
 
-    A quarter of the vocabulary are letters and common word pieces, so that any Latin word can be
+    A quarter of the vocabulary is letters and common word pieces, so that any Latin word can be
     spelt; the rest are the most frequent whole words. The same texts in any order give the same
     file. The caller normalises text before encoding; the tokenizer splits on spaces only.
     """

@@ -1,4 +1,4 @@
-"""What the images show: emojibase's concepts, which are kept, how often, and who is held out."""
+"""What the images show: which of emojibase's concepts are kept, drawn how often, or held out."""
 
 from __future__ import annotations
 

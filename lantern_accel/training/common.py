@@ -16,7 +16,7 @@ from lantern_accel.files import write_whole
 
 
 class TrainConfig(BaseModel):
-    """What every trainer is told; a checkpoint is continued only under an equal configuration.
+    """The settings of every trainer; a checkpoint is continued only under equal settings.
 
     With the ``"wsd"`` schedule (warm-up, stable, decay: arXiv 2404.06395) a run may be made longer
     afterwards: the rate of the stable phase does not depend on the end.
@@ -25,10 +25,10 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: int = Field(default=1000, ge=1, description="optimizer steps")
-    batch_size: int = Field(default=32, ge=1, description="examples a step, on each device")
+    batch_size: int = Field(default=32, ge=1, description="examples per step, on each device")
     lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
     final_lr_ratio: float = Field(
-        default=0.02, ge=0, le=1, description="last rate over the peak rate"
+        default=0.02, ge=0, le=1, description="last rate divided by the peak rate"
     )
     schedule: Literal["cosine", "wsd"] = Field(
         "cosine", description="wsd: constant, then linear to the last rate over decay_share"
@@ -117,7 +117,8 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
     """Return a checkpoint's ``step``, ``elapsed``, ``best`` and ``state``, or None without one.
 
     Restores the RNG states. Raises ``DataError`` naming the fields where the checkpoint was written
-    under another configuration, and where the file cannot be read. The length of a wsd run is free.
+    under another configuration, and where the file cannot be read. The length of a wsd run may
+    differ.
     """
     if not path.is_file():
         return None
@@ -130,7 +131,7 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
             "delete it to start again"
         ) from error
     wanted = config.model_dump(mode="json")
-    # A setting that the checkpoint is older than had its default.
+    # A setting that did not exist when the checkpoint was written had its default.
     for name, field in type(config).model_fields.items():
         if name not in stored and not field.is_required():
             stored[name] = field.get_default(call_default_factory=True)

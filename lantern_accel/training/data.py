@@ -159,10 +159,10 @@ def _set_of(
 
 
 def prepare_data(cache: Path | None = None, *, progress: Progress | None = None) -> EmojiDataset:
-    """Fetch, render and store the training images; what is there already is not done again.
+    """Fetch, render and store the training images; whatever is already there is kept.
 
     ``cache`` defaults to ``$LANTERN_ACCEL_CACHE`` or ``~/.cache/lantern_accel``. The result does
-    not depend on the day or the machine. Raises ``DataError`` where a package cannot be had.
+    not depend on the day or the machine. Raises ``DataError`` where a package cannot be fetched.
     """
     progress = progress or NullProgress()
     root = cache or cache_dir()
@@ -248,5 +248,5 @@ def load_data(cache: Path | None = None) -> EmojiDataset:
     if images.shape != (len(records), SIZE, SIZE, 3) or manifest.get("images") != len(records):
         raise DataError(f"{folder} is incomplete; delete it and run {command}")
     if coverage is not None and len(coverage) != len(records):
-        raise DataError(f"{covered} is of other images; delete {folder} and run {command}")
+        raise DataError(f"{covered} belongs to other images; delete {folder} and run {command}")
     return EmojiDataset(images, records, manifest, coverage)

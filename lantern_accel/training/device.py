@@ -27,8 +27,8 @@ class TrainDevice:
     def __init__(self, backend: Backend, precision: Precision = "auto") -> None:
         if backend.device.type == "meta":
             raise BackendError(
-                f"the backend {backend.name!r} has shapes and no data, so it trains nothing; choose "
-                "another device (`lantern-accel devices` lists them)"
+                f"the backend {backend.name!r} has shapes and no data, so nothing can be trained "
+                "on it; choose another device (`lantern-accel devices` lists them)"
             )
         self.backend = backend
         self.device = backend.device
@@ -42,7 +42,7 @@ class TrainDevice:
 
     @property
     def main(self) -> bool:
-        """Whether this process reports and writes."""
+        """Whether this is the process that reports and writes files."""
         return self.rank == 0
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -60,7 +60,7 @@ class TrainDevice:
         groups = list(groups)
         try:
             return torch.optim.AdamW(groups, fused=True, **settings)
-        except RuntimeError:  # torch names the devices that it has a fused kernel for
+        except RuntimeError:  # torch knows which devices have a fused kernel
             return torch.optim.AdamW(groups, **settings)
 
     def adopt(self, module: nn.Module) -> None:

@@ -1,6 +1,6 @@
 """Training the drafter by EAGLE's recipe, on the features of a frozen target.
 
-The embedding comes from the target and stays frozen, as does the head. What is lowered is in
+The embedding comes from the target and stays frozen, as does the head. The loss is in
 :mod:`lantern_accel.training.objective`.
 """
 
@@ -47,7 +47,7 @@ class FeatureSource(Protocol):
 
     @property
     def key(self) -> str:
-        """What tells the target from others: a checkpoint is continued on its own only."""
+        """The target's identity: a checkpoint is continued only on the target it was made for."""
         ...
 
     def draw(
@@ -137,7 +137,7 @@ class DrafterTask(Task):
         self.kept = {k: v.clone() for k, v in self._weights().items()}
 
     def _begin_with(self, start: EagleDrafter) -> None:
-        """Take a trained drafter over; blocks and taps beyond its own stay as they were drawn."""
+        """Start from a trained drafter; blocks and taps that it lacks keep their random values."""
         ours, theirs = self.drafter.config, start.config
         more = {"n_layer": theirs.n_layer, "taps": theirs.taps}
         fitting = isinstance(ours, DrafterConfig) and theirs.n_layer <= ours.n_layer
@@ -150,12 +150,12 @@ class DrafterTask(Task):
         self.drafter.load_state_dict({**self.drafter.state_dict(), **start.state_dict()})
 
     def _weights(self) -> dict[str, Tensor]:
-        """Return what is trained; the embedding is the target's, and the largest part by far."""
+        """Return what is trained; the embedding, by far the largest part, belongs to the target."""
         frozen = {name for name, p in self.drafter.named_parameters() if not p.requires_grad}
         return {k: v for k, v in self.drafter.state_dict().items() if k not in frozen}
 
     def put(self, weights: dict[str, Tensor]) -> None:
-        """Take weights over; the frozen ones stay where they are not among them."""
+        """Load weights; frozen ones that are not among them stay as they are."""
         self.drafter.load_state_dict({**self.drafter.state_dict(), **weights})
 
     def _mask(self, batch: Features) -> Tensor | None:
@@ -204,8 +204,8 @@ class DrafterTask(Task):
         """Continue from ``state``."""
         if state.get("key", self.source.key) != self.source.key:
             raise DataError(
-                "the checkpoint in the training folder is of a drafter for another model; name another "
-                "folder with --work, or begin anew with --restart"
+                "the checkpoint in the training folder belongs to a drafter for another model; name "
+                "another folder with --work, or begin anew with --restart"
             )
         self.put(state["drafter"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -33,7 +33,7 @@ def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.float64]:
 def reconstruct(
     model: VQModel, images: NDArray[np.uint8], batch: int = 64
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return images uint8 ``[n, H, W, 3]`` through the tokenizer, and their codes ``[n, h, w]``."""
+    """Pass images uint8 ``[n, H, W, 3]`` through the tokenizer; return them and codes ``[n, h, w]``."""
     model.eval()
     device = next(model.parameters()).device
     out, codes = [], []

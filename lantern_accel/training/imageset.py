@@ -1,7 +1,7 @@
-"""Captioned images of one's own: a folder with ``captions.jsonl``, a line an image.
+"""Your own captioned images: a folder with ``captions.jsonl``, one line per image.
 
 ``{"file": "a.png", "prompt": "a red heart"}``; for a class-conditional model the prompt is the class
-id. Of every image the middle is cut out in the shape of the model's pictures, and resized.
+id. The middle of every image is cut out in the shape of the model's pictures, then resized.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
             ) from None
         if not isinstance(prompt, str | int) or isinstance(prompt, bool) or not str(prompt).strip():
             raise DataError(
-                f"{path}, line {number}: the prompt {prompt!r} is no text and no class id"
+                f"{path}, line {number}: the prompt {prompt!r} is neither text nor a class id"
             )
         try:
             with Image.open(folder / name) as image:

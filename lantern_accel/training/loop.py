@@ -1,7 +1,7 @@
 """The loop that all trainers share: resuming, schedule, checkpoints, curves, pictures, stopping.
 
 A run may be killed at any moment: checkpoints are written whole, a step's randomness depends on the
-seed and the step alone, and what a checkpoint does not hold yet is done again.
+seed and the step alone, and whatever the last checkpoint lacks is done again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TrainingStopped(LanternError):
 
 
 class Task(ABC):
-    """What is trained: one step, its state, and how it is judged."""
+    """Something to train: one step, its state, and how it is judged."""
 
     label: str = "training"
     evaluate_every: int | None = None
@@ -72,7 +72,7 @@ class Task(ABC):
 
 @dataclass
 class Run:
-    """How far a run has come; ``curve`` holds one dict an evaluation."""
+    """How far a run has come; ``curve`` has one dict per evaluation."""
 
     step: int = 0
     elapsed: float = 0.0
@@ -115,7 +115,7 @@ def run(
 ) -> Run:
     """Train until ``config``'s steps or minutes are over, continuing ``out/checkpoint.pt``.
 
-    Writes ``curves.png`` and ``samples/step-N.png`` beside it. Raises :class:`TrainingStopped` after
+    Writes ``curves.png`` and ``samples/step-N.png`` next to it. Raises :class:`TrainingStopped` after
     an interrupt or a termination signal, once the checkpoint is written, and :class:`DataError`
     where the checkpoint is of another configuration, the disk is full or the loss is not a number.
     """
@@ -157,7 +157,8 @@ def run(
                 break
             if decaying(config, at.step, at.elapsed) and not (out / STABLE).is_file():
                 save(STABLE)
-            # A stream a step and a process, so that a continued run draws what an unbroken one would.
+            # One stream per step and process, so that a continued run draws what an unbroken one
+            # would.
             rng = random.Random((config.seed * 1_000_003 + at.step) * 1_009 + device.rank)
             rate = learning_rate(config, at.step, at.elapsed)
             metrics = task.step(at.step, rate, done, rng)

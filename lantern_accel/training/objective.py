@@ -1,4 +1,4 @@
-"""What a drafter's training lowers, and its settings.
+"""The loss of a drafter's training, and its settings.
 
 Loss (LANTERN's code): SmoothL1 between predicted and true next feature, plus 0.1 times the
 cross-entropy between the head's distributions; uniform noise on the input features; the head stays
@@ -24,13 +24,13 @@ from lantern_accel.training.common import TrainConfig
 
 
 class DrafterTrainConfig(TrainConfig):
-    """What the drafter trainer is told."""
+    """Settings of the drafter trainer."""
 
     start_from: str | None = Field(
-        None, description="folder in the training folder of a drafter to train on"
+        None, description="folder, in the training folder, of a drafter to continue from"
     )
     n_layer: int = Field(
-        1, ge=1, description="blocks, of which a drafter to train on may have fewer; EAGLE has one"
+        1, ge=1, description="decoder blocks, at least those of start_from's drafter; EAGLE has one"
     )
     text_dropout: float = Field(0.1, ge=0, lt=1, description="share of unconditional examples")
     noise: float = Field(0.2, ge=0, description="width of the uniform noise on input features")
@@ -52,20 +52,22 @@ class DrafterTrainConfig(TrainConfig):
         1.0, gt=0, le=1, description="filter of both sides in the share that is refused"
     )
     predicted_share: float = Field(
-        0.0, ge=0, lt=1, description="positions that are fed the drafter's own prediction"
+        0.0, ge=0, lt=1, description="share of positions that are fed the drafter's own prediction"
     )
     taps: tuple[int, ...] = Field(
         (),
-        description="blocks of the target, from 1, whose states are read beside its last (EAGLE-3)",
+        description="blocks of the target, from 1, whose states are read in addition to its last (EAGLE-3)",
     )
     images_at_once: int = Field(
         8, ge=1, description="images that a loaded model draws together to learn from"
     )
     kept_gib: float = Field(
-        2.0, ge=0, description="host memory for a loaded model's states, so that none is made twice"
+        2.0,
+        ge=0,
+        description="host memory that keeps a loaded model's states, so that none is computed twice",
     )
     evaluate_every: int = Field(500, ge=1)
-    evaluate_batches: int = Field(4, ge=1, description="held-out batches an evaluation reads")
+    evaluate_batches: int = Field(4, ge=1, description="held-out batches per evaluation")
     compile: bool = True
 
 
@@ -86,7 +88,7 @@ class Features:
 
 
 class Teacher(Protocol):
-    """A frozen target, as far as a drafter's loss reads it."""
+    """The part of a frozen target that a drafter's loss reads."""
 
     @property
     def config(self) -> Any: ...
@@ -107,10 +109,10 @@ def neighbourhoods(codebook: Tensor, k: int) -> Tensor:
 
 
 def relaxed_mass(p: Tensor, near: Tensor, lam: float) -> Tensor:
-    """Return about what LANTERN++ accepts each code with: ``min(p + neighbours' p, lambda p)``.
+    """Return LANTERN++'s accepted mass of each code, about ``min(p + neighbours' p, lambda p)``.
 
     ``p [..., V]``, ``near [V, V]`` of :func:`neighbourhoods`. The rule itself takes whole neighbours
-    only, so this is its upper bound; it has no steps that training could stumble over.
+    only, so this is its upper bound; it is continuous, which training needs.
     """
     return torch.minimum(p + p @ near.to(p.dtype), lam * p)
 

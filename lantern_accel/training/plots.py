@@ -10,7 +10,7 @@ from lantern_accel.files import write_whole
 
 
 def save_curves(curve: Sequence[Mapping[str, float]], path: Path) -> bool:
-    """Write one panel a figure of ``curve`` over its ``step``; return False without matplotlib."""
+    """Plot each figure of ``curve`` over ``step`` in its own panel; return False without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -8,7 +8,7 @@ from typing import IO, Any, Protocol
 
 
 class Progress(Protocol):
-    """Where a trainer reports to; three are here."""
+    """Where a trainer reports its progress; three implementations follow."""
 
     def start(self, label: str, total: int | None = None) -> None:
         """Begin a stage of ``total`` steps (unknown if None)."""
@@ -17,14 +17,14 @@ class Progress(Protocol):
         """Report ``steps`` more, with the latest metrics, such as ``loss=0.12``."""
 
     def log(self, message: str) -> None:
-        """Say one line."""
+        """Print one line."""
 
     def finish(self) -> None:
         """End the stage."""
 
 
 class NullProgress:
-    """Says nothing."""
+    """Reports nothing."""
 
     def start(self, label: str, total: int | None = None) -> None:
         """Do nothing."""
@@ -54,7 +54,7 @@ class LineProgress:
         self._metrics: dict[str, float] = {}
 
     def start(self, label: str, total: int | None = None) -> None:
-        """Begin a stage and say so."""
+        """Begin a stage and announce it."""
         self._label, self._total, self._done, self._said_done = label, total, 0, 0
         self._began = self._said = time.monotonic()
         self._metrics = {}

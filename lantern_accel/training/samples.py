@@ -1,4 +1,4 @@
-"""Pictures of what a target in training draws."""
+"""Sample pictures from a target in training."""
 
 from __future__ import annotations
 

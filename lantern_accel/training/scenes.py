@@ -131,7 +131,7 @@ class _Drawer:
         return self.rng.choice(list(HUES)) if mean.max() - mean.min() > 50 else None
 
     def places(self, relation: Relation) -> list[tuple[int, int, int]]:
-        """Middle and size of each thing."""
+        """Return the middle and the size of each thing."""
         r = self.rng.randint
         if relation == "alone":
             size = r(38, 60)
@@ -185,7 +185,7 @@ def draw_scenes(data: EmojiDataset, count: int, seed: int) -> list[Scene]:
     """
     if data.coverage is None:
         raise DataError(
-            "the training images were rendered before scenes were known (no coverage.npy); run "
+            "the training images were rendered by a version without scenes (no coverage.npy); run "
             "`lantern-accel train data` again"
         )
     drawer = _Drawer(data, random.Random(seed))
@@ -243,7 +243,7 @@ def _tile() -> NDArray[np.float32]:
 
 
 def _lay(canvas: NDArray[np.float32], small: NDArray[np.float32], left: int, top: int) -> None:
-    """Put premultiplied ``small [s, s, 4]`` onto the canvas; what hangs over is cut."""
+    """Put premultiplied ``small [s, s, 4]`` onto the canvas; what does not fit is cut off."""
     side = len(small)
     x0, y0, x1, y1 = max(left, 0), max(top, 0), min(left + side, SIZE), min(top + side, SIZE)
     cut = small[y0 - top : y1 - top, x0 - left : x1 - left]
@@ -260,7 +260,7 @@ _PHRASES: dict[Relation, tuple[str, ...]] = {
 SCENE_WORDS = (
     "left of", "right of", "above", "below", "over", "under", "and", "on a background", *COLOURS,
 )  # fmt: skip
-"""What scene captions say beside names; the text tokenizer learns them whole."""
+"""What scene captions say besides names; the text tokenizer learns them whole."""
 
 
 def scene_caption(

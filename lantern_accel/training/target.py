@@ -28,7 +28,7 @@ from lantern_accel.training.progress import Progress
 
 
 class TargetConfig(TrainConfig):
-    """What the target trainer is told."""
+    """Settings of the target trainer."""
 
     dim: int = Field(384, description="width of the transformer")
     n_layer: int = 8
@@ -38,9 +38,7 @@ class TargetConfig(TrainConfig):
     text_layers: int = 2
     text_heads: int = 4
     prefix_length: int = 16
-    repeat_caption: bool = Field(
-        True, description="fill the prefix with the caption again and again"
-    )
+    repeat_caption: bool = Field(True, description="fill the prefix by repeating the caption")
     prefix_rotary: PrefixRotary = Field(
         "identity", description="identity: the image attends to the prompt by content"
     )
@@ -53,7 +51,7 @@ class TargetConfig(TrainConfig):
     samples_every: int = Field(2000, ge=1, description="steps between pictures of samples")
     folder: str = Field("target", description="where in the training folder this target is kept")
     start_from: str | None = Field(
-        None, description="folder there of a trained, smaller target that this one grows out of"
+        None, description="folder there of a smaller trained target that this one grows out of"
     )
     scenes: int = Field(24000, ge=0, description="composed scenes to train on")
     scene_share: float = Field(0.3, ge=0, le=1, description="share of examples that are scenes")
@@ -149,7 +147,7 @@ class TextTarget(nn.Module):
     def spread_words(self) -> None:
         """Start the text path with captions far apart.
 
-        With GPT-2's small embeddings the shared directions drowned the words: captions came out
+        With GPT-2's small embeddings shared directions drown the words: captions come out
         nearly parallel (cosine 0.94 and more within two clusters).
         """
         nn.init.normal_(self.text.words.weight, std=1.0)
@@ -175,7 +173,7 @@ class TextTarget(nn.Module):
         return self.gpt.forward_dense(cond, codes[:, :-1], mask, taps)
 
     def forward(self, ids: Tensor, mask: Tensor, drop: Tensor, codes: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the codes, nats a token."""
+        """Return the mean cross-entropy of the codes, nats per token."""
         states = self.features(ids, mask, drop, codes)
         logits = self.gpt.head(states[:, self.gpt.config.prefix_length - 1 :])
         return F.cross_entropy(logits.flatten(0, 1), codes.flatten())
@@ -183,7 +181,7 @@ class TextTarget(nn.Module):
 
 @torch.no_grad()
 def evaluate(model: TextTarget, batches: Batches, device: TrainDevice, count: int = 256) -> float:
-    """Return the mean negative log-likelihood of ``count`` examples, nats a token."""
+    """Return the mean negative log-likelihood of ``count`` examples, nats per token."""
     rng = random.Random(1234)
     was_training = model.training
     model.eval()

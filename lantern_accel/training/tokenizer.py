@@ -57,7 +57,7 @@ class TokenizerConfig(TrainConfig):
         default=0.98, gt=0, lt=1, description="of the codebook's moving average"
     )
     dead_below: float = Field(
-        default=0.02, ge=0, description="mean uses per batch that restart a code"
+        default=0.02, ge=0, description="a code used less often per batch, on average, is restarted"
     )
     quantize_from: float = Field(
         default=0.04, ge=0, lt=1, description="share of steps before quantising"
@@ -65,14 +65,14 @@ class TokenizerConfig(TrainConfig):
     hue: float = Field(default=0.25, ge=0, le=1, description="share of images whose hue is turned")
     part: Literal["all", "decoder"] = Field(
         "all",
-        description="decoder: train on only the decoder of a finished tokenizer, whose codes stay",
+        description="decoder: train only the decoder of a finished tokenizer, whose codes stay",
     )
     scene_share: float = Field(0.25, ge=0, le=1, description="share of images that are scenes")
     perceptual: float = Field(
         0.0, ge=0, description="weight of the feature distance (needs the extra eval)"
     )
     ema: float = Field(
-        0.99, ge=0, lt=1, description="decoder alone: decay of the averaged weights that are kept"
+        0.99, ge=0, lt=1, description="decoder only: decay of the averaged weights that are kept"
     )
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class TokenizerConfig(TrainConfig):
 
 
 class TokenizerReport(BaseModel):
-    """What training came to; ``psnr`` is over held-out images, in dB, per image set."""
+    """The result of training; ``psnr`` is over held-out images, in dB, per image set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -177,7 +177,7 @@ class TokenizerTask(Task):
             self.smooth[name].copy_(value)
 
     def kept(self) -> VQModel:
-        """Return the model that is judged and kept; of a decoder alone, the averaged one."""
+        """Return the model that is judged and kept; for a decoder alone, the averaged one."""
         if not self.smooth:
             return self.model
         model = VQModel(self.config.vq).to(self.device.device)
@@ -273,7 +273,7 @@ def train_tokenizer(
         )
     if (config.part == "decoder") != (start is not None):
         raise DataError(
-            "a decoder alone is trained on from a finished tokenizer, a whole one is not"
+            "a decoder alone starts from a finished tokenizer, a whole tokenizer does not"
         )
     if start is not None and start.config != config.vq:
         raise DataError(

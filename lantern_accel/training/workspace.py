@@ -50,7 +50,7 @@ SCENES = "scene_tokens.npz"
 
 
 def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Config:
-    """Read a trainer's configuration from JSON or TOML; overrides that are None do not count.
+    """Read a trainer's configuration from JSON or TOML; overrides that are None are ignored.
 
     Raises :class:`DataError` naming the field that is wrong.
     """
@@ -216,12 +216,12 @@ def run_target(
     resume: bool,
     device: TrainDevice,
 ) -> dict[str, Any]:
-    """Train target and text encoder in the configured folder, ``work/target`` unless it says other."""
+    """Train target and text encoder in the configured folder, ``work/target`` by default."""
     data = load_data()
     vq = load_tokenizer(_need(work / "tokenizer" / "vq.safetensors", "tokenizer").parent)
     tokenizer = _text_tokenizer(work, data)
     grid = SIZE // vq.config.downsample
-    # A relative folder is meant from the training folder.
+    # A relative folder is relative to the training folder.
     start = read_target(work / config.start_from) if config.start_from else None
     model = fresh_target(config, tokenizer.get_vocab_size(), vq.config.codebook_size, grid, start)
     train, judged = target_batches(work, config, model.text.config, device, progress)
@@ -312,7 +312,7 @@ def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: st
 
 
 def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
-    """Write the model folder ``to``: that of ``model`` with the drafter that training left."""
+    """Write ``to``, a copy of the model folder ``model`` with the newly trained drafter."""
     manifest = read_manifest(model)
     config = _json(DrafterConfig, _need(drafter / "drafter.json", "drafter"))
     try:

@@ -100,7 +100,8 @@ def test_the_tutorial_s_commands_have_the_options_that_it_gives_them():
 
     root = typer.main.get_command(app)
     for page in documents():
-        blocks = re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+        blocks = [text for language, text in fenced if not language]
         for line in "\n".join(blocks).splitlines():
             match = re.search(r"(?:^|&& )lantern-accel ([^#&]*)", line)
             if match is None:

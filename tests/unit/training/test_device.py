@@ -17,7 +17,9 @@ from lantern_accel.training.device import TrainDevice, open_train_device
 
 
 def test_a_device_without_data_trains_nothing() -> None:
-    with pytest.raises(BackendError, match="has shapes and no data, so it trains nothing"):
+    with pytest.raises(
+        BackendError, match="has shapes and no data, so nothing can be trained on it"
+    ):
         open_train_device("null")
 
 

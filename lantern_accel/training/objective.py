@@ -56,7 +56,7 @@ class DrafterTrainConfig(TrainConfig):
     )
     taps: tuple[int, ...] = Field(
         (),
-        description="blocks of the target, from 1, whose states are read in addition to its last (EAGLE-3)",
+        description="blocks of the target, from 1, whose states are read as well as its last (EAGLE-3)",
     )
     images_at_once: int = Field(
         8, ge=1, description="images that a loaded model draws together to learn from"

@@ -90,7 +90,7 @@ def test_the_tutorial_lists_every_method_of_the_seam():
     for kind in (Replay, HostCopy):
         there |= {f"{kind.__name__}.{name}" for name in public(kind)}
     there.add("Replay.__call__")
-    assert set(listed) == there
+    assert not there - set(listed), "docs/porting.md does not say how necessary these are"
 
 
 def test_the_tutorial_s_commands_have_the_options_that_it_gives_them():

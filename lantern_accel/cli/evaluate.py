@@ -27,7 +27,7 @@ def evaluate(
     quick: bool = typer.Option(
         False, help="Few images and settings: for a first look, not for figures."
     ),
-    part: list[str] = typer.Option([], help="Only this part; repeat for several."),
+    part: list[str] = typer.Option([], help="Measure only this part; repeat for several."),
     images: Path | None = typer.Option(
         None, help="Folder with captions.jsonl and images, in place of the held-out emoji."
     ),
@@ -37,7 +37,7 @@ def evaluate(
     prompt: list[str] = typer.Option([], help="For --grid: these prompts instead of the forty."),
     strategy: list[str] = typer.Option(
         ["vanilla", "eagle", "eagle2", "lantern", "lantern++"],
-        help="For --grid: its columns; repeat for several.",
+        help="For --grid: the strategies that are its columns; repeat for several.",
     ),
     vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
     drafter: str = typer.Option(
@@ -47,7 +47,9 @@ def evaluate(
     seed: int = typer.Option(0, min=0, help="Fixes all random numbers."),
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
+    threads: int = typer.Option(
+        None, min=1, help="Processor threads, for a backend that uses them."
+    ),
     option: list[str] = OPTION,
 ) -> None:
     """Measure a model: likelihood, ambiguity, interchangeable codes, the frontier, memorisation.
@@ -66,6 +68,10 @@ def evaluate(
     for name in part:
         if name not in PARTS:
             raise RequestError(f"no part is named {name!r}{did_you_mean(name, PARTS)}")
+    if plots is not None and grid is None:
+        from lantern_accel.evaluation.plots import check_matplotlib
+
+        check_matplotlib()
     with lantern_accel.load(
         model,
         device=device,

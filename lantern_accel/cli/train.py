@@ -22,10 +22,12 @@ train = typer.Typer(
 WORK = typer.Option(Path("lantern-train"), "--work", "-w", help="Folder of the training run.")
 CONFIG = typer.Option(None, "--config", help="JSON or TOML with the trainer's settings.")
 STEPS = typer.Option(None, min=1, help="Optimizer steps.")
-MINUTES = typer.Option(None, min=0.01, help="Stop, with the schedule at its end, after this long.")
-SEED = typer.Option(None, min=0)
+MINUTES = typer.Option(
+    None, min=0.01, help="Minutes for all runs together; the schedule ends then."
+)
+SEED = typer.Option(None, min=0, help="Fixes all random numbers.")
 RESUME = typer.Option(True, "--resume/--restart", help="Continue the checkpoint, or begin anew.")
-THREADS = typer.Option(None, min=1, help="Processor threads, where the backend has them.")
+THREADS = typer.Option(None, min=1, help="Processor threads, for a backend that uses them.")
 DEVICE = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best).")
 
 
@@ -267,7 +269,7 @@ def bundle(
     lam: float = typer.Option(2.0, "--lambda", help="LANTERN++'s default lambda."),
     lantern_k: int = typer.Option(100, help="LANTERN's default k."),
     delta: float = typer.Option(0.2, help="LANTERN's default delta."),
-    summary: str = typer.Option("", help="One line for listings."),
+    summary: str = typer.Option("", help="One line about the model, for listings."),
 ) -> None:
     """Put the trained parts together as a model folder."""
     from lantern_accel.checkpoints.bundle import ModelDefaults

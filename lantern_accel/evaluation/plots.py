@@ -119,18 +119,23 @@ _FIGURES: dict[str, Callable[[Evaluation], Any]] = {
 }
 
 
-def save_plots(report: Evaluation, folder: Path) -> list[Path]:
-    """Write a PNG for each part that was measured; returns them.
-
-    Raises :class:`DataError` where matplotlib is not installed.
-    """
+def check_matplotlib() -> None:
+    """Raise :class:`DataError` where matplotlib is not installed; call it before measuring."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise DataError(
-            "--plots needs matplotlib; `pip install lantern-accel[eval]` brings it, and the same "
-            "command then draws what was measured already"
+            "--plots needs matplotlib, which is not installed; `pip install lantern-accel[eval]` "
+            "brings it. Or leave --plots out: the same command with it draws the plots later"
         ) from None
+
+
+def save_plots(report: Evaluation, folder: Path) -> list[Path]:
+    """Write a PNG for each part that was measured; return their paths.
+
+    Raises :class:`DataError` where matplotlib is not installed.
+    """
+    check_matplotlib()
     written = []
     for name, make in _FIGURES.items():
         figure = make(report)

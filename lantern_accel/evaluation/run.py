@@ -18,6 +18,7 @@ from lantern_accel.evaluation.distance import distances, memorisation
 from lantern_accel.evaluation.features import MISSING, NETWORK, FeatureNet, to_pixels
 from lantern_accel.evaluation.frontier import frontier
 from lantern_accel.evaluation.interchange import interchange
+from lantern_accel.evaluation.plots import check_matplotlib
 from lantern_accel.evaluation.prompts import FORTY
 from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings
 from lantern_accel.evaluation.text import text_ambiguity
@@ -265,8 +266,11 @@ def evaluate(
 
     ``images``: a folder of captioned images (``lantern_accel.training.imageset``); the bundled
     model's held-out emoji otherwise. ``plots``: a folder for pictures. Raises :class:`DataError` where
-    ``out`` holds an evaluation of another model or under other settings.
+    ``out`` holds an evaluation of another model or under other settings, and, before anything is
+    measured, where ``plots`` is given and matplotlib is not installed.
     """
+    if plots is not None:
+        check_matplotlib()
     say = progress() if progress is not None else None
     evaluator = Evaluator(
         pipeline, settings or Settings(), out, images=images, plots=plots, progress=say

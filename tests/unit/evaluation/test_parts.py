@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from end_to_end.conftest import write_tiny_model
 from support.chameleon import write_anole, write_lumina
 
 import lantern_accel
+from lantern_accel.cli import main
+from lantern_accel.errors import DataError
 from lantern_accel.evaluation.distance import nearest_images
 from lantern_accel.evaluation.features import FeatureNet, to_pixels
 from lantern_accel.evaluation.interchange import interchange, psnr
+from lantern_accel.evaluation.run import evaluate
 from lantern_accel.evaluation.text import NGram, text_ambiguity
 from lantern_accel.quality.scoring import _logits, likelihood
 
@@ -116,3 +120,19 @@ def test_feature_distances_tell_like_from_unlike() -> None:
     assert float(net.distance(a, a)) == pytest.approx(0.0, abs=1e-5)
     assert float(net.distance(a, b)) < float(net.distance(a, c)) / 3
     assert net.vectors(disc).shape == (1, 1280)
+
+
+def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def load(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(lantern_accel, "load", load)
+    given = ["evaluate", "-o", str(tmp_path / "eval.json"), "--plots", str(tmp_path / "plots")]
+    assert main(given) == 2
+    assert not (tmp_path / "eval.json").exists()
+    pipeline: Any = None  # is not touched
+    with pytest.raises(DataError, match="needs matplotlib, which is not installed"):
+        evaluate(pipeline, tmp_path / "eval.json", plots=tmp_path / "plots")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -110,3 +112,21 @@ def _packs_here(backend: Backend, packed: torch.Tensor, weight: torch.Tensor) ->
 
     assert (packed is weight) is not packs(weight)
     assert packed.shape == weight.shape
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_generated_code_updates_caches_in_place() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    with open_backend("cpu", {"threads": 1}) as backend, torch.inference_mode():
+        engine = tiny_engine(backend, "lantern++")
+        start(engine, 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            step = torch.compile(engine.step, fullgraph=True, dynamic=False)
+            _, (code,) = run_and_get_code(step)
+    shapes = {", ".join(map(str, cache.layout.shape)) for cache in engine.caches}
+    made = [line for line in code.splitlines() if "empty_strided" in line]
+    assert len(made) > 20, "the test reads the allocations of this torch's wrapper"
+    assert not [line for line in made for shape in shapes if f"(({shape})" in line]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterator
-from typing import cast
 
 from lantern_accel.device.entry_points import Offers, Unfit, check_spec, load_offers, why
 from lantern_accel.errors import ModelError, did_you_mean
@@ -44,7 +43,7 @@ def _loaded(spec: FamilySpec) -> Family | str:
             raise Unfit(f"{spec.family} has name {made.name!r}, its FamilySpec {spec.name!r}")
     except (Exception, SystemExit) as error:  # a stranger's module may do anything
         return why(error)
-    return cast(Family, made)
+    return made
 
 
 def forget() -> None:

@@ -75,6 +75,10 @@ class Target(Tabled):
         self.norm = RMSNorm(config.dim, 1e-5)
         self.output = Projection(config.dim, config.vocab_size, bias=False)
 
+    @property
+    def weight(self):
+        return self.output.weight
+
     def embed_tokens(self, codes):
         return F.embedding(codes, self.codes.weight)
 

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.base import family
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.vq import VQModel
 from lantern_accel.families.published import entry
+from lantern_accel.families.registry import family
 
 CHILD = """
 import json, os, sys

@@ -15,20 +15,10 @@ from lantern_accel.checkpoints.loading import Fingerprint, LoadingProgress, fill
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
-from lantern_accel.families.base import PARTS, Found, Model, Parts, family
-from lantern_accel.families.manifest import Manifest, ModelDefaults, ModelManifest
+from lantern_accel.families.base import PARTS, Found, Model, Parts
+from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.registry import family
 from lantern_accel.nn.transformer import pack
-
-__all__ = [
-    "ASSETS",
-    "Model",
-    "ModelDefaults",
-    "ModelManifest",
-    "bundled_models",
-    "folder_parts",
-    "load_model",
-    "read_manifest",
-]
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
@@ -46,9 +36,9 @@ def read_manifest(folder: Path) -> Any:
     path = folder / "model.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        kind: type[Manifest] = ModelManifest
-        if isinstance(content, dict) and isinstance(content.get("family"), str):
-            kind = family(content["family"]).manifest_type
+        named = content.get("family") if isinstance(content, dict) else None
+        # Without a family that can be asked, the fields that every manifest has say what is wrong.
+        kind = family(named).manifest_type if isinstance(named, str) else Manifest
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]

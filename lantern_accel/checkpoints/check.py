@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import LanternError, ModelError
-from lantern_accel.families.base import PARTS, Found, Parts, family
+from lantern_accel.families.base import PARTS, Found, Parts
+from lantern_accel.families.registry import family
 
 NAMES = {
     "target": "model",
@@ -70,7 +71,7 @@ def check(path: Path, parts: Parts | None = None) -> Checked:
     rows = [_part(found, part) for part in PARTS if part in found.files]
     for part, file in found.files.items():
         if part not in PARTS:
-            rows.append(_other(part, file))
+            rows.append(_other(found.manifest.family, part, file))
     rows += [Part(part=p, state="missing", detail=text) for p, text in found.missing.items()]
     manifest = found.manifest
     return Checked(
@@ -127,17 +128,11 @@ def _sizes(config: Any) -> str:
     return ", ".join(said)
 
 
-def _other(part: str, path: Path) -> Part:
-    """Say whether a text encoder's files are all there."""
-    if part == "t5":
-        from lantern_accel.families.llamagen.t5 import encoder_hash
-
-        try:
-            encoder_hash(path)
-        except LanternError as error:
-            return Part(part=part, state="unusable", path=str(path), detail=str(error))
-        size = sum(p.stat().st_size for p in path.iterdir() if p.is_file())
-        return Part(part=part, state="found", path=str(path), nbytes=size)
-    if not path.is_file():
-        return Part(part=part, state="unusable", path=str(path), detail=f"there is no {path}")
-    return Part(part=part, state="found", path=str(path), nbytes=path.stat().st_size)
+def _other(kind: str, part: str, path: Path) -> Part:
+    """Say whether the files of a part that is no module of ours are all there."""
+    wrong = family(kind).wrong_with(part, path)
+    if wrong is not None:
+        return Part(part=part, state="unusable", path=str(path), detail=wrong)
+    files = [path] if path.is_file() else [p for p in path.iterdir() if p.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    return Part(part=part, state="found", path=str(path), nbytes=size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,9 +12,11 @@ from lantern_accel.checkpoints.bundle import bundled_models, folder_parts
 from lantern_accel.checkpoints.hub import Tell, resolve
 from lantern_accel.checkpoints.layouts import checkpoints_in, examine
 from lantern_accel.checkpoints.weights import SUFFIXES
-from lantern_accel.errors import ModelError, RequestError, did_you_mean
-from lantern_accel.families.base import Found, Parts, family, family_names
+from lantern_accel.device.entry_points import why
+from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
+from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.published import entry, is_published, published
+from lantern_accel.families.registry import broken_families, families, family
 
 NO_DRAFTER = "none"
 
@@ -77,7 +80,7 @@ def find_model(name: str | Path, parts: Parts | None = None, tell: Tell = log) -
     names = [*known, *(one.name for one in published())]
     raise ModelError(
         f"unknown model {str(name)!r}{did_you_mean(str(name), names)} (a model is a name that "
-        "`lantern-accel models` lists, or a folder or file of its weights)"
+        f"`lantern-accel models` lists, or a folder or file of its weights){_broken()}"
     )
 
 
@@ -108,13 +111,33 @@ def find_published(name: str, parts: Parts, tell: Tell) -> Found:
 
 def find_official(path: Path, parts: Parts) -> Found:
     """Ask every family whether the files at ``path`` are its own."""
-    for name in family_names():
-        found = family(name).detect(path, parts)
+    refused: list[LanternError] = []
+    failed: dict[str, str] = {}
+    for kind in families():
+        try:
+            found = kind.detect(path, parts)
+        except LanternError as error:  # its own files, which cannot be used; or another family's
+            refused.append(error)
+            continue
+        except Exception as error:  # a stranger's family may do anything
+            failed[kind.name] = why(error)
+            continue
         if found is not None:
             return found
+    if refused:
+        raise refused[0]
     raise ModelError(
         f"the {'folder' if path.is_dir() else 'file'} {path} holds no model that this build knows, but "
         f"{_held(path)}; name a folder with a model.json, or one laid out as the model's README says"
+        f"{_broken(failed)}"
+    )
+
+
+def _broken(failed: Mapping[str, str] | None = None) -> str:
+    """Say which families could not be asked, and why."""
+    said = {**broken_families(), **(failed or {})}
+    return "".join(
+        f"; the family {name!r} could not be asked: {text}" for name, text in said.items()
     )
 
 

@@ -52,7 +52,7 @@ def bench(
             batches=batch,
             temperatures=temperature,
             repeats=repeats,
-            prompts=prompt or measure.PROMPTS,
+            prompts=prompt or (),
             out=output,
             say=lambda text: say(text, to_stderr=True, style="dim"),
         )

@@ -13,6 +13,7 @@ from lantern_accel.cli.options import OPTION, read_options
 if TYPE_CHECKING:
     from lantern_accel.testing.kit import Outcome
 
+GROUPS = "static, kv, attention, accept, decode, replay, device, or the backend's own"
 STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 
@@ -23,14 +24,13 @@ def register(app: typer.Typer) -> None:
 
 def conform(
     device: str = typer.Argument(..., help="The backend to check."),
-    only: list[str] = typer.Option(
-        [], help="A group of checks (static) or one check; repeat for several."
-    ),
+    only: list[str] = typer.Option([], help=f"A group ({GROUPS}) or a check; repeat for several."),
     software: bool = typer.Option(
         False, "--software", help="Run the backend on its device in software, where it has one."
     ),
     option: list[str] = OPTION,
     json_path: Path = typer.Option(None, "--json", help="Write the report as JSON."),
+    limit: float = typer.Option(600.0, min=1, help="Seconds after which a check has failed."),
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
 ) -> None:
     """Check that a backend is correct, static and replayable; exit code 1 if a check fails."""
@@ -41,9 +41,20 @@ def conform(
         options["software"] = True
     # Choose the device before torch is imported: some vendors read the environment then.
     chosen = choose_device(device, options)
+    from lantern_accel.families.registry import broken_families
     from lantern_accel.testing import kit
 
-    report = kit.conform(chosen, only=only, json=json_path, junit=junit, on_outcome=_tell)
+    for name, reason in broken_families().items():
+        say(f"{reason}; its models are not checked", label=f"family {name}", to_stderr=True)
+    report = kit.conform(
+        chosen,
+        only=only,
+        json=json_path,
+        junit=junit,
+        on_outcome=_tell,
+        limit=limit,
+        on_wait=_wait,
+    )
     say(report.summary())
     if not report.passed:
         raise typer.Exit(1)
@@ -58,3 +69,7 @@ def _tell(outcome: Outcome) -> None:
         label=outcome.state,
         style=STYLES[outcome.state],
     )
+
+
+def _wait(check: str, doing: str, seconds: float) -> None:
+    say(f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True)

@@ -71,8 +71,8 @@ def _preset_rows() -> list[dict[str, Any]]:
 def _model_rows(parts: bool) -> list[dict[str, Any]]:
     from lantern_accel.checkpoints.bundle import bundled_models, read_manifest
     from lantern_accel.checkpoints.hub import at_hand
-    from lantern_accel.families.base import family_names
     from lantern_accel.families.published import parts_of, published
+    from lantern_accel.families.registry import family_names
 
     rows = []
     for name, folder in bundled_models().items():

@@ -272,9 +272,9 @@ def bundle(
     summary: str = typer.Option("", help="One line about the model, for listings."),
 ) -> None:
     """Put the trained parts together as a model folder."""
-    from lantern_accel.checkpoints.bundle import ModelDefaults
     from lantern_accel.decoding.trees import parse_tree
     from lantern_accel.errors import StrategyError
+    from lantern_accel.families.manifest import ModelDefaults
     from lantern_accel.strategy.values import (
         DynamicTree,
         Lantern,

@@ -1,4 +1,8 @@
-"""Load the plug-ins, each by itself, so that one that fails never hides the others."""
+"""Load the plug-ins, each by itself, so that one that fails never hides the others.
+
+A plug-in has one hook or both: ``lantern_accel_backends`` and ``lantern_accel_families``. Each hook is
+asked separately, so that a backend that is broken hides no family of the same package.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import importlib.metadata
 import inspect
 import re
 import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import pluggy
 
@@ -16,38 +22,62 @@ from lantern_accel.device.spec import API_VERSION, BackendSpec
 
 GROUP = "lantern_accel"
 HOOK = "lantern_accel_backends"
+HOOKS = (HOOK, "lantern_accel_families")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-@dataclass(frozen=True)
-class Plugins:
-    """All backends found, by name, and why each plug-in that failed did."""
+class Named(Protocol):
+    """What every hook offers: something with a name of its own."""
 
-    specs: dict[str, BackendSpec] = field(default_factory=dict)
+    @property
+    def name(self) -> str: ...
+
+
+OfferT = TypeVar("OfferT", bound=Named)
+
+
+@dataclass(frozen=True)
+class Offers(Generic[OfferT]):
+    """What one hook of all plug-ins offers, by name, and why each plug-in that failed did."""
+
+    specs: dict[str, OfferT] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+
+
+Plugins = Offers[BackendSpec]
 
 
 @functools.cache
 def load_plugins() -> Plugins:
-    """Load every entry point of the group once; ``load_plugins.cache_clear()`` forgets them."""
+    """Load every backend once; ``load_plugins.cache_clear()`` forgets them."""
+    return load_offers(HOOK, "backend", check_backend)
+
+
+def load_offers(hook: str, what: str, check: Callable[[object], OfferT]) -> Offers[OfferT]:
+    """Ask every entry point of the group for what its ``hook`` offers.
+
+    ``what``: a singular noun for errors. ``check`` returns an offer that can be used and raises
+    :class:`Unfit` for another.
+    """
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    offers: list[tuple[str, str, BackendSpec]] = []
+    offers: list[tuple[str, str, OfferT]] = []
     failures: list[tuple[str, str, str]] = []
     points = importlib.metadata.entry_points(group=GROUP)
     # A package that is installed twice (a wheel and an editable one) has two equal entry points.
     for name, value in sorted({(point.name, point.value) for point in points}):
         try:
             plugin = importlib.metadata.EntryPoint(name, value, GROUP).load()
-            offers += [(name, value, one) for one in _offered(manager, f"{name} = {value}", plugin)]
+            found = _offered(manager, f"{name} = {value}", plugin, hook, what)
+            offers += [(name, value, check(one)) for one in found]
         except (Exception, SystemExit) as error:  # a stranger's module may do anything
             failures.append((name, value, why(error)))
-    specs: dict[str, BackendSpec] = {}
+    specs: dict[str, OfferT] = {}
     # A name belongs first to the entry point of that name, so that none can take another's.
     for name, value, spec in sorted(offers, key=lambda offer: offer[0] != offer[2].name):
         if spec.name in specs:
-            reason = f"another plug-in already has a backend named {spec.name!r}; uninstall one"
+            reason = f"another plug-in already has a {what} named {spec.name!r}; uninstall one"
             failures.append((name, value, reason))
         else:
             specs[spec.name] = spec
@@ -55,65 +85,80 @@ def load_plugins() -> Plugins:
     for name, value, reason in failures:
         taken = name in specs or name in broken
         broken[f"{name} ({value})" if taken else name] = reason
-    return Plugins(specs, broken)
+    return Offers(specs, broken)
 
 
 def why(error: BaseException) -> str:
     """Return an exception as one line; our own complaints about a plug-in stand by themselves."""
     text = " ".join(str(error).split())
-    if isinstance(error, _Unfit):
+    if isinstance(error, Unfit):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-class _Unfit(Exception):
+class Unfit(Exception):
     """A plug-in loaded, but is not what a plug-in must be."""
 
 
-def _offered(manager: pluggy.PluginManager, name: str, plugin: object) -> list[BackendSpec]:
-    """Register one plug-in and ask it alone for its backends; raises _Unfit when one is unfit."""
+def _offered(
+    manager: pluggy.PluginManager, name: str, plugin: object, hook: str, what: str
+) -> list[object]:
+    """Register one plug-in and ask it alone what it offers; raises Unfit when it cannot be asked."""
     # pluggy reads every attribute of what it registers; on an instance that runs properties.
     if not isinstance(plugin, types.ModuleType) and not inspect.isclass(plugin):
-        raise _Unfit(
+        raise Unfit(
             f"its entry point names a {type(plugin).__name__}; let it name the module that has "
-            f"the hook {HOOK}"
+            f"the hook {hook}"
         )
     manager.register(plugin, name=name)
-    hook = getattr(manager.hook, HOOK)
-    if not any(one.plugin is plugin for one in hook.get_hookimpls()):
-        raise _Unfit(
-            f"{plugin.__name__} has no hook {HOOK}; write it and mark it with @hookimpl from "
-            "lantern_accel.device.hookspecs"
+
+    def has(one: str) -> bool:
+        calls: Sequence[pluggy.HookImpl] = getattr(manager.hook, one).get_hookimpls()
+        return any(call.plugin is plugin for call in calls)
+
+    if not any(has(one) for one in HOOKS):
+        raise Unfit(
+            f"{plugin.__name__} has no hook {HOOK} or {HOOKS[1]}; write one and mark it with "
+            "@hookimpl from lantern_accel.device.hookspecs"
         )
+    if not has(hook):
+        return []
     others = [one for one in manager.get_plugins() if one is not plugin]
-    offered: list[BackendSpec] = []
-    for result in manager.subset_hook_caller(HOOK, others)():
+    offered: list[object] = []
+    for result in manager.subset_hook_caller(hook, others)():
         if not isinstance(result, (list, tuple)):
-            raise _Unfit(f"its hook {HOOK} returned a {type(result).__name__}, not a list")
-        offered.extend(_check(spec) for spec in result)
+            raise Unfit(f"its hook {hook} returned a {type(result).__name__}, not a list")
+        offered.extend(result)
     if not offered:
-        raise _Unfit(f"its hook {HOOK} returned no backend; return a list of BackendSpec")
+        raise Unfit(f"its hook {hook} returned no {what}; return a list of {what.title()}Spec")
     return offered
 
 
-def _check(spec: object) -> BackendSpec:
-    """Return ``spec`` if it can be used; raises _Unfit with the reason if not."""
-    if not isinstance(spec, BackendSpec):
-        kind = spec.__name__ if inspect.isclass(spec) else type(spec).__name__
-        raise _Unfit(f"its hook {HOOK} returned a {kind}, not an instance of BackendSpec")
-    # A stranger's class may lack what BackendSpec only declares.
+def check_spec(spec: object, kind: type, what: str, api: int) -> None:
+    """Check what all offers have: type, ``api_version``, ``name`` and ``summary``; raises Unfit."""
+    if not isinstance(spec, kind):
+        given = spec.__name__ if inspect.isclass(spec) else type(spec).__name__
+        hook = HOOK if what == "backend" else HOOKS[1]
+        raise Unfit(f"its hook {hook} returned a {given}, not an instance of {kind.__name__}")
+    # A stranger's class may lack what its base only declares.
     version = getattr(spec, "api_version", None)
-    if version != API_VERSION:
-        newer = isinstance(version, int) and version > API_VERSION
-        raise _Unfit(
-            f"it was written for backend API {version}, this lantern-accel has {API_VERSION}; "
+    if version != api:
+        newer = isinstance(version, int) and version > api
+        raise Unfit(
+            f"it was written for {what} API {version}, this lantern-accel has {api}; "
             f"upgrade {'lantern-accel' if newer else 'the plug-in'}"
         )
     name = getattr(spec, "name", None)
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "auto":
-        raise _Unfit(
-            f"its backend is named {name!r}; use lower-case letters, digits and '_', not 'auto'"
+        raise Unfit(
+            f"its {what} is named {name!r}; use lower-case letters, digits and '_', not 'auto'"
         )
     if not isinstance(getattr(spec, "summary", None), str):
-        raise _Unfit(f"its backend {name!r} has no summary; set it to one line of text")
+        raise Unfit(f"its {what} {name!r} has no summary; set it to one line of text")
+
+
+def check_backend(spec: object) -> BackendSpec:
+    """Return ``spec`` if it can be used; raises Unfit with the reason if not."""
+    check_spec(spec, BackendSpec, "backend", API_VERSION)
+    assert isinstance(spec, BackendSpec)
     return spec

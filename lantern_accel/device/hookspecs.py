@@ -1,4 +1,4 @@
-"""The hook that a device plug-in implements.
+"""The hooks that a plug-in implements, one or both: for devices, and for families of models.
 
 A plug-in is a package with an entry point in the group ``lantern_accel``::
 
@@ -32,10 +32,13 @@ that names a module like this one:
 [('Abacus, 10 rods',)]
 
 In a package of its own, put ``Backend`` in a second module that ``open`` imports, so that listing
-devices imports no SDK.
+devices imports no SDK. A family of models is written in the same way; docs/families.md does it from an
+empty folder.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pluggy
 
@@ -52,3 +55,12 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def lantern_accel_backends() -> list[BackendSpec]:
     """Return the backends of this plug-in; cheap, imports no vendor SDK."""
     raise NotImplementedError  # pluggy reads the signature and never calls a specification
+
+
+@hookspec
+def lantern_accel_families() -> Sequence[object]:
+    """Return a FamilySpec (:mod:`lantern_accel.families.spec`) for each family of this plug-in.
+
+    Cheap: it imports neither torch nor the family.
+    """
+    raise NotImplementedError

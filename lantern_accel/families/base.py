@@ -1,13 +1,12 @@
 """Model families: everything about a kind of model that decoding itself does not need to know.
 
 A family recognises its files, builds its parts, turns prompts into conditions and tokens into pixels.
-The step engine names no family; what it reads of a target is listed at :class:`Manifest`.
+The step engine names no family; what it reads of a target is listed at :class:`Manifest`. Families are
+plug-ins: :mod:`lantern_accel.families.spec` says how one presents itself.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from lantern_accel.checkpoints.loading import LoadingProgress, Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import ModelError, did_you_mean
+from lantern_accel.errors import ModelError
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.strategy.values import Sampling
 
@@ -33,11 +32,6 @@ Prompt = str | int
 Size = tuple[int, int]
 #: Parts that are modules of ours, in the order in which they are loaded.
 PARTS = ("target", "drafter", "vq")
-#: Modules by family; each defines ``FAMILY``. A family whose module is absent is not in this build.
-_HOMES = {
-    "llamagen": "lantern_accel.families.llamagen.family",
-    "chameleon": "lantern_accel.families.chameleon.family",
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Conditions:
-    """One condition a prompt, on the device: ``condition [n, ...]``, ``mask`` bool ``[n, prefix]``.
+    """One condition per prompt, on the device: ``condition [n, ...]``, ``mask`` bool ``[n, prefix]``.
 
     ``shape`` says what engine they need (:meth:`Family.fitted`) where not all of a model's are alike.
     """
@@ -135,61 +129,52 @@ class DrafterFiles:
     config: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Trunk:
+    """What one pass through the blocks of a target or a drafter works on.
+
+    ``dim`` and ``hidden_dim``: widths of a position's state and of its feed-forward. ``weights``: numbers
+    in the matrices of one block, all of which a pass reads.
+    """
+
+    n_layer: int
+    dim: int
+    hidden_dim: int
+    weights: int
+
+
 class Family(ABC):
-    """One kind of model."""
+    """One kind of model.
+
+    Methods are *required* (abstract), *recommended* (the default leaves something out, and says what) or
+    *optional* (the default suits most families). A manifest is the family's own
+    :class:`~lantern_accel.families.manifest.Manifest`.
+    """
 
     name: ClassVar[str]
     manifest_type: ClassVar[type[Manifest]]
     #: Files without which nothing can be drawn.
     needs: ClassVar[tuple[str, ...]] = ("target", "vq")
 
-    # --- recognising -------------------------------------------------------------------------------
+    # --- required: files -> modules ----------------------------------------------------------------
 
     @abstractmethod
     def detect(self, path: Path, parts: Parts) -> Found | None:
-        """Say what a file or folder laid out as the official READMEs say holds; None: not of this family.
+        """Say what a file or folder in the family's own layout holds; None: not of this family.
 
         Reads headers only, and judges by keys and shapes; file names are hints where shapes cannot
         tell. Raises :class:`CheckpointError` for files of this family that cannot be used.
         """
 
     @abstractmethod
-    def from_entry(self, entry: ModelEntry) -> Manifest:
-        """Return the manifest of a published model, to plan with before anything is downloaded."""
-
-    def with_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
-        """Return a manifest with a drafter that lies elsewhere, and the checkpoint of its weights.
-
-        Raises :class:`CheckpointError` for a drafter of another model.
-        """
-        raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
-
-    # --- building ----------------------------------------------------------------------------------
-
-    @abstractmethod
     def build(self, manifest: Any, part: str, ops: TensorOps) -> nn.Module:
         """Build one of :data:`PARTS`; called under torch's ``meta`` device."""
-
-    @abstractmethod
-    def place_tables(self, module: nn.Module, device: torch.device) -> None:
-        """Make the buffers that no checkpoint holds (rotary tables) on ``device``, in float32."""
 
     @abstractmethod
     def recipes(self, part: str, checkpoint: Checkpoint, manifest: Any) -> Mapping[str, Recipe]:
         """Say which keys of a checkpoint every parameter of a part comes from."""
 
-    def unneeded(self, part: str) -> re.Pattern[str] | None:
-        """Return a pattern of keys that a part's file may hold for other parts; None: none."""
-        return None
-
-    @abstractmethod
-    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
-        """Return what encodes prompts; None where the model takes no text, or has no encoder at hand.
-
-        A large encoder is loaded on first use, not here.
-        """
-
-    # --- training a drafter ------------------------------------------------------------------------
+    # --- required: prompts -> conditions -> rows -> pixels -----------------------------------------
 
     @abstractmethod
     def picture(self, manifest: Any, size: Size | None = None) -> Size:
@@ -198,29 +183,9 @@ class Family(ABC):
         Raises :class:`RequestError` for a size that the model cannot draw.
         """
 
-    def tokens(self, model: Model, codes: Tensor) -> Tensor:
-        """Return the tokens ``[n, tokens]`` that a picture of codes, int ``[n, rows, columns]``, has."""
-        return codes.flatten(1)
-
-    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
-        """Return conditions of one picture size that were made apart as one."""
-        first = conditions[0]
-        condition = torch.cat([one.condition for one in conditions])
-        return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
-
-    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> nn.Module:
-        """Return an untrained drafter of some blocks that fits a target, in float32.
-
-        Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.
-        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
-        """
-        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
-
-    def drafter_files(self, drafter: Any) -> DrafterFiles:
-        """Return a trained drafter as :meth:`detect` and :meth:`with_drafter` read it."""
-        raise ModelError(f"no drafter can be written for models of the family {self.name!r}")
-
-    # --- decoding ----------------------------------------------------------------------------------
+    @abstractmethod
+    def examples(self, manifest: Any) -> Sequence[Prompt]:
+        """Return prompts that the model can draw, for measuring when the user names none."""
 
     @abstractmethod
     def conditions(
@@ -236,14 +201,6 @@ class Family(ABC):
         Raises :class:`RequestError` for a prompt or a size that the model cannot take.
         """
 
-    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
-        """Return target and drafter as the engine for conditions of this ``shape`` takes them."""
-        return model.target, model.drafter
-
-    def usual_shape(self, model: Model) -> Hashable:
-        """Return the shape that a usual request's conditions have, to plan memory with."""
-        return None
-
     @abstractmethod
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return the engine's rows: with guidance the unconditional ones follow."""
@@ -255,28 +212,146 @@ class Family(ABC):
         ``shape`` is that of the conditions they were decoded from.
         """
 
-    def pixels_together(self, model: Model) -> int:
-        """Return how many images :meth:`pixels` decodes at once; 0: all that it gets."""
-        return 0
-
     @abstractmethod
     def codebook(self, model: Model) -> tuple[Tensor, bool]:
         """Return the codebook's raw rows ``[V, d]``, and whether the decoder normalises them."""
 
+    # --- required: checking ------------------------------------------------------------------------
 
-def family_names() -> list[str]:
-    """Return the families of this build."""
-    return [name for name, home in _HOMES.items() if importlib.util.find_spec(home) is not None]
+    @abstractmethod
+    def tiny(self) -> Manifest:
+        """Return the manifest of a tiny model, which the conformance kit fills with random weights.
 
+        Some tens of codes and tokens: what makes the family special (forced codes, masks, a drafter)
+        should be in it, since this is what every device is checked with.
+        """
 
-def family(name: str) -> Family:
-    """Return a family by name; raises :class:`ModelError` for one that this build does not have."""
-    if name not in family_names():
-        raise ModelError(
-            f"this build has no model family {name!r}{did_you_mean(name, family_names())}"
-        )
-    found: Family = importlib.import_module(_HOMES[name]).FAMILY
-    return found
+    # --- recommended -------------------------------------------------------------------------------
+
+    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
+        """Return random conditions of ``count`` prompts for the tiny model, fixed by ``seed``.
+
+        Recommended where prompts need a text encoder, which the tiny model lacks. The default turns
+        the example prompts into conditions, which suits classes.
+        """
+        known = self.examples(model.manifest)
+        chosen = [known[(seed + i) % len(known)] for i in range(count)]
+        return self.conditions(model, chosen, torch.device("cpu"), torch.float32)
+
+    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
+        """Return what encodes prompts; None where the model takes no text, or has no encoder at hand.
+
+        Recommended where prompts are text. A large encoder is loaded on first use, not here.
+        """
+        return None
+
+    def published(self) -> Sequence[ModelEntry]:
+        """Return the family's models that can be fetched by name, with the parts that they use.
+
+        Recommended: without it models are known by their path only.
+        """
+        return ()
+
+    def from_entry(self, entry: ModelEntry) -> Manifest:
+        """Return the manifest of a published model, to plan with before anything is downloaded.
+
+        Recommended with :meth:`published`.
+        """
+        raise ModelError(f"the family {self.name!r} publishes no models")
+
+    def fitting_drafter(self, manifest: Any) -> Any:
+        """Return a manifest with a drafter that suits the target, where it has none.
+
+        Recommended: without it step costs of models without a published drafter are vanilla's only.
+        """
+        return manifest
+
+    def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> nn.Module:
+        """Return an untrained drafter of some blocks that fits a target, in float32.
+
+        Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.
+        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
+        Recommended: without it ``lantern-accel train drafter`` refuses the model.
+        """
+        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
+
+    def drafter_files(self, drafter: Any) -> DrafterFiles:
+        """Return a trained drafter as :meth:`detect` and :meth:`with_drafter` read it.
+
+        Recommended with :meth:`fresh_drafter`.
+        """
+        raise ModelError(f"no drafter can be written for models of the family {self.name!r}")
+
+    def with_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
+        """Return a manifest with a drafter that lies elsewhere, and the checkpoint of its weights.
+
+        Recommended with :meth:`fresh_drafter`. Raises :class:`CheckpointError` for a drafter of another
+        model.
+        """
+        raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
+
+    # --- optional ----------------------------------------------------------------------------------
+
+    def sized(self, name: str, values: Mapping[str, Any] | None = None) -> Manifest | None:
+        """Return the manifest of a model that is only a size, to measure with random weights.
+
+        ``name``: a pattern of the family's, such as ``llamagen-l-512``; None: not of this family.
+        ``values``: the target's configuration, which a file of this name holds.
+        """
+        return None
+
+    def place_tables(self, module: nn.Module, device: torch.device) -> None:
+        """Make the buffers that no checkpoint holds (rotary tables) on ``device``, in float32.
+
+        The default calls the module's own ``place_tables(device)``, where it has one.
+        """
+        place = getattr(module, "place_tables", None)
+        if place is not None:
+            place(device)
+
+    def unneeded(self, part: str) -> re.Pattern[str] | None:
+        """Return a pattern of keys that a part's file may hold for other parts; None: none."""
+        return None
+
+    def wrong_with(self, part: str, path: Path) -> str | None:
+        """Say what is wrong with a part that is not a module of ours; None: nothing is."""
+        return None if path.is_file() else f"there is no {path}"
+
+    def text_bytes(self, found: Found) -> int:
+        """Return the bytes of a large text encoder in float32; 0 where there is none."""
+        return 0
+
+    def tokens(self, model: Model, codes: Tensor) -> Tensor:
+        """Return the tokens ``[n, tokens]`` that a picture of codes, int ``[n, rows, columns]``, has."""
+        return codes.flatten(1)
+
+    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
+        """Return conditions of one picture size that were made apart as one."""
+        first = conditions[0]
+        condition = torch.cat([one.condition for one in conditions])
+        return Conditions(condition, torch.cat([one.mask for one in conditions]), first.shape)
+
+    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
+        """Return target and drafter as the engine for conditions of this ``shape`` takes them."""
+        return model.target, model.drafter
+
+    def usual_shape(self, model: Model) -> Hashable:
+        """Return the shape that a usual request's conditions have, to plan memory with."""
+        return None
+
+    def pixels_together(self, model: Model) -> int:
+        """Return how many images :meth:`pixels` decodes at once; 0: all that it gets."""
+        return 0
+
+    def trunk(self, config: Any) -> Trunk:
+        """Return what a pass through a target's or a drafter's blocks works on.
+
+        The default reads ``n_layer``, ``dim`` and ``hidden_dim`` (or ``ffn_dim``), and takes a block of
+        four square matrices and a gated feed-forward.
+        """
+        dim = config.dim
+        hidden = getattr(config, "hidden_dim", 0) or config.ffn_dim
+        return Trunk(config.n_layer, dim, hidden, 4 * dim**2 + 3 * dim * hidden)
 
 
 __all__ = [
@@ -291,7 +366,7 @@ __all__ = [
     "Prompt",
     "Recipe",
     "Rows",
+    "Size",
     "TextSource",
-    "family",
-    "family_names",
+    "Trunk",
 ]

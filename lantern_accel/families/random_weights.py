@@ -1,134 +1,129 @@
-"""Models of real sizes with random weights: what a step costs does not depend on the weights."""
+"""Models with random weights: tiny ones to check devices with, and ones of real sizes to time.
+
+What a step costs does not depend on the weights. Every family's models are made in the same way: from a
+manifest, part by part.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from lantern_accel.checkpoints.layouts import first_wrong
+from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, did_you_mean
-from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.families.llamagen.sizes import LLAMAGEN, llamagen_config
-from lantern_accel.nn.transformer import pack, rotary_table_2d
+from lantern_accel.families.base import Model
+from lantern_accel.families.published import entry, is_published, published
+from lantern_accel.families.registry import families, family
+from lantern_accel.nn.transformer import pack
 
-#: Sizes of other families' trunks, run through LlamaGen's block: the same matrices, not the same model.
-TRUNKS = {
-    # Anole and Lumina-mGPT share Chameleon-7B's sizes; an image has 32 x 32 tokens.
-    "anole-7b": LlamaGenConfig(
-        dim=4096,
-        n_layer=32,
-        n_head=32,
-        ffn_dim=11008,
-        vocab_size=65536,
-        grid=32,
-        conditioning="text",
-        prefix_length=120,
-        caption_dim=4096,
-    )
-}
-_SIZED = re.compile(r"llamagen-(b|l|xl|xxl|3b)-(\d+)")
+#: From a parameter's name and shape to its values, on the device where it will stay.
+Draw = Callable[[str, torch.Size], Tensor]
+#: The family of a file of sizes that does not say.
+USUAL_FAMILY = "llamagen"
 
 
-@dataclass(frozen=True)
-class RandomModel:
-    """Target, drafter and neighbour table (int32 ``[V, k]``) on a device."""
+@dataclass
+class RandomModel(Model):
+    """A model with random weights, and a neighbour table (int32 ``[V, k]``), on a device."""
 
-    name: str
-    target: LlamaGenGPT
-    drafter: EagleDrafter
-    neighbours: Tensor
+    neighbours: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def name(self) -> str:
+        """The name of its sizes."""
+        return str(self.manifest.name)
 
 
-def sized(name: str) -> LlamaGenConfig:
-    """Return a configuration by name, ``llamagen-SIZE-PIXELS``, or from a JSON file of its fields.
+def sized(name: str) -> Any:
+    """Return the manifest of a published model, of a size that a family knows, or of a JSON file.
 
-    Raises :class:`ModelError` for an unknown name or field.
+    The file has the fields of a target's configuration, and ``family`` where it is not LlamaGen's. A
+    model without a published drafter gets one that fits. Raises :class:`ModelError` for an unknown name
+    or field.
     """
-    known = {**LLAMAGEN, **TRUNKS}
-    if name in known:
-        return known[name]
-    match = _SIZED.fullmatch(name)
-    if match and int(match[2]) % 16 == 0 and int(match[2]) > 0:
-        return llamagen_config(match[1].upper(), int(match[2]))
+    if is_published(name):
+        known = entry(name)
+        kind = family(known.family)
+        return kind.fitting_drafter(kind.from_entry(known))
     path = Path(name)
-    if path.suffix != ".json":
+    try:
+        if path.suffix == ".json":
+            values = json.loads(path.read_text(encoding="utf-8"))
+            kind = family(values.pop("family", USUAL_FAMILY))
+            made = kind.sized(path.stem, values)
+        else:
+            made = next((m for kind in families() if (m := kind.sized(name)) is not None), None)
+    except ValidationError as error:
+        said = first_wrong(error)
+        raise ModelError(f"{path}: {said if ': ' in said else f'the sizes: {said}'}") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+    if made is None:
+        names = [one.name for one in published()]
         raise ModelError(
-            f"no size is named {name!r}{did_you_mean(name, known)} (also llamagen-SIZE-PIXELS with b, "
+            f"no size is named {name!r}{did_you_mean(name, names)} (also llamagen-SIZE-PIXELS with b, "
             "l, xl, xxl or 3b and a multiple of 16 pixels, or a JSON file of a configuration)"
         )
-    try:
-        return LlamaGenConfig.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the sizes"
-        raise ModelError(f"{path}: {where}: {first['msg']}") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+    return made
 
 
-def drafter_config(config: LlamaGenConfig) -> DrafterConfig:
-    """Return the EAGLE drafter of a target: one layer of the same sizes."""
-    return DrafterConfig(
-        dim=config.dim,
-        n_head=config.n_head,
-        ffn_dim=config.hidden_dim,
-        vocab_size=config.vocab_size,
-        grid=config.grid,
-        prefix_length=config.prefix_length - 1,
-    )
+def _parts(manifest: Any, ops: TensorOps) -> dict[str, nn.Module]:
+    """Build target and drafter without data."""
+    kind = family(manifest.family)
+    names = ("target", "drafter") if manifest.drafter is not None else ("target",)
+    # In inference mode torch cannot build on fake tensors, which have no data either.
+    with torch.inference_mode(False), without_data():
+        return {part: kind.build(manifest, part, ops) for part in names}
 
 
-def weights_bytes(config: LlamaGenConfig, dtype: torch.dtype) -> int:
+def weights_bytes(manifest: Any, dtype: torch.dtype) -> int:
     """Return what target and drafter take in memory."""
-    with torch.device("meta"):
-        parts: tuple[nn.Module, ...] = (LlamaGenGPT(config), EagleDrafter(drafter_config(config)))
+    parts = _parts(manifest, TensorOps()).values()
     numbers: int = sum(t.numel() for part in parts for t in part.state_dict().values())
     return numbers * dtype.itemsize
 
 
-def random_model(
-    name: str,
-    config: LlamaGenConfig,
-    ops: TensorOps,
-    dtype: torch.dtype,
-    *,
-    neighbours: int = 64,
-    seed: int = 0,
-) -> RandomModel:
-    """Make seeded random weights on the device of ``ops``, never elsewhere first."""
-    device = ops.device
-    with torch.device("meta"):
-        target = LlamaGenGPT(config, ops=ops)
-        drafter = EagleDrafter(drafter_config(config), ops=ops)
-    generator = torch.Generator(device).manual_seed(seed)
-    for part in (target, drafter):
+def fill_random(manifest: Any, ops: TensorOps, device: torch.device, draw: Draw) -> RandomModel:
+    """Build target and drafter, and give every parameter what ``draw`` makes for it."""
+    kind = family(manifest.family)
+    parts = _parts(manifest, ops)
+    for part in parts.values():
         for path, module in part.named_modules():
             for key, weight in list(module.named_parameters(recurse=False)):
-                made = torch.empty(weight.shape, dtype=dtype, device=device)
-                if "norm" in path:
-                    made.fill_(1.0)
-                else:
-                    made.normal_(0.0, 0.02, generator=generator)
+                # Replaced, not moved: Module.to cannot move fake tensors.
+                made = draw(f"{path}.{key}", weight.shape)
                 setattr(module, key, nn.Parameter(made, requires_grad=False))
-            for key, buffer in list(module.named_buffers(recurse=False)):
-                # LlamaGen stores its unconditional caption as a buffer.
-                made = torch.zeros(buffer.shape, dtype=dtype, device=device)
-                setattr(module, key, made)
-        prefix = config.prefix_length - (part is drafter)
-        tables = rotary_table_2d(
-            prefix, config.grid, config.head_dim, config.rope_base, config.prefix_rotary
-        )
-        part.rope_cos, part.rope_sin = (table.to(device) for table in tables)
-        part.eval()
-        pack(part, ops)
-    wide = min(neighbours, config.vocab_size - 1)
+        kind.place_tables(part, device)
+        pack(part.eval(), ops)
+    return RandomModel(manifest, parts["target"], parts.get("drafter"), None, None, "random", kind)
+
+
+def random_model(
+    manifest: Any, ops: TensorOps, dtype: torch.dtype, *, neighbours: int = 64, seed: int = 0
+) -> RandomModel:
+    """Make seeded random weights of a real size on the device of ``ops``, never elsewhere first."""
+    device = ops.device
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(name: str, shape: torch.Size) -> Tensor:
+        made = torch.empty(shape, dtype=dtype, device=device)
+        if "norm" in name:
+            return made.fill_(0.0 if name.endswith("bias") else 1.0)
+        return made.normal_(0.0, 0.02, generator=generator)
+
+    model = fill_random(manifest, ops, device, draw)
+    vocab = manifest.target.vocab_size
+    wide = min(neighbours, vocab - 1)
     steps = torch.arange(1, wide + 1, dtype=torch.int32, device=device)
-    codes = torch.arange(config.vocab_size, dtype=torch.int32, device=device).unsqueeze(1)
-    return RandomModel(name, target, drafter, (codes + steps) % config.vocab_size)
+    codes = torch.arange(vocab, dtype=torch.int32, device=device).unsqueeze(1)
+    model.neighbours = (codes + steps) % vocab
+    return model

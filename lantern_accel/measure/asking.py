@@ -13,7 +13,6 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.measure.bench import PROMPTS
 from lantern_accel.measure.intervals import digest
 from lantern_accel.measure.record import Plan, PromptSet
 from lantern_accel.strategy.values import Strategy
@@ -30,11 +29,8 @@ def read_prompts(path: Path | None, pipeline: Pipeline) -> PromptSet:
     Blank lines are left out. Raises RequestError for a file that is missing, empty or no text, and for
     a prompt that the model cannot draw.
     """
-    target = pipeline.model.manifest.target
     if path is None:
-        lines: list[Prompt] = list(PROMPTS)
-        if target.conditioning == "class":
-            lines = sorted({i * target.num_classes // 8 for i in range(8)})
+        lines: list[Prompt] = list(pipeline.model.family.examples(pipeline.model.manifest))
         source = "built-in"
     else:
         lines, source = _lines(path), path.name

@@ -25,7 +25,6 @@ from lantern_accel.strategy.values import Strategy
 
 SCHEMA = 1
 PHASES = ("draft", "verify", "accept", "commit")
-PROMPTS = ("red heart", "grinning face", "dog face", "pizza", "rocket", "sunflower", "fish", "star")
 
 
 class Sample(BaseModel):
@@ -211,16 +210,18 @@ def run_bench(
     batches: Sequence[int] = (1,),
     temperatures: Sequence[float] = (1.0,),
     repeats: int = 5,
-    prompts: Sequence[str | int] = PROMPTS,
+    prompts: Sequence[str | int] = (),
     out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> BenchReport:
     """Measure every cell ``repeats`` times, interleaved, after one warm-up each.
 
-    ``out`` is written after every sample; a run that was interrupted goes on from there. Raises
+    Without ``prompts`` the family's examples are drawn. ``out`` is written after every sample; a run
+    that was interrupted goes on from there. Raises
     :class:`RequestError` where ``out`` holds a run with other settings, and on a simulated device.
     """
     check_clock(pipeline.backend)
+    prompts = prompts or pipeline.model.family.examples(pipeline.model.manifest)
     cells = [
         Cell(strategy=pipeline.tuned(s, t), batch=b, temperature=t)
         for t in temperatures

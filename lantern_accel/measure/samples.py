@@ -153,12 +153,9 @@ def _step_ms(
     return split, "recording" if apart else "eager"
 
 
-def _work(pipeline: Pipeline, ready: Ready) -> dict[str, Work] | str:
-    try:
-        with torch.inference_mode():
-            return measure_work(pipeline, ready.engine)
-    except (AttributeError, TypeError) as error:  # a family of models without these sizes
-        return not_measured(f"the model's sizes are not known to the roofline ({error})")
+def _work(pipeline: Pipeline, ready: Ready) -> dict[str, Work]:
+    with torch.inference_mode():
+        return measure_work(pipeline, ready.engine)
 
 
 def take_sample(

@@ -176,11 +176,11 @@ def make_model(backend: Backend, name: str, dtype: str, neighbours: int) -> Rand
 
     Raises :class:`BackendError` where its weights do not fit, naming a dtype that would.
     """
-    config = sized(name)
+    manifest = sized(name)
     compute = backend.dtypes(dtype).compute
-    need, free = weights_bytes(config, compute), free_bytes(backend.memory())
+    need, free = weights_bytes(manifest, compute), free_bytes(backend.memory())
     if free is not None and need > free:
-        fits = [d for d in backend.compute_dtypes() if weights_bytes(config, d) <= free]
+        fits = [d for d in backend.compute_dtypes() if weights_bytes(manifest, d) <= free]
         way = (
             f"use the dtype {str(fits[0]).removeprefix('torch.')}" if fits else "use a smaller size"
         )
@@ -188,7 +188,7 @@ def make_model(backend: Backend, name: str, dtype: str, neighbours: int) -> Rand
             f"random weights of {name} take {size(need)}, device {backend.device} has {size(free)} "
             f"free; {way}"
         )
-    return random_model(name, config, backend, compute, neighbours=neighbours)
+    return random_model(manifest, backend, compute, neighbours=neighbours)
 
 
 def measure(
@@ -212,8 +212,9 @@ def measure(
     chosen = named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     if tree is not None:
         chosen = chosen.override(tree=parse_tree(tree))
-    config = sized(name)
-    sampling = default_sampling(config.conditioning == "text", cfg_scale, top_k)
+    config = sized(name).target
+    text = getattr(config, "conditioning", "text") == "text"
+    sampling = default_sampling(text, cfg_scale, top_k)
     check_settings(chosen, sampling, config.vocab_size)
     say(f"random weights of {name}")
     model = make_model(backend, name, dtype, max(chosen.neighbours, 1))

@@ -22,7 +22,7 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
 from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.measure.bench import PROMPTS, Cell, decode_once
+from lantern_accel.measure.bench import Cell, decode_once
 from lantern_accel.strategy.store import Candidate, Tuned, key_of, tuned_path
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
@@ -196,7 +196,7 @@ def tune(
     strategy: Strategy,
     *,
     temperature: float = 1.0,
-    prompts: Sequence[str | int] = PROMPTS,
+    prompts: Sequence[str | int] = (),
     finalists: int = 4,
     repeats: int = 5,
     say: Callable[[str], None] = lambda text: None,
@@ -209,6 +209,7 @@ def tune(
     from lantern_accel.measure.bench import environment
 
     check_clock(pipeline.backend)
+    prompts = prompts or pipeline.model.family.examples(pipeline.model.manifest)
     key = key_of(pipeline, strategy, temperature)
     path = tuned_path(key).with_suffix(".partial")
     settings = {"key": key, "prompts": list(prompts), "temperature": temperature}

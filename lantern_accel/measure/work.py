@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.state import Geometry
-from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.model import LlamaGenConfig
+from lantern_accel.families.base import Trunk
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure.bench import PHASES
 from lantern_accel.measure.record import Work
@@ -29,8 +28,8 @@ LOGIT_BYTES = 4
 
 
 def step_work(
-    target: LlamaGenConfig,
-    drafter: DrafterConfig | None,
+    target: Trunk,
+    drafter: Trunk | None,
     strategy: Strategy,
     sampling: Sampling,
     geometry: Geometry,
@@ -48,9 +47,7 @@ def step_work(
         own = 2 * drafter.dim**2  # the layer that joins token and feature
         passes = [g.depth + 1, *levels]
         for index, nodes in enumerate(passes):
-            ops, size = _blocks(
-                drafter.n_layer, drafter.dim, drafter.ffn_dim, g.rows, nodes, g.drafter_slots
-            )
+            ops, size = _blocks(drafter, g.rows, nodes, g.drafter_slots)
             heads = 1 if index == 0 else nodes  # after the catch-up only the root's state is read
             # The target's states are joined where they are read: in the catch-up.
             fuse = (g.taps + 1) * drafter.dim**2 if g.taps and index == 0 else 0
@@ -58,9 +55,7 @@ def step_work(
             draft[0] += ops + 2 * g.rows * nodes * join + 2 * g.rows * heads * g.dim * g.vocab
             draft[1] += itemsize * (size + join + g.dim * g.vocab)
             draft[1] += _logits(g.batch, g.rows, heads, g.vocab)
-    ops, size = _blocks(
-        target.n_layer, target.dim, target.hidden_dim, g.rows, g.nodes, g.target_slots
-    )
+    ops, size = _blocks(target, g.rows, g.nodes, g.target_slots)
     verify = (
         ops + 2 * g.rows * g.nodes * g.dim * g.vocab,
         itemsize * (size + g.dim * g.vocab) + 2 * LOGIT_BYTES * g.rows * g.nodes * g.vocab,
@@ -75,28 +70,22 @@ def step_work(
 
 
 def prefill_work(
-    target: LlamaGenConfig, drafter: DrafterConfig | None, geometry: Geometry, itemsize: int
+    target: Trunk, drafter: Trunk | None, geometry: Geometry, itemsize: int
 ) -> tuple[float, float]:
     """Return (operations, bytes) of the prompt's pass through target and drafter."""
     g = geometry
-    ops, size = _blocks(
-        target.n_layer, target.dim, target.hidden_dim, g.rows, g.prefix, g.target_slots
-    )
+    ops, size = _blocks(target, g.rows, g.prefix, g.target_slots)
     ops += 2 * g.rows * g.dim * g.vocab
     size += g.dim * g.vocab
     if drafter is not None and g.prefix > 1:
-        more, read = _blocks(
-            drafter.n_layer, drafter.dim, drafter.ffn_dim, g.rows, g.prefix - 1, g.drafter_slots
-        )
+        more, read = _blocks(drafter, g.rows, g.prefix - 1, g.drafter_slots)
         ops, size = ops + more, size + read + 2 * drafter.dim**2
     return ops, float(itemsize * size)
 
 
-def _blocks(
-    layers: int, dim: int, hidden: int, rows: int, nodes: int, slots: int
-) -> tuple[float, float]:
+def _blocks(trunk: Trunk, rows: int, nodes: int, slots: int) -> tuple[float, float]:
     """Return (operations, elements moved) of decoder blocks over ``rows x nodes`` positions."""
-    weights = 4 * dim**2 + 3 * dim * hidden
+    layers, dim, hidden, weights = trunk.n_layer, trunk.dim, trunk.hidden_dim, trunk.weights
     positions = rows * nodes
     ops = positions * (2 * weights + 4 * slots * dim)
     # q, k, v, the attention's output, two residual sums, gate and up: each written and read.
@@ -173,19 +162,20 @@ def count_launches(engine: Engine) -> dict[str, int]:
 
 def measure_work(pipeline: Pipeline, engine: Engine) -> dict[str, Work]:
     """Return the work of prefill and of each phase of a step, launches counted on this device."""
-    manifest = pipeline.model.manifest
-    drafter = manifest.drafter if engine.drafting is not None else None
+    manifest, kind = pipeline.model.manifest, pipeline.model.family
+    target = kind.trunk(manifest.target)
+    drafter = kind.trunk(manifest.drafter) if engine.drafting is not None else None
     size = pipeline.dtype.itemsize
     counts = count_launches(engine)
     found = step_work(
-        manifest.target,
+        target,
         drafter,
         engine.strategy,
         engine.sampling,
         engine.geometry,
         size,
         levels_of(engine),
-    ) | {"prefill": prefill_work(manifest.target, drafter, engine.geometry, size)}
+    ) | {"prefill": prefill_work(target, drafter, engine.geometry, size)}
     return {
         name: Work(flops=found[name][0], bytes=found[name][1], launches=counts.get(name, 0))
         for name in ("prefill", *PHASES)

@@ -14,7 +14,8 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
 from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.errors import BackendError
-from lantern_accel.families.base import PARTS, Found, family
+from lantern_accel.families.base import PARTS, Found
+from lantern_accel.families.registry import family
 from lantern_accel.strategy.values import Sampling, Strategy
 
 Part = TypeVar("Part", bound=nn.Module)

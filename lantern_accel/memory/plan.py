@@ -18,8 +18,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.device.backend import DTYPES, Backend
-from lantern_accel.errors import BackendError, ModelError, RequestError, did_you_mean
-from lantern_accel.families.base import Found, family
+from lantern_accel.errors import BackendError, RequestError, did_you_mean
+from lantern_accel.families.base import Found
+from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, nodes_of
 from lantern_accel.memory.limits import free_bytes, size
 from lantern_accel.strategy.values import NoTree, Sampling, Strategy, named_strategy
@@ -234,17 +235,7 @@ def parse_size(text: str) -> int:
 
 def text_bytes(found: Found) -> int:
     """Return the bytes of a large text encoder in float32; 0 where there is none."""
-    if "t5" not in found.files:
-        return 0
-    from lantern_accel.checkpoints.layouts import read_json
-    from lantern_accel.families.llamagen.t5 import encoder_parameters
-
-    try:
-        return 4 * encoder_parameters(read_json(found.files["t5"] / "config.json"))
-    except KeyError as error:
-        raise ModelError(
-            f"{found.files['t5']}/config.json lacks {error}; fetch the text encoder again"
-        ) from None
+    return family(found.manifest.family).text_bytes(found)
 
 
 def planner_for(

@@ -5,7 +5,7 @@
 >>> assert report.passed, report.table()  # doctest: +SKIP
 
 In a test module, ``from lantern_accel.testing import *`` and a fixture ``backend`` give one pytest
-case a check; see :mod:`lantern_accel.testing.cases`.
+case per check; see :mod:`lantern_accel.testing.cases`.
 """
 
 from __future__ import annotations

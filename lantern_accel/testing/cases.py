@@ -12,7 +12,7 @@ One import and one fixture::
         with open_backend("mine") as opened:
             yield opened
 
-gives one case a check (``test_conforms[static.host_read]``) and one for the backend's own checks.
+gives one case per check (``test_conforms[static.host_read]``) and one for the backend's own checks.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.testing import tiny
-from lantern_accel.testing.result import Failed, Measured, NotApplicable, on_card, within
+from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, on_card, within
 
 #: Replays after warm-up, each of another content, that may compile nothing.
 STEPS = 200
@@ -91,8 +91,9 @@ def stable(backend: Backend) -> Measured:
     if not backend.counters():
         raise NotApplicable(f"backend {backend.name!r} has no counters")
     most: dict[str, int] = {}
-    for strategy in ("lantern++", "lantern"):
-        engine = tiny.tiny_engine(backend, strategy)
+    for family, strategy in tiny.cases(("lantern++", "lantern")):
+        doing(f"{family}, {strategy}")
+        engine = tiny.tiny_engine(backend, strategy, family=family)
         tiny.start(engine, 0)
         prefill = backend.capture(engine.prefill, "prefill")
         step = backend.capture(engine.step, "step")

@@ -13,8 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.families.registry import families
 from lantern_accel.testing import device, numeric, static
-from lantern_accel.testing.result import Failed, Measured, NeedsCard, NotApplicable
+from lantern_accel.testing.result import (
+    Failed,
+    Measured,
+    NeedsCard,
+    NotApplicable,
+    doing,
+    doing_now,
+)
+from lantern_accel.testing.watch import TimeLimit, Wait, Watch
 
 if TYPE_CHECKING:
     from lantern_accel.device.plugins import Chosen
@@ -51,6 +60,7 @@ class Report(BaseModel):
     device_name: str
     simulated: bool = False
     torch: str
+    families: list[str] = Field(default_factory=list, description="whose tiny models were run")
     outcomes: list[Outcome]
 
     @property
@@ -133,13 +143,24 @@ def select(
     return chosen
 
 
-def run_check(backend: Backend, name: str, check: Check) -> Outcome:
-    """Run one check on an opened backend; one that raises has failed."""
+def run_check(
+    backend: Backend,
+    name: str,
+    check: Check,
+    *,
+    limit: float | None = None,
+    on_wait: Wait | None = None,
+) -> Outcome:
+    """Run one check on an opened backend; one that raises, or takes ``limit`` seconds, has failed.
+
+    ``on_wait`` is told every few seconds what a check that takes long does.
+    """
     began = time.perf_counter()
+    doing("")
     try:
         if backend.device.type == "meta" and not name.startswith("static."):
             raise NotApplicable("the backend has shapes and no data")
-        with torch.inference_mode():
+        with Watch(name, limit, on_wait), torch.inference_mode():
             found = check(backend)
         values: dict[str, Any] = {"state": "passed", **vars(found)}
     except NotApplicable as reason:
@@ -147,20 +168,32 @@ def run_check(backend: Backend, name: str, check: Check) -> Outcome:
         values = {"state": "not applicable", "detail": str(reason), "needs_card": needs}
     except Failed as failure:
         values = {"state": "failed", "detail": str(failure), **failure.figures}
+    except TimeLimit:
+        values = {"state": "failed", "detail": f"took longer than its limit, {limit:g} s{_at()}"}
     except Exception as error:
-        values = {"state": "failed", "detail": f"{type(error).__name__}: {error}"}
+        values = {"state": "failed", "detail": f"{type(error).__name__}: {error}{_at()}"}
     return Outcome(name=name, seconds=time.perf_counter() - began, **values)
+
+
+def _at() -> str:
+    return f" ({doing_now()})" if doing_now() else ""
 
 
 def run_checks(
     backend: Backend,
     checks: Mapping[str, Check] | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
+    *,
+    limit: float | None = None,
+    on_wait: Wait | None = None,
 ) -> Report:
-    """Run checks on an opened backend; a check that raises has failed, the others still run."""
+    """Run checks on an opened backend; a check that raises has failed, the others still run.
+
+    ``limit`` and ``on_wait``: as for :func:`run_check`.
+    """
     outcomes = []
     for name, check in (checks_of(backend) if checks is None else checks).items():
-        outcome = run_check(backend, name, check)
+        outcome = run_check(backend, name, check, limit=limit, on_wait=on_wait)
         outcomes.append(outcome)
         if on_outcome is not None:
             on_outcome(outcome)
@@ -172,6 +205,7 @@ def run_checks(
         device_name=facts.name,
         simulated=backend.simulated,
         torch=torch.__version__,
+        families=[kind.name for kind in families()],
         outcomes=outcomes,
     )
 
@@ -184,18 +218,22 @@ def conform(
     json: Path | None = None,
     junit: Path | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
+    limit: float | None = None,
+    on_wait: Wait | None = None,
 ) -> Report:
     """Open a device, run the checks, write the reports that are asked for.
 
     ``device``: a name with ``options`` for the backend, or what
-    :func:`~lantern_accel.device.plugins.choose_device` found.
+    :func:`~lantern_accel.device.plugins.choose_device` found. ``limit`` and ``on_wait``: as for
+    :func:`run_check`.
     """
     from lantern_accel.device.plugins import choose_device
     from lantern_accel.files import write_json, write_whole
 
     chosen = choose_device(device, options) if isinstance(device, str) else device
     with chosen.open() as backend:
-        report = run_checks(backend, select(only, checks_of(backend)), on_outcome)
+        chosen_checks = select(only, checks_of(backend))
+        report = run_checks(backend, chosen_checks, on_outcome, limit=limit, on_wait=on_wait)
     if json is not None:
         write_json(json, report.model_dump(mode="json"))
     if junit is not None:

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Rule, accept_greedy, accept_sampling
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import DraftTree, TreeTables, parse_tree, tree_paths
 from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.device.operations import KVCache
 from lantern_accel.strategy.values import STRATEGIES, LanternPP
 from lantern_accel.testing import tiny
-from lantern_accel.testing.result import Failed, Measured, within
+from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, within
 
 #: Largest error of attention against float64, relative to values of about 1.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -213,7 +212,7 @@ def decisions(backend: Backend) -> Measured:
 
 
 def _run(
-    engine: Engine,
+    engine: tiny.TinyEngine,
     seed: int,
     prefill: Callable[[], None] | None = None,
     step: Callable[[], None] | None = None,
@@ -223,62 +222,84 @@ def _run(
 
 
 def greedy(backend: Backend) -> Measured:
-    """Decode greedily in float32: every exact strategy gives vanilla's tokens, and the dense model's."""
-    base = tiny.tiny_engine(backend, "vanilla", batch=2, temperature=0.0)
-    want = _run(base, 4)
-    for strategy in ("eagle", "eagle2"):
-        engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=0.0)
-        if not torch.equal(_run(engine, 4), want):
-            raise Failed(f"{strategy} is not vanilla token for token in float32")
-    return Measured("eagle and eagle2 give vanilla's tokens")
+    """Decode greedily in float32: every exact strategy gives vanilla's tokens."""
+    compared = 0
+    for family, strategy in tiny.cases(("vanilla", "eagle", "eagle2")):
+        doing(f"{family}, {strategy}")
+        engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=0.0, family=family)
+        got = _run(engine, 4)
+        if strategy == "vanilla":
+            want = got
+        elif not torch.equal(got, want):
+            raise Failed(f"{family}: {strategy} is not vanilla token for token in float32")
+        compared += strategy != "vanilla"
+    return Measured(f"{compared} exact strategies give vanilla's tokens")
+
+
+def allowed(backend: Backend) -> Measured:
+    """Decode models that force codes, such as the end of a row: each stands where it must."""
+    checked = 0
+    for family, strategy in tiny.cases(("vanilla", "eagle2", "lantern++")):
+        engine = tiny.tiny_engine(backend, strategy, batch=2, family=family)
+        rule = engine.verifying.target.allowed()
+        if rule is None:
+            continue
+        doing(f"{family}, {strategy}")
+        tokens = _run(engine, 5).cpu()
+        penalty = rule.penalty.cpu()[rule.kind.cpu().long()]
+        wrong = (penalty.gather(1, tokens.t()) < 0).nonzero()
+        if len(wrong):
+            token = int(wrong[0, 0])
+            raise Failed(f"{family}, {strategy}: token {token} is a code that may not stand there")
+        checked += tokens.numel()
+    if not checked:
+        raise NotApplicable("no installed family forces codes")
+    return Measured(f"{checked} tokens are codes that may stand where they do")
 
 
 def distribution(backend: Backend) -> Measured:
     """Sample thousands of images' first tokens: eagle's second token follows vanilla's law."""
-    counts = {}
-    for strategy in ("vanilla", "eagle", "eagle2"):
-        engine = tiny.tiny_engine(backend, strategy, batch=256)
-        seen = torch.zeros(tiny.VOCAB)
-        for seed in range(10):
-            _start_alike(engine, seed)
-            engine.step()
-            seen += torch.bincount(engine.state.tokens[:, 1].cpu(), minlength=tiny.VOCAB)
-        counts[strategy] = seen
+    counts: dict[tuple[str, str], Tensor] = {}
     worst = 0.0
-    for strategy in ("eagle", "eagle2"):
-        a, b = counts["vanilla"], counts[strategy]
-        used = (a + b) > 8
-        chi = ((a - b).square() / (a + b).clamp(min=1))[used].sum()
-        degrees = float(used.sum() - 1)
-        # Wilson-Hilferty: chi-square to a standard normal.
-        z = ((chi / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5
-        worst = max(worst, float(z))
+    for family, strategy in tiny.cases(("vanilla", "eagle", "eagle2")):
+        doing(f"{family}, {strategy}")
+        engine = tiny.tiny_engine(backend, strategy, batch=256, family=family)
+        vocab = engine.geometry.vocab
+        seen = torch.zeros(vocab)
+        for seed in range(10):
+            tiny.load(engine, seed, alike=True)
+            engine.prefill()
+            engine.step()
+            seen += torch.bincount(engine.state.tokens[:, 1].cpu(), minlength=vocab)
+        counts[family, strategy] = seen
+        if strategy != "vanilla":
+            worst = max(worst, _misfit(counts[family, "vanilla"], seen))
     return within(worst, 4.5, "second token's law, in standard deviations")
 
 
-def _start_alike(engine: Engine, seed: int) -> None:
-    """Prefill one prompt for all images; only the uniforms differ."""
-    g = engine.geometry
-    weight = engine.verifying.target.weight
-    features = _random(21, 1, g.prefix, 16).expand(g.batch, -1, -1)
-    rows = torch.cat([features, torch.zeros_like(features)])
-    mask = torch.ones(g.batch, g.prefix, dtype=torch.bool)
-    engine.start(
-        rows.to(device=weight.device, dtype=weight.dtype),
-        mask.to(weight.device),
-        engine.uniforms(seed, list(range(g.batch))),
-    )
+def _misfit(a: Tensor, b: Tensor) -> float:
+    """Return how far two counts are from one law, as a standard normal's deviate."""
+    used = (a + b) > 8
+    chi = ((a - b).square() / (a + b).clamp(min=1))[used].sum()
+    degrees = float(used.sum() - 1)
+    if degrees < 1:
+        return 0.0 if torch.equal(a > 0, b > 0) else float("inf")
+    # Wilson-Hilferty: chi-square to a standard normal.
+    z = ((chi / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5
+    return float(z)
 
 
 def replay(backend: Backend) -> Measured:
     """Compare the captured step with the eager one, for two prompts: a stale replay shows."""
-    for strategy in STRATEGIES:
-        engine = tiny.tiny_engine(backend, strategy)
+    for family, strategy in tiny.cases(STRATEGIES):
+        doing(f"{family}, {strategy}: capture")
+        engine = tiny.tiny_engine(backend, strategy, family=family)
         tiny.start(engine, 9)
         captured = [
             backend.capture(engine.prefill, "prefill"),
             backend.capture(engine.step, "step"),
         ]
+        doing(f"{family}, {strategy}: replay")
         try:
             results = [(_run(engine, seed, *captured), _run(engine, seed)) for seed in (0, 1)]
         finally:
@@ -287,9 +308,10 @@ def replay(backend: Backend) -> Measured:
         for seed, (got, want) in enumerate(results):
             if not torch.equal(got, want):
                 raise Failed(
-                    f"{strategy}: the replayed step differs from the eager one (prompt {seed})"
+                    f"{family}, {strategy}: the replayed step differs from the eager one (prompt "
+                    f"{seed})"
                 )
-    return Measured("replay equals eager for two prompts a strategy")
+    return Measured("replay equals eager for two prompts per family and strategy")
 
 
 CHECKS: dict[str, Callable[[Backend], Measured]] = {
@@ -301,6 +323,7 @@ CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "accept.ties": ties,
     "accept.decisions": decisions,
     "decode.greedy": greedy,
+    "decode.allowed": allowed,
     "decode.distribution": distribution,
     "replay.eager": replay,
 }

@@ -37,6 +37,22 @@ class NeedsCard(NotApplicable):
         super().__init__(f"needs a card: {what}")
 
 
+class _Now:
+    """What is being checked at this moment, in words."""
+
+    words = ""
+
+
+def doing(what: str) -> None:
+    """Say what a check does now: told where it takes long, is stopped, or raises."""
+    _Now.words = what
+
+
+def doing_now() -> str:
+    """Return what was said last."""
+    return _Now.words
+
+
 def on_card(backend: Backend, what: str) -> None:
     """Raise :class:`NeedsCard` on a simulated device, which cannot show ``what``."""
     if backend.simulated:

@@ -1,6 +1,7 @@
 """The static-shape proof: prefill and step on fake tensors, then on the device, operator by operator.
 
-On fake tensors a host read or a data-dependent shape cannot even be executed; what they let pass
+Every installed family's tiny model is traced. On fake tensors a host read or a
+data-dependent shape cannot even be executed; what they let pass
 (another device, float64, a device's generator, an operator the backend does not list) is refused by
 rule. The same step with other content must give the same operators, shapes and Python arguments:
 then a compiled or captured graph is reused.
@@ -14,16 +15,15 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
-from lantern_accel.testing.result import Failed, Measured, NotApplicable
-from lantern_accel.testing.trace import Recorder, fake, first_difference, source_line
+from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
+from lantern_accel.testing.trace import Recorder, Violation, fake, first_difference, source_line
 
 TEMPERATURES = (0.0, 1.0)
-BATCHES = (1, 4)
-STEPS = 6
+BATCH = 4
+STEPS = 3
 
 
 def _refused(error: Exception) -> str | None:
@@ -43,13 +43,18 @@ def _refused(error: Exception) -> str | None:
 
 
 def trace_fake(
-    backend: Backend, strategy: str, batch: int, temperature: float, dtype: torch.dtype
+    backend: Backend,
+    strategy: str,
+    batch: int,
+    temperature: float,
+    dtype: torch.dtype,
+    family: str = "",
 ) -> Recorder:
     """Run prefill and one step on fake tensors of this backend's device; return what was seen."""
 
-    def build() -> Engine:
+    def build() -> tiny.TinyEngine:
         return tiny.tiny_engine(
-            backend, strategy, batch=batch, temperature=temperature, dtype=dtype
+            backend, strategy, batch=batch, temperature=temperature, dtype=dtype, family=family
         )
 
     # Tensors of a device without data are as good as fake ones, and cannot be faked again.
@@ -68,27 +73,27 @@ def trace_fake(
                 if recorder.violations:  # of which this error is a consequence
                     return recorder
                 raise
-            from lantern_accel.testing.trace import Violation
-
             recorder.violations.append(Violation(rule, type(error).__name__, source_line(error)))
     return recorder
 
 
 def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
-    """Trace every strategy, batch size, temperature and dtype; each only once a backend."""
+    """Trace every case of :func:`.tiny.cases`, sampled and greedy; each only once per backend.
+
+    Batches and dtypes are spread over both: sampled, one image in the device's dtype and in float32;
+    greedy, several images.
+    """
     kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})
     best = backend.dtypes().compute
-    for strategy in STRATEGIES:
-        for batch in BATCHES:
-            for temperature in TEMPERATURES:
-                # The same code in float32: once a strategy is enough.
-                once = batch == 1 and temperature > 0
-                for dtype in dict.fromkeys((best, torch.float32) if once else (best,)):
-                    name = str(dtype).removeprefix("torch.")
-                    where = f"{strategy}, batch {batch}, temperature {temperature:g}, {name}"
-                    if where not in kept:
-                        kept[where] = trace_fake(backend, strategy, batch, temperature, dtype)
-                    yield where, kept[where]
+    for family, strategy in tiny.cases(STRATEGIES):
+        plans = [(1, 1.0, best), (1, 1.0, torch.float32), (BATCH, 0.0, best)]
+        for batch, temperature, dtype in dict.fromkeys(plans):
+            name = str(dtype).removeprefix("torch.")
+            where = f"{family}, {strategy}, batch {batch}, temperature {temperature:g}, {name}"
+            if where not in kept:
+                doing(where)
+                kept[where] = trace_fake(backend, strategy, batch, temperature, dtype, family)
+            yield where, kept[where]
 
 
 def _rule(rule: str, what: str) -> Callable[[Backend], Measured]:
@@ -126,9 +131,16 @@ def _record(function: Callable[[], None], backend: Backend) -> Recorder:
 
 def one_graph(backend: Backend) -> Measured:
     """Show that steps of different content, and of different prompts, are one graph."""
-    for strategy in STRATEGIES:
-        for temperature in TEMPERATURES:
-            engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=temperature)
+    seen = 0
+    first_family = ""
+    for family, strategy in tiny.cases(STRATEGIES):
+        first_family = first_family or family
+        for temperature in TEMPERATURES if family == first_family else (1.0,):
+            where = f"{family}, {strategy}, temperature {temperature:g}"
+            doing(where)
+            engine = tiny.tiny_engine(
+                backend, strategy, batch=2, temperature=temperature, family=family
+            )
             first: dict[str, list[tuple[Any, ...]]] = {}
             for seed in (0, 1):
                 tiny.load(engine, seed)
@@ -137,9 +149,10 @@ def one_graph(backend: Backend) -> Measured:
                     now = _record(getattr(engine, name), backend).signature
                     change = first_difference(first.setdefault(name, now), now)
                     if change:
-                        where = f"{name} {step}" if step else name
-                        raise Failed(f"{strategy}, temperature {temperature:g}, {where}: {change}")
-    return Measured(f"{2 * STEPS} steps a strategy, no new graph")
+                        at = f"{name} {step}" if step else name
+                        raise Failed(f"{where}, {at}: {change}")
+                    seen += bool(step)
+    return Measured(f"{seen} steps, no new graph")
 
 
 CHECKS: dict[str, Callable[[Backend], Measured]] = {

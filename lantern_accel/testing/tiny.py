@@ -1,12 +1,8 @@
-"""A tiny seeded model: small enough to check a backend in seconds, random enough to show mistakes.
-
-Its drafter has all that a drafter can have: it reads a lower block of the target too.
-"""
+"""Tiny seeded models, one per family: checked in seconds, random enough to show mistakes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,9 +12,9 @@ from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.nn.transformer import pack
+from lantern_accel.families.base import Conditions
+from lantern_accel.families.random_weights import RandomModel, fill_random
+from lantern_accel.families.registry import families, family, family_names
 from lantern_accel.strategy.values import (
     DynamicTree,
     Sampling,
@@ -27,57 +23,59 @@ from lantern_accel.strategy.values import (
     named_strategy,
 )
 
-VOCAB, GRID, PREFIX = 48, 5, 4
+TinyModel = RandomModel
+#: Neighbours in a tiny model's table, and how many of them relaxed acceptance reads.
+TABLE, K = 12, 8
+#: What every family but the first is checked with: no tree, a tree of its own making, a relaxed rule.
+FEWER = ("vanilla", "eagle2", "lantern++")
 
 
-@dataclass(frozen=True)
-class TinyModel:
-    """Target, drafter and neighbour table on a device; captions are random features."""
+class TinyEngine(Engine):
+    """An engine on a tiny model, which it knows."""
 
-    target: LlamaGenGPT
-    drafter: EagleDrafter
-    neighbours: Tensor
+    model: TinyModel
 
 
-def tiny_model(ops: TensorOps, device: torch.device, dtype: torch.dtype) -> TinyModel:
-    """Build the model, the same on every device, ``dtype`` weights."""
-    target_config = LlamaGenConfig(
-        dim=32, n_layer=2, n_head=4, ffn_dim=48, vocab_size=VOCAB, grid=GRID,
-        prefix_length=PREFIX, caption_dim=16,
-    )  # fmt: skip
-    drafter_config = DrafterConfig(
-        dim=32,
-        taps=(1,),
-        n_head=4,
-        ffn_dim=48,
-        vocab_size=VOCAB,
-        grid=GRID,
-        prefix_length=PREFIX - 1,
-    )
+def tiny_model(
+    ops: TensorOps, device: torch.device, dtype: torch.dtype, name: str = ""
+) -> TinyModel:
+    """Build the tiny model of a family, the same on every device; ``name`` "": of the first one."""
+    manifest = family(name or family_names()[0]).tiny()
     generator = torch.Generator().manual_seed(11)
-    parts = (LlamaGenGPT(target_config, ops=ops), EagleDrafter(drafter_config, ops=ops))
-    for part in parts:
-        for path, module in part.named_modules():
-            for name, weight in list(module.named_parameters(recurse=False)):
-                scale = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.2
-                drawn = torch.randn(weight.shape, generator=generator) * scale
-                drawn = drawn + (1.0 if "norm" in path else 0.0)
-                # Replaced, not moved: Module.to cannot move fake tensors.
-                moved = drawn.to(device=device, dtype=dtype)
-                setattr(module, name, torch.nn.Parameter(moved, requires_grad=False))
-        part.eval()
-        pack(part, ops)
-        part.rope_cos, part.rope_sin = part.rope_cos.to(device), part.rope_sin.to(device)
-    codebook = torch.randn(VOCAB, 4, generator=generator)
-    return TinyModel(*parts, neighbour_table(codebook, 12).to(device))
+
+    def draw(path: str, shape: torch.Size) -> Tensor:
+        scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.2
+        drawn = torch.randn(shape, generator=generator) * scale
+        drawn = drawn + (1.0 if "norm" in path and not path.endswith("bias") else 0.0)
+        return drawn.to(device=device, dtype=dtype)
+
+    model = fill_random(manifest, ops, device, draw)
+    vocab = manifest.target.vocab_size
+    table = neighbour_table(torch.randn(vocab, 4, generator=generator), min(TABLE, vocab - 2))
+    model.neighbours = table.to(device)
+    return model
 
 
-def tiny_strategy(name: str) -> Strategy:
-    """Return a strategy by name over trees that suit the tiny model."""
+def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the families and strategies to check: all with the first family, some with the others.
+
+    A tiny model without a drafter is checked with vanilla alone.
+    """
+    out: list[tuple[str, str]] = []
+    for number, kind in enumerate(families()):
+        drafts = kind.tiny().drafter is not None
+        for strategy in strategies:
+            if (number == 0 or strategy in FEWER) and (drafts or strategy == "vanilla"):
+                out.append((kind.name, strategy))
+    return out
+
+
+def tiny_strategy(name: str, vocab: int = 48) -> Strategy:
+    """Return a strategy by name over trees that suit a tiny model of ``vocab`` codes."""
     static = parse_tree("0,1,2,00,01,10,000")
     assert isinstance(static, StaticTree)
     chosen = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))
-    return chosen.override(k=8 if "lantern" in name else None)
+    return chosen.override(k=min(K, vocab - 3) if "lantern" in name else None)
 
 
 def tiny_engine(
@@ -87,38 +85,43 @@ def tiny_engine(
     batch: int = 1,
     temperature: float = 1.0,
     dtype: torch.dtype = torch.float32,
-) -> Engine:
-    """Build an engine on the tiny model, guided, top-k 32."""
-    model = tiny_model(backend, backend.device, dtype)
-    sampling = Sampling(temperature=temperature, cfg_scale=2.5, top_k=32)
-    return Engine(
-        model.target,
-        model.drafter,
+    family: str = "",
+) -> TinyEngine:
+    """Build an engine on a family's tiny model, guided, top-k 32; ``family`` "": the first one."""
+    model = tiny_model(backend, backend.device, dtype, family)
+    vocab = model.manifest.target.vocab_size
+    sampling = Sampling(temperature=temperature, cfg_scale=2.5, top_k=min(32, vocab))
+    target, drafter = model.family.fitted(model, model.family.usual_shape(model))
+    engine = TinyEngine(
+        target,
+        drafter,
         backend,
-        tiny_strategy(strategy),
+        tiny_strategy(strategy, vocab),
         sampling,
         batch=batch,
         neighbours=model.neighbours,
     )
+    engine.model = model
+    return engine
 
 
-def start(engine: Engine, seed: int, prefill: Callable[[], None] | None = None) -> None:
+def start(engine: TinyEngine, seed: int, prefill: Callable[[], None] | None = None) -> None:
     """Load a request (see :func:`load`) and prefill; ``prefill`` replays a captured one."""
     load(engine, seed)
     (prefill or engine.prefill)()
 
 
-def load(engine: Engine, seed: int) -> None:
-    """Load random captions and random padding, both fixed by ``seed``."""
-    g = engine.geometry
-    generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(g.rows, g.prefix, 16, generator=generator)
-    pads = torch.randint(0, g.prefix, (g.batch, 1), generator=generator)
-    mask = torch.arange(g.prefix) >= pads
+def load(engine: TinyEngine, seed: int, *, alike: bool = False) -> None:
+    """Load random prompts, fixed by ``seed``; ``alike``: one prompt for all images."""
+    model, batch = engine.model, engine.geometry.batch
+    made = model.family.tiny_conditions(model, 1 if alike else batch, seed)
+    if alike:
+        made = made.pick([0] * batch)
     weight = engine.verifying.target.weight
-    rows = features * torch.cat([mask] * g.branches).unsqueeze(-1)
-    engine.load(
-        rows.to(device=weight.device, dtype=weight.dtype),
-        mask.to(weight.device),
-        engine.uniforms(seed, list(range(g.batch))),
+    given = made.condition.to(weight.device)
+    if given.is_floating_point():
+        given = given.to(weight.dtype)
+    rows = model.family.rows(
+        model, Conditions(given, made.mask.to(weight.device), made.shape), engine.sampling
     )
+    engine.load(rows.condition, rows.mask, engine.uniforms(seed, list(range(batch))))

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.checkpoints.bundle import ModelManifest
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Conditions, Family, Size
+from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.scoring import GUIDED, encode_images
@@ -250,7 +250,7 @@ def run_model_drafter(
     manifest = model.manifest
     start = None
     if config.start_from is not None:
-        if not isinstance(manifest, ModelManifest):
+        if not isinstance(manifest, LlamaGenManifest):
             raise DataError(
                 f"start_from continues drafters of LlamaGen targets, and {manifest.name!r} is not one; "
                 "leave it out"

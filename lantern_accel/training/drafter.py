@@ -16,10 +16,11 @@ from torch import Tensor
 
 from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
 from lantern_accel.errors import DataError
-from lantern_accel.families.base import Family, family
+from lantern_accel.families.base import Family
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.families.registry import family
 from lantern_accel.files import write_json
 from lantern_accel.training.batches import Batches
 from lantern_accel.training.common import seed_everything

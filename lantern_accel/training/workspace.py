@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from lantern_accel.checkpoints.bundle import ModelDefaults, ModelManifest, read_manifest
+from lantern_accel.checkpoints.bundle import read_manifest
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.drafter import DrafterConfig
+from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.vq import VQConfig
+from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.training.batches import Batches, SceneTokens
 from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
@@ -293,7 +295,7 @@ def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: st
     for part, folder in parts.items():
         command = "tokenizer" if part == "vq" else folder.name
         _need(folder / f"{part}.safetensors", command)
-    manifest = ModelManifest(
+    manifest = LlamaGenManifest(
         name=name,
         summary=summary,
         licence="Apache-2.0 (weights); image data: see NOTICE",

@@ -17,11 +17,12 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool = True) -> Path:
     from safetensors.torch import save_file
 
-    from lantern_accel.checkpoints.bundle import ModelDefaults, ModelManifest
     from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
+    from lantern_accel.families.llamagen.manifest import LlamaGenManifest
     from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
     from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
     from lantern_accel.families.llamagen.vq import VQConfig, VQModel
+    from lantern_accel.families.manifest import ModelDefaults
     from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
     from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer
 
@@ -62,7 +63,7 @@ def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool 
             {k: v.contiguous() for k, v in module.state_dict().items()},
             folder / f"{name}.safetensors",
         )
-    manifest = ModelManifest(
+    manifest = LlamaGenManifest(
         name="tiny",
         target=target,
         drafter=draft if drafter else None,

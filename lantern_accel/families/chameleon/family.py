@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from lantern_accel.families.base import (
     Rows,
     Size,
     TextSource,
+    Trunk,
 )
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
 from lantern_accel.families.chameleon.keys import (
@@ -35,11 +37,12 @@ from lantern_accel.families.chameleon.keys import (
     published_drafter,
     target_recipes,
 )
-from lantern_accel.families.chameleon.manifest import ChameleonManifest
-from lantern_accel.families.chameleon.model import ChameleonGPT
-from lantern_accel.families.chameleon.official import detect
+from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.official import detect, published_manifest
 from lantern_accel.families.chameleon.sizes import VQ_PREFIX, drafter_said, fitting_drafter
 from lantern_accel.families.chameleon.text import (
+    SpecialIds,
     anole_image_only,
     anole_prompt,
     anole_unconditional,
@@ -49,7 +52,11 @@ from lantern_accel.families.chameleon.text import (
     lumina_unconditional,
     read_text_tokenizer,
 )
-from lantern_accel.families.chameleon.vq import ChameleonVQ, chameleon_pixels_to_uint8
+from lantern_accel.families.chameleon.vq import (
+    ChameleonVQ,
+    chameleon_pixels_to_uint8,
+    chameleon_vq_config,
+)
 from lantern_accel.families.llamagen.drafter import start_drafter
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.strategy.values import Sampling
@@ -61,6 +68,16 @@ if TYPE_CHECKING:
 PIXELS_AT_ONCE = 512 * 512
 #: Tokens of a prompt that fit beside a model's own picture in any case.
 LONG_PROMPT = 256
+CAPTIONS = (
+    "a red fox in the snow",
+    "a bowl of ripe apricots on a wooden table",
+    "an old lighthouse at dusk",
+    "a steam train crossing a viaduct",
+    "a portrait of a woman in a green coat",
+    "a street market in the rain",
+    "a glass of water with a slice of lemon",
+    "a hot-air balloon above vineyards",
+)
 
 
 class ChameleonText:
@@ -100,8 +117,6 @@ class ChameleonFamily(Family):
 
     def from_entry(self, entry: ModelEntry) -> Manifest:
         """Return the manifest of a published model."""
-        from lantern_accel.families.chameleon.official import published_manifest
-
         return published_manifest(entry)
 
     def build(self, manifest: ChameleonManifest, part: str, ops: TensorOps) -> nn.Module:
@@ -113,10 +128,68 @@ class ChameleonFamily(Family):
             return ChameleonDrafter(manifest.drafter, ops=ops)
         return ChameleonVQ(manifest.vq)
 
-    def place_tables(self, module: nn.Module, device: torch.device) -> None:
-        """Make the rotary tables and code ids of target and drafter."""
-        if isinstance(module, ChameleonGPT | ChameleonDrafter):
-            module.place_tables(device)
+    def published(self) -> Sequence[ModelEntry]:
+        """Return what GAIR, Alpha-VLLM and LANTERN's authors published."""
+        from lantern_accel.families.chameleon.published import ENTRIES
+
+        return ENTRIES
+
+    def fitting_drafter(self, manifest: ChameleonManifest) -> ChameleonManifest:
+        """Return a manifest with a drafter of one block as the target's are."""
+        if manifest.drafter is not None:
+            return manifest
+        return manifest.model_copy(update={"drafter": fitting_drafter(manifest.target)})
+
+    def examples(self, manifest: ChameleonManifest) -> Sequence[Prompt]:
+        """Return captions."""
+        return CAPTIONS
+
+    def tiny(self) -> ChameleonManifest:
+        """Return a Lumina: rows end in newlines, and guidance branches have prompts of their own."""
+        ids = SpecialIds(
+            bos=0, pad=1, eos=2, image_first=4, image_codes=40, image_end=44, image_start=45,
+            end_of_turn=46, newline=47, grid=48,
+        )  # fmt: skip
+        target = ChameleonConfig(
+            dim=32, n_layer=2, n_head=4, n_kv_head=2, ffn_dim=48, token_count=64, image_codes=40,
+            newline_id=47, height=4, width=4, prefix_length=8, swin_norm=True,
+        )  # fmt: skip
+        vq = chameleon_vq_config(
+            ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=40, codebook_dim=4
+        )
+        return ChameleonManifest(
+            name="tiny-chameleon",
+            variant="lumina",
+            side=4,
+            ids=ids,
+            target=target,
+            drafter=fitting_drafter(target),
+            vq=vq,
+            defaults=DEFAULTS["lumina"].within(target.vocab_size),
+        )
+
+    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
+        """Return prompts of random words and lengths."""
+        manifest: ChameleonManifest = model.manifest
+        ids, target = manifest.ids, manifest.target
+        drawn = random.Random(seed)
+        texts = [
+            [
+                ids.bos,
+                *(drawn.randrange(50, 64) for _ in range(drawn.randint(1, 3))),
+                ids.end_of_turn,
+                *lumina_unconditional(ids, target.height, target.width),
+            ]
+            for _ in range(count)
+        ]
+        shape = (target.prefix_length, target.height, target.width)
+        return Conditions(*left_pad(texts, target.prefix_length, ids.pad), shape)
+
+    def trunk(self, config: Any) -> Trunk:
+        """Return the sizes, keys and values fewer than queries where heads are grouped."""
+        dim, hidden = config.dim, config.ffn_dim
+        kv = config.kv_heads * config.head_dim
+        return Trunk(config.n_layer, dim, hidden, 2 * dim**2 + 2 * dim * kv + 3 * dim * hidden)
 
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: ChameleonManifest
@@ -238,7 +311,6 @@ class ChameleonFamily(Family):
             return Rows(condition, mask)
         ids, length = manifest.ids, condition.shape[1]
         contexts: list[list[int]] = []
-        prompts = [row[seen].tolist() for row, seen in zip(condition, mask, strict=True)]
         if manifest.variant == "lumina":
             if sampling.branches == 3:
                 raise RequestError(
@@ -246,11 +318,12 @@ class ChameleonFamily(Family):
                 )
             assert isinstance(conditions.shape, tuple)
             _, rows, columns = conditions.shape
-            contexts = [lumina_unconditional(ids, rows, columns)] * len(prompts)
+            contexts = [lumina_unconditional(ids, rows, columns)] * len(condition)
         else:
             if sampling.branches == 3:
-                contexts = [anole_image_only(ids, prompt) for prompt in prompts]
-            contexts += [anole_unconditional(ids)] * len(prompts)
+                prompts = zip(condition, mask, strict=True)
+                contexts = [anole_image_only(ids, row[seen].tolist()) for row, seen in prompts]
+            contexts += [anole_unconditional(ids)] * len(condition)
         others, seen = left_pad(contexts, length, ids.pad)
         others, seen = others.to(condition.device), seen.to(mask.device)
         return Rows(torch.cat((condition, others)), torch.cat((mask, seen)))
@@ -271,6 +344,3 @@ class ChameleonFamily(Family):
     def codebook(self, model: Model) -> tuple[Tensor, bool]:
         """Return the raw rows, which is what the decoder reads."""
         return model.vq.quantize.embedding.weight, False
-
-
-FAMILY = ChameleonFamily()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from lantern_accel.checkpoints.layouts import read_json
 from lantern_accel.checkpoints.loading import Recipe, fill, without_data
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
@@ -33,12 +35,25 @@ from lantern_accel.families.llamagen.keys import (
     named_once,
     stacked_names,
 )
+from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.families.llamagen.parts import OWN_CONFIG
-from lantern_accel.families.llamagen.t5 import T5Text
+from lantern_accel.families.llamagen.official import (
+    classify,
+    defaults_of,
+    detect,
+    published_manifest,
+)
+from lantern_accel.families.llamagen.parts import (
+    OWN_CONFIG,
+    fitting_drafter,
+    join_drafter,
+    published_vq,
+)
+from lantern_accel.families.llamagen.sizes import llamagen_config
+from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_parameters
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
-from lantern_accel.families.llamagen.vq import VQModel, pixels_to_uint8
-from lantern_accel.families.manifest import Manifest, ModelManifest
+from lantern_accel.families.llamagen.vq import VQConfig, VQModel, pixels_to_uint8
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -49,35 +64,40 @@ if TYPE_CHECKING:
 #: Pixels of the images that are decoded together: one of 128 x 128 or larger, four of 64 x 64. More at
 #: once took the same time, and memory in proportion.
 PIXELS_AT_ONCE = 128 * 128
+#: Things that the bundled model knows.
+CAPTIONS = (
+    "red heart",
+    "grinning face",
+    "dog face",
+    "pizza",
+    "rocket",
+    "sunflower",
+    "fish",
+    "star",
+)
+_SIZED = re.compile(r"llamagen-(b|l|xl|xxl|3b)-(\d+)")
 
 
 class LlamaGenFamily(Family):
     """LlamaGen's published models, and the bundled one, which has the same architecture."""
 
     name: ClassVar[str] = "llamagen"
-    manifest_type: ClassVar[type[Manifest]] = ModelManifest
+    manifest_type: ClassVar[type[Manifest]] = LlamaGenManifest
 
     def detect(self, path: Path, parts: Parts) -> Found | None:
         """Recognise LlamaGen's and LANTERN's layouts."""
-        from lantern_accel.families.llamagen.official import detect
-
         return detect(path, parts)
 
-    def from_entry(self, entry: ModelEntry) -> ModelManifest:
+    def from_entry(self, entry: ModelEntry) -> LlamaGenManifest:
         """Return the manifest of a published LlamaGen."""
-        from lantern_accel.families.llamagen.official import published_manifest
-
         return published_manifest(entry)
 
-    def with_drafter(self, manifest: ModelManifest, path: Path) -> tuple[ModelManifest, Path]:
+    def with_drafter(self, manifest: LlamaGenManifest, path: Path) -> tuple[LlamaGenManifest, Path]:
         """Take LANTERN's drafter, or one that was trained here."""
-        from lantern_accel.families.llamagen.official import classify
-        from lantern_accel.families.llamagen.parts import join_drafter
-
         config, weights = join_drafter(manifest.target, manifest.name, path, classify)
         return manifest.model_copy(update={"drafter": config}), weights
 
-    def build(self, manifest: ModelManifest, part: str, ops: TensorOps) -> nn.Module:
+    def build(self, manifest: LlamaGenManifest, part: str, ops: TensorOps) -> nn.Module:
         """Build the GPT, its drafter or its VQ tokenizer."""
         if part == "target":
             return LlamaGenGPT(manifest.target, ops=ops)
@@ -86,13 +106,88 @@ class LlamaGenFamily(Family):
             return EagleDrafter(manifest.drafter, ops=ops)
         return VQModel(manifest.vq)
 
-    def place_tables(self, module: nn.Module, device: torch.device) -> None:
-        """Make the rotary tables of target and drafter."""
-        if isinstance(module, LlamaGenGPT | EagleDrafter):
-            module.place_tables(device)
+    def published(self) -> Sequence[ModelEntry]:
+        """Return what FoundationVision and LANTERN's authors published."""
+        from lantern_accel.families.llamagen.published import ENTRIES
+
+        return ENTRIES
+
+    def sized(self, name: str, values: Mapping[str, Any] | None = None) -> LlamaGenManifest | None:
+        """Return ``llamagen-SIZE-PIXELS``, or a target's configuration from a file."""
+        match = _SIZED.fullmatch(name)
+        if values is not None:
+            target = LlamaGenConfig.model_validate(values)
+        elif match and int(match[2]) % 16 == 0 and int(match[2]) > 0:
+            target = llamagen_config(match[1].upper(), int(match[2]))
+        else:
+            return None
+        codes = {"codebook_size": target.vocab_size}
+        vq = published_vq().model_copy(update=codes)
+        made = LlamaGenManifest(name=name, target=target, vq=vq, defaults=defaults_of(target))
+        return self.fitting_drafter(made)
+
+    def fitting_drafter(self, manifest: LlamaGenManifest) -> LlamaGenManifest:
+        """Return a manifest with EAGLE's drafter: one block as wide as the target's."""
+        if manifest.drafter is not None:
+            return manifest
+        return manifest.model_copy(update={"drafter": fitting_drafter(manifest.target)})
+
+    def examples(self, manifest: LlamaGenManifest) -> Sequence[Prompt]:
+        """Return captions that the bundled model knows, or classes from all over ImageNet."""
+        target = manifest.target
+        if target.conditioning == "class":
+            return sorted({i * target.num_classes // 8 for i in range(8)})
+        return CAPTIONS
+
+    def tiny(self) -> LlamaGenManifest:
+        """Return a captioned model whose drafter has all that one can have: it reads a lower block."""
+        target = LlamaGenConfig(
+            dim=32, n_layer=2, n_head=4, ffn_dim=48, vocab_size=48, grid=5, prefix_length=4,
+            caption_dim=16,
+        )  # fmt: skip
+        vq = VQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=48, codebook_dim=4)
+        drafter = fitting_drafter(target).model_copy(update={"taps": (1,)})
+        return LlamaGenManifest(
+            name="tiny-llamagen",
+            target=target,
+            drafter=drafter,
+            vq=vq,
+            defaults=defaults_of(target),
+        )
+
+    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
+        """Return random features, padded on the left at random."""
+        target = model.manifest.target
+        prefix = target.prefix_length
+        generator = torch.Generator().manual_seed(seed)
+        features = torch.randn(count, prefix, target.caption_dim, generator=generator)
+        pads = torch.randint(0, prefix, (count, 1), generator=generator)
+        mask = torch.arange(prefix) >= pads
+        return Conditions(features * mask.unsqueeze(-1), mask)
+
+    def text_bytes(self, found: Found) -> int:
+        """Return what flan-t5's encoder takes."""
+        if "t5" not in found.files:
+            return 0
+        try:
+            return 4 * encoder_parameters(read_json(found.files["t5"] / "config.json"))
+        except KeyError as error:
+            raise ModelError(
+                f"{found.files['t5']}/config.json lacks {error}; fetch the text encoder again"
+            ) from None
+
+    def wrong_with(self, part: str, path: Path) -> str | None:
+        """Look at flan-t5's shards too."""
+        if part != "t5":
+            return super().wrong_with(part, path)
+        try:
+            encoder_hash(path)
+        except CheckpointError as error:
+            return str(error)
+        return None
 
     def recipes(
-        self, part: str, checkpoint: Checkpoint, manifest: ModelManifest
+        self, part: str, checkpoint: Checkpoint, manifest: LlamaGenManifest
     ) -> Mapping[str, Recipe]:
         """Rename and stack; the VQ tokenizer has the official names already."""
         if part == "vq":
@@ -125,7 +220,7 @@ class LlamaGenFamily(Family):
             )
         if "text" not in found.files:
             return None
-        assert isinstance(manifest, ModelManifest) and manifest.text is not None
+        assert isinstance(manifest, LlamaGenManifest) and manifest.text is not None
         with without_data():
             encoder = TextEncoder(manifest.text)
         checkpoint = open_checkpoint(found.files["text"])
@@ -140,7 +235,7 @@ class LlamaGenFamily(Family):
         encoder.eval().requires_grad_(False)
         return WordText(encoder, _read_tokenizer(found.files["text_tokenizer"]))
 
-    def picture(self, manifest: ModelManifest, size: Size | None = None) -> Size:
+    def picture(self, manifest: LlamaGenManifest, size: Size | None = None) -> Size:
         """Return the one size that the model draws."""
         own = manifest.image_size
         if size is not None and size != (own, own):
@@ -160,21 +255,10 @@ class LlamaGenFamily(Family):
                 f"the drafter cannot read the states after block {max(taps)} of {config.n_layer}; "
                 "name lower taps"
             )
-        drafter = EagleDrafter(
-            DrafterConfig(
-                dim=config.dim,
-                n_layer=layers,
-                taps=tuple(taps),
-                n_head=config.n_head,
-                ffn_dim=config.hidden_dim,
-                vocab_size=config.vocab_size,
-                grid=config.grid,
-                prefix_length=config.prefix_length - 1,
-                norm_eps=config.norm_eps,
-                rope_base=config.rope_base,
-                prefix_rotary=config.prefix_rotary,
-            )
-        )
+        same = {"norm_eps": config.norm_eps, "rope_base": config.rope_base}
+        update = {**same, "n_layer": layers, "taps": taps, "prefix_rotary": config.prefix_rotary}
+        sizes = fitting_drafter(config).model_dump() | update
+        drafter = EagleDrafter(DrafterConfig.model_validate(sizes))
         start_drafter(drafter, target.tok_embeddings.weight)
         return drafter.train()
 
@@ -259,6 +343,3 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.from_file(str(path))
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from None
-
-
-FAMILY = LlamaGenFamily()

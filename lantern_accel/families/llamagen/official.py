@@ -27,6 +27,7 @@ from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.llamagen.keys import llamagen_name
+from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.parts import (
     INPUT_TYPES,
@@ -38,7 +39,7 @@ from lantern_accel.families.llamagen.parts import (
     published_vq,
 )
 from lantern_accel.families.llamagen.sizes import SHAPES, llamagen_config
-from lantern_accel.families.manifest import ModelDefaults, ModelManifest
+from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.published import ModelEntry, parts_of, published
 from lantern_accel.strategy.values import Sampling
 
@@ -108,7 +109,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     if config.conditioning == "text":
         find_text(around)
     try:
-        manifest = ModelManifest(
+        manifest = LlamaGenManifest(
             name=known.name if known is not None else target.path.stem,
             summary=known.summary if known is not None else "",
             licence=known.licence if known is not None else "",
@@ -128,11 +129,11 @@ def defaults_of(config: LlamaGenConfig) -> ModelDefaults:
     return ModelDefaults(sampling=sampling).within(config.vocab_size)
 
 
-def published_manifest(entry: ModelEntry) -> ModelManifest:
+def published_manifest(entry: ModelEntry) -> LlamaGenManifest:
     """Return the manifest of a published LlamaGen, drafter included where one is published."""
     config = entry_config(entry)
     parts = parts_of(entry)
-    return ModelManifest(
+    return LlamaGenManifest(
         name=entry.name,
         summary=entry.summary,
         licence=entry.licence,

@@ -210,8 +210,8 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
         ) from None
 
 
-def published_drafter(config: LlamaGenConfig) -> DrafterConfig:
-    """Return the sizes of LANTERN's published drafter for a GPT: one block as wide as the GPT's."""
+def fitting_drafter(config: LlamaGenConfig) -> DrafterConfig:
+    """Return the sizes of an EAGLE drafter for a GPT: one block as wide as the GPT's."""
     return DrafterConfig(
         dim=config.dim,
         n_head=config.n_head,
@@ -219,9 +219,12 @@ def published_drafter(config: LlamaGenConfig) -> DrafterConfig:
         vocab_size=config.vocab_size,
         grid=config.grid,
         prefix_length=config.prefix_length - 1,
-        norm_eps=1e-6,
-        mask_padding=False,
     )
+
+
+def published_drafter(config: LlamaGenConfig) -> DrafterConfig:
+    """Return the sizes of LANTERN's published drafter for a GPT, which was trained seeing pads."""
+    return fitting_drafter(config).model_copy(update={"mask_padding": False})
 
 
 def find_drafter(around: Surroundings) -> DrafterConfig | None:

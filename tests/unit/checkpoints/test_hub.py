@@ -21,8 +21,11 @@ from support.official import (
 from lantern_accel.checkpoints import hub
 from lantern_accel.checkpoints.locate import find_model, named_parts
 from lantern_accel.errors import ModelError
-from lantern_accel.families.base import family, family_names
-from lantern_accel.families.published import ENTRIES, entry, is_published, parts_of, published
+from lantern_accel.families import registry
+from lantern_accel.families.base import Family
+from lantern_accel.families.published import entry, is_published, parts_of, published
+from lantern_accel.families.registry import family
+from lantern_accel.families.spec import FamilySpec
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +58,9 @@ def put(cache: Path, repo: str, path: str, content: object) -> Path:
 
 
 def test_every_entry_is_complete_and_its_parts_exist() -> None:
-    names = [one.name for one in ENTRIES]
+    names = [one.name for one in published(None)]
     assert len(names) == len(set(names))
-    for one in ENTRIES:
+    for one in published(None):
         assert one.licence and one.licence_url.startswith("https://") and one.files
         assert one.nbytes > 10**8
         assert set(one.uses) <= set(names)
@@ -186,12 +189,16 @@ def test_a_token_is_never_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_family_that_this_build_lacks_is_told_before_anything_is_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from lantern_accel.families import base as families
+    real = registry._loaded
 
-    assert "llamagen" in family_names()
-    monkeypatch.setitem(families._HOMES, "chameleon", "lantern_accel.families.no_such_family")
-    with pytest.raises(ModelError, match="no model family 'chameleon'"):
+    def loaded(spec: FamilySpec) -> Family | str:
+        return "ImportError: gone" if spec.name == "chameleon" else real(spec)
+
+    monkeypatch.setattr(registry, "_loaded", loaded)
+    with pytest.raises(ModelError, match=r"unknown model 'anole-7b'.*'chameleon' could not.*gone"):
         find_model("anole-7b")
+    with pytest.raises(ModelError, match="'chameleon' failed to load: ImportError: gone"):
+        family("chameleon")
 
 
 @pytest.mark.parametrize(

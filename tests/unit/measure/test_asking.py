@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from lantern_accel.errors import RequestError
+from lantern_accel.families.llamagen.family import CAPTIONS
+from lantern_accel.families.registry import family
 from lantern_accel.measure import asking, output
-from lantern_accel.measure.bench import PROMPTS
 
 Usage = namedtuple("Usage", "total used free")
 
 
 def pipeline(conditioning: str = "text") -> Any:
     target = SimpleNamespace(conditioning=conditioning, num_classes=1000)
-    model = SimpleNamespace(manifest=SimpleNamespace(target=target))
+    model = SimpleNamespace(manifest=SimpleNamespace(target=target), family=family("llamagen"))
     return SimpleNamespace(model=model, check_prompts=lambda prompts: None)
 
 
@@ -54,7 +55,7 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, data: bytes, says: st
 
 
 def test_built_in_prompts_are_what_the_model_takes() -> None:
-    assert asking.read_prompts(None, pipeline()).used == list(PROMPTS)
+    assert asking.read_prompts(None, pipeline()).used == list(CAPTIONS)
     assert asking.read_prompts(None, pipeline("class")).used[:3] == [0, 125, 250]
 
 

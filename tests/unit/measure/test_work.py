@@ -36,11 +36,11 @@ def backend():
 
 
 def _work(engine):
-    target = engine.verifying.target.config
+    trunk = engine.model.family.trunk
     drafting = engine.drafting
     return work.step_work(
-        target,
-        drafting.drafter.config if drafting else None,
+        trunk(engine.verifying.target.config),
+        trunk(drafting.drafter.config) if drafting else None,
         engine.strategy,
         engine.sampling,
         engine.geometry,

@@ -17,11 +17,11 @@ from support.official import gpt_weights, write_sizes, write_trained
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, RequestError
-from lantern_accel.families.base import family
+from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
-from lantern_accel.families.manifest import ModelManifest
 from lantern_accel.families.published import entry
+from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import LiveBytes, measure
 from lantern_accel.memory.plan import Planner, parse_size, planner_for
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -134,13 +134,13 @@ def test_making_a_cache_takes_no_more_than_the_cache(dtype: torch.dtype) -> None
         assert not any(buffer.any() for buffer in cache.buffers)
 
 
-def tiny() -> ModelManifest:
+def tiny() -> LlamaGenManifest:
     config = LlamaGenConfig(
         dim=32, n_layer=5, n_head=4, ffn_dim=48, vocab_size=64, grid=4, conditioning="class",
         prefix_length=1, num_classes=7,
     )  # fmt: skip
     vq = VQConfig(ch=32, ch_mult=(1, 1), z_channels=32, codebook_size=64, codebook_dim=8)
-    return ModelManifest(name="tiny", target=config, vq=vq)
+    return LlamaGenManifest(name="tiny", target=config, vq=vq)
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])

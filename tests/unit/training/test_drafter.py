@@ -19,9 +19,9 @@ from lantern_accel.decoding.accept import Rule, _absorbed
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.errors import DataError, ModelError, RequestError
-from lantern_accel.families.base import family
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.registry import family
 from lantern_accel.strategy.values import LanternPP, Sampling
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice, open_train_device

@@ -1,0 +1,92 @@
+"""The families that are installed: each a plug-in, loaded when it is first asked for."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+
+from lantern_accel.device.entry_points import Offers, Unfit, check_spec, load_offers, why
+from lantern_accel.errors import ModelError, did_you_mean
+from lantern_accel.families.base import Family
+from lantern_accel.families.spec import FAMILY_API_VERSION, FamilySpec
+
+
+@functools.cache
+def family_specs() -> Offers[FamilySpec]:
+    """Ask every plug-in for its families once, in the order in which they are asked for files.
+
+    ``broken`` has the reason for each plug-in that could not be asked.
+    """
+    offers = load_offers("lantern_accel_families", "family", _check)
+    first = sorted(offers.specs.values(), key=lambda one: (-one.priority, one.name))
+    return Offers({one.name: one for one in first}, offers.broken)
+
+
+def _check(spec: object) -> FamilySpec:
+    check_spec(spec, FamilySpec, "family", FAMILY_API_VERSION)
+    assert isinstance(spec, FamilySpec)
+    if spec.family.count(":") != 1:
+        raise Unfit(f"its family {spec.name!r} is at {spec.family!r}; write 'package.module:Class'")
+    return spec
+
+
+@functools.cache
+def _loaded(spec: FamilySpec) -> Family | str:
+    """Import a family; return why it cannot be where it cannot."""
+    module, _, name = spec.family.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), name)()
+        if not isinstance(made, Family):
+            raise Unfit(f"{spec.family} is a {type(made).__name__}, not a Family")
+        if made.name != spec.name:
+            raise Unfit(f"{spec.family} has name {made.name!r}, its FamilySpec {spec.name!r}")
+    except (Exception, SystemExit) as error:  # a stranger's module may do anything
+        return why(error)
+    return made
+
+
+def forget() -> None:
+    """Forget every family, so that the next question finds what is installed then."""
+    family_specs.cache_clear()
+    _loaded.cache_clear()
+
+
+def family_names() -> list[str]:
+    """Return the names of the installed families, the first to be asked for files first."""
+    return list(family_specs().specs)
+
+
+def families() -> Iterator[Family]:
+    """Go through the families that load; :func:`broken_families` names the others."""
+    for spec in family_specs().specs.values():
+        found = _loaded(spec)
+        if isinstance(found, Family):
+            yield found
+
+
+def broken_families() -> dict[str, str]:
+    """Return why each family that is installed cannot be used, by its or its plug-in's name."""
+    offers = family_specs()
+    reasons = {name: _loaded(spec) for name, spec in offers.specs.items()}
+    return {**offers.broken, **{k: v for k, v in reasons.items() if isinstance(v, str)}}
+
+
+def family(name: str) -> Family:
+    """Return a family by name; raises :class:`ModelError` where it is absent or broken."""
+    offers = family_specs()
+    if name not in offers.specs:
+        reason = offers.broken.get(name)
+        if reason is not None:
+            raise ModelError(
+                f"the model family {name!r} failed to load: {reason}; reinstall its package"
+            )
+        raise ModelError(
+            f"no model family {name!r} is installed{did_you_mean(name, family_names())}"
+        )
+    found = _loaded(offers.specs[name])
+    if isinstance(found, str):
+        raise ModelError(
+            f"the model family {name!r} failed to load: {found}; reinstall its package"
+        )
+    return found

@@ -6,51 +6,29 @@ strategy and one set of sampling settings; calls with other prompts reuse all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.accept import Accepted, accept_greedy, accept_sampling
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.geometry import cache_layouts, geometry_of, tables_of
 from lantern_accel.decoding.logits import Filters, distribution, draw
 from lantern_accel.decoding.rows import Guidance
+from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.decoding.uniforms import draw_uniforms
 from lantern_accel.decoding.verify import Verifying
-from lantern_accel.device.operations import KVCache, TensorOps
-from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
 
-
-@dataclass(frozen=True)
-class Decoded:
-    """What decoding gives, on the host: tokens int64 ``[B, N]`` and counters.
-
-    ``steps [B]`` target forwards after prefill; ``histogram [B, D + 1]`` steps by accepted drafts;
-    ``price [B]`` what relaxation cost, summed over tokens (:class:`~.accept.Accepted`).
-    """
-
-    tokens: Tensor
-    steps: Tensor
-    histogram: Tensor
-    price: Tensor
-
-    @property
-    def step_compression(self) -> float:
-        """Tokens known through steps over target forwards (prefill's first token not counted)."""
-        steps = int(self.steps.sum())
-        gained = self.tokens.shape[0] * (self.tokens.shape[1] - 1)
-        return gained / steps if steps else 1.0
+__all__ = ["Decoded", "Engine"]
 
 
-class Engine:
+class Engine(Running):
     """Decodes ``batch`` images a call on static buffers.
 
     Raises :class:`StrategyError` where the strategy needs a drafter or a neighbour table that is not
@@ -80,7 +58,6 @@ class Engine:
         )
         tables = tables_of(strategy.tree)
         layout, drafter_layout = cache_layouts(g, target, drafter, ops)
-        self.drafting: Drafting | None = None
         taps: Sequence[int] = ()
         if drafter is not None and drafter_layout is not None:
             taps = drafter.taps
@@ -93,84 +70,6 @@ class Engine:
         self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self._progress = ops.host_copy(self.state.length)
-
-    def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
-        strategy = self.strategy
-        if strategy.neighbours:
-            if neighbours is None:
-                raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
-            if neighbours.shape[1] < strategy.neighbours:
-                raise StrategyError(
-                    f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table "
-                    f"has {neighbours.shape[1]}; make a wider one"
-                )
-            neighbours = neighbours[:, : strategy.neighbours].to(device)
-        return Rule(
-            strategy.acceptance,
-            strategy.residual,
-            neighbours if strategy.neighbours else None,
-            self.dials.rule,
-            None if strategy.tv_budget is None else self.dials.budget,
-        )
-
-    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
-        """Take other values of the settings that are data (:class:`Dials`).
-
-        Raises :class:`StrategyError` for settings of another bucket, which need an engine of their own.
-        """
-        if (strategy.bucket, sampling.bucket) != (self.strategy.bucket, self.sampling.bucket):
-            raise StrategyError(
-                f"an engine made for {self.strategy.name!r} cannot decode {strategy.name!r} with these "
-                "settings: their shapes differ; make another engine"
-            )
-        self.strategy, self.sampling = strategy, sampling
-        self.dials.set(strategy, sampling)
-
-    @property
-    def caches(self) -> list[KVCache]:
-        """The target's cache and, where there is a drafter, the drafter's."""
-        drafting = [] if self.drafting is None else [self.drafting.cache]
-        return [self.verifying.cache, *drafting]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the static buffers: caches, state and settings."""
-        caches = sum(cache.layout.nbytes for cache in self.caches)
-        return caches + self.state.nbytes + self.dials.nbytes
-
-    # --- one image batch -----------------------------------------------------------------------
-
-    def start(
-        self,
-        condition: Tensor,
-        prefix_mask: Tensor,
-        uniforms: Tensor,
-        prefill: Callable[[], None] | None = None,
-    ) -> None:
-        """Load a request and prefill; ``prefill`` replays a captured :meth:`prefill`."""
-        self.load(condition, prefix_mask, uniforms)
-        (prefill or self.prefill)()
-
-    def load(self, condition: Tensor, prefix_mask: Tensor, uniforms: Tensor) -> None:
-        """Clear the buffers and copy a request into them.
-
-        ``condition``: rows ``[cond; uncond]`` with guidance, else ``[cond]``, each caption features
-        ``[prefix, caption_dim]`` or a class id; ``prefix_mask`` bool ``[B, prefix]``; ``uniforms``
-        float32 ``[B, N, columns]``. Raises :class:`RequestError` for another shape.
-        """
-        state = self.state
-        given = {"condition": condition, "prefix_mask": prefix_mask, "uniforms": uniforms}
-        for name, value in given.items():
-            if value.shape != getattr(state, name).shape:
-                raise RequestError(
-                    f"{name} has shape {list(value.shape)}, this engine takes "
-                    f"{list(getattr(state, name).shape)}"
-                )
-        state.reset()
-        for name, value in given.items():
-            getattr(state, name).copy_(value)
-        if self.geometry.own_prompts:
-            state.start.copy_(prefix_mask.sum(dim=1))
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""
@@ -222,53 +121,3 @@ class Engine:
             allowed = logits > float("-inf")
         probs = distribution(logits, self.filters)
         return accept_sampling(tree, probs, self.rule, tests, bonus, allowed)
-
-    def uniforms(self, seed: int, images: list[int]) -> Tensor:
-        """Draw the request's randomness: float32 ``[B, N, columns]`` on the engine's device.
-
-        ``images`` are the indices that pick each image's random stream.
-        """
-        drawn = draw_uniforms(seed, images, self.geometry.tokens, self.geometry.columns)
-        return drawn.to(self.state.uniforms.device)
-
-    def run(
-        self,
-        step: Callable[[], None] | None = None,
-        on_progress: Callable[[int], None] | None = None,
-        check_every: int = 1,
-    ) -> Decoded:
-        """Step until every image is complete; call :meth:`start` first.
-
-        ``step`` replays a captured :meth:`step`. ``on_progress`` gets the tokens known by the slowest
-        image. The host looks at the lengths only from the earliest step at which an image can be
-        complete, then every ``check_every`` steps, and every eighth step where progress is wanted; a
-        device that lets its copies lag runs that many steps more (no-ops on complete images).
-        """
-        g, state = self.geometry, self.state
-        replay = step or self.step
-        earliest = -(-(g.tokens - 1) // (g.depth + 1))
-        posted: list[int] = []
-
-        def known() -> int:
-            del posted[0]
-            count = int(self._progress.read().min()) + 1
-            if on_progress is not None:
-                on_progress(count)
-            return count
-
-        for index in range(1, g.tokens):
-            replay()
-            late = index >= earliest and (index - earliest) % check_every == 0
-            if late or (on_progress is not None and index % 8 == 0):
-                self._progress.post()
-                posted.append(index)
-            if posted and index - posted[0] >= self._progress.lag and known() >= g.tokens:
-                break
-        while posted:  # so that the next request does not read this one's
-            known()
-        return Decoded(
-            state.tokens[:, : g.tokens].to("cpu", torch.int64, copy=True),
-            state.steps.to("cpu", torch.int64, copy=True),
-            state.histogram.to("cpu", torch.int64, copy=True),
-            state.price.to("cpu", copy=True),
-        )

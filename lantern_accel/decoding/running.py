@@ -1,0 +1,195 @@
+"""What every engine shares, whatever drafts: a request comes in, steps run, tokens go out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.accept import Rule
+from lantern_accel.decoding.dials import Dials
+from lantern_accel.decoding.draft import Drafting
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.uniforms import draw_uniforms
+from lantern_accel.decoding.verify import Verifying
+from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
+from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.strategy.values import Sampling, Strategy
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What decoding gives, on the host: tokens int64 ``[B, N]`` and counters.
+
+    ``steps [B]`` target forwards after prefill; ``histogram [B, D + 1]`` steps by accepted drafts;
+    ``price [B]`` what relaxation cost, summed over tokens (:class:`~.accept.Accepted`).
+    """
+
+    tokens: Tensor
+    steps: Tensor
+    histogram: Tensor
+    price: Tensor
+
+    @property
+    def step_compression(self) -> float:
+        """Tokens known through steps over target forwards (prefill's first token not counted)."""
+        steps = int(self.steps.sum())
+        gained = self.tokens.shape[0] * (self.tokens.shape[1] - 1)
+        return gained / steps if steps else 1.0
+
+
+class Running(ABC):
+    """Loads a request into static buffers and steps until every image is complete.
+
+    A subclass has the buffers (``state``, with a tensor of every name that :meth:`load` takes) and the
+    two functions that a device captures: :meth:`prefill` and :meth:`step`.
+    """
+
+    strategy: Strategy
+    sampling: Sampling
+    ops: TensorOps
+    geometry: Geometry
+    dials: Dials
+    verifying: Verifying
+    drafting: Drafting | None = None
+    state: Any
+    _progress: HostCopy
+
+    @abstractmethod
+    def prefill(self) -> None:
+        """Run the prompt and draw the first token. No value is read by the host."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Run one step. No value is read by the host."""
+
+    def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
+        strategy = self.strategy
+        if strategy.neighbours:
+            if neighbours is None:
+                raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
+            if neighbours.shape[1] < strategy.neighbours:
+                raise StrategyError(
+                    f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table "
+                    f"has {neighbours.shape[1]}; make a wider one"
+                )
+            neighbours = neighbours[:, : strategy.neighbours].to(device)
+        return Rule(
+            strategy.acceptance,
+            strategy.residual,
+            neighbours if strategy.neighbours else None,
+            self.dials.rule,
+            None if strategy.tv_budget is None else self.dials.budget,
+        )
+
+    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
+        """Take other values of the settings that are data (:class:`Dials`).
+
+        Raises :class:`StrategyError` for settings of another bucket, which need an engine of their own.
+        """
+        if (strategy.bucket, sampling.bucket) != (self.strategy.bucket, self.sampling.bucket):
+            raise StrategyError(
+                f"an engine made for {self.strategy.name!r} cannot decode {strategy.name!r} with these "
+                "settings: their shapes differ; make another engine"
+            )
+        self.strategy, self.sampling = strategy, sampling
+        self.dials.set(strategy, sampling)
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """The target's cache and, where there is a drafter, the drafter's."""
+        drafting = [] if self.drafting is None else [self.drafting.cache]
+        return [self.verifying.cache, *drafting]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the static buffers: caches, state and settings."""
+        caches = sum(cache.layout.nbytes for cache in self.caches)
+        total: int = caches + self.state.nbytes + self.dials.nbytes
+        return total
+
+    def start(
+        self,
+        condition: Tensor,
+        prefix_mask: Tensor,
+        uniforms: Tensor,
+        prefill: Callable[[], None] | None = None,
+    ) -> None:
+        """Load a request and prefill; ``prefill`` replays a captured :meth:`prefill`."""
+        self.load(condition, prefix_mask, uniforms)
+        (prefill or self.prefill)()
+
+    def load(self, condition: Tensor, prefix_mask: Tensor, uniforms: Tensor) -> None:
+        """Clear the buffers and copy a request into them.
+
+        ``condition``: rows ``[cond; uncond]`` with guidance, else ``[cond]``, each caption features
+        ``[prefix, caption_dim]`` or a class id; ``prefix_mask`` bool ``[B, prefix]``; ``uniforms``
+        float32 ``[B, N, columns]``. Raises :class:`RequestError` for another shape.
+        """
+        state = self.state
+        given = {"condition": condition, "prefix_mask": prefix_mask, "uniforms": uniforms}
+        for name, value in given.items():
+            if value.shape != getattr(state, name).shape:
+                raise RequestError(
+                    f"{name} has shape {list(value.shape)}, this engine takes "
+                    f"{list(getattr(state, name).shape)}"
+                )
+        state.reset()
+        for name, value in given.items():
+            getattr(state, name).copy_(value)
+        if self.geometry.own_prompts:
+            state.start.copy_(prefix_mask.sum(dim=1))
+
+    def uniforms(self, seed: int, images: list[int]) -> Tensor:
+        """Draw the request's randomness: float32 ``[B, N, columns]`` on the engine's device.
+
+        ``images`` are the indices that pick each image's random stream.
+        """
+        drawn = draw_uniforms(seed, images, self.geometry.tokens, self.geometry.columns)
+        return drawn.to(self.state.uniforms.device)
+
+    def run(
+        self,
+        step: Callable[[], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+        check_every: int = 1,
+    ) -> Decoded:
+        """Step until every image is complete; call :meth:`start` first.
+
+        ``step`` replays a captured :meth:`step`. ``on_progress`` gets the tokens known by the slowest
+        image. The host looks at the lengths only from the earliest step at which an image can be
+        complete, then every ``check_every`` steps, and every eighth step where progress is wanted; a
+        device that lets its copies lag runs that many steps more (no-ops on complete images).
+        """
+        g, state = self.geometry, self.state
+        replay = step or self.step
+        earliest = -(-(g.tokens - 1) // (g.depth + 1))
+        posted: list[int] = []
+
+        def known() -> int:
+            del posted[0]
+            count = int(self._progress.read().min()) + 1
+            if on_progress is not None:
+                on_progress(count)
+            return count
+
+        for index in range(1, g.tokens):
+            replay()
+            late = index >= earliest and (index - earliest) % check_every == 0
+            if late or (on_progress is not None and index % 8 == 0):
+                self._progress.post()
+                posted.append(index)
+            if posted and index - posted[0] >= self._progress.lag and known() >= g.tokens:
+                break
+        while posted:  # so that the next request does not read this one's
+            known()
+        return Decoded(
+            state.tokens[:, : g.tokens].to("cpu", torch.int64, copy=True),
+            state.steps.to("cpu", torch.int64, copy=True),
+            state.histogram.to("cpu", torch.int64, copy=True),
+            state.price.to("cpu", copy=True),
+        )

@@ -8,7 +8,15 @@ from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.decoding.trees import TreeTables, tree_paths, tree_size
 from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import DynamicTree, NoTree, Sampling, Strategy, Tree
+from lantern_accel.strategy.values import (
+    NO_DRAFTER,
+    DynamicTree,
+    NoTree,
+    Sampling,
+    Strategy,
+    Tree,
+    Window,
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,8 @@ class Geometry:
 
 
 def tables_of(tree: Tree) -> TreeTables | None:
-    """Return the tables of a tree whose shape is known in advance; None for a dynamic one."""
-    return None if isinstance(tree, DynamicTree) else TreeTables(tree_paths(tree))
+    """Return the tables of a tree whose shape is known in advance; None for others, and windows."""
+    return None if isinstance(tree, DynamicTree | Window) else TreeTables(tree_paths(tree))
 
 
 def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
@@ -85,14 +93,17 @@ def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
             "one token; leave tv_budget out or choose a temperature above 0"
         )
     tables = tables_of(strategy.tree)
-    if tables is None:
-        assert isinstance(strategy.tree, DynamicTree)
+    if isinstance(strategy.tree, Window):
+        widest = 1 + max(strategy.tree.siblings, default=0)
+    elif isinstance(strategy.tree, DynamicTree):
         widest = strategy.tree.top_k
     else:
+        assert tables is not None
         widest = max(tables.max_children, default=0)
     if widest > vocab:
         raise StrategyError(
-            f"the tree has {widest} siblings, but there are {vocab} codes; choose a narrower tree"
+            f"the drafts have {widest} siblings, but there are {vocab} codes; choose a narrower tree "
+            "or window"
         )
 
 
@@ -109,8 +120,8 @@ def geometry_of(
         drafter = None
     elif drafter is None:
         raise StrategyError(
-            f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; use "
-            "the strategy 'vanilla', or train one with `lantern-accel train drafter`"
+            f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; these "
+            f"strategies need none: {NO_DRAFTER}; or train one with `lantern-accel train drafter`"
         )
     nodes, depth = tree_size(tree)
     if depth >= config.num_tokens:

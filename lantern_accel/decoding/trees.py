@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, Path, StaticTree, Tree
+from lantern_accel.strategy.values import (
+    ChainTree,
+    DynamicTree,
+    Fresh,
+    NoTree,
+    Path,
+    StaticTree,
+    Tree,
+    Window,
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,8 @@ def tree_paths(tree: Tree) -> tuple[Path, ...]:
         return chain_paths(tree.length)
     if isinstance(tree, StaticTree):
         return tree.paths
+    if isinstance(tree, Window):
+        raise StrategyError("a window has no paths")
     raise StrategyError("a dynamic tree has no paths before it is drafted")
 
 
@@ -118,6 +130,8 @@ def tree_size(tree: Tree) -> tuple[int, int]:
     """Return ``(nodes with the root, depth of the deepest draft)``."""
     if isinstance(tree, DynamicTree):
         return tree.total, tree.depth + 1
+    if isinstance(tree, Window):
+        return tree.length + sum(tree.siblings), tree.length - 1
     paths = tree_paths(tree)
     return 1 + len(paths), max((len(p) for p in paths), default=0)
 
@@ -156,15 +170,18 @@ EAGLE2_TREE = DynamicTree(top_k=10, depth=4, total=59)
 
 
 def parse_tree(text: str) -> Tree:
-    """Read a tree from text, as ``--tree`` takes it.
+    """Read a tree or a window from text, as ``--tree`` takes it.
 
     ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths
-    of ranks such as ``0,1,00,01,000`` (single digits). Raises :class:`StrategyError`.
+    of ranks such as ``0,1,00,01,000`` (single digits); or ``window:16`` (see :func:`parse_window`).
+    Raises :class:`StrategyError`.
     """
     from lantern_accel.errors import did_you_mean
     from lantern_accel.strategy.values import validated
 
     kind, _, rest = text.strip().partition(":")
+    if kind == "window":
+        return parse_window(rest)
     try:
         if kind == "none" and not rest:
             return NoTree()
@@ -186,5 +203,35 @@ def parse_tree(text: str) -> Tree:
     if words and all(word.isdigit() for word in words):
         paths = [[int(c) for c in word] for word in words]
         return validated(StaticTree, {"paths": paths}, "tree")
-    known = [*STATIC_TREES, "none", "chain:4", "dynamic"]
+    known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]
     raise StrategyError(f"unknown tree {text!r}{did_you_mean(kind, known)}")
+
+
+def parse_window(text: str) -> Window:
+    """Read a window from what follows ``window:``, words in any order, such as ``16,above,siblings=3.2``.
+
+    A number is the length; ``uniform``, ``left`` and ``above`` say what fresh drafts are
+    drawn from, ``coupled``, ``anew`` and ``gumbel`` what becomes of the tail. What is left out is the
+    strategy's. Raises :class:`StrategyError`.
+    """
+    from lantern_accel.strategy.values import validated
+
+    values: dict[str, Any] = {}
+    for word in text.split(",") if text else []:
+        word = word.strip()
+        if word.isdigit():
+            values["length"] = int(word)
+        elif word in get_args(Fresh):
+            values["fresh"] = word
+        elif word in ("coupled", "anew", "gumbel"):
+            values["tail"] = word
+        elif word.startswith("siblings="):
+            counts = word.removeprefix("siblings=").split(".")
+            values["siblings"] = [int(n) if n.isdigit() else n for n in counts if n]
+        else:
+            raise StrategyError(
+                f"the window {text!r} cannot be read at {word!r}; write window:LENGTH and, after "
+                f"commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, gumbel, and "
+                "siblings=3.2.1"
+            )
+    return validated(Window, values, "window")

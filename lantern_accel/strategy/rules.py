@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=BaseModel)
 #: Tags of unions, which say nothing in an error's path.
-_TAGS = {"none", "chain", "static", "dynamic"}
+_TAGS = {"none", "chain", "static", "dynamic", "window"}
 
 
 class Value(BaseModel):

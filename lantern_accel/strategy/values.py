@@ -1,7 +1,9 @@
-"""Strategies as values: a tree, an acceptance rule and a residual; names are points of that space.
+"""Strategies as values: a source of drafts, an acceptance rule and a residual; names are points of it.
 
 ``vanilla``, ``eagle``, ``eagle2``, ``lantern`` and ``lantern++`` are the papers' combinations:
-EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.06352.
+EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, LANTERN 2410.03355, LANTERN++ 2502.06352. ``sjd`` (arXiv
+2410.01699), ``scd``, ``scd-gumbel`` (both 2510.24211) and ``sjd-pac`` (KangJialiang/SJD-PAC) draft in a
+window, without a drafter; ``lantern-jacobi`` and ``lantern++-jacobi`` are this project's.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ from lantern_accel.strategy.rules import (
 )
 
 __all__ = [
+    "NO_DRAFTER",
     "RULES",
     "STRATEGIES",
+    "TREE_STRATEGIES",
+    "WINDOW_STRATEGIES",
     "Acceptance",
     "AcceptanceRule",
     "ChainTree",
     "DynamicTree",
     "Exact",
+    "Fresh",
     "Lantern",
     "LanternPP",
     "NeighbourSpace",
@@ -43,6 +49,7 @@ __all__ = [
     "Strategy",
     "Tree",
     "Tried",
+    "Window",
     "named_strategy",
     "parse_rule",
     "validated",
@@ -52,6 +59,8 @@ Residual = Literal["aggregate", "official", "optimal"]
 #: ``decoder``: the space in which the decoder looks codes up (the unit sphere for LlamaGen); ``raw``: the
 #: codebook's rows as they are stored, as the official tables are.
 NeighbourSpace = Literal["decoder", "raw"]
+#: What a window's newest drafts are drawn from.
+Fresh = Literal["uniform", "left", "above"]
 #: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
 Path = tuple[int, ...]
 
@@ -115,7 +124,45 @@ class DynamicTree(Value):
         return self
 
 
-Tree = Annotated[NoTree | ChainTree | StaticTree | DynamicTree, Field(discriminator="kind")]
+class Window(Value):
+    """A window of drafts that the target itself improves from step to step: no drafter, no tree.
+
+    ``fresh`` says what a draft is drawn from that no pass has seen yet: any code (``uniform``), or the
+    distribution of the newest position that a pass has seen (``left``), or that of the position one row
+    above (``above``; this project's, as is ``left``).
+
+    ``tail`` says what becomes of the drafts behind the first one that is refused. ``coupled``: they are
+    tested and replaced one by one (SCD's maximal coupling, arXiv 2510.24211). ``anew``: they are drawn
+    anew (SJD). ``gumbel``: one row of Gumbel noise a position decides all its draws (SCD-GS).
+
+    ``siblings``: alternatives that are tried where one of the first drafts is refused, one count for
+    each of them (SJD-PAC's proactive drafting; what they are drawn from is this project's).
+    """
+
+    kind: Literal["window"] = "window"
+    length: int = Field(
+        16, ge=2, le=256, description="tokens of the window, the last known included"
+    )
+    fresh: Fresh = "above"
+    tail: Literal["coupled", "anew", "gumbel"] = "coupled"
+    siblings: tuple[Annotated[int, Field(ge=1, le=16)], ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Window:
+        if len(self.siblings) >= self.length:
+            raise ValueError(
+                f"siblings of {len(self.siblings)} drafts, but a window of {self.length} tokens has "
+                f"{self.length - 1}"
+            )
+        if self.siblings and self.tail == "gumbel":
+            raise ValueError("with the tail 'gumbel' the noise decides, and no sibling is tried")
+        return self
+
+
+#: Where drafts come from: nowhere, a drafter's tree, or a window.
+Tree = Annotated[
+    NoTree | ChainTree | StaticTree | DynamicTree | Window, Field(discriminator="kind")
+]
 
 
 class Strategy(Value):
@@ -157,7 +204,16 @@ class Strategy(Value):
                 "exact acceptance spends no total variation; leave tv_budget out, or choose "
                 "lantern or lantern++"
             )
+        if isinstance(self.tree, Window) and self.tree.tail == "gumbel" and self.acceptance.relaxed:
+            raise ValueError(
+                "with the tail 'gumbel' drafts are compared, not tested: nothing can be relaxed"
+            )
         return self
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether drafts are a drafter's."""
+        return not isinstance(self.tree, NoTree | Window)
 
     @property
     def bucket(self) -> tuple[Any, ...]:
@@ -179,7 +235,9 @@ class Strategy(Value):
         return self.acceptance.k + (1 if self.residual == "official" else 0)
 
     def override(self, **changes: Any) -> Strategy:
-        """Return this strategy with ``tree``, ``residual``, ``neighbour_space``, ``k``, ... changed.
+        """Return this strategy with ``tree``, ``window``, ``residual``, ``k``, ... changed.
+
+        ``window`` is a window's length; another window as ``tree`` changes what it was given.
 
         None leaves a field as it is. Raises :class:`StrategyError` where the acceptance rule has no
         such field, or the value is out of range.
@@ -190,6 +248,14 @@ class Strategy(Value):
                 continue
             if key == "acceptance":
                 values[key] = value
+            elif key == "tree" and isinstance(value, BaseModel):
+                values[key] = self._drafts_by(value)
+            elif key == "window":
+                if not isinstance(self.tree, Window):
+                    raise StrategyError(
+                        f"the strategy {self.name!r} has no window; choose one of {_WINDOWS}"
+                    )
+                values["tree"]["length"] = value
             elif key in ("tree", "residual", "name", "neighbour_space", "tv_budget"):
                 values[key] = value.model_dump() if isinstance(value, BaseModel) else value
             elif (
@@ -206,12 +272,34 @@ class Strategy(Value):
                 )
         return validated(Strategy, values, "strategy")
 
+    def _drafts_by(self, tree: BaseModel) -> dict[str, Any]:
+        """Return the values of another tree or window; one does not take the place of the other."""
+        if isinstance(self.tree, Window) and isinstance(tree, Window):
+            return {**self.tree.model_dump(), **tree.model_dump(exclude_unset=True)}
+        if isinstance(self.tree, Window):
+            raise StrategyError(
+                f"the strategy {self.name!r} drafts in a window and takes no tree; write window:LENGTH, "
+                "or choose a strategy with a drafter, such as 'eagle' or 'lantern++'"
+            )
+        if isinstance(tree, Window):
+            raise StrategyError(
+                f"the strategy {self.name!r} takes no window; choose one of {_WINDOWS}"
+            )
+        return tree.model_dump()
+
 
 def _dumped(rule: Any) -> dict[str, Any]:
     return dict(rule.model_dump()) if isinstance(rule, BaseModel) else dict(rule)
 
 
-STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
+#: Strategies whose drafts are a drafter's, and plain decoding.
+TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
+#: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.
+WINDOW_STRATEGIES = ("sjd", "scd", "scd-gumbel", "sjd-pac", "lantern-jacobi", "lantern++-jacobi")
+STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES)
+_WINDOWS = ", ".join(map(repr, WINDOW_STRATEGIES))
+#: For errors: the strategies that work on a model without a drafter.
+NO_DRAFTER = f"'vanilla', {_WINDOWS}"
 
 
 def named_strategy(
@@ -229,6 +317,12 @@ def named_strategy(
         "eagle2": (dynamic, Exact()),
         "lantern": (dynamic, lantern or Lantern()),
         "lantern++": (static, lantern_pp or LanternPP()),
+        "sjd": (Window(fresh="uniform", tail="anew"), Exact()),
+        "scd": (Window(), Exact()),
+        "scd-gumbel": (Window(tail="gumbel"), Exact()),
+        "sjd-pac": (Window(siblings=(4, 2, 1)), Exact()),
+        "lantern-jacobi": (Window(), lantern or Lantern()),
+        "lantern++-jacobi": (Window(), lantern_pp or LanternPP()),
     }
     if name not in points:
         raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, points)}")

@@ -53,6 +53,23 @@ class Rule:
         codes = self.neighbours.index_select(0, x).to(x.dtype)
         return codes, p.gather(1, codes)
 
+    def mass(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        """Return A(x), what codes ``x [B, T]`` count for under ``p [B, T, V]``: float32 ``[B, T]``.
+
+        ``q [B, T]``: the probability with which each was drawn; 1 where it is certain.
+        """
+        px = p.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+        if not self.relaxed:
+            return px
+        near = p[..., :0]
+        if self.neighbours is not None and self.acceptance.k:
+            table = self.neighbours[:, : self.acceptance.k]
+            codes = table.index_select(0, x.flatten()).to(x.dtype)
+            near = p.gather(-1, codes.view(*x.shape, -1))
+        depth = torch.arange(x.shape[1], dtype=x.dtype, device=x.device).expand_as(x)
+        mass = px + self.borrowed(Tried(px, q, near, p, x, depth))[1]
+        return mass if self.budget is None else torch.minimum(mass, px + self.budget * q)
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -111,7 +128,7 @@ class DraftTest:
 
 
 def examine(
-    rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, depth: int, left: Tensor | None
+    rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, depth: int | Tensor, left: Tensor | None
 ) -> DraftTest:
     """Look up what testing a draft needs; ``left [B]`` is what remains of the token's budget."""
     px = p.gather(1, x.unsqueeze(1)).squeeze(1)

@@ -38,6 +38,10 @@ class TargetSizes(Sizes, Protocol):
     def num_tokens(self) -> int: ...
     @property
     def prefix_length(self) -> int: ...
+    @property
+    def row_tokens(self) -> int:
+        """Tokens from one position to the one below it."""
+        ...
 
 
 class DrafterSizes(Sizes, Protocol):

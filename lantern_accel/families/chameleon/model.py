@@ -98,7 +98,12 @@ class TrunkConfig(BaseModel):
     @property
     def num_tokens(self) -> int:
         """Tokens of a picture, the newlines included."""
-        return self.height * (self.width + (self.newline_id is not None))
+        return self.height * self.row_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens from one position to the one below it, the newline included."""
+        return self.width + (self.newline_id is not None)
 
     def token_ids(self) -> list[int]:
         """Return the token id of every code."""

@@ -77,6 +77,11 @@ class LlamaGenConfig(BaseModel):
         """Image tokens, ``grid * grid``."""
         return self.grid * self.grid
 
+    @property
+    def row_tokens(self) -> int:
+        """Tokens from one position to the one below it."""
+        return self.grid
+
     @classmethod
     def from_official(cls, args: dict[str, object]) -> LlamaGenConfig:
         """Build from the official ``ModelArgs`` names (``block_size``, ``cls_token_num``, ...)."""

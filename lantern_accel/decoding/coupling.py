@@ -1,0 +1,132 @@
+"""What becomes of a window's drafts: which are known, and what the others are replaced by.
+
+Draft ``x[i]`` was drawn from ``q[i]``; the pass gives ``p[i]``, the distribution that it should have been
+drawn from. Testing x[i] with ``u q(x) < p(x)``, and where that fails drawing from what is left,
+``norm(max(0, p - q))``, gives a token that is distributed as p[i], whatever q[i] was. The target's
+own distribution follows for the drafts up to the first that is replaced: they, and the replacement,
+were judged by the right past. The later ones were judged by drafts, but each is distributed as its own
+p[i] given those, so that q[i] := p[i] is what they were drawn from when the next pass tests them.
+
+Source: SCD (arXiv 2510.24211) for going on behind the first replacement, SJD (2410.01699) for the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.accept import TINY, Rule, examine, residual, residual_price
+from lantern_accel.decoding.logits import draw
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """One step's outcome for ``B`` images and the ``L`` positions behind the last known token.
+
+    ``tokens`` integer ``[B, L]``: the new ones, the bonus last; ``count`` integer ``[B]``: how many of
+    them are known now, 1 to L; ``price`` float32 ``[B, L - 1]``: what relaxation cost the token of each
+    tried draft (:class:`~.accept.Accepted`).
+    """
+
+    tokens: Tensor
+    count: Tensor
+    price: Tensor
+    left: Tensor | None = None
+
+
+def leading(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """Count the drafts before the first that is not kept, ``[B]`` from bool ``[B, T]``."""
+    order = torch.arange(keep.shape[1], dtype=dtype, device=keep.device)
+    return torch.where(keep, keep.shape[1], order).amin(dim=1)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """Return row ``index [B]`` of ``values [B, T, V]``, ``[B, V]``."""
+    where = index.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+    return values.gather(1, where).squeeze(1)
+
+
+def couple(
+    x: Tensor,
+    p: Tensor,
+    q: Tensor,
+    rule: Rule,
+    tests: Tensor,
+    draws: Tensor,
+    *,
+    anew: bool = False,
+) -> Coupled:
+    """Test the drafts and replace what fails.
+
+    ``x`` integer ``[B, L - 1]``; ``p`` float32 ``[B, L, V]``, of which the last is the bonus's; ``q``
+    float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``. With a
+    relaxed ``rule`` A(x) decides what is known and the tail goes on under the exact test. ``anew``: the
+    tail is drawn from p instead (SJD).
+    """
+    own, bonus = p[:, :-1], p[:, -1:]
+    code = x.unsqueeze(-1)
+    px, qx = own.gather(-1, code).squeeze(-1), q.gather(-1, code).squeeze(-1)
+    kept = tests * qx < px
+    known = kept
+    price = torch.zeros_like(px)
+    if rule.relaxed:
+        mass = rule.mass(own, qx, x)
+        known = tests * qx < mass
+        share = qx.clamp(min=TINY)
+        price = (mass / share).clamp(max=1.0) - (px / share).clamp(max=1.0)
+    count = leading(known, x.dtype)
+    order = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+    before = order < count.unsqueeze(1)
+    left = (own - q).clamp(min=0.0)
+    # Where p is q to the last bit nothing is left; then the draw is p's.
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, own)
+    if anew:
+        left = torch.where((order > count.unsqueeze(1)).unsqueeze(-1), own, left)
+        kept = kept & before
+    first = count.clamp(max=x.shape[1] - 1)
+    if rule.relaxed:
+        here, drafted = _at(own, first), _at(q, first)
+        limit = None if rule.budget is None else rule.budget.expand(len(x))
+        test = examine(rule, here, drafted, _at(code, first).squeeze(-1), first, limit)
+        row = residual(rule, test, here > 0)
+        hit = order == count.unsqueeze(1)
+        left = torch.where(hit.unsqueeze(-1), row.unsqueeze(1), left)
+        if rule.residual == "official":
+            price = price + torch.where(hit, residual_price(rule, test, row).unsqueeze(1), 0.0)
+        # What the relaxed test keeps is known; what it refuses, the exact test refuses too.
+        kept = kept | before
+    drawn = draw(torch.cat((left, bonus), dim=1), draws, x.dtype)
+    tokens = torch.cat((torch.where(kept, x, drawn[:, :-1]), drawn[:, -1:]), dim=1)
+    price = torch.where(order <= count.unsqueeze(1), price, 0.0)
+    return Coupled(tokens, count + 1, price, _at(left, first))
+
+
+def compare(x: Tensor, scores: Tensor, rule: Rule) -> Coupled:
+    """Keep the drafts that are the highest score, up to the first that is not.
+
+    ``x`` integer ``[B, L - 1]``; ``scores [B, L, V]``: logits, greedily, where a relaxed ``rule`` counts
+    A(x) for a draft; or ``log p + Gumbel noise`` of each position, whose highest is a draw from p.
+    """
+    best = scores.argmax(dim=-1).to(x.dtype)
+    own = best[:, :-1]
+    keep = x == own
+    price = torch.zeros(x.shape, device=x.device)
+    if rule.relaxed:
+        p = scores[:, :-1].softmax(dim=-1)
+        mass = rule.mass(p, torch.ones_like(price), x)
+        top = p.gather(-1, own.unsqueeze(-1)).squeeze(-1)
+        near = (mass > top) | ((mass == top) & (x < own))
+        price = (near & ~keep).float()
+        keep = keep | near
+    count = leading(keep, x.dtype)
+    order = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+    before = order < count.unsqueeze(1)
+    tokens = torch.cat((torch.where(before, x, own), best[:, -1:]), dim=1)
+    return Coupled(tokens, count + 1, torch.where(before, price, 0.0))
+
+
+def gumbel(uniforms: Tensor) -> Tensor:
+    """Return Gumbel noise of uniforms, float32 of the same shape."""
+    return -torch.log(-torch.log(uniforms))

@@ -1,0 +1,84 @@
+"""Fresh drafts: what a position's first draft is drawn from, before any pass has seen it.
+
+Any distribution serves, since the test removes what is wrong with it; the better it is, the fewer
+passes until the draft is right. All but ``uniform`` take the distribution that another position of
+the same image has: neighbours in an image are alike. It costs no pass and no training.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.rows import Allowed
+from lantern_accel.strategy.values import Fresh
+
+
+class Freshness:
+    """Chooses, for the ``count`` positions behind the newest that was seen, where drafts come from.
+
+    ``tokens`` of the image, ``width`` of them from one position to the one below; ``allowed``: the
+    codes that a token may be. Codes that are not allowed are drawn by no draft.
+    """
+
+    def __init__(
+        self,
+        kind: Fresh,
+        count: int,
+        tokens: int,
+        width: int,
+        vocab: int,
+        allowed: Allowed | None,
+        index: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.kind, self.tokens, self.width = kind, tokens, width
+        self.ahead = torch.arange(1, count + 1, dtype=index, device=device)
+        self.uniform = torch.full((1, vocab), 1.0 / vocab, device=device)
+        self.open: Tensor | None = None
+        self.kinds: Tensor | None = None
+        if allowed is not None:
+            self.open = (allowed.penalty == 0).float()
+            self.uniform = self.open / self.open.sum(-1, keepdim=True)
+            self.kinds = allowed.kind
+
+    @property
+    def reach(self) -> int:
+        """Positions back from a fresh one whose distributions are read."""
+        return self.width if self.kind == "above" else 0
+
+    def targets(self, newest: Tensor) -> Tensor:
+        """Return the fresh positions, ``[B, count]``; ``newest [B]`` is the last that was seen."""
+        return newest.unsqueeze(1) + self.ahead
+
+    def sources(self, tokens: Tensor, newest: Tensor) -> Tensor:
+        """Return the positions whose distributions the drafts are drawn from, ``[B, count]``.
+
+        ``tokens [B, N + 1]``: what is known or drafted up to ``newest``.
+        """
+        last = newest.clamp(max=self.tokens - 1).unsqueeze(1)
+        target = self.targets(newest).clamp(max=self.tokens - 1)
+        if self.kind == "left":
+            return last.expand_as(target)
+        above = target - self.width
+        for _ in range(len(self.ahead) // self.width):  # a window of several rows
+            above = torch.where(above > last, above - self.width, above)
+        # The first row has nothing above it.
+        return torch.where(above < 0, last, above.clamp(min=0))
+
+    def rows(self, given: Tensor | None, targets: Tensor) -> Tensor:
+        """Return the distributions of fresh drafts, float32 ``[B, count, V]``.
+
+        ``given``: those of their sources, None for the uniform one.
+        """
+        shape = (*targets.shape, -1)
+        if self.kinds is None:
+            return self.uniform.expand(*shape) if given is None else given
+        assert self.open is not None
+        kind = self.kinds.index_select(0, targets.clamp(max=self.tokens - 1).flatten())
+        even = self.uniform.index_select(0, kind).view(shape)
+        if given is None:
+            return even
+        given = given * self.open.index_select(0, kind).view(shape)
+        total = given.sum(dim=-1, keepdim=True)
+        return torch.where(total > 0, given / total.clamp(min=1e-38), even)

@@ -1,0 +1,271 @@
+"""The engine without a drafter: a window of drafts that the target improves step by step.
+
+Speculative Jacobi decoding (SJD, arXiv 2410.01699; SCD, 2510.24211; SJD-PAC). A step is one pass over
+the window: ``verify -> accept -> commit``, and fresh drafts at its end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.coupling import Coupled, compare, couple, gumbel
+from lantern_accel.decoding.dials import Dials
+from lantern_accel.decoding.fresh import Freshness
+from lantern_accel.decoding.geometry import cache_layouts, check
+from lantern_accel.decoding.logits import Filters, distribution, draw
+from lantern_accel.decoding.rows import Guidance
+from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.siblings import Siblings
+from lantern_accel.decoding.target import Target, place_of
+from lantern_accel.decoding.trees import tree_size
+from lantern_accel.decoding.verify import Verifying
+from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, WindowState
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.values import Sampling, Strategy, Window
+
+#: Shares of a sibling's own distribution, its left neighbour's and the one above it, by measurement
+#: (docs/jacobi.md); their sum does not matter.
+SIBLING_SHARES = (1.0, 2.0, 1.0)
+
+
+class JacobiEngine(Running):
+    """Decodes ``batch`` images a call in windows, on static buffers.
+
+    Raises :class:`StrategyError` for a window that is longer than the image, and where a relaxed rule
+    lacks its neighbour table.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        ops: TensorOps,
+        strategy: Strategy,
+        sampling: Sampling,
+        *,
+        batch: int = 1,
+        neighbours: Tensor | None = None,
+    ) -> None:
+        window, config = strategy.tree, target.config
+        assert isinstance(window, Window)
+        tokens = config.num_tokens
+        if window.length > tokens:
+            raise StrategyError(
+                f"the window has {window.length} tokens, but an image has {tokens}; choose a shorter one"
+            )
+        check(strategy, sampling, config.vocab_size)
+        self.strategy, self.sampling, self.ops = strategy, sampling, ops
+        self.window = window
+        _, device = place_of(target)
+        allowed = target.allowed()
+        #: Whether Gumbel noise decides: the uniforms are then one a code, a row a position.
+        self.noisy = window.tail == "gumbel" and not sampling.greedy
+        ahead = window.length - 1
+        self.fresh = Freshness(
+            window.fresh,
+            ahead,
+            tokens,
+            config.row_tokens,
+            config.vocab_size,
+            allowed,
+            ops.index,
+            device,
+        )
+        # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
+        counts = () if sampling.greedy else window.siblings
+        self.siblings = Siblings(counts, ops.index, device)
+        reach = max(self.fresh.reach, config.row_tokens if counts else 1)
+        kept = min(2 * window.length + reach, tokens)
+        self.geometry = g = WindowGeometry(
+            batch=batch,
+            branches=sampling.branches,
+            prefix=config.prefix_length,
+            tokens=tokens,
+            nodes=window.length + self.siblings.total,
+            depth=tree_size(window)[1],
+            scratch=0,
+            vocab=config.vocab_size,
+            dim=config.dim,
+            own_prompts=target.own_prompts,
+            siblings=self.siblings.total,
+            kept=0 if sampling.greedy else kept,
+            widest=self.siblings.widest,
+            noisy=self.noisy,
+        )
+        self.dials = Dials(strategy, sampling, tokens, device)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p)
+        self.rule = self._rule(neighbours, device)
+        image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
+        guidance = Guidance(self.dials.scale if sampling.guided else None, image_scale, allowed)
+        layout, _ = cache_layouts(g, target, None, ops)
+        self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance)
+        self.forward = WindowPass(self.verifying, g, counts)
+        self.ring = Ring(max(g.kept, 1), tokens, 2 * window.length, batch, ops.index, device)
+        #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
+        self._columns = (ahead, ahead, self.siblings.total, self.siblings.widest, window.length)
+        self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
+        self.state = WindowState(g, target.condition_buffer(g.rows), ops.index, device)
+        self._progress = ops.host_copy(self.state.length)
+
+    def prefill(self) -> None:
+        """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
+        state = self.state
+        _, logits = self.verifying.prefill(state)
+        uniforms = state.uniforms[:, 0]
+        state.tokens[:, 0].copy_(self._first(logits, uniforms))
+        state.step.fill_(1)
+        self._draft(state.length, uniforms)
+
+    def _first(self, logits: Tensor, uniforms: Tensor) -> Tensor:
+        if self.sampling.greedy:
+            return logits.argmax(dim=-1).to(self.ops.index)
+        weights = distribution(logits, self.filters)
+        self.ring.write(self.state.q, self.state.length.unsqueeze(1), weights.unsqueeze(1))
+        if self.noisy:
+            return (weights.log() + gumbel(uniforms)).argmax(dim=-1).to(self.ops.index)
+        return draw(weights, uniforms[:, -1], self.ops.index)
+
+    def _draft(self, newest: Tensor, uniforms: Tensor) -> None:
+        """Draw fresh drafts for the positions behind ``newest [B]``, the last that a pass has seen."""
+        state, n = self.state, self.geometry.tokens
+        targets = self.fresh.targets(newest)
+        if self.fresh.kind == "uniform":
+            given = None
+        else:
+            sources = self.fresh.sources(state.tokens, newest)
+            if self.sampling.greedy:
+                drawn = state.tokens.gather(1, sources)
+                state.tokens.scatter_(1, targets.clamp(max=n), drawn)
+                return
+            given = self.ring.read(state.q, sources)
+        rows = self.fresh.rows(given, targets)
+        if self.noisy:
+            drawn = (rows.log() + self._noise(targets)).argmax(dim=-1).to(self.ops.index)
+        else:
+            first = self._columns[0]
+            drawn = draw(rows, uniforms[:, first : first + targets.shape[1]], self.ops.index)
+        state.tokens.scatter_(1, targets.clamp(max=n), drawn)
+        if not self.sampling.greedy:
+            self.ring.write(state.q, targets, rows)
+
+    def _noise(self, positions: Tensor) -> Tensor:
+        """Return the Gumbel noise of positions ``[B, T]``, float32 ``[B, T, V]``."""
+        g = self.geometry
+        first = torch.arange(g.batch, dtype=self.ops.index, device=positions.device) * g.tokens
+        rows = positions.clamp(max=g.tokens - 1) + first.unsqueeze(1)
+        flat = self.state.uniforms.flatten(0, 1).index_select(0, rows.flatten())
+        return gumbel(flat.view(*positions.shape, -1))
+
+    def step(self) -> None:
+        """One step over the window: verify, accept, commit. No value is read by the host."""
+        state, g = self.state, self.geometry
+        now = state.step.clamp(max=g.tokens - 1)
+        uniforms = state.uniforms.index_select(1, now).squeeze(1)
+        chain = state.length.unsqueeze(1) + self.forward.chain
+        x = state.tokens.gather(1, chain.clamp(max=g.tokens))
+        with self.ops.phase("draft"):
+            q = None
+            if not self.sampling.greedy and not self.noisy:
+                q = self.ring.read(state.q, chain[:, 1:])
+            others, shares = self._siblings(x, q, uniforms)
+        with self.ops.phase("verify"):
+            nodes = x if others is None else torch.cat((x, others), dim=1)
+            logits = self.forward.logits(state.length, state.start, state.prefix_mask, nodes)
+        with self.ops.phase("accept"):
+            coupled = self._accept(x[:, 1:], logits, q, others, shares, uniforms)
+        with self.ops.phase("commit"):
+            self._commit(coupled, uniforms)
+
+    def _siblings(
+        self, x: Tensor, q: Tensor | None, uniforms: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Draw siblings; return them and what they were drawn from, None where there are none."""
+        if not self.siblings.total or q is None:
+            return None, None
+        first = sum(self._columns[:2])
+        deep = len(self.siblings.counts)
+        drawn = uniforms[:, first : first + self.siblings.total]
+        rows = self._others(q)
+        return self.siblings.draft(x[:, 1 : 1 + deep], rows, drawn), rows
+
+    def _others(self, q: Tensor) -> Tensor:
+        """Return what the siblings of the first drafts are drawn from, ``[B, D, V]``, of any sum.
+
+        Where a draft is refused its own distribution was a bad guess, most often because it was made
+        for another token on the left. So that token's own distribution is mixed in, and the one above.
+        """
+        deep = len(self.siblings.counts)
+        newest = self.state.length
+        own = q[:, :deep]
+        left = self.ring.read(self.state.q, newest.unsqueeze(1) + self.forward.chain[:deep])
+        places = newest.unsqueeze(1) + self.ahead[:deep] - self.fresh.width
+        places = torch.where(places < 0, newest.unsqueeze(1), places).clamp(min=0)
+        above = self.ring.read(self.state.q, places)
+        one, two, three = SIBLING_SHARES
+        rows = one * own + two * left + three * above
+        kind = newest.unsqueeze(1) + self.ahead[:deep]
+        return self.fresh.rows(rows, kind)
+
+    def _accept(
+        self,
+        x: Tensor,
+        logits: Tensor,
+        q: Tensor | None,
+        others: Tensor | None,
+        shares: Tensor | None,
+        uniforms: Tensor,
+    ) -> Coupled:
+        """Decide, and keep the distributions of what is drafted for the next step."""
+        state = self.state
+        if self.sampling.greedy:
+            return compare(x, logits, self.rule)
+        positions = state.length.unsqueeze(1) + self.ahead
+        p = distribution(logits, self.filters)
+        length = self.window.length
+        chain = p[:, :length]
+        self.ring.write(state.q, positions, chain)
+        if q is None:
+            return compare(x, chain.log() + self._noise(positions), self.rule)
+        tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
+        anew = self.window.tail == "anew"
+        coupled = couple(x, chain, q, self.rule, tests, draws, anew=anew)
+        if others is None or shares is None:
+            return coupled
+        assert coupled.left is not None
+        first, deep = sum(self._columns[:3]), len(self.siblings.counts)
+        refused = coupled.count - 1
+        tried = self.siblings.attempt(
+            others,
+            x[:, :deep],
+            shares,
+            coupled.left,
+            refused,
+            coupled.tokens,
+            p[:, length:],
+            uniforms[:, first : first + self.siblings.widest],
+            draws,
+        )
+        place = state.length + 2 + refused
+        place = torch.where(tried.taken, place, self.geometry.tokens)
+        self.ring.write(state.q, place.unsqueeze(1), tried.row.unsqueeze(1))
+        return Coupled(tried.tokens, coupled.count, coupled.price)
+
+    def _commit(self, coupled: Coupled, uniforms: Tensor) -> None:
+        """Write tokens and counters, and draw fresh drafts; complete images stay as they are."""
+        state, g = self.state, self.geometry
+        positions = state.length.unsqueeze(1) + self.ahead
+        state.tokens.scatter_(1, positions.clamp(max=g.tokens), coupled.tokens)
+        self._draft(state.length + self.window.length, uniforms)
+        open_ = state.length + 1 < g.tokens
+        length = (state.length + coupled.count).clamp(max=g.tokens - 1)
+        gained = length - state.length
+        entry = self.forward.chain
+        # Drafts past the end of the image are dropped, and counted nowhere.
+        state.histogram.add_((entry == (gained - 1).unsqueeze(1)) & open_.unsqueeze(1))
+        state.steps.add_(open_)
+        used = (entry[:-1] < gained.unsqueeze(1)) & open_.unsqueeze(1)
+        state.price.add_(torch.where(used, coupled.price, 0.0).sum(dim=1))
+        state.last_length.copy_(torch.where(open_, gained - 1, -1))
+        state.length.copy_(torch.where(open_, length, state.length))
+        state.step.add_(1)

@@ -1,0 +1,115 @@
+"""Siblings of a window's first drafts: what is tried where one of them is refused.
+
+SJD-PAC's proactive drafting. Behind a replacement everything was drafted with the wrong past. A
+sibling that is accepted in the refused draft's place was in the pass itself, so that the token after
+it is drawn with the right past, and is kept for certain by the next pass. Exact like every such test: a
+sibling is drawn from a distribution that is fixed before the pass, and tested against what the
+refusals before it have left of the target's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.logits import draw, draw_without_replacement
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What trying siblings gave: the tokens ``[B, L]``, and whether one was accepted, bool ``[B]``.
+
+    ``row`` float32 ``[B, V]``: the distribution that the token after an accepted one was drawn from.
+    """
+
+    tokens: Tensor
+    taken: Tensor
+    row: Tensor
+
+
+class Siblings:
+    """Draws and tries the siblings of a chain's first drafts; ``counts[d]`` of draft d + 1."""
+
+    def __init__(self, counts: tuple[int, ...], index: torch.dtype, device: torch.device) -> None:
+        self.counts, self.index = counts, index
+        self.total = sum(counts)
+        self.widest = max(counts, default=0)
+        first = [sum(counts[:d]) for d in range(len(counts))]
+        self.first = torch.tensor(first, dtype=index, device=device)
+        self.number = torch.tensor(counts, dtype=index, device=device)
+
+    def draft(self, x: Tensor, q: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw siblings ``[B, total]`` of drafts ``x [B, D]`` from ``q [B, D, V]`` without replacement.
+
+        ``q``, of any sum, need not be what the drafts were drawn from; their codes are left out.
+        """
+        others = q.scatter(-1, x.unsqueeze(-1), 0.0)
+        drawn = []
+        for d, count in enumerate(self.counts):
+            u = uniforms[:, sum(self.counts[:d]) :][:, :count]
+            drawn.append(draw_without_replacement(others[:, d], u, self.index))
+        return torch.cat(drawn, dim=1)
+
+    def attempt(
+        self,
+        siblings: Tensor,
+        x: Tensor,
+        q: Tensor,
+        left: Tensor,
+        refused: Tensor,
+        tokens: Tensor,
+        after: Tensor,
+        tests: Tensor,
+        draws: Tensor,
+    ) -> Tried:
+        """Try the siblings of the first refused draft in the order in which they were drawn.
+
+        ``siblings [B, total]``, ``x [B, D]`` and ``q [B, D, V]`` as in :meth:`draft`;
+        ``left [B, V]``: the target's distribution after the refusal, of any sum; ``refused [B]``: which
+        draft, from 0 on; ``tokens [B, L]`` without siblings; ``after [B, total, V]``: the target's
+        distributions after the siblings; uniforms ``tests [B, widest]`` and ``draws [B, L]``.
+        """
+
+        def at(values: Tensor, index: Tensor) -> Tensor:
+            return values.gather(1, index.unsqueeze(1)).squeeze(1)
+
+        def row(values: Tensor, index: Tensor) -> Tensor:
+            where = index.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
+            return values.gather(1, where).squeeze(1)
+
+        has = refused < len(self.counts)
+        place = refused.clamp(max=len(self.counts) - 1)
+        first, number = self.first.index_select(0, place), self.number.index_select(0, place)
+        others = row(q, place).scatter(-1, at(x, place).unsqueeze(-1), 0.0)
+        taken = torch.zeros_like(has)
+        node = first
+        for rank in range(self.widest):
+            total = others.sum(-1, keepdim=True)
+            others = others / total.clamp(min=1e-38)
+            left = left / left.sum(-1, keepdim=True).clamp(min=1e-38)
+            tried = has & ~taken & (rank < number)
+            now = torch.where(tried, first + rank, first)
+            code = at(siblings, now)
+            share, mass = at(others, code), at(left, code)
+            kept = tried & (share > 0) & (tests[:, rank] * share < mass)
+            rest = (left - others).clamp(min=0.0)
+            rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, left)
+            failed = (tried & ~kept & (share > 0)).unsqueeze(-1)
+            left = torch.where(failed, rest, left)
+            others = torch.where(failed, others.scatter(-1, code.unsqueeze(-1), 0.0), others)
+            node = torch.where(kept, now, node)
+            taken = taken | kept
+        here = refused.clamp(max=tokens.shape[1] - 2)
+        # The replacement, now that its siblings' share is gone; then the token after an accepted one.
+        replaced = draw(left, at(draws, here), self.index)
+        replaced = torch.where(taken, at(siblings, node), replaced)
+        following = row(after, node)
+        then = draw(following, at(draws, here + 1), self.index)
+        order = torch.arange(tokens.shape[1], dtype=self.index, device=tokens.device)
+        hit = (order == refused.unsqueeze(1)) & has.unsqueeze(1)
+        tokens = torch.where(hit, replaced.unsqueeze(1), tokens)
+        hit = (order == (refused + 1).unsqueeze(1)) & taken.unsqueeze(1)
+        tokens = torch.where(hit, then.unsqueeze(1), tokens)
+        return Tried(tokens, taken, following)

@@ -1,0 +1,180 @@
+"""A window of drafts: its static buffers, and one pass of the target over it.
+
+Everything lies at its position in the image: a token and, while it is a draft, the distribution that it
+was drawn from; keys and values. So the window moves on by a larger ``length``, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.verify import Verifying
+from lantern_accel.nn.transformer import Pass
+
+
+@dataclass(frozen=True)
+class WindowGeometry(Geometry):
+    """Sizes of a window: ``nodes`` is what a pass runs, ``depth`` the drafts of the chain.
+
+    ``siblings`` drafts have no slot of their own in the image, at most ``widest`` of one draft; ``kept``
+    distributions are kept per image; ``noisy``: Gumbel noise decides.
+    """
+
+    siblings: int = 0
+    kept: int = 0
+    widest: int = 0
+    noisy: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Uniforms per image and step: tests, fresh drafts, siblings drawn and tested, and draws.
+
+        With Gumbel noise one per code, a row per position.
+        """
+        drafts = 2 * self.depth + self.siblings + self.widest
+        return self.vocab if self.noisy else drafts + self.depth + 1
+
+    @property
+    def image_slots(self) -> int:
+        """Slots after the prompt: the image, one scratch slot per sibling, and the trash slot."""
+        return self.tokens + self.siblings + 1
+
+
+class WindowState:
+    """What a window's step reads and updates in place; nothing here changes its address.
+
+    ``length [B]``: the last known token's position, whose keys and values the next pass writes.
+    ``tokens [B, N + 1]``: known ones, then drafts; column N is trash. ``q`` float32 ``[B, K + 1, V]``:
+    what the drafts were drawn from, a ring of K positions and a trash row. It is as wide as the
+    vocabulary of *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own
+    distributions. ``histogram [B, D + 1]``: steps by accepted drafts.
+    """
+
+    def __init__(
+        self,
+        g: WindowGeometry,
+        condition: Tensor,
+        index: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def ints(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=index, device=device)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros(shape, device=device)
+
+        self.condition = condition
+        self.length = ints(g.batch)
+        self.tokens = ints(g.batch, g.tokens + 1)
+        masks = g.rows if g.own_prompts else g.batch
+        self.prefix_mask = torch.zeros(masks, g.prefix, dtype=torch.bool, device=device)
+        self.q = floats(g.batch, g.kept + 1, g.vocab) if g.kept else floats(0)
+        self.uniforms = floats(g.batch, g.tokens, g.columns)
+        self.step = ints(1)
+        self.steps = ints(g.batch)
+        self.histogram = ints(g.batch, g.depth + 1)
+        self.price = floats(g.batch)
+        self.last_length = ints(g.batch)
+        self.start = ints(g.rows if g.own_prompts else 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(t.numel() * t.element_size() for t in self.buffers.values())
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Every buffer that a request or a step changes, by name."""
+        return dict(vars(self))
+
+    def reset(self) -> None:
+        """Return every buffer to zero, in place."""
+        for value in self.buffers.values():
+            value.zero_()
+
+
+class Ring:
+    """Finds the rows of :attr:`WindowState.q` that belong to positions; past the image is trash."""
+
+    def __init__(
+        self,
+        kept: int,
+        tokens: int,
+        ahead: int,
+        batch: int,
+        index: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        place = torch.arange(tokens + ahead, dtype=index, device=device) % kept
+        place[tokens:] = kept
+        self.place = place
+        self.first = torch.arange(batch, dtype=index, device=device).unsqueeze(1) * (kept + 1)
+
+    def _rows(self, positions: Tensor) -> Tensor:
+        place = self.place.index_select(0, positions.flatten()).view(positions.shape)
+        return (place + self.first).flatten()
+
+    def read(self, q: Tensor, positions: Tensor) -> Tensor:
+        """Return the distributions ``[B, T, V]`` of positions ``[B, T]``."""
+        flat = q.flatten(0, 1).index_select(0, self._rows(positions))
+        return flat.view(*positions.shape, -1)
+
+    def write(self, q: Tensor, positions: Tensor, values: Tensor) -> None:
+        """Store the distributions ``[B, T, V]`` of positions ``[B, T]``."""
+        # torch takes a long index here, and only it.
+        q.flatten(0, 1).index_copy_(0, self._rows(positions).long(), values.flatten(0, 1))
+
+
+class WindowPass:
+    """The target's pass over a chain of ``length`` tokens and the siblings of its first drafts.
+
+    Node i of the chain is image token ``n + i``, with n the last known one, and writes its keys and
+    values where they will stay; a sibling sees what its draft sees, and writes to a scratch slot.
+    """
+
+    def __init__(
+        self, verifying: Verifying, geometry: WindowGeometry, siblings: tuple[int, ...]
+    ) -> None:
+        self.verifying, self.geometry = verifying, geometry
+        g, index = geometry, verifying.ops.index
+        device = verifying.slots.device
+        self.chain = torch.arange(g.depth + 1, dtype=index, device=device)
+        depths = [d + 1 for d, count in enumerate(siblings) for _ in range(count)]
+        self.depths = torch.cat((self.chain, torch.tensor(depths, dtype=index, device=device)))
+        scratch = verifying.slots[g.prefix + g.tokens : g.prefix + g.tokens + g.siblings]
+        self.scratch = scratch.expand(g.batch, -1)
+        own = torch.zeros(g.depth + 1 + g.siblings, g.siblings + 1, dtype=torch.bool)
+        own[g.depth + 1 :, : g.siblings] = torch.eye(g.siblings, dtype=torch.bool)
+        self.own = own.to(device)
+        #: How many of the image's slots behind the last known token a node sees.
+        self.sees = torch.cat((self.chain, self.depths[g.depth + 1 :] - 1))
+
+    def logits(self, length: Tensor, start: Tensor, prefix_mask: Tensor, tokens: Tensor) -> Tensor:
+        """Return guided logits ``[B, T, V]`` of what follows the nodes ``tokens [B, T]``."""
+        v, g = self.verifying, self.geometry
+        place = length.unsqueeze(1) + self.depths
+        cells = place.clamp(max=g.tokens - 1)
+        cos, sin = v.branches.image_rotary(v.target, start, cells)
+        trash = g.target_slots - 1
+        chain = place[:, : g.depth + 1]
+        slots = torch.where(chain < g.tokens, g.prefix + chain, trash)
+        reach = (length.unsqueeze(1) + self.sees + g.prefix).unsqueeze(-1)
+        past = v.slots[g.prefix : g.prefix + g.tokens] <= reach
+        nodes = place.shape[1]
+        prompt = prefix_mask.unsqueeze(1).expand(-1, nodes, -1)
+        mine = self.own.expand(len(prompt), -1, -1)
+        rest = v.cache.layout.capacity - g.target_slots
+        parts = [prompt, v.branches.masked(past), mine]
+        if rest:
+            parts.append(mine.new_zeros(len(prompt), nodes, rest))
+        visible = torch.cat(parts, dim=-1)
+        mask = v.ops.mask(visible.unsqueeze(1), v.target.weight.dtype)
+        address = v.ops.address(v.cache, v.branches.rows(torch.cat((slots, self.scratch), dim=1)))
+        at = Pass(cos, sin, v.branches.spread(mask), v.cache, address)
+        features = v.target(v.target.embed_tokens(v.branches.rows(tokens)), at)
+        following = (cells + 1).clamp(max=g.tokens - 1)
+        return v.guidance(v.target.head(features), following)

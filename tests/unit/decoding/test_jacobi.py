@@ -1,0 +1,197 @@
+"""Windows through the engine: exact when greedy, static, for every family, and clear about bad input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.engines import GREEDY, SAMPLED, Models, engine_of, finish
+from support.tiny import neighbours, tiny_models
+from torch import Tensor
+from unit.decoding.test_prompt_rows import contexts, decode, left_pad, models, tokens_of
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.geometry import check as check_settings
+from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.running import Decoded, Running
+from lantern_accel.decoding.trees import DynamicTree, parse_tree, tree_paths, tree_size
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.values import (
+    WINDOW_STRATEGIES,
+    Lantern,
+    LanternPP,
+    Sampling,
+    StaticTree,
+    Strategy,
+    Window,
+    named_strategy,
+)
+
+STATIC = StaticTree(paths=((0,),))
+EXACT = ("sjd", "scd", "scd-gumbel", "sjd-pac")
+
+
+def named(name: str, length: int = 6) -> Strategy:
+    found = named_strategy(name, static=STATIC, dynamic=DynamicTree(top_k=1, depth=0, total=2))
+    return found.override(window=length, k=8 if "lantern" in name else None)
+
+
+def engine(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 4) -> Running:
+    table = neighbours(models[0].config.vocab_size, 10)
+    return engine_for(
+        models[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table
+    )
+
+
+def finished(running: Running, which: list[int] | None = None) -> Decoded:
+    return finish(running, which)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", [4, 7, 36])
+@pytest.mark.parametrize("name", EXACT)
+def test_greedy_windows_give_vanillas_tokens(name: str, length: int) -> None:
+    interval = Sampling(temperature=0, cfg_scale=4.0, cfg_interval=9)
+    accepted = 0
+    for sampling in (GREEDY, Sampling(temperature=0), interval):
+        small = tiny_models(0)
+        plain = finish(engine_of(small, Strategy(), sampling, batch=4))
+        fast = finished(engine(small, named(name, length), sampling))
+        assert torch.equal(plain.tokens, fast.tokens)
+        accepted += int(fast.histogram[:, 1:].sum())
+        gained = fast.histogram * torch.arange(1, length + 1)
+        assert gained.sum(1).tolist() == [35] * 4, "every token is counted once"
+    # SJD's fresh drafts are any code at all, and behind a refused draft the tail is the argmax again.
+    assert accepted or name == "sjd", "drafts were accepted"
+
+
+@pytest.mark.parametrize("newline", [False, True], ids=["anole", "lumina"])
+@pytest.mark.parametrize("guided", [False, True], ids=["plain", "guided"])
+@pytest.mark.parametrize("name", EXACT)
+def test_rows_with_prompts_of_their_own_and_forced_codes(
+    name: str, guided: bool, newline: bool
+) -> None:
+    prompts = [[0, 5, 6, 7, 3], [0, 9, 3]]
+    greedy = Sampling(temperature=0, cfg_scale=2.0 if guided else 1.0)
+    plain = tokens_of(decode(prompts, sampling=greedy, newline=newline))
+    target, _ = models(newline)
+    c = target.config
+    fitted = target.fitted(8, c.height, c.width)
+    for sampling in (greedy, greedy.model_copy(update={"temperature": 1.0, "top_k": 12})):
+        running = engine_for(fitted, None, TensorOps(), named(name), sampling, batch=2)
+        ids, mask = left_pad(contexts(prompts, sampling.branches), 8, pad=1)
+        with torch.inference_mode():
+            running.start(ids, mask, running.uniforms(5, [0, 1]))
+            tokens = running.run().tokens
+        if sampling.greedy:
+            assert torch.equal(tokens, plain)
+        if newline:
+            ends = tokens.view(2, c.height, c.width + 1) == c.newline
+            assert ends[..., -1].all() and not ends[..., :-1].any()
+
+
+def test_an_image_is_the_same_alone_and_in_a_batch() -> None:
+    small = tiny_models(0)
+    together = finished(engine(small, named("sjd-pac"), SAMPLED, batch=3), [2, 0, 1])
+    alone = finished(engine(small, named("sjd-pac"), SAMPLED, batch=1), [0])
+    assert torch.equal(together.tokens[1], alone.tokens[0])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rule", [Lantern(k=10, delta=0.9), LanternPP(k=10, lam=20.0)])
+def test_relaxation_saves_steps_and_says_what_it_moved(
+    rule: Lantern | LanternPP, sampling: Sampling
+) -> None:
+    small = tiny_models(0)
+    strict = finished(engine(small, named("scd"), sampling, batch=8))
+    relaxed = Strategy(tree=Window(length=6), acceptance=rule)
+    loose = finished(engine(small, relaxed, sampling, batch=8))
+    assert loose.steps.sum() < strict.steps.sum()
+    assert loose.price.sum() > 0 and not strict.price.any()
+    # A rule that relaxes nothing is the exact one, to the token.
+    nothing = Strategy(tree=Window(length=6), acceptance=LanternPP(k=8, lam=1.0))
+    assert torch.equal(finished(engine(small, nothing, sampling, batch=8)).tokens, strict.tokens)
+
+
+def test_steps_after_the_end_change_nothing() -> None:
+    running = engine(tiny_models(0), named("scd"), SAMPLED)
+    finished(running)
+    kept = {name: value.clone() for name, value in vars(running.state).items()}
+    with torch.inference_mode():
+        running.step()
+    changed = {
+        name for name, value in vars(running.state).items() if not torch.equal(value, kept[name])
+    }
+    assert changed <= {"step", "q", "tokens", "last_length"}
+    image: Tensor = running.state.tokens[:, :36]
+    assert torch.equal(image, kept["tokens"][:, :36])
+
+
+def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
+    for name in WINDOW_STRATEGIES:
+        assert not named(name).needs_drafter
+        running = engine(tiny_models(0), named(name), SAMPLED)
+        assert isinstance(running, JacobiEngine) and running.drafting is None
+        g = running.geometry
+        siblings = sum(running.window.siblings)
+        assert g.target_slots == g.prefix + g.tokens + siblings + 1, "no slot for a draft"
+        held = running.verifying.cache.layout.nbytes + running.state.nbytes
+        assert running.nbytes == held + running.dials.nbytes
+
+
+# --- as text, and where it cannot be -------------------------------------------------------------
+
+
+def test_windows_as_text() -> None:
+    found = parse_tree("window:24,left,anew,siblings=3.2")
+    assert found == Window(length=24, fresh="left", tail="anew", siblings=(3, 2))
+    assert tree_size(found) == (29, 23)
+    sjd = named("sjd", 16)
+    assert sjd.override(tree=parse_tree("window:32")).tree == Window(
+        length=32, fresh="uniform", tail="anew"
+    )
+    assert Strategy.model_validate_json(sjd.model_dump_json()) == sjd
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("window:1", "greater than or equal to 2, not 1"),
+        ("window:1000", "less than or equal to 256, not 1000"),
+        ("window:16,below", "cannot be read at 'below'"),
+        ("window:4,siblings=3.x", "siblings"),
+        ("window:3,siblings=1.1.1", "a window of 3 tokens has 2"),
+        ("window:8,gumbel,siblings=2", "no sibling is tried"),
+        ("windows:8", "did you mean window:16"),
+    ],
+)
+def test_windows_that_cannot_be_read(text: str, words: str) -> None:
+    with pytest.raises(StrategyError, match=words):
+        parse_tree(text)
+
+
+def test_trees_and_windows_do_not_take_each_others_place() -> None:
+    with pytest.raises(StrategyError, match="drafts in a window and takes no tree"):
+        named("scd").override(tree=parse_tree("chain:4"))
+    eagle = named_strategy("eagle", static=STATIC, dynamic=DynamicTree(top_k=1, depth=0, total=2))
+    with pytest.raises(StrategyError, match="takes no window; choose one of 'sjd', 'scd'"):
+        eagle.override(tree=parse_tree("window:8"))
+    with pytest.raises(StrategyError, match="'eagle' has no window; choose one of"):
+        eagle.override(window=8)
+    with pytest.raises(StrategyError, match="nothing can be relaxed"):
+        named("lantern-jacobi").override(tree=parse_tree("window:8,gumbel"))
+    with pytest.raises(StrategyError, match="a window has no paths"):
+        tree_paths(Window())
+
+
+def test_settings_that_a_model_cannot_serve() -> None:
+    small = tiny_models(0)
+    with pytest.raises(StrategyError, match="37 tokens, but an image has 36; choose a shorter one"):
+        engine(small, named("scd", 37), SAMPLED)
+    with pytest.raises(StrategyError, match="k = 64 is too many for a codebook of 64 codes"):
+        check_settings(named("lantern-jacobi").override(k=64), SAMPLED, 64)
+    with pytest.raises(StrategyError, match="have 5 siblings, but there are 4 codes"):
+        check_settings(named("sjd-pac"), Sampling(), 4)
+    with pytest.raises(StrategyError, match="needs a neighbour table"):
+        engine_for(small[0], None, TensorOps(), named("lantern++-jacobi"), SAMPLED)
+    with pytest.raises(StrategyError, match="these strategies need none: 'vanilla', 'sjd', 'scd'"):
+        engine_for(small[0], None, TensorOps(), Strategy(name="eagle", tree=STATIC), SAMPLED)

@@ -1,0 +1,346 @@
+"""Windows of drafts say what the target says: enumerated, and counted through the engine.
+
+The enumeration is of the rules, in float64; the counts are of the real engine, on a target that is a
+table of the last two tokens and on a tiny transformer. What is wrong in a tail shows only steps later,
+so the joint law of all tokens is compared, and each known way to be wrong must fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.chi_square import misfit
+from support.jacobi_oracle import Moment, Row, law, residual
+from support.tiny import captions, tiny_models
+from torch import Tensor
+
+from lantern_accel.decoding import coupling, jacobi
+from lantern_accel.decoding.accept import Rule
+from lantern_accel.decoding.coupling import Coupled, couple
+from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.logits import distribution
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.strategy.values import Exact, Sampling, Strategy, Window
+
+#: A sound sampler misses by more than this once in a million tests.
+SOUND = 4.9
+IMAGES = 60_000
+VOCAB, TOKENS = 4, 4
+
+# --- by enumeration --------------------------------------------------------------------------------
+
+
+def random_row(seed: object, size: int, zeros: int = 0) -> Row:
+    generator = random.Random(repr(seed))
+    weights = [generator.random() ** 3 + 0.01 for _ in range(size)]
+    for _ in range(zeros):
+        weights[generator.randrange(size)] = 0.0
+    total = sum(weights)
+    return tuple(w / total for w in weights)
+
+
+def wordy(past: tuple[int, ...]) -> Row:
+    """A target that looks at all of its past, and never says one code."""
+    return random_row(("target", past), 3, zeros=1)
+
+
+def even(moment: Moment, place: int) -> Row:
+    return (1 / 3, 1 / 3, 1 / 3)
+
+
+def skewed(moment: Moment, place: int) -> Row:
+    """What fresh drafts are drawn from may depend on all that came before them."""
+    seen = (*moment.known, *(d.token for d in moment.drafts))
+    return random_row(("fresh", seen, place), 3, zeros=1)
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["coupled", "anew"])
+@pytest.mark.parametrize("fresh", [even, skewed])
+@pytest.mark.parametrize(("tokens", "window"), [(3, 2), (4, 3), (4, 4)])
+def test_the_law_of_all_tokens_is_the_targets(
+    tokens: int, window: int, fresh: Callable[[Moment, int], Row], anew: bool
+) -> None:
+    found, steps = law(wordy, tokens, window, fresh, anew=anew)
+    assert steps == tokens - 1, "there are paths on which every step knows one token"
+    for said in itertools.product(range(3), repeat=tokens):
+        want = 1.0
+        for place in range(tokens):
+            want *= wordy(said[:place])[said[place]]
+        assert found.get(said, 0.0) == pytest.approx(want, abs=1e-12)
+
+
+def test_the_enumeration_sees_a_tail_with_a_wrong_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Carried over with what they were drawn from two passes ago instead of the last one.
+    from support import jacobi_oracle as oracle
+
+    sound = oracle.one
+
+    def kept_blindly(draft: Any, p: Row, anew: bool = False) -> Any:
+        if sum(p[:2]) > 0.5:
+            yield from sound(draft, p, anew)
+        else:
+            yield 1.0, draft.token, True
+
+    monkeypatch.setattr(oracle, "one", kept_blindly)
+    found, _ = law(wordy, 3, 3, even)
+    want = [
+        wordy(())[a] * wordy((a,))[b] * wordy((a, b))[c]
+        for a, b, c in itertools.product(range(3), repeat=3)
+    ]
+    got = [found.get(said, 0.0) for said in itertools.product(range(3), repeat=3)]
+    assert max(abs(a - b) for a, b in zip(got, want, strict=True)) > 0.01
+
+
+def test_decisions_are_those_of_plain_arithmetic() -> None:
+    generator = torch.Generator().manual_seed(1)
+    batch, length, vocab = 400, 6, 5
+    p = torch.rand(batch, length, vocab, generator=generator).pow(3)
+    p[..., 1] = 0
+    p /= p.sum(-1, keepdim=True)
+    q = torch.rand(batch, length - 1, vocab, generator=generator).pow(3)
+    q = torch.where(torch.rand(batch, 1, 1, generator=generator) < 0.2, p[:, :-1], q)
+    q /= q.sum(-1, keepdim=True)
+    x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(batch, length - 1)
+    tests = torch.rand(batch, length - 1, generator=generator)
+    draws = torch.rand(batch, length, generator=generator)
+    for anew in (False, True):
+        out = couple(x, p, q, Rule(Exact()), tests, draws, anew=anew)
+        counts = set()
+        for b in range(batch):
+            first, close = length - 1, False
+            tokens = []
+            for i in range(length):
+                row = p[b, i].double().tolist()
+                if i < length - 1:
+                    code, drafted = int(x[b, i]), q[b, i].double().tolist()
+                    u = float(tests[b, i])
+                    close |= abs(u * drafted[code] - row[code]) < 1e-6
+                    if not (anew and first < i) and u * drafted[code] < row[code]:
+                        tokens.append(code)
+                        continue
+                    if first == length - 1:
+                        first = i
+                        row = list(residual(tuple(row), tuple(drafted)))
+                    elif not anew:
+                        row = list(residual(tuple(row), tuple(drafted)))
+                bar, total, picked = float(draws[b, i]) * sum(row), 0.0, 0
+                for mass in row:
+                    total += mass
+                    close |= abs(total - bar) < 1e-5
+                    picked += total <= bar
+                tokens.append(min(picked, vocab - 1))
+            counts.add(first + 1)
+            if not close:
+                assert out.tokens[b].tolist() == tokens
+                assert int(out.count[b]) == first + 1
+        assert counts == set(range(1, length + 1))
+
+
+# --- through the engine ----------------------------------------------------------------------------
+
+SAMPLING = Sampling(top_k=3, temperature=1.3)
+
+
+class Table:
+    """A target that knows a row of logits for each position and the two tokens before it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (TOKENS + 1, VOCAB + 1, VOCAB, VOCAB)
+        self.logits = 2.5 * torch.randn(shape, generator=generator)
+        self.last: Tensor = torch.empty(0)
+
+    def joint(self, sampling: Sampling) -> Tensor:
+        """Return the law of an image, ``[V, V, V, V]``."""
+        p = distribution(self.logits, sampling)
+        law = p[0, VOCAB, 0]
+        rows = [p[1, VOCAB], p[2, :VOCAB], p[3, :VOCAB]]
+        pair = law.unsqueeze(-1) * rows[0]
+        three = pair.unsqueeze(-1) * rows[1]
+        return three.unsqueeze(-1) * rows[2].unsqueeze(0)
+
+
+def engine_on(table: Table, window: Window, images: int = IMAGES) -> JacobiEngine:
+    """Build the real engine on a tiny model, with the passes' logits read off a table."""
+    target, _ = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=8)
+    engine = JacobiEngine(target, TensorOps(), Strategy(tree=window), SAMPLING, batch=images)
+    state, chain = engine.state, engine.forward.chain
+    depths = engine.forward.depths
+
+    def prefill(_: Any) -> tuple[None, Tensor]:
+        return None, table.logits[0, VOCAB, 0].expand(images, -1)
+
+    def forward(length: Tensor, start: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        place = (length.unsqueeze(1) + depths).clamp(max=TOKENS)
+        before = state.tokens.gather(1, (length - 1).clamp(min=0).unsqueeze(1))[:, 0]
+        before = torch.where(length > 0, before, VOCAB)
+        previous = torch.cat((before.unsqueeze(1), tokens[:, : len(chain) - 1]), dim=1)
+        extra = depths[len(chain) :]
+        previous = torch.cat((previous, tokens.index_select(1, extra - 1)), dim=1)
+        following = (place + 1).clamp(max=TOKENS)
+        table.last = table.logits[following, previous, tokens]
+        return table.last
+
+    engine.verifying.prefill = prefill  # type: ignore[method-assign,assignment]
+    engine.forward.logits = forward  # type: ignore[method-assign]
+    return engine
+
+
+def counted(engine: JacobiEngine, seed: int = 3) -> Tensor:
+    """Decode and count whole images, ``[V ** N]``."""
+    g = engine.geometry
+    target = engine.verifying.target
+    features, mask = captions(target, 1)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(g.batch, g.tokens, g.columns, generator=generator)
+    with torch.inference_mode():
+        engine.start(
+            features.expand(g.batch, -1, -1)
+            if not engine.sampling.guided
+            else torch.cat((features.expand(g.batch, -1, -1), target.unconditional(g.batch))),
+            mask.expand(g.batch, -1),
+            drawn.clamp(2.0**-24, 1 - 2.0**-22),
+        )
+        tokens = engine.run().tokens
+    vocab = g.vocab
+    cells = torch.zeros(g.batch, dtype=torch.int64)
+    for place in range(g.tokens):
+        cells = cells * vocab + tokens[:, place]
+    return torch.bincount(cells, minlength=vocab**g.tokens)
+
+
+WINDOWS = {
+    "sjd": Window(length=3, fresh="uniform", tail="anew"),
+    "scd": Window(length=3),
+    "scd, uniform": Window(length=4, fresh="uniform"),
+    "scd, left": Window(length=4, fresh="left"),
+    "scd-gumbel": Window(length=3, tail="gumbel"),
+    "sjd-pac": Window(length=3, siblings=(2, 1)),
+    "sjd-pac, anew": Window(length=4, fresh="uniform", tail="anew", siblings=(1, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_images_follow_the_targets_joint_law(name: str) -> None:
+    table = Table()
+    engine = engine_on(table, WINDOWS[name])
+    assert misfit(counted(engine), table.joint(SAMPLING)) < SOUND
+    taken = engine.state.histogram.sum(0)
+    longest = min(engine.window.length, TOKENS - 1)
+    assert (taken[:longest] > IMAGES / 100).all(), "steps of every length were among them"
+
+
+def tail_kept(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any) -> Coupled:
+    out = couple(x, p, q, *rest, **more)
+    behind = torch.arange(x.shape[1]) >= out.count.unsqueeze(1)
+    tokens = torch.cat((torch.where(behind, x, out.tokens[:, :-1]), out.tokens[:, -1:]), 1)
+    return Coupled(tokens, out.count, out.price, out.left)
+
+
+def one_uniform(x: Tensor, p: Tensor, q: Tensor, rule: Rule, *u: Tensor, **more: Any) -> Coupled:
+    tests, draws = u
+    return couple(x, p, q, rule, tests, torch.cat((tests, draws[:, -1:]), 1), **more)
+
+
+def q_beside(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any) -> Coupled:
+    return couple(x, p, q.roll(1, 1), *rest, **more)
+
+
+def tail_of_another_row(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any) -> Coupled:
+    out = couple(x, p, q, *rest, **more)
+    other = couple(x, torch.cat((p[:, :-1].roll(1, 1), p[:, -1:]), 1), q, *rest, **more)
+    behind = torch.arange(p.shape[1]) >= out.count.unsqueeze(1)
+    changed = behind & (out.tokens != torch.cat((x, out.tokens[:, -1:]), 1))
+    return Coupled(torch.where(changed, other.tokens, out.tokens), out.count, out.price, out.left)
+
+
+def not_renormalised(weights: Tensor, uniform: Tensor, index: torch.dtype = torch.int64) -> Tensor:
+    total = weights.cumsum(-1)
+    return (total <= uniform.unsqueeze(-1)).sum(-1, dtype=index).clamp(max=weights.shape[-1] - 1)
+
+
+def unfiltered(engine: JacobiEngine, table: Table) -> None:
+    sound = engine.ring.write
+
+    def write(q: Tensor, positions: Tensor, values: Tensor) -> None:
+        if positions.shape[1] == engine.window.length and len(table.last):
+            values = table.last.softmax(-1)[:, : engine.window.length]
+        sound(q, positions, values)
+
+    engine.ring.write = write  # type: ignore[method-assign]
+
+
+def clamped_step(engine: JacobiEngine, table: Table) -> None:
+    sound = engine.step
+
+    def step() -> None:
+        sound()
+        engine.state.step.clamp_(max=1)
+
+    engine.step = step  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[JacobiEngine, Table, pytest.MonkeyPatch], None]] = {
+    "the tail is kept without a test": lambda e, t, m: m.setattr(jacobi, "couple", tail_kept),
+    "q is taken from before the filters": lambda e, t, m: unfiltered(e, t),
+    "one uniform tests and resamples": lambda e, t, m: m.setattr(jacobi, "couple", one_uniform),
+    "q is the row's next to it": lambda e, t, m: m.setattr(jacobi, "couple", q_beside),
+    "the residual is not renormalised": lambda e, t, m: m.setattr(
+        coupling, "draw", not_renormalised
+    ),
+    "the tail is resampled from another row": lambda e, t, m: m.setattr(
+        jacobi, "couple", tail_of_another_row
+    ),
+    "the step is clamped": lambda e, t, m: clamped_step(e, t),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table()
+    engine = engine_on(table, Window(length=4, fresh="uniform"))
+    MUTANTS[name](engine, table, monkeypatch)
+    assert misfit(counted(engine), table.joint(SAMPLING)) > 2 * SOUND
+
+
+@pytest.mark.parametrize("name", ["scd", "sjd", "scd-gumbel", "sjd-pac"])
+def test_a_transformers_images_follow_its_joint_law(name: str) -> None:
+    """Masks, positions and cache slots of the real passes are in this one."""
+    target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=16, sharpness=1.0)
+    sampling = Sampling(top_k=3, cfg_scale=2.0)
+    images = 20_000
+    engine = JacobiEngine(target, TensorOps(), Strategy(tree=WINDOWS[name]), sampling, batch=images)
+    observed = counted(engine)
+    every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))
+    features, mask = captions(target, 1)
+    many = len(every)
+    condition = torch.cat((features.expand(many, -1, -1), target.unconditional(many)))
+    with torch.inference_mode():
+        said = every[:, :-1].repeat(2, 1)
+        states = target.forward_dense(condition, said, mask.expand(2 * many, -1))
+        cond, uncond = target.head(states[:, 1:]).chunk(2)
+    p = distribution(uncond + 2.0 * (cond - uncond), sampling)
+    joint = p.gather(-1, every.unsqueeze(-1)).squeeze(-1).prod(-1)
+    assert float(joint.sum()) == pytest.approx(1, abs=1e-5)
+    assert misfit(observed, joint) < SOUND
+
+
+def test_gumbel_noise_decides_alike_in_every_window() -> None:
+    target, _ = tiny_models(0)
+    said = []
+    for length in (2, 7, 20):
+        window = Window(length=length, tail="gumbel")
+        engine = JacobiEngine(
+            target, TensorOps(), Strategy(tree=window), Sampling(top_k=20, cfg_scale=2.0), batch=3
+        )
+        features, mask = captions(target, 3)
+        condition = torch.cat((features, target.unconditional(3)))
+        with torch.inference_mode():
+            engine.start(condition, mask, engine.uniforms(5, [0, 1, 2]))
+            said.append(engine.run().tokens)
+    assert torch.equal(said[0], said[1]) and torch.equal(said[0], said[2])

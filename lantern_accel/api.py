@@ -80,6 +80,7 @@ def generate(
     cfg_interval: int | None = None,
     cfg_scale_image: float | None = None,
     tree: str | Tree | None = None,
+    window: int | None = None,
     k: int | None = None,
     delta: float | None = None,
     lam: float | None = None,
@@ -92,11 +93,13 @@ def generate(
     """Generate images from a prompt, a list of prompts, or class ids.
 
     ``num_images`` a prompt; ``seed`` fixes the images on a device (None draws one, which the result
-    tells). ``strategy``: ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++`` (the default) or
-    a :class:`Strategy`; ``tree``, ``k``, ``delta``, ``lam`` (lambda), ``residual`` and
-    ``neighbour_space`` change a part of it. ``temperature=0`` is greedy. ``size`` is the width and
-    height in pixels, where a model draws several; ``cfg_scale_image`` asks for three-way guidance
-    (Anole). Settings left None are the preset's (``lantern-accel models --presets``) or the model's.
+    tells). ``strategy``: ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++`` (the default);
+    without a drafter ``sjd``, ``scd``, ``scd-gumbel``, ``sjd-pac``, ``lantern-jacobi``,
+    ``lantern++-jacobi``; or a :class:`Strategy`; ``tree``, ``window`` (its length), ``k``, ``delta``,
+    ``lam`` (lambda), ``residual`` and ``neighbour_space`` change a part of it. ``temperature=0`` is
+    greedy. ``size`` is the width and height in pixels, where a model draws several;
+    ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the preset's
+    (``lantern-accel models --presets``) or the model's.
     ``parts`` are those of :func:`load` (``vq``, ``drafter``, ``text_encoder``, ``embeddings``, ...).
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of
@@ -113,6 +116,7 @@ def generate(
             batch_size=batch_size,
             size=size,
             tree=tree,
+            window=window,
             k=k,
             delta=delta,
             lam=lam,

@@ -28,7 +28,8 @@ def bench(
     device: str = typer.Option("auto"),
     model: str = typer.Option("lantern-emoji"),
     dtype: str = typer.Option("auto"),
-    tree: str = typer.Option(None, help="For every strategy that drafts."),
+    tree: str = typer.Option(None, help="For every strategy with a drafter."),
+    window: int = typer.Option(None, help="Tokens in the window of every strategy that has one."),
     threads: int = typer.Option(None, min=1),
     option: list[str] = OPTION,
     output: Path = typer.Option(None, "--output", "-o", help="JSON; an interrupted run goes on."),
@@ -42,10 +43,15 @@ def bench(
     options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         from lantern_accel.measure import bench as measure  # torch, which the device precedes
+        from lantern_accel.strategy.values import Window
 
-        chosen = [
-            pipeline.strategy(name, tree=None if name == "vanilla" else tree) for name in strategies
-        ]
+        chosen = []
+        for name in strategies:
+            one = pipeline.strategy(name)
+            changes = {"tree": tree if one.needs_drafter else None}
+            if isinstance(one.tree, Window):
+                changes["window"] = window
+            chosen.append(pipeline.strategy(name, **changes))
         report = measure.run_bench(
             pipeline,
             chosen,

@@ -63,7 +63,11 @@ def generate(
         help="Anole's three-way guidance: weight of the prompt's pictures.",
     ),
     tree: str = typer.Option(
-        None, help="none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, or paths 0,1,00,01."
+        None,
+        help="none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16.",
+    ),
+    window: int = typer.Option(
+        None, help="Tokens in the window of a strategy that drafts without a drafter."
     ),
     k: int = typer.Option(None, "--k", help="Neighbours that may count for a drafted code."),
     delta: float = typer.Option(
@@ -118,6 +122,7 @@ def generate(
             "batch_size": batch_size,
             "size": read_size(size),
             "tree": tree,
+            "window": window,
             "k": k,
             "delta": delta,
             "lam": lam,
@@ -205,7 +210,7 @@ def _write(result: GenerationResult, output: Path, columns: int, scale: int) -> 
 
 
 def _summary(result: GenerationResult, written: list[Path]) -> None:
-    from lantern_accel.strategy.values import StaticTree
+    from lantern_accel.strategy.values import StaticTree, Window
 
     stats = result.stats
     seconds = stats.seconds
@@ -223,10 +228,13 @@ def _summary(result: GenerationResult, written: list[Path]) -> None:
         style="bold",
     )
     tree = stats.strategy.tree
-    shape = getattr(tree, "name", tree.kind)
-    nodes = f" ({len(tree.paths)} drafts)" if isinstance(tree, StaticTree) else ""
+    shape = f"the tree {getattr(tree, 'name', tree.kind)}"
+    if isinstance(tree, StaticTree):
+        shape += f" ({len(tree.paths)} drafts)"
+    elif isinstance(tree, Window):
+        shape = f"a window of {tree.length} tokens"
     say(
-        f"{stats.strategy.name} over the tree {shape}{nodes} on {stats.device} "
+        f"{stats.strategy.name} over {shape} on {stats.device} "
         f"({stats.device_name}, {stats.dtype}), model {stats.model}, seed {stats.seed}",
         label="with",
         style="bold",

@@ -14,9 +14,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Decoded, Engine
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.neighbours import cached_neighbour_table
+from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.device.backend import Backend, Replay
 from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, RequestError
 from lantern_accel.families.base import (
@@ -33,7 +34,6 @@ from lantern_accel.memory.room import Room
 from lantern_accel.strategy.presets import preset_for
 from lantern_accel.strategy.values import (
     NeighbourSpace,
-    NoTree,
     Sampling,
     Strategy,
     Tree,
@@ -56,7 +56,7 @@ DEFAULT_STRATEGY = "lantern++"
 class Ready:
     """An engine with its captured prefill and step."""
 
-    engine: Engine
+    engine: Running
     prefill: Replay
     step: Replay
 
@@ -101,8 +101,9 @@ class Pipeline:
     def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **overrides: Any) -> Strategy:
         """Return a strategy by name, with this model's trees and defaults, and overrides applied.
 
-        ``overrides``: ``tree`` (a tree, or text as ``--tree`` takes it), ``k``, ``delta``, ``lam``,
-        ``residual``, ``neighbour_space``; None leaves the default.
+        ``overrides``: ``tree`` (a tree or a window, or text as ``--tree`` takes it), ``window`` (a
+        window's length), ``k``, ``delta``, ``lam``, ``residual``, ``neighbour_space``; None leaves the
+        default.
         """
         if isinstance(overrides.get("tree"), str):
             from lantern_accel.decoding.trees import parse_tree
@@ -219,7 +220,7 @@ class Pipeline:
             target, drafter = self.model.family.fitted(self.model, shape)
             self._make_room(batch, strategy, sampling, (target, drafter))
             with self._explained():
-                engine = Engine(
+                engine = engine_for(
                     target,
                     drafter,
                     self.backend,
@@ -258,7 +259,7 @@ class Pipeline:
         if request.batch_size is not None:
             return min(request.batch_size, count)
         usual = min(self.backend.default_batch, count)
-        drafts = not isinstance(request.strategy.tree, NoTree)
+        drafts = request.strategy.needs_drafter
         if usual == 1 or (drafts and self.model.drafter is None):
             return usual
         held = sum(ready.engine.nbytes for ready in self._engines.values())
@@ -290,6 +291,7 @@ class Pipeline:
         batch_size: int | None = None,
         size: Size | None = None,
         tree: str | Tree | None = None,
+        window: int | None = None,
         k: int | None = None,
         delta: float | None = None,
         lam: float | None = None,
@@ -303,6 +305,7 @@ class Pipeline:
             raise RequestError("there is no prompt; give at least one")
         changes: dict[str, Any] = {
             "tree": tree,
+            "window": window,
             "k": k,
             "delta": delta,
             "lam": lam,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.pipeline import Pipeline, Prompt
@@ -71,7 +71,7 @@ def choose_strategies(
             table = pipeline.neighbours(one.neighbours) if one.neighbours else None
             with torch.inference_mode():
                 # Refuses what its model, drafter and tree cannot do; nothing is run or kept.
-                Engine(
+                engine_for(
                     model.target, model.drafter, pipeline.backend, one, sampling, neighbours=table
                 )
     return found

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lantern_accel.checkpoints.loading import without_data
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.trees import tree_size
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import PARTS, Family, Model
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.strategy.values import NoTree, Sampling, Strategy
+from lantern_accel.strategy.values import Sampling, Strategy
 
 META = torch.device("meta")
 #: Layers of the model that is traced.
@@ -136,7 +136,7 @@ def measure(
         update = {"taps": tuple(range(1, taps + 1))}
         parts["drafter"] = manifest.drafter.model_copy(update=update)
     small = manifest.model_copy(update=parts)
-    drafts = not isinstance(strategy.tree, NoTree)
+    drafts = strategy.needs_drafter
     target = _build(kind, small, "target", dtype)
     drafter = _build(kind, small, "drafter", dtype) if drafts else None
     vq = _build(kind, small, "vq", torch.float32)
@@ -148,7 +148,7 @@ def measure(
         if strategy.neighbours:
             shape = (fitted[0].config.vocab_size, strategy.neighbours)
             table = torch.zeros(shape, dtype=torch.int32)
-        engine = Engine(*fitted, _MetaOps(), strategy, sampling, batch=batch, neighbours=table)
+        engine = engine_for(*fitted, _MetaOps(), strategy, sampling, batch=batch, neighbours=table)
         together = min(batch, kind.pixels_together(model) or batch)
         tokens = torch.zeros(together, engine.geometry.tokens, dtype=torch.int64)
         phases: dict[str, Callable[[], object]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lantern_accel.checkpoints.loading import without_data
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
 from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.errors import BackendError
@@ -129,9 +129,9 @@ def engine_bytes(
     shapes = _Shapes(backend)
     vocab: int = target.config.vocab_size  # type: ignore[assignment, union-attr]
     table = torch.empty(vocab, strategy.neighbours, dtype=torch.int32, device=meta)
-    engine = Engine(
-        without_memory(target),  # type: ignore[arg-type]
-        None if drafter is None else without_memory(drafter),  # type: ignore[arg-type]
+    engine = engine_for(
+        without_memory(target),
+        None if drafter is None else without_memory(drafter),
         shapes,
         strategy,
         sampling,

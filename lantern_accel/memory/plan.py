@@ -23,7 +23,7 @@ from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, nodes_of
 from lantern_accel.memory.limits import free_bytes, size
-from lantern_accel.strategy.values import NoTree, Sampling, Strategy, named_strategy
+from lantern_accel.strategy.values import NO_DRAFTER, Sampling, Strategy, named_strategy
 
 #: What libraries add to a host process that decodes for the first time, beside tensors (measured on an
 #: AVX-512 processor with torch 2.13): 25 to 30 MB of their code, which counts once it has run; 0.55 MB a
@@ -112,10 +112,11 @@ class Planner:
             lantern=defaults.lantern,
             lantern_pp=defaults.lantern_pp,
         ).override(**overrides)
-        if self.manifest.drafter is None and not isinstance(chosen.tree, NoTree):
+        if self.manifest.drafter is None and chosen.needs_drafter:
             raise RequestError(
-                f"the strategy {chosen.name!r} drafts, but the model {self.manifest.name!r} has no "
-                "drafter; plan with the strategy 'vanilla'"
+                f"the strategy {chosen.name!r} drafts with a drafter, but the model "
+                f"{self.manifest.name!r} has no drafter; plan with a strategy "
+                f"that needs none: {NO_DRAFTER}"
             )
         return chosen
 
@@ -216,7 +217,7 @@ class Planner:
         largest = self.largest_batch(strategy, sampling, plan.capacity)
         if 0 < largest < plan.batch:
             fits(f"decode {largest} images together: --batch {largest}", batch=largest)
-        if self.manifest.drafter is not None and not isinstance(strategy.tree, NoTree):
+        if self.manifest.drafter is not None and strategy.needs_drafter:
             smaller = self.strategy("lantern++", tree="small_8")
             if nodes_of(smaller) < plan.nodes:
                 fits("verify a smaller tree: --tree small_8", strategy=smaller)

@@ -23,7 +23,7 @@ from lantern_accel.measure.record import (
     is_measured,
     not_measured,
 )
-from lantern_accel.strategy.values import DynamicTree, NoTree, StaticTree, Strategy
+from lantern_accel.strategy.values import DynamicTree, NoTree, StaticTree, Strategy, Window
 
 UNPRICED = not_measured(
     "the price of this relaxed strategy is not known, so its speed-up is not shown"
@@ -190,6 +190,10 @@ def detail_of(strategy: Strategy) -> str:
         words = [f"{len(tree.paths)} drafts, {deep} deep"]
     elif isinstance(tree, DynamicTree):
         words = [f"dynamic, {tree.total - 1} drafts, {tree.depth + 1} deep"]
+    elif isinstance(tree, Window):
+        words = [f"window of {tree.length}, {tree.fresh}, {tree.tail}"]
+        if tree.siblings:
+            words.append(f"siblings {' '.join(map(str, tree.siblings))}")
     else:
         words = [f"chain of {tree.length}"]
     fields = rule.model_dump(exclude={"kind"})

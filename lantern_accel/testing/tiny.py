@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
@@ -16,6 +17,7 @@ from lantern_accel.families.base import Conditions
 from lantern_accel.families.random_weights import RandomModel, fill_random
 from lantern_accel.families.registry import families, family, family_names
 from lantern_accel.strategy.values import (
+    WINDOW_STRATEGIES,
     DynamicTree,
     Sampling,
     StaticTree,
@@ -26,14 +28,14 @@ from lantern_accel.strategy.values import (
 TinyModel = RandomModel
 #: Neighbours in a tiny model's table, and how many of them relaxed acceptance reads.
 TABLE, K = 12, 8
-#: What every family but the first is checked with: no tree, a tree of its own making, a relaxed rule.
-FEWER = ("vanilla", "eagle2", "lantern++")
+#: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule, a
+#: window.
+WITHOUT = ("vanilla", *WINDOW_STRATEGIES)
+FEWER = ("vanilla", "eagle2", "lantern++", "scd")
 
 
-class TinyEngine(Engine):
-    """An engine on a tiny model, which it knows."""
-
-    model: TinyModel
+#: An engine on a tiny model, which its attribute ``model`` is.
+TinyEngine = Running
 
 
 def tiny_model(
@@ -59,13 +61,13 @@ def tiny_model(
 def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the families and strategies to check: all with the first family, some with the others.
 
-    A tiny model without a drafter is checked with vanilla alone.
+    A tiny model without a drafter is checked with what needs none.
     """
     out: list[tuple[str, str]] = []
     for number, kind in enumerate(families()):
         drafts = kind.tiny().drafter is not None
         for strategy in strategies:
-            if (number == 0 or strategy in FEWER) and (drafts or strategy == "vanilla"):
+            if (number == 0 or strategy in FEWER) and (drafts or strategy in WITHOUT):
                 out.append((kind.name, strategy))
     return out
 
@@ -92,7 +94,7 @@ def tiny_engine(
     vocab = model.manifest.target.vocab_size
     sampling = Sampling(temperature=temperature, cfg_scale=2.5, top_k=min(32, vocab))
     target, drafter = model.family.fitted(model, model.family.usual_shape(model))
-    engine = TinyEngine(
+    engine = engine_for(
         target,
         drafter,
         backend,
@@ -101,7 +103,7 @@ def tiny_engine(
         batch=batch,
         neighbours=model.neighbours,
     )
-    engine.model = model
+    vars(engine)["model"] = model
     return engine
 
 
@@ -113,7 +115,8 @@ def start(engine: TinyEngine, seed: int, prefill: Callable[[], None] | None = No
 
 def load(engine: TinyEngine, seed: int, *, alike: bool = False) -> None:
     """Load random prompts, fixed by ``seed``; ``alike``: one prompt for all images."""
-    model, batch = engine.model, engine.geometry.batch
+    model: TinyModel = vars(engine)["model"]
+    batch = engine.geometry.batch
     made = model.family.tiny_conditions(model, 1 if alike else batch, seed)
     if alike:
         made = made.pick([0] * batch)

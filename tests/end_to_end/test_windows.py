@@ -1,0 +1,55 @@
+"""Strategies without a drafter, on tiny random checkpoints in the official layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.chameleon import write_anole, write_lumina
+from support.official import class_folder
+
+import lantern_accel
+from lantern_accel.errors import StrategyError
+
+EXACT = ("sjd", "scd", "scd-gumbel", "sjd-pac")
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Class-conditional LlamaGen, without a drafter."""
+    return class_folder(tmp_path_factory.mktemp("c2i") / "pretrained_models")
+
+
+def test_classes_without_a_drafter(classes, tmp_path, command):
+    with lantern_accel.load(classes, device="cpu", dtype="float32") as pipe:
+        plain = pipe.generate(3, strategy="vanilla", temperature=0)
+        done = pipe.generate(3, strategy="scd", temperature=0)
+        assert torch.equal(done.tokens, plain.tokens)
+        assert done.stats.steps < plain.stats.steps
+        with pytest.raises(StrategyError, match=r"no drafter.*need none: 'vanilla', 'sjd', 'scd'"):
+            pipe.generate(3, strategy="lantern++")
+        relaxed = pipe.generate(3, strategy="lantern++-jacobi", seed=1)
+        assert relaxed.tokens.shape == (1, 576)
+    done = command(
+        "generate", "3", "--model", classes, "--strategy", "scd", "--window", 600,
+        "-o", tmp_path / "c.png",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "length: Input should be less than or equal to 256, not 600" in done.stderr
+
+
+@pytest.mark.parametrize("write", [write_anole, write_lumina], ids=["anole", "lumina"])
+def test_chameleons_tokens_are_vanillas(write, tmp_path):
+    if write is write_anole:
+        folder = write_anole(tmp_path / "Anole-7b-v0.1-hf", layout="hf", side=6)
+        size = None
+    else:
+        folder = write_lumina(tmp_path / "Lumina-mGPT-7B-512", codes=64)
+        size = (12, 8)
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        prompts = ["a red fox", "the moon"]
+        plain = pipe.generate(prompts, strategy="vanilla", temperature=0, size=size, batch_size=2)
+        for name in EXACT:
+            done = pipe.generate(prompts, strategy=name, temperature=0, size=size, batch_size=2)
+            assert torch.equal(done.tokens, plain.tokens)

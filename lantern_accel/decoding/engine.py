@@ -166,6 +166,7 @@ class Engine:
                     f"{name} has shape {list(value.shape)}, this engine takes "
                     f"{list(getattr(state, name).shape)}"
                 )
+        self._progress.clear()
         state.reset()
         for name, value in given.items():
             getattr(state, name).copy_(value)
@@ -264,7 +265,7 @@ class Engine:
                 posted.append(index)
             if posted and index - posted[0] >= self._progress.lag and known() >= g.tokens:
                 break
-        while posted:  # so that the next request does not read this one's
+        while posted:
             known()
         return Decoded(
             state.tokens[:, : g.tokens].to("cpu", torch.int64, copy=True),

@@ -12,7 +12,7 @@ import torch
 
 import lantern_accel.decoding.engine as engine_module
 from lantern_accel.cli import main
-from lantern_accel.device.backend import Backend, MemoryUse, Replay, Stopwatch
+from lantern_accel.device.backend import Backend, HostCopy, MemoryUse, Replay, Stopwatch
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
 from lantern_accel.testing import CHECKS, Measured, NeedsCard, run_checks, static
@@ -108,6 +108,27 @@ def refusing(rule: str) -> Plant:
     return method("operator_rules", lambda real: lambda: rules)
 
 
+class Late(HostCopy):
+    """A copy that arrives a step late, and forgets nothing when a request is cancelled."""
+
+    lag = 1
+
+    def __init__(self, source: torch.Tensor) -> None:
+        super().__init__(source)
+        self.posted: list[torch.Tensor] = []
+
+    def post(self) -> None:
+        self.posted.append(self._source.clone())
+
+    def read(self) -> torch.Tensor:
+        return self.posted.pop(0)
+
+
+class Forgets(Late):
+    def clear(self) -> None:
+        self.posted.clear()
+
+
 def rising() -> Callable[[], dict[str, int]]:
     numbers = count()
     return lambda: {"graphs": next(numbers)}
@@ -145,6 +166,8 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a wrong tie-break", "accept.ties", last_argmax),
     ("a stale replay", "replay.eager",
      method("capture", lambda real: stale_step(real))),
+    ("a copy that outlives its request", "decode.interrupted",
+     method("host_copy", lambda real: Late)),
     ("an operator with a reason against it", "static.operators", refusing("operators")),
     ("a dtype without a kernel", "static.dtypes", refusing("dtypes")),
     ("an index that is too wide", "static.indices", refusing("indices")),
@@ -162,6 +185,13 @@ def test_a_planted_fault_is_caught_by_its_check(monkeypatch, check, plant):
         plant(monkeypatch, backend)
         outcome = run_checks(backend, {check: CHECKS[check]}).outcomes[0]
     assert outcome.state == "failed", outcome
+
+
+def test_a_late_copy_that_is_cleared_passes(monkeypatch):
+    with open_backend("cpu") as backend:
+        monkeypatch.setattr(backend, "host_copy", Forgets)
+        for _ in range(3):  # the step at which it is cancelled is drawn
+            assert run_checks(backend, select("decode.interrupted")).passed
 
 
 def test_a_static_failure_names_the_source_line(monkeypatch):

@@ -8,13 +8,14 @@ inside a step there are only these methods and tensors.
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -280,6 +281,14 @@ class Backend(TensorOps, ABC):
 
     # --- running -------------------------------------------------------------------------------
 
+    def inference(self) -> AbstractContextManager[object]:
+        """Return the mode in which models run without gradients; everything but training runs in it.
+
+        The reference is ``torch.inference_mode()``. A device that cannot make views of tensors from
+        outside that mode returns ``torch.no_grad()``.
+        """
+        return torch.inference_mode()
+
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Make ``step``, a function of static buffers without a host read, ready to be replayed.
 
@@ -365,3 +374,18 @@ def check_clock(backend: Backend) -> None:
             f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
             f"the speed of {backend.name!r}; measure on a real device"
         )
+
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def inferring(function: Called) -> Called:
+    """Run a function in the inference mode of its first argument, a backend or what has one."""
+
+    @functools.wraps(function)
+    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
+        backend: Backend = first if isinstance(first, Backend) else first.backend
+        with backend.inference():
+            return function(first, *args, **kwargs)
+
+    return run  # type: ignore[return-value]

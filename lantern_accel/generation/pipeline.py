@@ -17,7 +17,7 @@ from torch import Tensor
 from lantern_accel.decoding.engine import Decoded, Engine
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.device.backend import Backend, Replay
+from lantern_accel.device.backend import Backend, Replay, inferring
 from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, RequestError
 from lantern_accel.families.base import (
     Conditions,
@@ -171,7 +171,7 @@ class Pipeline:
             self._neighbours[k, space] = table.to(self.backend.device)
         return self._neighbours[k, space]
 
-    @torch.inference_mode()
+    @inferring
     def warm_up(
         self,
         batches: Sequence[int] = (1,),
@@ -335,7 +335,7 @@ class Pipeline:
             message = first["msg"].removeprefix("Value error, ")
             raise RequestError(message if "empty" in message else f"{where}: {message}") from None
 
-    @torch.inference_mode()
+    @inferring
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -397,7 +397,7 @@ class Pipeline:
         tokens = torch.cat([p.tokens for p in parts]).clone()
         return GenerationResult(_pictures(arrays), tokens, stats)
 
-    @torch.inference_mode()
+    @inferring
     def decode_only(
         self,
         prompts: Sequence[Prompt],

@@ -356,6 +356,16 @@ def interrupted(backend: Backend) -> Measured:
     return Measured("three requests after each of two cancelled ones are a fresh engine's")
 
 
+def weights_from_outside(backend: Backend) -> Measured:
+    """Decode with weights made outside of any inference mode, as a loaded model's are."""
+    with torch.inference_mode(False), torch.no_grad():
+        model = tiny.tiny_model(backend, backend.device, torch.float32)
+    outside = _run(tiny.tiny_engine(backend, "lantern++", model=model), 3)
+    if not torch.equal(outside, _run(tiny.tiny_engine(backend, "lantern++"), 3)):
+        raise Failed("weights made inside the inference mode give other tokens than those outside")
+    return Measured("weights made outside the inference mode decode like those made inside")
+
+
 CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "kv.round_trip": round_trip,
     "kv.sentinels": sentinels,
@@ -368,5 +378,6 @@ CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "decode.allowed": allowed,
     "decode.distribution": distribution,
     "decode.interrupted": interrupted,
+    "decode.weights_from_outside": weights_from_outside,
     "replay.eager": replay,
 }

@@ -39,6 +39,7 @@ class DeviceBackend(Backend):
     def __init__(self, index: int, threads: int | None = None, compile: str = "off") -> None:
         super().__init__(torch.device("cpu"))
         self._compile = compile
+        self.capture_asked = compile == "on"
         self._threads_before = torch.get_num_threads()
         if threads is not None:
             torch.set_num_threads(threads)

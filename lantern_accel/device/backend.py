@@ -208,6 +208,9 @@ class Backend(TensorOps, ABC):
     default_batch: int = 8
     """Images decoded together unless a request says otherwise."""
 
+    capture_asked: bool = False
+    """True where the user's options ask for captured steps: then one that cannot be is an error."""
+
     simulated: bool = False
     """True for a device in software that stands for another: right results, and no speed to speak of."""
 

@@ -153,6 +153,9 @@ def check_spec(spec: object, kind: type, what: str, api: int) -> None:
         raise Unfit(
             f"its {what} is named {name!r}; use lower-case letters, digits and '_', not 'auto'"
         )
+    aliases = spec.aliases
+    if not isinstance(aliases, tuple) or not all(isinstance(word, str) for word in aliases):
+        raise _Unfit(f"its backend {name!r} has aliases {aliases!r}; make them a tuple of words")
     if not isinstance(getattr(spec, "summary", None), str):
         raise Unfit(f"its {what} {name!r} has no summary; set it to one line of text")
 

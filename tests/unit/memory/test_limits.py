@@ -168,7 +168,7 @@ def test_images_finished_before_a_device_was_lost_are_kept(
     assert "kept:" in said and "error: lost" in said
     for index in range(2):
         Image.open(tmp_path / f"pizza-{index}.png").load()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("*.png"))) == 2
 
 
 def test_other_errors_pass_as_they_are(pipeline: Pipeline, dying: None) -> None:

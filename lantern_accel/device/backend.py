@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -211,6 +211,9 @@ class Backend(TensorOps, ABC):
     capture_asked: bool = False
     """True where the user's options ask for captured steps: then one that cannot be is an error."""
 
+    runtime_bytes: int = 600 * 10**6
+    """Memory that decoding adds beside tensors: a driver's libraries, or a host's (assumed here)."""
+
     simulated: bool = False
     """True for a device in software that stands for another: right results, and no speed to speak of."""
 
@@ -304,6 +307,18 @@ class Backend(TensorOps, ABC):
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a training function compiled for this device; gradients flow through it."""
         return torch.compile(function, dynamic=False)
+
+    def optimiser(self, groups: Iterable[Any], **settings: Any) -> torch.optim.Optimizer:
+        """Return AdamW over parameter groups, as this device runs it best.
+
+        ``settings`` are torch's (``lr``, ``betas``, ``weight_decay``). The reference asks torch for one
+        fused kernel and takes the plain one where torch has none for the device.
+        """
+        every = list(groups)
+        try:
+            return torch.optim.AdamW(every, fused=True, **settings)
+        except RuntimeError:  # torch names the devices that it has a fused kernel for
+            return torch.optim.AdamW(every, **settings)
 
     def training_ops(self) -> TensorOps:
         """Return the operations of a model in training: gradients flow through them."""

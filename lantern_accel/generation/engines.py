@@ -46,23 +46,6 @@ def bucket(images: int) -> int:
     return 1 << (images - 1).bit_length()
 
 
-def bucket_key(batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable) -> Hashable:
-    """Return what an engine's shapes and kinds depend on, and the numbers that it holds as constants."""
-    kinds = (
-        strategy.tree.model_dump_json(exclude={"name"}),
-        strategy.acceptance.kind,
-        strategy.acceptance.k,
-        strategy.residual,
-        strategy.neighbour_space,
-        sampling.branches,
-        sampling.greedy,
-        sampling.top_k,
-        sampling.order,
-    )
-    numbers = (strategy.acceptance.model_dump_json(), sampling.model_dump_json())
-    return (batch, *kinds, numbers, shape)
-
-
 class Engines:
     """Makes engines for one model on one device and keeps some; closes none by itself."""
 
@@ -127,8 +110,11 @@ class Engines:
     def get(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
     ) -> Ready:
-        """Return the engine of these settings with its captured functions, made on first use."""
-        key = bucket_key(batch, strategy, sampling, shape)
+        """Return the engine of these settings with its captured functions, made on first use.
+
+        Settings that are data, such as temperatures and bounds, share an engine.
+        """
+        key = (batch, strategy.bucket, sampling.bucket, shape)
         if key not in self._ready:
             if self.warmed:
                 warnings.warn(
@@ -157,6 +143,7 @@ class Engines:
                     self._capture(engine.step, "step"),
                 )
         self._ready.move_to_end(key)
+        self._ready[key].engine.configure(strategy, sampling)
         return self._ready[key]
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:

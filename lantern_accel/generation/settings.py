@@ -52,6 +52,9 @@ class Settings(BaseModel):
     neighbour_space: NeighbourSpace | None = _said(
         "Where neighbours are measured: decoder or raw.", shown=str
     )
+    tv_budget: float | None = _said(
+        "The most total variation that relaxation may spend per token, in (0, 1)."
+    )
     sampling: Sampling | None = Field(None, description="All sampling settings as one value.")
     temperature: float | None = _said("0 is greedy. Default: the model's.", "-t")
     top_k: int | None = _said("Keep the k most likely codes; 0 keeps all.")

@@ -2,53 +2,13 @@
 
 from __future__ import annotations
 
-import typing
 from typing import Any
 
-from pydantic import BaseModel
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.values import NoTree, Strategy, named_strategy, parse_rule
 
-from lantern_accel.errors import StrategyError, did_you_mean
-from lantern_accel.strategy import values
-from lantern_accel.strategy.values import NoTree, Strategy, named_strategy, validated
-
-#: Fields that have another name where users write them.
-SPELLED = {"lambda": "lam"}
 #: What :func:`choose_strategy` takes beside a name.
-CHANGES = ("tree", "accept", "k", "delta", "lam", "residual", "neighbour_space")
-
-
-def acceptance_rules() -> dict[str, type[BaseModel]]:
-    """Return the acceptance rules that :mod:`~lantern_accel.strategy.values` registers, by kind."""
-    union = typing.get_args(values.Acceptance)[0]
-    return {rule.model_fields["kind"].default: rule for rule in typing.get_args(union)}
-
-
-def read_acceptance(text: str) -> BaseModel:
-    """Read a rule from text, as ``--accept`` takes it: ``lantern++:k=10,lambda=2``, or a kind alone.
-
-    Raises :class:`StrategyError` for a kind or a field that there is not, and for a value out of range.
-    """
-    kind, _, rest = text.strip().partition(":")
-    rules = acceptance_rules()
-    if kind not in rules:
-        raise StrategyError(f"no acceptance rule is named {kind!r}{did_you_mean(kind, rules)}")
-    rule = rules[kind]
-    fields = [name for name in rule.model_fields if name != "kind"]
-    written = [next((k for k, v in SPELLED.items() if v == name), name) for name in fields]
-    given: dict[str, str] = {}
-    for part in filter(None, (word.strip() for word in rest.split(","))):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or not value:
-            raise StrategyError(
-                f"{part!r} in the acceptance rule {text!r} is not NAME=VALUE; write "
-                f"{kind}:{','.join(f'{one}=...' for one in written) or ' nothing more'}"
-            )
-        if name not in written:
-            raise StrategyError(
-                f"the acceptance rule {kind!r} has no {name!r}{did_you_mean(name, written)}"
-            )
-        given[SPELLED.get(name, name)] = value
-    return validated(rule, given, f"acceptance rule {kind!r}")
+CHANGES = ("tree", "accept", "k", "delta", "lam", "residual", "neighbour_space", "tv_budget")
 
 
 def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> Strategy:
@@ -64,7 +24,7 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
         changes["tree"] = parse_tree(changes["tree"])
     accept = changes.pop("accept", None)
     if isinstance(accept, str):
-        accept = read_acceptance(accept)
+        accept = parse_rule(accept)
     if isinstance(strategy, Strategy):
         chosen = strategy
     else:
@@ -80,8 +40,7 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
         name = chosen.name
         if not isinstance(strategy, Strategy) and accept.kind != chosen.acceptance.kind:
             name = f"{name} with {accept.kind}"
-        dumped = {**chosen.model_dump(), "acceptance": accept.model_dump(), "name": name}
-        chosen = validated(Strategy, dumped, "strategy")
+        chosen = chosen.override(acceptance=accept, name=name)
     return chosen.override(**changes)
 
 

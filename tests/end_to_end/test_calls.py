@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,3 +129,23 @@ def test_a_result_is_short_in_words_and_a_picture_in_a_notebook(pipeline: Pipeli
     width, height = drawn.images[0].size
     assert drawn.grid().size == (2 * width, 2 * height)
     assert drawn.grid(columns=3).size == (3 * width, 2 * height)
+
+
+def test_settings_that_are_data_share_one_engine(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.release_engines()
+    captured: list[str] = []
+    real = pipeline.backend.capture
+
+    def capture(step: Any, name: str) -> Any:
+        captured.append(name)
+        return real(step, name)
+
+    monkeypatch.setattr(pipeline.backend, "capture", capture)
+    changes = [{"temperature": 0.6 + 0.05 * i, "lam": 1.5 + i} for i in range(5)]
+    drawn = [pipeline.generate("dog face", k=3, seed=2, **one).tokens for one in changes]
+    assert captured == ["prefill", "step"]
+    pipeline.release_engines()
+    fresh = pipeline.generate("dog face", k=3, seed=2, **changes[-1]).tokens
+    assert torch.equal(fresh, drawn[-1])

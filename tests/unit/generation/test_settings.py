@@ -13,8 +13,8 @@ from lantern_accel.errors import LanternError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import Settings, read_settings
-from lantern_accel.strategy.choose import acceptance_rules, choose_strategy, read_acceptance
-from lantern_accel.strategy.values import Lantern, LanternPP, Sampling
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.values import LanternPP, Sampling
 
 MANIFEST = find_model("lantern-emoji").manifest
 
@@ -70,23 +70,6 @@ def test_sampling_as_one_value_or_one_by_one() -> None:
     assert built(sampling=whole).sampling == whole
     assert built(sampling=whole, top_k=9).sampling == whole.model_copy(update={"top_k": 9})
     assert built(top_k=9).sampling == MANIFEST.defaults.sampling.model_copy(update={"top_k": 9})
-
-
-def test_an_acceptance_rule_is_read_over_what_is_registered() -> None:
-    assert read_acceptance("lantern++:k=10,lambda=2") == LanternPP(k=10, lam=2.0)
-    assert read_acceptance(" lantern: delta = 0.3 ") == Lantern(delta=0.3)
-    for kind, rule in acceptance_rules().items():
-        assert read_acceptance(kind) == rule()
-    for text, message in (
-        ("lantrn", "no acceptance rule is named 'lantrn'; did you mean lantern"),
-        ("lantern:lambda=2", "the acceptance rule 'lantern' has no 'lambda'"),
-        ("lantern:k", "'k' in the acceptance rule 'lantern:k' is not NAME=VALUE; write lantern:k="),
-        ("lantern:k=²", "acceptance rule 'lantern': k:"),
-        ("lantern:delta=2", "delta: Input should be less than or equal to 1"),
-    ):
-        with pytest.raises(StrategyError) as caught:
-            read_acceptance(text)
-        assert message in str(caught.value)
 
 
 def test_a_rule_over_a_named_tree_says_so_in_the_name() -> None:

@@ -153,9 +153,6 @@ def check_spec(spec: object, kind: type, what: str, api: int) -> None:
         raise Unfit(
             f"its {what} is named {name!r}; use lower-case letters, digits and '_', not 'auto'"
         )
-    aliases = spec.aliases
-    if not isinstance(aliases, tuple) or not all(isinstance(word, str) for word in aliases):
-        raise _Unfit(f"its backend {name!r} has aliases {aliases!r}; make them a tuple of words")
     if not isinstance(getattr(spec, "summary", None), str):
         raise Unfit(f"its {what} {name!r} has no summary; set it to one line of text")
 
@@ -164,4 +161,7 @@ def check_backend(spec: object) -> BackendSpec:
     """Return ``spec`` if it can be used; raises Unfit with the reason if not."""
     check_spec(spec, BackendSpec, "backend", API_VERSION)
     assert isinstance(spec, BackendSpec)
+    words = spec.aliases
+    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+        raise Unfit(f"its backend {spec.name!r} has aliases {words!r}; make them a tuple of words")
     return spec

@@ -26,6 +26,10 @@ class DeviceLostError(BackendError):
         self.images: list[Any] = []
 
 
+class DoesNotFitError(BackendError):
+    """What a request would make is larger than the device's free memory; a smaller one may fit."""
+
+
 class ModelError(LanternError):
     """A model name is unknown or a checkpoint cannot be used."""
 

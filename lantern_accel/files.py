@@ -2,24 +2,74 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import json
 import os
+import shutil
+import stat
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from lantern_accel.errors import LanternWarning
+
 
 def cache_dir() -> Path:
-    """Return the cache folder: ``$LANTERN_ACCEL_CACHE``, else ``~/.cache/lantern_accel``."""
-    given = os.environ.get("LANTERN_ACCEL_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "lantern_accel"
+    """Return the cache folder: ``$LANTERN_ACCEL_CACHE``, else ``~/.cache/lantern_accel``.
+
+    Where it cannot be used (no home, not ours, no space), one warning says so, and a folder that lasts
+    as long as this process takes its place.
+    """
+    return _usable(os.environ.get("LANTERN_ACCEL_CACHE"), os.environ.get("HOME"))
+
+
+@functools.cache
+def _usable(given: str | None, home: str | None) -> Path:
+    try:
+        # Without HOME, Path.home asks the list of users, which may not know this one.
+        path = Path(given) if given else Path.home() / ".cache" / "lantern_accel"
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+        return path
+    except (OSError, RuntimeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        warnings.warn(
+            f"the cache {str(given or '~/.cache/lantern_accel')[:200]} cannot be used ({reason}), "
+            "so nothing is kept; set LANTERN_ACCEL_CACHE to a folder that can be written",
+            LanternWarning,
+            stacklevel=3,
+        )
+    temporary = Path(tempfile.mkdtemp(prefix="lantern-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a path is a file of its own, or nothing yet; not a device, a pipe or a folder."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let ``write`` fill a temporary file, then put it at ``path``: whole or not at all."""
+    """Let ``write`` fill a temporary file, then put it at ``path``: whole or not at all.
+
+    What a symbolic link points to is replaced, the link stays. A device or a pipe is written to.
+    """
+    path = path.resolve()
+    if not is_regular(path):
+        with path.open("wb") as stream:
+            write(stream)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".part")
+    # A short name of its own: one made from the file's would be longer than a name may be.
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".lantern-", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as stream:
             write(stream)
@@ -31,7 +81,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         Path(temporary).chmod(0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink(missing_ok=True)
         raise
 
 

@@ -72,6 +72,15 @@ class PinnedCopy(HostCopy):
             return self._waiting.popleft()
         return self._oldest()
 
+    def clear(self) -> None:
+        """Forget what was posted and not read.
+
+        A forgotten copy may still be under way: its slot's next copy follows it on the same stream.
+        """
+        self._free.extend(self._posted)
+        self._posted.clear()
+        self._waiting.clear()
+
     def _oldest(self) -> Tensor:
         slot = self._posted.popleft()
         with faults.explained(self._source.device, "decoding"):

@@ -22,6 +22,7 @@ class Spec(BackendSpec):
     summary = "NVIDIA GPUs (and AMD's, with a ROCm build of torch)"
     api_version = 1
     priority = 20
+    aliases = ("gpu",)
     variants = (
         {},
         {"attention": "matmul"},

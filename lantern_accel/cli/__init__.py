@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from lantern_accel.cli.console import say
-from lantern_accel.errors import LanternError, LanternWarning
+from lantern_accel.errors import LanternWarning
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 2 for a wrong request, 130 when interrupted."""
-    from lantern_accel.cli.app import app
+    """Run one command and return its exit code: 0, 2 for a wrong request, 3 for a fault of ours."""
+    from lantern_accel.cli.app import app, debugging
+    from lantern_accel.cli.edge import guarded
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", LanternWarning)
@@ -35,13 +36,5 @@ def main(argv: Sequence[str] | None = None) -> int:
                 show_others(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
-        try:
-            app(args=None if argv is None else list(argv), prog_name="lantern-accel")
-        except SystemExit as stop:  # how typer ends, also after a command that worked
-            return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        except LanternError as error:
-            say(str(error), label="error", style="bold red", to_stderr=True)
-            return 2
-        except KeyboardInterrupt:
-            return 130
-    return 0
+        words = None if argv is None else list(argv)
+        return guarded(lambda: app(args=words, prog_name="lantern-accel"), debugging)

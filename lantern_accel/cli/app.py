@@ -19,13 +19,13 @@ from lantern_accel.cli import (
     stepcost,
     train,
     tune,
+    warm_up,
 )
 
 app = typer.Typer(
     name="lantern-accel",
     help="Generate images with LANTERN speculative decoding, on any accelerator.",
     no_args_is_help=True,
-    add_completion=False,
     # Plain text: the same on a terminal, in a pipe and in the documentation.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -38,6 +38,19 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_debug = False
+
+
+def debugging() -> bool:
+    """Return whether the command was asked to show tracebacks."""
+    return _debug
+
+
+def _set_debug(wanted: bool) -> None:
+    global _debug
+    _debug = wanted
+
+
 @app.callback()
 def _options(
     version: bool = typer.Option(
@@ -46,6 +59,9 @@ def _options(
         callback=_print_version,
         is_eager=True,
         help="Print the version and exit.",
+    ),
+    debug: bool = typer.Option(
+        False, "--debug", callback=_set_debug, help="Show the traceback of an error."
     ),
 ) -> None:
     pass
@@ -63,3 +79,4 @@ profiles.register(app)
 conform.register(app)
 train.register(app)
 evaluate.register(app)
+warm_up.register(app)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import bar, opened
-from lantern_accel.cli.options import OPTION, read_options, read_size
+from lantern_accel.cli.options import OPTION, read_options, with_settings
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
+    from lantern_accel.generation.pipeline import Pipeline
     from lantern_accel.generation.result import GenerationResult
 
 
@@ -22,9 +22,10 @@ def register(app: typer.Typer) -> None:
     app.command("generate")(generate)
 
 
+@with_settings
 def generate(
     prompts: list[str] = typer.Argument(
-        ..., metavar="PROMPT...", help="What to draw; class ids for class-conditional models."
+        None, metavar="PROMPT...", help="What to draw; class ids for class-conditional models."
     ),
     output: Path = typer.Option(
         Path("lantern.png"), "--output", "-o", help="Picture to write; several get -0, -1, ..."
@@ -32,52 +33,28 @@ def generate(
     json_path: str = typer.Option(
         "", "--json", metavar="FILE", help="Write the run's figures here; - for standard output."
     ),
-    device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
+    prompts_file: Path = typer.Option(
+        None, "--prompts", metavar="FILE", help="Prompts from a file, one per line."
+    ),
+    seeds: str = typer.Option("", help="Several seeds, such as 1,2,3: the prompts for each."),
+    compare: str = typer.Option(
+        "",
+        metavar="A,B,...",
+        help="Draw with several strategies, a column for each, in one picture.",
+    ),
+    resume: bool = typer.Option(
+        False, "--resume", help="Draw only what the same command, interrupted, left out."
+    ),
+    device: str = typer.Option(
+        "auto", "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
+    ),
     model: str = typer.Option(
         "lantern-emoji",
+        "--model",
+        "-m",
         help="A name that `lantern-accel models` lists, or a folder or file of weights.",
     ),
-    preset: str = typer.Option(
-        None, help="Published settings by name; `lantern-accel models --presets` lists them."
-    ),
-    strategy: str = typer.Option(
-        None, help="vanilla, eagle, eagle2, lantern or lantern++ (the default)."
-    ),
-    num_images: int = typer.Option(1, min=1, help="Images a prompt."),
-    seed: int = typer.Option(None, min=0, help="Fixes the images; drawn and printed if left out."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    batch_size: int = typer.Option(None, min=1, help="Images decoded together."),
-    size: str = typer.Option(
-        None, metavar="WxH", help="Pixels, where a model draws several sizes."
-    ),
-    temperature: float = typer.Option(None, help="0 is greedy. Default: the model's."),
-    top_k: int = typer.Option(None, help="Keep the k most likely codes; 0 keeps all."),
-    top_p: float = typer.Option(None, help="Keep the codes that hold this share."),
-    cfg_scale: float = typer.Option(None, "--cfg-scale", help="Guidance; 1 or less is off."),
-    cfg_interval: int = typer.Option(
-        None, "--cfg-interval", help="Guide up to this token after the first; -1: all."
-    ),
-    cfg_scale_image: float = typer.Option(
-        None,
-        "--cfg-scale-image",
-        help="Anole's three-way guidance: weight of the prompt's pictures.",
-    ),
-    tree: str = typer.Option(
-        None,
-        help="none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16.",
-    ),
-    window: int = typer.Option(
-        None, help="Tokens in the window of a strategy that drafts without a drafter."
-    ),
-    k: int = typer.Option(None, "--k", help="Neighbours that may count for a drafted code."),
-    delta: float = typer.Option(
-        None, help="LANTERN's bound on a draft's borrowed mass, in (0, 1]."
-    ),
-    lam: float = typer.Option(None, "--lambda", help="LANTERN++'s bound, 1 or more."),
-    residual: str = typer.Option(None, help="aggregate, official or optimal."),
-    neighbour_space: str = typer.Option(
-        None, "--neighbour-space", help="Where neighbours are measured: decoder or raw."
-    ),
     vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
     drafter: str = typer.Option(None, help="A drafter that lies elsewhere; none: decode without."),
     text_encoder: Path = typer.Option(
@@ -92,16 +69,33 @@ def generate(
     threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
     option: list[str] = OPTION,
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
-    grid: bool = typer.Option(False, help="Write all images into one picture, a row a prompt."),
+    grid: bool = typer.Option(False, help="Write all images into one picture, a row per prompt."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
+    **settings: Any,
 ) -> None:
-    """Draw PROMPT and write a picture.
+    """Draw PROMPT and write a picture; each batch is written when it is done.
 
     Example: lantern-accel generate "red heart" --seed 7 -o heart.png
     """
-    _check_output(output, json_path)
-    from lantern_accel.errors import DeviceLostError
+    from lantern_accel.cli.pictures import Pictures, check_files
+    from lantern_accel.errors import RequestError
+    from lantern_accel.generation.settings import check_prompts, read_settings
 
+    words = [*(prompts or []), *_lines(prompts_file)]
+    check_prompts(words)
+    columns = [name.strip() for name in compare.split(",")] if compare else []
+    if columns and (settings["strategy"] is not None or resume):
+        raise RequestError(
+            "--compare draws with several strategies; leave --strategy and --resume out"
+        )
+    read_settings(settings)
+    runs: list[dict[str, Any]] = [
+        {**settings, **({"seed": seed} if seeds else {}), **({"strategy": name} if columns else {})}
+        for seed in (_seeds(seeds) if seeds else [None])
+        for name in (columns or [""])
+    ]
+    count = len(words) * (settings["num_images"] or 1) * len(runs)
+    check_files(output, json_path, 1 if grid or columns else count)
     with opened(
         model,
         quiet,
@@ -114,107 +108,120 @@ def generate(
         text_device=text_device,
         embeddings=embeddings,
     ) as pipeline:
-        arguments = {
-            "preset": preset,
-            "strategy": strategy,
-            "num_images": num_images,
-            "seed": seed,
-            "batch_size": batch_size,
-            "size": read_size(size),
-            "tree": tree,
-            "window": window,
-            "k": k,
-            "delta": delta,
-            "lam": lam,
-            "residual": residual,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "cfg_scale": cfg_scale,
-            "cfg_interval": cfg_interval,
-            "neighbour_space": neighbour_space,
-            "cfg_scale_image": cfg_scale_image,
-        }
-        prompt: str | list[str] = prompts[0] if len(prompts) == 1 else prompts
+        requests = [pipeline.request(words if len(words) > 1 else words[0], **one) for one in runs]
+        if columns:  # one seed for all of them
+            runs = [{**one, "seed": one["seed"] or requests[0].seed} for one in runs]
+        together = not (grid or columns)
+        pictures = Pictures(output, count, scale, together, [words, model, runs], resume)
         try:
-            with bar("decoding", quiet, unit="tokens") as report:
-                result = pipeline.generate(prompt, on_progress=report, **arguments)
-        except DeviceLostError as lost:
-            _keep(lost.images, output)
+            results = _draw(pipeline, words, runs, pictures, quiet)
+        except BaseException:  # Ctrl-C and a lost device too: what is finished is kept
+            if kept := pictures.keep():
+                names = ", ".join(map(str, kept))
+                say(names, label="kept", style="bold yellow", to_stderr=True)
             raise
-    written = _write(result, output, num_images if grid else 0, scale)
+    if columns:
+        pictures.write_columns(len(columns), len(runs))
+    elif grid:
+        pictures.write_grid(settings["num_images"] or 1)
+    pictures.done()
+    _report(results, json_path)
+    if not quiet and json_path != "-":
+        if not results:
+            say("every image is there already", label="nothing to draw", style="bold")
+        for result in results:
+            _summary(result)
+        if pictures.written:
+            say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
+
+
+def _draw(
+    pipeline: Pipeline,
+    words: Sequence[str],
+    runs: Sequence[dict[str, Any]],
+    pictures: Any,
+    quiet: bool,
+) -> list[GenerationResult]:
+    """Draw every run's missing images; each batch is written when it is done."""
+    results = []
+    each = pictures.count // len(runs)
+    prompt = words[0] if len(words) == 1 else list(words)
+    for number, one in enumerate(runs):
+        left = [index for index in range(each) if not pictures.has(number * each + index)]
+        if not left:
+            continue
+        seed = pictures.seed(number, one["seed"])
+        one = one if seed is None else {**one, "seed": seed}
+        request = pipeline.request(prompt, **one)
+        pictures.begin(number, request.seed)
+
+        def keep(first: int, images: list[Any], at: int = number * each, left: Any = left) -> None:
+            for offset, image in enumerate(images):
+                pictures.add(at + left[first + offset], image)
+
+        with bar("decoding", quiet, unit="tokens") as report:
+            results.append(
+                pipeline.generate(
+                    prompt,
+                    on_progress=report,
+                    on_images=keep,
+                    only=None if len(left) == each else left,
+                    **{**one, "seed": request.seed},
+                )
+            )
+    return results
+
+
+def _lines(path: Path | None) -> list[str]:
+    """Return a file's lines that are not empty; raises RequestError where it cannot be read."""
+    from lantern_accel.errors import RequestError
+    from lantern_accel.files import is_regular
+
+    if path is None:
+        return []
+    try:
+        if not is_regular(path):
+            raise RequestError(f"{path} is no file of prompts")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise RequestError(f"{path} holds no prompt; write one per line")
+    return found
+
+
+def _seeds(text: str) -> list[int]:
+    from lantern_accel.bounds import SEEDS
+    from lantern_accel.errors import RequestError
+
+    found = []
+    for word in (one.strip() for one in text.split(",")):
+        if not (word.isascii() and word.isdecimal() and len(word) < 20 and int(word) < SEEDS):
+            raise RequestError(f"{word[:40]!r} is no seed; write numbers such as 1,2,3")
+        found.append(int(word))
+    return found
+
+
+def _report(results: Sequence[GenerationResult], json_path: str) -> None:
+    """Write the figures: one object, or a list where several runs were made."""
+    import json
+
+    figures = [one.stats.model_dump(mode="json") for one in results]
+    whole: Any = figures[0] if len(figures) == 1 else figures
     if json_path == "-":
-        typer.echo(result.stats.model_dump_json(indent=2))
+        typer.echo(json.dumps(whole, indent=2))
     elif json_path:
         from lantern_accel.files import write_json
 
-        write_json(Path(json_path), result.stats.model_dump(mode="json"))
-    if not quiet and json_path != "-":
-        _summary(result, written)
+        write_json(Path(json_path), whole)
 
 
-def _check_output(output: Path, json_path: str) -> None:
-    """Raise before any work where a file could not be written or its format is unknown."""
-    import tempfile
-
-    from PIL import Image
-
-    from lantern_accel.errors import RequestError
-
-    known = Image.registered_extensions()
-    if output.suffix.lower() not in known or known[output.suffix.lower()] not in Image.SAVE:
-        raise RequestError(
-            f"{output} has no picture format that can be written; name it .png, .jpg or .webp"
-        )
-    for path in (output, *([Path(json_path)] if json_path and json_path != "-" else [])):
-        if path.is_dir():
-            raise RequestError(f"{path} is a folder; name a file in it")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent):
-                pass
-        except OSError as error:
-            raise RequestError(
-                f"{path} cannot be written ({error.strerror}); choose another folder with -o"
-            ) from None
-
-
-def _keep(images: list[Image], output: Path) -> None:
-    """Write the images that were finished before a device was lost, and say where."""
-    from lantern_accel.generation.result import save_images
-
-    if images:
-        written = save_images(images, output)
-        kept = ", ".join(str(path) for path in written)
-        say(kept, label="kept", style="bold yellow", to_stderr=True)
-
-
-def _write(result: GenerationResult, output: Path, columns: int, scale: int) -> list[Path]:
-    from dataclasses import replace
-
-    from PIL import Image
-
-    images = result.images
-    if scale > 1:
-        images = [
-            i.resize((i.width * scale, i.height * scale), Image.Resampling.LANCZOS) for i in images
-        ]
-    if columns:
-        width, height = images[0].size
-        rows = -(-len(images) // columns)
-        sheet = Image.new("RGB", (columns * width, rows * height), "white")
-        for i, image in enumerate(images):
-            sheet.paste(image, (i % columns * width, i // columns * height))
-        images = [sheet]
-    return replace(result, images=images).save(output)
-
-
-def _summary(result: GenerationResult, written: list[Path]) -> None:
+def _summary(result: GenerationResult) -> None:
     from lantern_accel.strategy.values import StaticTree, Window
 
     stats = result.stats
     seconds = stats.seconds
-    say(", ".join(str(path) for path in written), label="wrote", style="bold green")
     if stats.tokens_per_second is None:
         speed = f"{stats.tokens} tokens on the {stats.device_name}, whose times are no device's"
         rest = ""
@@ -223,7 +230,7 @@ def _summary(result: GenerationResult, written: list[Path]) -> None:
         speed = f"{stats.tokens} tokens in {busy:.2f} s ({stats.tokens_per_second:.0f} tokens/s)"
         rest = f"; text {seconds.text:.2f} s, pixels {seconds.pixels:.2f} s"
     say(
-        f"{speed}, {stats.step_compression:.2f} tokens a step{rest}",
+        f"{speed}, {stats.step_compression:.2f} tokens per step{rest}",
         label="decoded",
         style="bold",
     )

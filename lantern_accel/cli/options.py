@@ -1,8 +1,10 @@
-"""Options that several commands take: a backend's ``--option name=value``, a picture's ``--size``."""
+"""Options that several commands take: a backend's ``--option name=value``, and a request's settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import typing
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -22,17 +24,44 @@ def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, 
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise BackendError(f"the option {text!r} is not of the form NAME=VALUE")
-        options[name] = int(value) if value.isdigit() else value
+        whole = value.isascii() and value.isdecimal() and len(value) < 19
+        options[name] = int(value) if whole else value
     return options
 
 
-def read_size(text: str | None) -> tuple[int, int] | None:
-    """Read ``WxH``; raises :class:`RequestError`."""
-    from lantern_accel.errors import RequestError
+def settings_parameters(*leave_out: str) -> list[inspect.Parameter]:
+    """Return the fields of :class:`Settings` as typer options, for a command's signature."""
+    from lantern_accel.generation.settings import Settings
 
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
-        raise RequestError(f"the size {text!r} cannot be read; write WIDTHxHEIGHT, such as 768x512")
-    return int(parts[0]), int(parts[1])
+    found = []
+    for name, field in Settings.model_fields.items():
+        extra = field.json_schema_extra
+        if not isinstance(extra, dict) or name in leave_out:
+            continue
+        given = [str(one) for one in extra["names"]]  # type: ignore[union-attr]
+        long = [] if any(one.startswith("--") for one in given) else [f"--{name.replace('_', '-')}"]
+        found.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=typer.Option(None, *long, *given, help=field.description),
+                annotation=_kind(field.annotation, str(extra["shown"])),
+            )
+        )
+    return found
+
+
+def _kind(annotation: Any, shown: str) -> Any:
+    """Return the type of a field on the command line: the first plain one of its union."""
+    plain = [one for one in typing.get_args(annotation) if one in (int, float, str)]
+    return str if shown == "str" or not plain else plain[0]
+
+
+def with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that ends in ``**settings`` an option for every field of :class:`Settings`."""
+    own = inspect.signature(function, eval_str=True)
+    kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    every = [*kept, *settings_parameters()]
+    function.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in every}
+    return function

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options, read_size
+from lantern_accel.cli.options import OPTION, read_options
 
 train = typer.Typer(
     help="Train your own model: data, tokenizer, target, drafter, bundle. All stages resume.",
@@ -220,7 +220,9 @@ def drafter(
     from lantern_accel.training.workspace import read_config, with_drafter
 
     chosen = read_config(DrafterTrainConfig, config, **over)
-    pixels = read_size(size)
+    from lantern_accel.generation.settings import read_size
+
+    pixels = read_size(size) if size else None
     folder = bundled_models().get(model, Path(model))
     if into is not None and not (folder / "model.json").is_file():
         raise DataError(

@@ -138,6 +138,7 @@ class Running(ABC):
                     f"{name} has shape {list(value.shape)}, this engine takes "
                     f"{list(getattr(state, name).shape)}"
                 )
+        self._progress.clear()
         state.reset()
         for name, value in given.items():
             getattr(state, name).copy_(value)

@@ -8,13 +8,14 @@ inside a step there are only these methods and tensors.
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -207,6 +208,12 @@ class Backend(TensorOps, ABC):
     default_batch: int = 8
     """Images decoded together unless a request says otherwise."""
 
+    capture_asked: bool = False
+    """True where the user's options ask for captured steps: then one that cannot be is an error."""
+
+    runtime_bytes: int = 600 * 10**6
+    """Memory that decoding adds beside tensors: a driver's libraries, or a host's (assumed here)."""
+
     simulated: bool = False
     """True for a device in software that stands for another: right results, and no speed to speak of."""
 
@@ -280,6 +287,14 @@ class Backend(TensorOps, ABC):
 
     # --- running -------------------------------------------------------------------------------
 
+    def inference(self) -> AbstractContextManager[object]:
+        """Return the mode in which models run without gradients; everything but training runs in it.
+
+        The reference is ``torch.inference_mode()``. A device that cannot make views of tensors from
+        outside that mode returns ``torch.no_grad()``.
+        """
+        return torch.inference_mode()
+
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Make ``step``, a function of static buffers without a host read, ready to be replayed.
 
@@ -292,6 +307,18 @@ class Backend(TensorOps, ABC):
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a training function compiled for this device; gradients flow through it."""
         return torch.compile(function, dynamic=False)
+
+    def optimiser(self, groups: Iterable[Any], **settings: Any) -> torch.optim.Optimizer:
+        """Return AdamW over parameter groups, as this device runs it best.
+
+        ``settings`` are torch's (``lr``, ``betas``, ``weight_decay``). The reference asks torch for one
+        fused kernel and takes the plain one where torch has none for the device.
+        """
+        every = list(groups)
+        try:
+            return torch.optim.AdamW(every, fused=True, **settings)
+        except RuntimeError:  # torch names the devices that it has a fused kernel for
+            return torch.optim.AdamW(every, **settings)
 
     def training_ops(self) -> TensorOps:
         """Return the operations of a model in training: gradients flow through them."""
@@ -365,3 +392,18 @@ def check_clock(backend: Backend) -> None:
             f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
             f"the speed of {backend.name!r}; measure on a real device"
         )
+
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def inferring(function: Called) -> Called:
+    """Run a function in the inference mode of its first argument, a backend or what has one."""
+
+    @functools.wraps(function)
+    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
+        backend: Backend = first if isinstance(first, Backend) else first.backend
+        with backend.inference():
+            return function(first, *args, **kwargs)
+
+    return run  # type: ignore[return-value]

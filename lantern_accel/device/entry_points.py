@@ -161,4 +161,7 @@ def check_backend(spec: object) -> BackendSpec:
     """Return ``spec`` if it can be used; raises Unfit with the reason if not."""
     check_spec(spec, BackendSpec, "backend", API_VERSION)
     assert isinstance(spec, BackendSpec)
+    words = spec.aliases
+    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+        raise Unfit(f"its backend {spec.name!r} has aliases {words!r}; make them a tuple of words")
     return spec

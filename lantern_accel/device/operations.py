@@ -90,6 +90,12 @@ class HostCopy:
         """Return the oldest posted copy that was not read yet, on the host."""
         return self._source.cpu()
 
+    def clear(self) -> None:
+        """Forget every posted copy that was not read; a new request starts with this.
+
+        A request that was interrupted leaves copies behind, which the next one would read as its own.
+        """
+
 
 class TensorOps:
     """Reference implementation of every operation a device may replace."""

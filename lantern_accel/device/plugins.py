@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.device.entry_points import load_plugins, why
 from lantern_accel.device.spec import BackendSpec, Probe
-from lantern_accel.errors import BackendError, LanternWarning, did_you_mean
+from lantern_accel.errors import BackendError, LanternError, LanternWarning, did_you_mean
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -31,6 +32,8 @@ __all__ = [
 
 LIST_DEVICES = "run 'lantern-accel devices' to list what is there"
 REINSTALL = "install lantern-accel itself with pip, which registers its own"
+
+Used = TypeVar("Used")
 
 _DEVICE = re.compile(r"(?!auto:)(?P<name>[^:]+)(:(?P<index>[0-9]{1,4}))?")
 
@@ -64,22 +67,73 @@ def broken_plugins() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A device that is there and can be opened."""
+    """A device that is there and can be opened.
+
+    ``rest``: where ``auto`` or a word such as ``gpu`` chose, the backends that come next.
+    ``automatic``: whether another may serve where this one fails; never for a device by name.
+    """
 
     spec: BackendSpec
     index: int
     options: Mapping[str, Any]
+    rest: tuple[BackendSpec, ...] = ()
+    automatic: bool = False
 
     def open(self) -> Backend:
-        """Open it; raises BackendError where the backend fails."""
-        return _open(self.spec, self.index, self.options)
+        """Open it, or what comes next; raises BackendError where nothing serves."""
+        return self.serve(lambda backend, chosen: backend)
+
+    def serve(self, use: Callable[[Backend, Chosen], Used]) -> Used:
+        """Open the device and return what ``use`` makes of it; after a failure the next one is tried.
+
+        ``use`` gets the backend, which is closed where it raises, and what was chosen at last. Where
+        the device was asked for by name, its BackendError is raised; for ``auto`` one line of warning
+        tells it, and the next backend serves.
+        """
+        chosen = self
+        while True:
+            try:
+                return chosen._serve(use)
+            except BackendError as error:
+                chosen = chosen.after(error)
+
+    def _serve(self, use: Callable[[Backend, Chosen], Used]) -> Used:
+        backend = _open(self.spec, self.index, self.options)
+        try:
+            _first_use(backend)
+            return use(backend, self)
+        except BaseException as error:
+            _close_quietly(backend)
+            known = None
+            if isinstance(error, Exception) and not isinstance(error, LanternError):
+                known = backend.explain(error)
+            if known is not None:
+                raise known from error
+            raise
+
+    def after(self, error: BackendError) -> Chosen:
+        """Return what serves in place of this device, and warn; raises ``error`` where nothing does."""
+        if not self.automatic:
+            raise error
+        for place, (spec, found) in enumerate(_probe_all(list(self.rest))):
+            if isinstance(found, BackendError) or not found.available:
+                continue
+            # Options are those of the device that was expected; another one knows others.
+            left_out = f", without {', '.join(self.options)}" if self.options else ""
+            warnings.warn(
+                f"device auto: {spec.name} serves in place of {self.spec.name}{left_out} ({error})",
+                LanternWarning,
+                stacklevel=2,
+            )
+            return Chosen(spec, 0, {}, self.rest[place + 1 :], automatic=True)
+        raise error
 
 
 def open_backend(device: str = "auto", options: Mapping[str, Any] | None = None) -> Backend:
     """Open ``"auto"``, a backend's first device by name, or another as ``"name:index"``.
 
     Raises BackendError when there is no such backend or device, saying what was looked for and
-    what to install; nothing falls back to another device.
+    what to install. Only ``"auto"`` goes on to another device where the best one fails, and warns.
     """
     return choose_device(device, options).open()
 
@@ -87,13 +141,19 @@ def open_backend(device: str = "auto", options: Mapping[str, Any] | None = None)
 def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None) -> Chosen:
     """Find what :func:`open_backend` opens, and prepare the environment for it.
 
-    Imports torch only where the backend cannot look for its device without: call it before torch is
-    imported, because some vendors read the environment while torch loads their SDK.
+    ``device`` may be a word that backends have as an alias, such as ``"gpu"``: the best available one
+    of them. Imports torch only where the backend cannot look for its device without: call it before
+    torch is imported, because some vendors read the environment while torch loads their SDK.
     """
     name, index = _parse(device)
     given = dict(options or {})
-    if name == "auto":
-        spec, probe = _best()
+    specs = list(backend_specs().values())
+    rest: tuple[BackendSpec, ...] = ()
+    aliased = [spec for spec in specs if name in spec.aliases and name not in backend_specs()]
+    if name == "auto" or aliased:
+        candidates = aliased or [spec for spec in specs if spec.priority >= 0]
+        spec, probe = _best(device, candidates)
+        rest = tuple(candidates[candidates.index(spec) + 1 :])
         asked = _configured(spec, given)
         if asked is not spec:
             spec, probe = _found(asked)
@@ -109,7 +169,7 @@ def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None
         raise BackendError(
             f"device {device!r} is out of range: backend {spec.name!r} has {probe.count}, {names}"
         )
-    return Chosen(spec, index, given)
+    return Chosen(spec, index, given, rest, automatic=name == "auto")
 
 
 def devices_report() -> list[DeviceStatus]:
@@ -166,7 +226,8 @@ def _named(name: str) -> BackendSpec:
         )
     if not plugins.specs:
         raise BackendError(f"no backend is installed; {REINSTALL}")
-    near = did_you_mean(name, ["auto", *plugins.specs])
+    words = {word for spec in plugins.specs.values() for word in spec.aliases}
+    near = did_you_mean(name, ["auto", *words, *plugins.specs])
     raise BackendError(f"no backend is named {name!r}{near}; {LIST_DEVICES}")
 
 
@@ -190,13 +251,12 @@ def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
     return spec, _probe(spec)
 
 
-def _best() -> tuple[BackendSpec, Probe]:
+def _best(device: str, candidates: list[BackendSpec]) -> tuple[BackendSpec, Probe]:
     """Return the available backend of the highest priority; warn about a better one that fails."""
     reasons = []
-    candidates = [spec for spec in backend_specs().values() if spec.priority >= 0]
     for spec, found in _probe_all(candidates):
         if isinstance(found, BackendError):
-            warnings.warn(f"device auto skips a backend: {found}", LanternWarning, stacklevel=3)
+            warnings.warn(f"device {device} skips a backend: {found}", LanternWarning, stacklevel=3)
             reasons.append(str(found))
         elif found.available:
             return spec, found
@@ -204,7 +264,8 @@ def _best() -> tuple[BackendSpec, Probe]:
             reasons.append(f"{spec.name}: {found.reason}")
     if not candidates:
         raise BackendError(f"no backend is installed; {REINSTALL}")
-    raise BackendError(f"no device is available ({'; '.join(reasons)}); {LIST_DEVICES}")
+    what = "no device is available" if device == "auto" else f"no device {device!r} is available"
+    raise BackendError(f"{what} ({'; '.join(reasons)}); {LIST_DEVICES}")
 
 
 def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | BackendError]]:
@@ -269,6 +330,33 @@ def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
             "version; report it to the plug-in's author"
         )
     return backend
+
+
+def _first_use(backend: Backend) -> None:
+    """Allocate on a device and wait for it, so that one that is busy or has no kernels fails now.
+
+    Errors come out as the backend explains them.
+    """
+    import torch
+
+    try:
+        torch.zeros(8, device=backend.device).add_(1)
+        backend.synchronize()
+    except Exception as error:
+        known = error if isinstance(error, BackendError) else backend.explain(error)
+        if known is error:
+            raise
+        raise known or BackendError(
+            f"backend {backend.name!r} opened {backend.device}, but its first allocation failed: "
+            f"{why(error)}; check with the vendor's tools that the device is free, or use another "
+            "(`lantern-accel devices` lists them)"
+        ) from error
+
+
+def _close_quietly(backend: Backend) -> None:
+    """Close a backend that failed; what it says then would hide the reason."""
+    with contextlib.suppress(Exception):
+        backend.close()
 
 
 def _failed(spec: BackendSpec, hook: str, error: Exception, hint: str) -> BackendError:

@@ -67,6 +67,10 @@ class BackendSpec(ABC):
     priority: int = 0
     """``device="auto"`` opens the available backend with the highest; negative: never."""
 
+    aliases: tuple[str, ...] = ()
+    """Words that users write for such a device, ``("gpu",)``: the best available backend that has the
+    word is opened."""
+
     variants: tuple[Mapping[str, Any], ...] = ({},)
     """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
 

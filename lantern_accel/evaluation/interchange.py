@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lantern_accel.device.backend import inferring
 from lantern_accel.evaluation.features import FeatureNet, in_parts, to_pixels
 from lantern_accel.evaluation.schema import Interchange
 from lantern_accel.generation.pipeline import Pipeline
@@ -19,7 +20,7 @@ def psnr(a: Tensor, b: Tensor) -> Tensor:
     return 10.0 * torch.log10(255.0**2 / mse.clamp_min(1e-3))
 
 
-@torch.inference_mode()
+@inferring
 def interchange(
     pipeline: Pipeline,
     images: Tensor,

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern_accel.errors import BackendError
+from lantern_accel.device.backend import DTYPES, Backend
+from lantern_accel.errors import BackendError, did_you_mean
 from lantern_accel.families.base import LoadingProgress, Parts
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.limits import check_weights
@@ -27,14 +28,17 @@ def open_pipeline(
     """Open the device, then load the model on it; see :func:`lantern_accel.load`.
 
     ``tell`` gets lines about licences and downloads, ``on_loading`` a part's name, bytes read and bytes
-    in all.
+    in all. Where ``auto`` chose the device and it fails, the next one is opened, now or when it is
+    first used.
     """
     from lantern_accel.checkpoints.bundle import load_model
     from lantern_accel.checkpoints.locate import find_model, log
 
+    if dtype != "auto" and dtype not in DTYPES:
+        raise BackendError(f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}")
     found = find_model(model, parts, tell or log)
-    backend = device.open()
-    try:
+
+    def load(backend: Backend, chosen: Chosen) -> Pipeline:
         if backend.device.type == "meta":
             raise BackendError(
                 f"the backend {backend.name!r} has shapes and no data, so it draws nothing; choose "
@@ -45,7 +49,11 @@ def open_pipeline(
         loaded = load_model(
             found, backend, dtype=policy.compute, device=backend.device, progress=on_loading
         )
-    except BaseException:
-        backend.close()
-        raise
-    return Pipeline(loaded, backend, policy.compute)
+        return Pipeline(
+            loaded,
+            backend,
+            policy.compute,
+            otherwise=lambda error: chosen.after(error).serve(load),
+        )
+
+    return device.serve(load)

@@ -2,82 +2,70 @@
 
 from __future__ import annotations
 
-import secrets
+import threading
+import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
-from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.decoding.running import Decoded, Running
-from lantern_accel.device.backend import Backend, Replay
-from lantern_accel.errors import BackendError, DeviceLostError, LanternWarning, RequestError
-from lantern_accel.families.base import (
-    Conditions,
-    Model,
-    Prompt,
-    Size,
+from lantern_accel.decoding.engine import Decoded
+from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.device.entry_points import why
+from lantern_accel.errors import (
+    BackendError,
+    DeviceLostError,
+    DoesNotFitError,
+    LanternWarning,
+    RequestError,
 )
-from lantern_accel.files import cache_dir
-from lantern_accel.generation.result import GenerationRequest, GenerationResult, PhaseSeconds
-from lantern_accel.generation.statistics_of import generation_stats
-from lantern_accel.memory.limits import check_engine
+from lantern_accel.families.base import Conditions, Model, Prompt, Size
+from lantern_accel.generation.engines import Engines, Ready, explained
+from lantern_accel.generation.request import (
+    DEFAULT_STRATEGY,
+    GenerationRequest,
+    build_request,
+)
+from lantern_accel.generation.result import GenerationResult, PhaseSeconds, generation_stats
+from lantern_accel.generation.settings import takes_settings
 from lantern_accel.memory.room import Room
-from lantern_accel.strategy.presets import preset_for
-from lantern_accel.strategy.values import (
-    NeighbourSpace,
-    Sampling,
-    Strategy,
-    Tree,
-    named_strategy,
-    validated,
-)
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.values import NeighbourSpace, Sampling, Strategy, validated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-
 __all__ = ["Pipeline", "Prompt", "Ready"]
 
-#: Engines (buffers of one batch size, strategy and sampling) kept for reuse.
-KEPT_ENGINES = 4
-DEFAULT_STRATEGY = "lantern++"
-
-
-@dataclass(frozen=True)
-class Ready:
-    """An engine with its captured prefill and step."""
-
-    engine: Running
-    prefill: Replay
-    step: Replay
-
-    def release(self) -> None:
-        """Free what the captured functions hold."""
-        self.prefill.release()
-        self.step.release()
+#: Gets the index of a batch's first image among those that are drawn, and the batch's images.
+OnImages = Callable[[int, "list[Image]"], None]
 
 
 class Pipeline:
-    """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``."""
+    """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``.
 
-    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
+    Threads may share a pipeline: its calls run one after another. What it returns is theirs alone.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        dtype: torch.dtype,
+        otherwise: Callable[[BackendError], Pipeline] | None = None,
+    ) -> None:
+        """``otherwise`` gives the pipeline that serves where this device fails before its first image."""
         self.model = model
         self.backend = backend
         self.dtype = dtype
-        self._engines: OrderedDict[Any, Ready] = OrderedDict()
-        self._neighbours: dict[tuple[int, str], Tensor] = {}
-        self._room = Room(model, backend, dtype)
-        self._warmed: list[str] = []
-        self.kept_engines = KEPT_ENGINES
+        self.engines = Engines(model, backend, Room(model, backend, dtype))
+        self._otherwise = otherwise
+        self._lock = threading.Lock()
+        self._drawing: int | None = None
+        self._closed = False
 
     def __enter__(self) -> Pipeline:
         return self
@@ -86,41 +74,65 @@ class Pipeline:
         self.close()
 
     def close(self) -> None:
-        """Release captured steps, buffers and the device."""
-        self.release_engines()
-        self.backend.close()
+        """Release captured steps, buffers and the device; a closed pipeline draws no more.
+
+        What a backend raises here is told in a warning: the images are made.
+        """
+        with self._alone(closing=True):
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self.engines.release()
+                self.backend.close()
+            except Exception as error:
+                warnings.warn(
+                    f"backend {self.backend.name!r} failed while it was closed "
+                    f"({type(error).__name__}: {error}); what was drawn is kept",
+                    LanternWarning,
+                    stacklevel=2,
+                )
+
+    @contextmanager
+    def _alone(self, closing: bool = False) -> Iterator[None]:
+        """Let one call run at a time; raise where a call is made from within another, or too late."""
+        me = threading.get_ident()
+        if self._drawing == me:
+            raise RequestError(
+                "this pipeline is drawing, and was called again from within (by on_progress or "
+                "on_images); wait until the call returns, or load a second pipeline"
+            )
+        with self._lock:
+            if self._closed and not closing:
+                raise RequestError("this pipeline is closed; load the model again")
+            self._drawing = me
+            try:
+                yield
+            finally:
+                self._drawing = None
 
     def release_engines(self) -> None:
         """Free the buffers and captured steps that are kept for the next call."""
-        for ready in self._engines.values():
-            ready.release()
-        self._engines.clear()
+        self.engines.release()
+
+    @property
+    def kept_engines(self) -> int:
+        """Engines (buffers of one bucket of shapes) that are kept for reuse."""
+        return self.engines.kept
+
+    @kept_engines.setter
+    def kept_engines(self, count: int) -> None:
+        self.engines.kept = count
 
     # --- settings ------------------------------------------------------------------------------
 
-    def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **overrides: Any) -> Strategy:
-        """Return a strategy by name, with this model's trees and defaults, and overrides applied.
+    def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **changes: Any) -> Strategy:
+        """Return a strategy by name, with this model's trees and defaults, and changes applied.
 
-        ``overrides``: ``tree`` (a tree or a window, or text as ``--tree`` takes it), ``window`` (a
-        window's length), ``k``, ``delta``, ``lam``, ``residual``, ``neighbour_space``; None leaves the
-        default.
+        ``changes``: ``tree`` (a tree, or text as ``--tree`` takes it), ``accept``, ``k``, ``delta``,
+        ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
         """
-        if isinstance(overrides.get("tree"), str):
-            from lantern_accel.decoding.trees import parse_tree
-
-            overrides["tree"] = parse_tree(overrides["tree"])
-        if isinstance(strategy, Strategy):
-            chosen = strategy
-        else:
-            defaults = self.model.manifest.defaults
-            chosen = named_strategy(
-                strategy,
-                static=defaults.static_tree,
-                dynamic=defaults.dynamic_tree,
-                lantern=defaults.lantern,
-                lantern_pp=defaults.lantern_pp,
-            )
-        return chosen.override(**overrides)
+        return choose_strategy(self.model.manifest.defaults, strategy, **changes)
 
     def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
         """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any.
@@ -140,8 +152,12 @@ class Pipeline:
         values.update({k: v for k, v in overrides.items() if v is not None})
         return validated(Sampling, values, "sampling")
 
+    def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
+        """Check a request and fill in a preset's or the model's defaults, before any work is done."""
+        return build_request(self.model.manifest, prompt, settings, self.tuned)
+
     def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
-        """Return what the prompts become before decoding, one condition a prompt."""
+        """Return what the prompts become before decoding, one condition per prompt."""
         device = self.backend.device
         conditions = self.model.family.conditions(self.model, prompts, device, self.dtype, size)
         if self.model.text is not None:
@@ -155,34 +171,22 @@ class Pipeline:
     # --- engines -------------------------------------------------------------------------------
 
     def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
-        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new.
+        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new."""
+        return self.engines.neighbours(k, space)
 
-        ``space``: where distance is measured; None: as the model says.
-        """
-        space = space or self.model.manifest.neighbour_space
-        if (k, space) not in self._neighbours:
-            rows, on_sphere = self.model.family.codebook(self.model)
-            table = cached_neighbour_table(
-                rows, k, normalise=on_sphere and space == "decoder", cache=cache_dir()
-            )
-            # A code that stands for no patch, such as the end of a row, is near nothing: whatever its row
-            # says has no mass where that code may be.
-            more = self.model.manifest.target.vocab_size - len(table)
-            table = torch.cat((table, table[:more] * 0)) if more else table
-            self._neighbours[k, space] = table.to(self.backend.device)
-        return self._neighbours[k, space]
-
-    @torch.inference_mode()
+    @inferring
     def warm_up(
         self,
         batches: Sequence[int] = (1,),
-        strategies: Sequence[str | Strategy] = ("lantern++",),
+        strategies: Sequence[str | Strategy] = (DEFAULT_STRATEGY,),
+        on_bucket: Callable[[str, float], None] | None = None,
         **sampling: Any,
     ) -> None:
         """Compile the buckets of these batch sizes and strategies, so that no request waits for it.
 
-        ``sampling`` as :meth:`generate` takes it. A request of another bucket is served with a warning
-        afterwards. Raises RequestError for more buckets than are kept.
+        ``sampling`` as :meth:`generate` takes it; ``on_bucket`` gets each bucket's name and seconds. A
+        request of another bucket is served with a warning afterwards. Raises RequestError for more
+        buckets than are kept.
         """
         if len(batches) * len(strategies) > self.kept_engines:
             raise RequestError(
@@ -190,14 +194,20 @@ class Pipeline:
                 f"{self.kept_engines} that are kept; warm up fewer"
             )
         settings = self.sampling(**sampling)
-        self._warmed = []
-        for batch in batches:
-            for given in strategies:
-                chosen = self.strategy(given)
-                if isinstance(given, str):
-                    chosen = self.tuned(chosen, settings.temperature)
-                self.engine(batch, chosen, settings, self.model.family.usual_shape(self.model))
-        self._warmed = [f"{name} x {n}" for n in batches for name in map(_name, strategies)]
+        with self._alone():
+            self.engines.warmed = []
+            done = []
+            for batch in batches:
+                for given in strategies:
+                    chosen = self.strategy(given)
+                    if isinstance(given, str):
+                        chosen = self.tuned(chosen, settings.temperature)
+                    began = time.perf_counter()
+                    self.engine(batch, chosen, settings, self.model.family.usual_shape(self.model))
+                    done.append(f"{chosen.name} x {batch}")
+                    if on_bucket is not None:
+                        on_bucket(done[-1], time.perf_counter() - began)
+            self.engines.warmed = done
 
     def engine(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
@@ -206,201 +216,112 @@ class Pipeline:
 
         ``shape``: that of the conditions it will start from, where a model's are not all alike.
         """
-        key = (batch, strategy.model_dump_json(), sampling.model_dump_json(), shape)
-        if key not in self._engines:
-            if self._warmed:
-                warnings.warn(
-                    f"this bucket ({strategy.name} x {batch}, or its sampling) was not warmed up and is "
-                    f"compiled now; warm are: {', '.join(self._warmed)}",
-                    LanternWarning,
-                    stacklevel=2,
-                )
-            k = strategy.neighbours
-            check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
-            target, drafter = self.model.family.fitted(self.model, shape)
-            self._make_room(batch, strategy, sampling, (target, drafter))
-            with self._explained():
-                engine = engine_for(
-                    target,
-                    drafter,
-                    self.backend,
-                    strategy,
-                    sampling,
-                    batch=batch,
-                    neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
-                )
-                self._engines[key] = Ready(
-                    engine,
-                    self.backend.capture(engine.prefill, "prefill"),
-                    self.backend.capture(engine.step, "step"),
-                )
-        self._engines.move_to_end(key)
-        return self._engines[key]
-
-    def _make_room(
-        self, batch: int, strategy: Strategy, sampling: Sampling, parts: tuple[Any, Any]
-    ) -> None:
-        """Release kept engines, the oldest first, until a new one fits; raise where none does."""
-        beside = self._room.beside(strategy, sampling)
-        while True:
-            room = len(self._engines) < self.kept_engines
-            try:
-                if not self._room.plenty(batch, strategy, sampling):
-                    check_engine(self.backend, *parts, strategy, sampling, batch, beside)
-                if room:
-                    return
-            except BackendError:
-                if not self._engines:
-                    raise
-            self._engines.popitem(last=False)[1].release()
-
-    def _batch(self, request: GenerationRequest, count: int) -> int:
-        """Return how many images to decode together: as asked, else what suits and fits the device."""
-        if request.batch_size is not None:
-            return min(request.batch_size, count)
-        usual = min(self.backend.default_batch, count)
-        drafts = request.strategy.needs_drafter
-        if usual == 1 or (drafts and self.model.drafter is None):
-            return usual
-        held = sum(ready.engine.nbytes for ready in self._engines.values())
-        return max(1, self._room.fitting(usual, request.strategy, request.sampling, held))
-
-    @contextmanager
-    def _explained(self, finished: Sequence[Tensor] = ()) -> Iterator[None]:
-        """Let errors of the device say what they mean and carry the pixels that were ``finished``."""
-        try:
-            yield
-        except Exception as error:
-            known = error if isinstance(error, BackendError) else self.backend.explain(error)
-            if isinstance(known, DeviceLostError):
-                known.images = _pictures(finished)
-            if known is None or known is error:
-                raise
-            raise known from error
+        return self.engines.get(batch, strategy, sampling, shape)
 
     # --- generation ----------------------------------------------------------------------------
 
-    def request(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        preset: str | None = None,
-        strategy: str | Strategy | None = None,
-        num_images: int = 1,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        size: Size | None = None,
-        tree: str | Tree | None = None,
-        window: int | None = None,
-        k: int | None = None,
-        delta: float | None = None,
-        lam: float | None = None,
-        residual: str | None = None,
-        neighbour_space: NeighbourSpace | None = None,
-        **sampling: Any,
-    ) -> GenerationRequest:
-        """Check a request and fill in a preset's or the model's defaults, before any work is done."""
-        prompts = (prompt,) if isinstance(prompt, str | int) else tuple(prompt)
-        if not prompts:
-            raise RequestError("there is no prompt; give at least one")
-        changes: dict[str, Any] = {
-            "tree": tree,
-            "window": window,
-            "k": k,
-            "delta": delta,
-            "lam": lam,
-            "residual": residual,
-            "neighbour_space": neighbour_space,
-        }
-        if preset is not None:
-            published = preset_for(preset, self.model.manifest)
-            sampling = _filled(sampling, published.sampling)
-            if strategy is None or strategy == published.strategy:
-                strategy = published.strategy
-                changes = _filled(changes, published.overrides)
-        chosen = self.strategy(strategy or DEFAULT_STRATEGY, **changes)
-        settings = self.sampling(**sampling)
-        if changes["tree"] is None and not isinstance(strategy, Strategy):
-            chosen = self.tuned(chosen, settings.temperature)
-        try:
-            return GenerationRequest(
-                prompts=prompts,
-                strategy=chosen,
-                sampling=settings,
-                num_images=num_images,
-                seed=secrets.randbits(31) if seed is None else seed,
-                batch_size=batch_size,
-                size=size,
-            )
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            message = first["msg"].removeprefix("Value error, ")
-            raise RequestError(message if "empty" in message else f"{where}: {message}") from None
-
-    @torch.inference_mode()
+    @takes_settings
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
         *,
         on_progress: Callable[[int, int], None] | None = None,
-        **options: Any,
+        on_images: OnImages | None = None,
+        only: Sequence[int] | None = None,
+        **settings: Any,
     ) -> GenerationResult:
         """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
 
-        ``on_progress`` gets the image tokens known so far and the total.
+        ``on_progress`` gets the image tokens known so far and the total, ``on_images`` each batch when
+        it is done: the index of its first image among those drawn, and the images. ``only``: indices of
+        the images to draw, of those that the request would draw; each is what it would be among all.
         """
-        request = self.request(prompt, **options)
+        with self._alone():
+            while True:
+                request = self.request(prompt, **settings)
+                try:
+                    return self._draw(request, on_progress, on_images, only)
+                except (BackendError, RuntimeError) as error:  # torch's own are RuntimeErrors
+                    self._move_on(error)
+                    settings = {**settings, "seed": request.seed}
+
+    def _move_on(self, error: BackendError | RuntimeError) -> None:
+        """Serve from the next device where ``auto`` chose this one and it has drawn nothing yet."""
+        if self._otherwise is None or isinstance(error, DoesNotFitError):
+            raise error
+        if not isinstance(error, BackendError):
+            error = BackendError(f"backend {self.backend.name!r} failed in use: {why(error)}")
+        try:
+            self.engines.release()
+            self.backend.close()
+        except Exception as late:  # a device that failed may fail to close; it is left as it is
+            error.add_note(f"closing it failed too: {late}")
+        other = self._otherwise(error)
+        self.model, self.backend, self.dtype = other.model, other.backend, other.dtype
+        self.engines, self._otherwise = other.engines, other._otherwise
+
+    @inferring
+    def _draw(
+        self,
+        request: GenerationRequest,
+        on_progress: Callable[[int, int], None] | None,
+        on_images: OnImages | None,
+        only: Sequence[int] | None,
+    ) -> GenerationResult:
+        strategy, sampling = request.strategy, request.sampling
+        images: list[Image] = []
+        parts: list[Decoded] = []
+        spent = dict.fromkeys(("prefill", "decode", "pixels"), 0.0)
+        buffers = 0
+
+        def keep(lost: DeviceLostError) -> None:
+            lost.images = images
+
         watch = self.backend.stopwatch
-        arrays: list[Tensor] = []
-        with self._explained(arrays), watch() as total:
+        with explained(self.backend, keep), watch() as total:
             with watch() as text:
                 conditions = self.conditions(request.prompts, request.size)
-            picks = [i for i in range(len(request.prompts)) for _ in range(request.num_images)]
-            count = len(picks)
-            batch = self._batch(request, count)
-            prefill = decode = pixels = 0.0
-            self._expect(request, count, batch, conditions.shape)
-            parts: list[Decoded] = []
-            buffers = 0
-            for start in range(0, count, batch):
-                here = picks[start : start + batch]
-                images = list(range(start, start + len(here)))
-                ready = self.engine(len(here), request.strategy, request.sampling, conditions.shape)
-                engine = ready.engine
-                size = engine.geometry.tokens
-                report = _offset(on_progress, start, len(here), size, count)
+            shape = conditions.shape
+            wanted = _wanted(request, only)
+            batch = request.batch_size or self.engines.usual_batch(len(wanted), strategy, sampling)
+            batch = min(batch, len(wanted))
+            chunks = [wanted[at : at + batch] for at in range(0, len(wanted), batch)]
+            sizes = [self.engines.padded(len(chunk), strategy, sampling) for chunk in chunks]
+            counts = [(size, sizes.count(size)) for size in dict.fromkeys(sizes)]
+            self.engines.expect(counts, strategy, sampling, shape)
+            for chunk, size in zip(chunks, sizes, strict=True):
+                ready = self.engine(size, strategy, sampling, shape)
+                engine, spare = ready.engine, size - len(chunk)
                 buffers = max(buffers, engine.nbytes)
-                rows = self.model.family.rows(self.model, conditions.pick(here), request.sampling)
-                with watch() as prefill_watch:
-                    uniforms = engine.uniforms(request.seed, images)
+                full = [*chunk, *[chunk[-1]] * spare]
+                picked = conditions.pick([index // request.num_images for index in full])
+                rows = self.model.family.rows(self.model, picked, sampling)
+                with watch() as prefill:
+                    uniforms = engine.uniforms(request.seed, full)
                     engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
-                with watch() as decode_watch:
-                    done = engine.run(ready.step, report)
-                with watch() as pixels_watch:
-                    arrays.append(self.pixels(done.tokens, conditions.shape))
-                prefill += prefill_watch.seconds
-                decode += decode_watch.seconds
-                pixels += pixels_watch.seconds
+                    if spare:  # rows that nobody asked for are finished
+                        engine.state.length[len(chunk) :].fill_(engine.geometry.tokens - 1)
+                report = _report(
+                    on_progress, len(images), len(chunk), engine.geometry.tokens, len(wanted)
+                )
+                with watch() as decode:
+                    done = _first(engine.run(ready.step, report), len(chunk))
+                with watch() as drawing:
+                    made = _pictures(self.pixels(done.tokens, shape))
+                for name, one in (("prefill", prefill), ("decode", decode), ("pixels", drawing)):
+                    spent[name] += one.seconds
+                if on_images is not None:
+                    on_images(len(images), made)
+                images += made
                 parts.append(done)
-        stats = generation_stats(
-            self,
-            request,
-            parts,
-            PhaseSeconds(
-                text=text.seconds,
-                prefill=prefill,
-                decode=decode,
-                pixels=pixels,
-                total=total.seconds,
-            ),
-            batch,
-            buffers,
-        )
-        tokens = torch.cat([p.tokens for p in parts]).clone()
-        return GenerationResult(_pictures(arrays), tokens, stats)
+                self._otherwise = None  # this device serves
+        seconds = PhaseSeconds(text=text.seconds, total=total.seconds, **spent)
+        stats = generation_stats(self, request, parts, seconds, batch, buffers)
+        drawn = torch.cat([p.tokens for p in parts]).clone()
+        columns = request.num_images if only is None else 0
+        return GenerationResult(images, drawn, stats, columns)
 
-    @torch.inference_mode()
+    @inferring
     def decode_only(
         self,
         prompts: Sequence[Prompt],
@@ -413,26 +334,16 @@ class Pipeline:
 
         ``step`` runs in place of the captured step (for measurements that look at the state).
         """
-        conditions = self.conditions(prompts)
-        ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
-        engine = ready.engine
-        rows = self.model.family.rows(self.model, conditions, sampling)
-        uniforms = engine.uniforms(seed, list(range(len(prompts))))
-        with self._explained(), self.backend.stopwatch() as watch:
-            engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
-            decoded = engine.run(step or ready.step)
+        with self._alone():
+            conditions = self.conditions(prompts)
+            ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
+            engine = ready.engine
+            rows = self.model.family.rows(self.model, conditions, sampling)
+            uniforms = engine.uniforms(seed, list(range(len(prompts))))
+            with explained(self.backend), self.backend.stopwatch() as watch:
+                engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
+                decoded = engine.run(step or ready.step)
         return decoded, watch.seconds
-
-    def _expect(self, request: GenerationRequest, count: int, batch: int, shape: Hashable) -> None:
-        """Tell the captured functions how often the request will call them."""
-        whole, rest = divmod(count, batch)
-        for size, times in ((batch, whole), (rest, 1)):
-            if size and times:
-                ready = self.engine(size, request.strategy, request.sampling, shape)
-                ready.prefill.expect(times)
-                # Half as many steps as tokens: about what speculation leaves.
-                drafts = ready.engine.geometry.depth > 0
-                ready.step.expect(times * ready.engine.geometry.tokens // (2 if drafts else 1))
 
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
@@ -441,27 +352,37 @@ class Pipeline:
             return self.model.family.pixels(self.model, tokens, shape).cpu()
 
 
-def _name(strategy: str | Strategy) -> str:
-    return strategy if isinstance(strategy, str) else strategy.name
+def _wanted(request: GenerationRequest, only: Sequence[int] | None) -> list[int]:
+    """Return the indices of the images to draw; raises RequestError for one that there is not."""
+    if only is None:
+        return list(range(request.count))
+    wanted = sorted(set(only))
+    if not wanted or wanted[0] < 0 or wanted[-1] >= request.count:
+        raise RequestError(
+            f"only={list(only)} does not name images of this request; give indices from 0 to "
+            f"{request.count - 1}"
+        )
+    return wanted
 
 
-def _pictures(arrays: Sequence[Tensor]) -> list[Image]:
-    """Turn pixels, uint8 ``[n, H, W, 3]`` each, into pictures."""
+def _first(decoded: Decoded, count: int) -> Decoded:
+    """Return the first images of a batch whose other rows only fill it."""
+    if len(decoded.tokens) == count:
+        return decoded
+    return Decoded(**{name: value[:count] for name, value in vars(decoded).items()})
+
+
+def _pictures(pixels: Tensor) -> list[Image]:
+    """Turn pixels, uint8 ``[n, H, W, 3]``, into pictures."""
     from PIL import Image
 
-    return [Image.fromarray(a.numpy()) for array in arrays for a in array]
+    return [Image.fromarray(one.numpy()) for one in pixels]
 
 
-def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return ``given`` with what it leaves None taken from ``defaults``."""
-    known = {key: value for key, value in given.items() if value is not None}
-    return {**dict.fromkeys(given), **defaults, **known}
-
-
-def _offset(
-    report: Callable[[int, int], None] | None, start: int, images: int, size: int, count: int
+def _report(
+    report: Callable[[int, int], None] | None, before: int, images: int, size: int, count: int
 ) -> Callable[[int], None] | None:
     """Turn a batch's progress (tokens known by its slowest image) into the request's."""
     if report is None:
         return None
-    return lambda known: report(start * size + known * images, count * size)
+    return lambda known: report(before * size + known * images, count * size)

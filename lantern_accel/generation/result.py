@@ -1,43 +1,29 @@
-"""What crosses the boundary of the library: requests, statistics, results."""
+"""What a call gives back: images, tokens, and the figures of how they were made."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
+from lantern_accel.errors import RequestError
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from lantern_accel.decoding.engine import Decoded
+    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.request import GenerationRequest
+
 #: Version of the JSON that ``--json`` writes.
 STATS_SCHEMA = 1
-
-
-class GenerationRequest(BaseModel):
-    """One call of ``generate``, checked before any work is done."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    prompts: tuple[str | int, ...] = Field(min_length=1)
-    strategy: Strategy
-    sampling: Sampling
-    num_images: int = Field(1, ge=1, le=10_000, description="images a prompt")
-    seed: int = Field(ge=0, lt=2**63)
-    batch_size: int | None = Field(None, ge=1, le=1024, description="images decoded together")
-    size: tuple[int, int] | None = Field(None, description="width and height in pixels")
-
-    @field_validator("prompts")
-    @classmethod
-    def _not_empty(cls, prompts: tuple[str | int, ...]) -> tuple[str | int, ...]:
-        for prompt in prompts:
-            if isinstance(prompt, str) and not prompt.strip():
-                raise ValueError("the prompt is empty; describe a thing, such as 'red heart'")
-        return prompts
 
 
 class PhaseSeconds(BaseModel):
@@ -93,31 +79,137 @@ class GenerationStats(BaseModel):
 class GenerationResult:
     """Images, their tokens (int64 ``[n, tokens]``, on the host) and the figures of the call.
 
-    Images of the first prompt come first.
+    Images of the first prompt come first; ``columns`` images belong to each prompt (0: not all of
+    them were drawn).
     """
 
     images: list[Image]
     tokens: Tensor
     stats: GenerationStats
+    columns: int = 0
+
+    def __repr__(self) -> str:
+        stats = self.stats
+        many = f"{len(self.images)} image{'' if len(self.images) == 1 else 's'}"
+        return (
+            f"<GenerationResult: {many}, {stats.model}, {stats.strategy.name}, seed {stats.seed}, "
+            f"{stats.step_compression:.2f} tokens per step>"
+        )
+
+    def _repr_png_(self) -> bytes:
+        """Return a PNG for notebooks: the image, or all of them in a grid."""
+        stream = io.BytesIO()
+        self.grid().save(stream, format="png")
+        return stream.getvalue()
+
+    def grid(self, columns: int | None = None) -> Image:
+        """Return all images in one picture, a row per prompt unless ``columns`` says otherwise."""
+        return image_grid(self.images, columns or self.columns or len(self.images))
 
     def save(self, path: str | Path) -> list[Path]:
         """Write the image to ``path``, or several as ``name-0.png``, ``name-1.png``, ..."""
         return save_images(self.images, path)
 
 
-def save_images(images: list[Image], path: str | Path) -> list[Path]:
-    """Write an image to ``path``, or several as ``name-0.png``, ``name-1.png``, ...; return the files."""
+def generation_stats(
+    pipeline: Pipeline,
+    request: GenerationRequest,
+    parts: list[Decoded],
+    seconds: PhaseSeconds,
+    batch: int,
+    buffers: int,
+) -> GenerationStats:
+    """Count what a request's batches made; ``parts`` are the batches, ``buffers`` their bytes."""
+    import torch
+
+    import lantern_accel
+
+    steps = sum(int(p.steps.sum()) for p in parts)
+    tokens = sum(p.tokens.numel() for p in parts)
+    images = sum(len(p.tokens) for p in parts)
+    histogram = sum((p.histogram.sum(0) for p in parts[1:]), parts[0].histogram.sum(0))
+    busy = seconds.prefill + seconds.decode
+    drawn = torch.cat([p.tokens for p in parts]).long().contiguous().numpy()
+    return GenerationStats(
+        tokens=tokens,
+        tokens_sha256=hashlib.sha256(drawn.tobytes()).hexdigest(),
+        steps=steps,
+        step_compression=(tokens - images) / steps if steps else 1.0,
+        accepted_histogram=histogram.tolist(),
+        total_variation=sum(float(p.price.sum()) for p in parts) / tokens,
+        seconds=seconds,
+        tokens_per_second=None if pipeline.backend.simulated else tokens / busy if busy else 0.0,
+        images=images,
+        prompts=list(request.prompts),
+        device=str(pipeline.backend.device),
+        device_name=pipeline.backend.facts().name,
+        simulated=pipeline.backend.simulated,
+        backend=pipeline.backend.name,
+        backend_version=pipeline.backend.version,
+        dtype=str(pipeline.dtype).removeprefix("torch."),
+        model=pipeline.model.manifest.name,
+        weights_hash=pipeline.model.weights_hash,
+        strategy=request.strategy,
+        sampling=request.sampling,
+        seed=request.seed,
+        batch_size=batch,
+        buffers_bytes=buffers,
+        lantern_accel=lantern_accel.__version__,
+        torch=torch.__version__,
+    )
+
+
+def image_grid(images: Sequence[Image], columns: int) -> Image:
+    """Return pictures of one size side by side, ``columns`` in a row, on white."""
+    from PIL import Image as pillow
+
+    width, height = images[0].size
+    columns = max(1, min(columns, len(images)))
+    sheet = pillow.new("RGB", (columns * width, -(-len(images) // columns) * height), "white")
+    for i, image in enumerate(images):
+        sheet.paste(image, (i % columns * width, i // columns * height))
+    return sheet
+
+
+def picture_format(path: Path) -> str:
+    """Return Pillow's name of the format that a suffix stands for; ``.png`` where there is none.
+
+    A picture of one pixel is written first: Pillow lists formats that cannot take a photograph, or
+    whose libraries are absent. Raises :class:`RequestError`.
+    """
+    from PIL import Image as pillow
+
+    suffix = path.suffix.lower() or ".png"
+    name = pillow.registered_extensions().get(suffix)
+    if name in pillow.SAVE:
+        try:
+            pillow.new("RGB", (1, 1)).save(io.BytesIO(), format=name)
+            return str(name)
+        except Exception:  # every codec raises its own
+            name = None
+    raise RequestError(
+        f"{path} has no picture format that can be written; name it .png, .jpg or .webp"
+    )
+
+
+def numbered(path: Path, index: int, count: int) -> Path:
+    """Return the file of one of ``count`` images: ``path``, or ``name-0.png``, ``name-1.png``, ..."""
+    if count == 1:
+        return path
+    return path.with_name(f"{path.stem}-{index}{path.suffix or '.png'}")
+
+
+def save_image(image: Image, path: Path) -> None:
+    """Write one picture, whole or not at all."""
     from lantern_accel.files import write_whole
 
-    path = Path(path)
-    kind = (path.suffix.lstrip(".") or "png").lower()
-    kind = {"jpg": "jpeg"}.get(kind, kind)
-    written = []
-    for i, image in enumerate(images):
-        many = len(images) > 1
-        out = path.with_name(f"{path.stem}-{i}{path.suffix or '.png'}") if many else path
-        picture: Any = image
-        # The default binds this picture; mypy cannot type a lambda with one.
-        write_whole(out, lambda stream, p=picture: p.save(stream, format=kind))  # type: ignore[misc]
-        written.append(out)
+    kind = picture_format(path)
+    write_whole(path, lambda stream: image.save(stream, format=kind))
+
+
+def save_images(images: Sequence[Image], path: str | Path) -> list[Path]:
+    """Write an image to ``path``, or several as ``name-0.png``, ``name-1.png``, ...; return the files."""
+    written = [numbered(Path(path), i, len(images)) for i in range(len(images))]
+    for image, out in zip(images, written, strict=True):
+        save_image(image, out)
     return written

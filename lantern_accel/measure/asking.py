@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-import torch
-
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.errors import RequestError
@@ -35,7 +33,7 @@ def read_prompts(path: Path | None, pipeline: Pipeline) -> PromptSet:
     else:
         lines, source = _lines(path), path.name
     used = lines[:USED]
-    with torch.inference_mode():
+    with pipeline.backend.inference():
         pipeline.check_prompts(used)
     return PromptSet(source=source, count=len(lines), sha256=digest(lines), used=used)
 
@@ -69,7 +67,7 @@ def choose_strategies(
             # Before the neighbour table: it cannot be wider than the codebook.
             check_settings(one, sampling, model.manifest.target.vocab_size)
             table = pipeline.neighbours(one.neighbours) if one.neighbours else None
-            with torch.inference_mode():
+            with pipeline.backend.inference():
                 # Refuses what its model, drafter and tree cannot do; nothing is run or kept.
                 engine_for(
                     model.target, model.drafter, pipeline.backend, one, sampling, neighbours=table

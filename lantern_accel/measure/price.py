@@ -95,7 +95,7 @@ class QualityStudy:
             done, _ = self.pipeline.decode_only(chunk, strategy, sampling, seed + start)
             tokens.append(done.tokens)
             moved.append(done.price / done.tokens.shape[1])
-            with torch.inference_mode():
+            with self.pipeline.backend.inference():
                 pixels.append(self.pipeline.pixels(done.tokens))
             self.beat(f"quality: {strategy.name}: {start + count} of {images} images")
         return Drawn(torch.cat(tokens), torch.cat(moved).float(), torch.cat(pixels))

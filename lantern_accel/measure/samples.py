@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import torch
-
+from lantern_accel.device.backend import inferring
 from lantern_accel.generation.pipeline import Pipeline, Prompt, Ready
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.measure.bench import PHASES as STEP_PHASES
@@ -55,7 +54,7 @@ def ready_of(pipeline: Pipeline, cell: Cell) -> tuple[Ready, Sampling]:
     return pipeline.engine(cell.batch, cell.strategy, sampling), sampling
 
 
-@torch.inference_mode()
+@inferring
 def warm_up(
     pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], seed: int, session: int
 ) -> Warmup:
@@ -89,7 +88,7 @@ def has_settled(warmup: Sequence[Warmup]) -> bool:
     return latest >= (1 - GAIN) * before and not warm[-1].rising
 
 
-@torch.inference_mode()
+@inferring
 def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int) -> None:
     """Measure a cell with nothing kept from before: first decoding, memory, phases, work."""
     backend = pipeline.backend
@@ -154,7 +153,7 @@ def _step_ms(
 
 
 def _work(pipeline: Pipeline, ready: Ready) -> dict[str, Work]:
-    with torch.inference_mode():
+    with pipeline.backend.inference():
         return measure_work(pipeline, ready.engine)
 
 

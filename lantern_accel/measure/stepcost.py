@@ -17,7 +17,7 @@ import torch
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
-from lantern_accel.device.backend import Backend, check_clock
+from lantern_accel.device.backend import Backend, check_clock, inferring
 from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.random_weights import RandomModel, random_model, sized, weights_bytes
 from lantern_accel.files import write_json
@@ -70,7 +70,7 @@ def plan(
     return found
 
 
-@torch.inference_mode()
+@inferring
 def run_stepcost(
     backend: Backend,
     model: RandomModel,

@@ -13,7 +13,7 @@ from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
 from lantern_accel.device.operations import KVLayout, TensorOps
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, DoesNotFitError
 from lantern_accel.families.base import PARTS, Found
 from lantern_accel.families.registry import family
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -170,7 +170,7 @@ def check_engine(
     each = (need - one) / max(batch - 1, 1)
     fits = 1 + int((free - one) / each) if free >= one and each > 0 else 0
     way = f"a batch of {fits} fits" if fits else "not even one image fits; use a smaller model"
-    raise BackendError(
+    raise DoesNotFitError(
         f"a batch of {batch} needs {size(need)} of caches and buffers, device {backend.device} has "
         f"{size(free)} free{_total(backend.memory())}; {way}"
     )

@@ -25,13 +25,8 @@ from lantern_accel.memory.footprint import Footprint, measure, nodes_of
 from lantern_accel.memory.limits import free_bytes, size
 from lantern_accel.strategy.values import NO_DRAFTER, Sampling, Strategy, named_strategy
 
-#: What libraries add to a host process that decodes for the first time, beside tensors (measured on an
-#: AVX-512 processor with torch 2.13): 25 to 30 MB of their code, which counts once it has run; 0.55 MB a
-#: shape of oneDNN's matrix product in bfloat16, of which vanilla has 16 and lantern++ 37; 10 to 20 MB
-#: free between tensors on the heap.
-HOST_GROWTH = 60 * 10**6
 #: Held by a driver and its libraries on an accelerator that is not open here (assumed).
-DRIVER_RESERVE = 600 * 10**6
+DRIVER_RESERVE = Backend.runtime_bytes
 
 
 class MemoryPlan(BaseModel):
@@ -303,8 +298,7 @@ def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
 
 def runtime_of(backend: Backend) -> int:
     """Return what is held beside the model on an open device, with what decoding will add to it."""
-    held = backend.memory().in_use or 0
-    return held + (HOST_GROWTH if backend.device.type == "cpu" else DRIVER_RESERVE)
+    return (backend.memory().in_use or 0) + backend.runtime_bytes
 
 
 def _device(device: str, dtype: str) -> dict[str, Any]:

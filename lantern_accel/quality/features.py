@@ -132,7 +132,7 @@ def load_network() -> EfficientNetLite0:
     return network.eval().requires_grad_(False)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def features(network: EfficientNetLite0, images: Tensor, batch: int = 16) -> Tensor:
     """Return float32 ``[n, 1280]`` of images, uint8 ``[n, H, W, 3]`` on the host.
 

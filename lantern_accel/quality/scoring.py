@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.device.backend import inferring
 from lantern_accel.evaluation.schema import Ambiguity, Likelihood
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.strategy.values import Sampling
@@ -21,7 +22,7 @@ LOGITS_AT_ONCE = 1 << 26
 def encode_images(pipeline: Pipeline, pixels: Tensor, batch: int = 16) -> Tensor:
     """Return the codes of pixels ``[n, 3, H, W]`` in [-1, 1], int64 ``[n, tokens]`` on the host."""
     vq, device = pipeline.model.vq, pipeline.backend.device
-    with torch.inference_mode():
+    with pipeline.backend.inference():
         parts = [vq.encode(part.to(device)).flatten(1).cpu() for part in torch.split(pixels, batch)]
     return torch.cat(parts).long()
 
@@ -66,7 +67,7 @@ def _logits(
         yield cond, uncond, here
 
 
-@torch.inference_mode()
+@inferring
 def likelihood(
     pipeline: Pipeline, prompts: Sequence[str | int], codes: Tensor, images: str
 ) -> Likelihood:
@@ -81,7 +82,7 @@ def likelihood(
     )
 
 
-@torch.inference_mode()
+@inferring
 def ambiguity(
     pipeline: Pipeline,
     prompts: Sequence[str | int],

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
 from lantern_accel.errors import LanternWarning
-from lantern_accel.files import cache_dir
+from lantern_accel.files import cache_dir, is_regular
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
 
@@ -96,6 +96,8 @@ def tuned_path(key: dict[str, Any]) -> Path:
 
 def _stored(folder: Path) -> Iterator[Tuned]:
     for path in sorted(folder.glob("*.json")):
+        if not is_regular(path):  # reading a pipe would wait for ever
+            continue
         try:
             yield Tuned.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValidationError, ValueError):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from lantern_accel.bounds import MOST_SCALE
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.rules import (
     RULES,
@@ -337,16 +338,20 @@ class Sampling(Value):
     round (``order="top_p_first"``), which differs only where both are set.
     """
 
-    temperature: float = Field(1.0, ge=0, le=1e6, allow_inf_nan=False)
+    temperature: float = Field(1.0, ge=0, le=MOST_SCALE, allow_inf_nan=False)
     top_k: int = Field(0, ge=0, description="0: all codes")
     top_p: float = Field(1.0, gt=0, le=1)
     cfg_scale: float = Field(
-        1.0, ge=0, le=1e6, allow_inf_nan=False, description="u + s (c - u); 1 or less: no guidance"
+        1.0,
+        ge=0,
+        le=MOST_SCALE,
+        allow_inf_nan=False,
+        description="u + s (c - u); 1 or less: no guidance",
     )
     cfg_scale_image: float | None = Field(
         None,
         ge=0,
-        le=1e6,
+        le=MOST_SCALE,
         allow_inf_nan=False,
         description="three-way guidance, u + s_image (i - u) + s (c - i), with i the prompt's pictures",
     )

@@ -160,7 +160,7 @@ def run_check(
     try:
         if backend.device.type == "meta" and not name.startswith("static."):
             raise NotApplicable("the backend has shapes and no data")
-        with Watch(name, limit, on_wait), torch.inference_mode():
+        with Watch(name, limit, on_wait), backend.inference():
             found = check(backend)
         values: dict[str, Any] = {"state": "passed", **vars(found)}
     except NotApplicable as reason:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections.abc import Callable
 
 import torch
@@ -320,6 +322,56 @@ def replay(backend: Backend) -> Measured:
     return Measured("replay equals eager for two prompts per family and strategy")
 
 
+class _Cancelled(Exception):
+    """What the check raises in place of a user's Ctrl-C."""
+
+
+def interrupted(backend: Backend) -> Measured:
+    """Cancel requests at random steps: the three after each are those of a fresh engine."""
+    fresh = tiny.tiny_engine(backend, "lantern++")
+    want, steps = [], 0
+    for seed in (1, 2, 3):
+        tiny.start(fresh, seed)
+        decoded = fresh.run()
+        want.append(decoded.tokens)
+        steps = steps or int(decoded.steps.max())
+    engine = tiny.tiny_engine(backend, "lantern++")
+    g = engine.geometry
+    looked = -(-(g.tokens - 1) // (g.depth + 1))  # from this step on the host looks at every step
+    drawn = torch.Generator().manual_seed(secrets.randbits(31))
+    for _ in range(2):
+        last = max(looked + 1, steps - 1)
+        at = int(torch.randint(looked + 1, last + 1, (1,), generator=drawn))
+        left = at
+
+        def step() -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise _Cancelled
+            engine.step()
+
+        with contextlib.suppress(_Cancelled):
+            _run(engine, 1, None, step)
+        for seed, tokens in zip((1, 2, 3), want, strict=True):
+            if not torch.equal(_run(engine, seed), tokens):
+                raise Failed(
+                    f"a request was cancelled after {at} steps, and request {seed} after it differs "
+                    "from a fresh engine's: what it left behind is read (see HostCopy.clear)"
+                )
+    return Measured("three requests after each of two cancelled ones are a fresh engine's")
+
+
+def weights_from_outside(backend: Backend) -> Measured:
+    """Decode with weights made outside of any inference mode, as a loaded model's are."""
+    with torch.inference_mode(False), torch.no_grad():
+        model = tiny.tiny_model(backend, backend.device, torch.float32)
+    outside = _run(tiny.tiny_engine(backend, "lantern++", model=model), 3)
+    if not torch.equal(outside, _run(tiny.tiny_engine(backend, "lantern++"), 3)):
+        raise Failed("weights made inside the inference mode give other tokens than those outside")
+    return Measured("weights made outside the inference mode decode like those made inside")
+
+
 CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "kv.round_trip": round_trip,
     "kv.sentinels": sentinels,
@@ -331,5 +383,7 @@ CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "decode.greedy": greedy,
     "decode.allowed": allowed,
     "decode.distribution": distribution,
+    "decode.interrupted": interrupted,
+    "decode.weights_from_outside": weights_from_outside,
     "replay.eager": replay,
 }

@@ -88,9 +88,13 @@ def tiny_engine(
     temperature: float = 1.0,
     dtype: torch.dtype = torch.float32,
     family: str = "",
+    model: TinyModel | None = None,
 ) -> TinyEngine:
-    """Build an engine on a family's tiny model, guided, top-k 32; ``family`` "": the first one."""
-    model = tiny_model(backend, backend.device, dtype, family)
+    """Build an engine on a family's tiny model, guided, top-k 32; ``family`` "": the first one.
+
+    ``model``: one that was made before, in place of a new one.
+    """
+    model = model or tiny_model(backend, backend.device, dtype, family)
     vocab = model.manifest.target.vocab_size
     sampling = Sampling(temperature=temperature, cfg_scale=2.5, top_k=min(32, vocab))
     target, drafter = model.family.fitted(model, model.family.usual_shape(model))

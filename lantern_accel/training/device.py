@@ -56,12 +56,8 @@ class TrainDevice:
         return tuple(t.to(self.device, non_blocking=True) for t in tensors)
 
     def adamw(self, groups: Iterable[Any], **settings: Any) -> torch.optim.Optimizer:
-        """Return AdamW, in one kernel where the device has it."""
-        groups = list(groups)
-        try:
-            return torch.optim.AdamW(groups, fused=True, **settings)
-        except RuntimeError:  # torch knows which devices have a fused kernel
-            return torch.optim.AdamW(groups, **settings)
+        """Return AdamW, as the device's backend makes it."""
+        return self.backend.optimiser(groups, **settings)
 
     def adopt(self, module: nn.Module) -> None:
         """Let the models within ``module`` compute with this device's operations for training."""
@@ -108,7 +104,8 @@ class TrainDevice:
             return value
         from accelerate.utils import broadcast
 
-        shared = torch.tensor([value], dtype=torch.float64, device="cpu").to(self.device)
+        # float32, which every device has; the main process gets what the others get.
+        shared = torch.tensor([value], dtype=torch.float32).to(self.device)
         return float(broadcast(shared)[0])
 
 

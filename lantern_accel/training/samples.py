@@ -30,7 +30,7 @@ class SampleSheet:
         self.vq, self.text_tokenizer, self.device = vq, text_tokenizer, device
         self.sampling = Sampling(cfg_scale=2.5, top_k=min(50, vq.config.codebook_size))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, model: TextTarget, path: Path) -> None:
         """Write the pictures of ``model`` as one PNG."""
         ops = TensorOps()

@@ -10,13 +10,15 @@ from itertools import count
 import pytest
 import torch
 
+import lantern_accel
 import lantern_accel.decoding.engine as engine_module
 from lantern_accel.cli import main
-from lantern_accel.device.backend import Backend, MemoryUse, Replay, Stopwatch
+from lantern_accel.device.backend import Backend, HostCopy, MemoryUse, Replay, Stopwatch
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
 from lantern_accel.testing import CHECKS, Measured, NeedsCard, run_checks, static
 from lantern_accel.testing.kit import Report, checks_of, select
+from lantern_accel_cpu.backend import DeviceBackend
 
 Plant = Callable[[pytest.MonkeyPatch, Backend], None]
 
@@ -108,6 +110,38 @@ def refusing(rule: str) -> Plant:
     return method("operator_rules", lambda real: lambda: rules)
 
 
+class Late(HostCopy):
+    """A copy that arrives a step late, and forgets nothing when a request is cancelled."""
+
+    lag = 1
+
+    def __init__(self, source: torch.Tensor) -> None:
+        super().__init__(source)
+        self.posted: list[torch.Tensor] = []
+
+    def post(self) -> None:
+        self.posted.append(self._source.clone())
+
+    def read(self) -> torch.Tensor:
+        return self.posted.pop(0)
+
+
+class Forgets(Late):
+    def clear(self) -> None:
+        self.posted.clear()
+
+
+def without_views(linear):
+    """Refuse weights from outside the inference mode, as a runtime does that makes no views of them."""
+
+    def strict(x, weight, bias=None):
+        if torch.is_inference_mode_enabled() and not weight.is_inference():
+            raise RuntimeError("Cannot set version_counter for inference tensor")
+        return linear(x, weight, bias)
+
+    return strict
+
+
 def rising() -> Callable[[], dict[str, int]]:
     numbers = count()
     return lambda: {"graphs": next(numbers)}
@@ -145,6 +179,10 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a wrong tie-break", "accept.ties", last_argmax),
     ("a stale replay", "replay.eager",
      method("capture", lambda real: stale_step(real))),
+    ("a copy that outlives its request", "decode.interrupted",
+     method("host_copy", lambda real: Late)),
+    ("an inference mode without views", "decode.weights_from_outside",
+     method("linear", lambda real: without_views(real))),
     ("an operator with a reason against it", "static.operators", refusing("operators")),
     ("a dtype without a kernel", "static.dtypes", refusing("dtypes")),
     ("an index that is too wide", "static.indices", refusing("indices")),
@@ -162,6 +200,33 @@ def test_a_planted_fault_is_caught_by_its_check(monkeypatch, check, plant):
         plant(monkeypatch, backend)
         outcome = run_checks(backend, {check: CHECKS[check]}).outcomes[0]
     assert outcome.state == "failed", outcome
+
+
+def test_a_late_copy_that_is_cleared_passes(monkeypatch):
+    with open_backend("cpu") as backend:
+        monkeypatch.setattr(backend, "host_copy", Forgets)
+        for _ in range(3):  # the step at which it is cancelled is drawn
+            assert run_checks(backend, select("decode.interrupted")).passed
+
+
+def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch):
+    real = DeviceBackend.linear
+
+    def strict(self, x, weight, bias=None):
+        assert not torch.is_inference_mode_enabled()
+        return real(self, x, weight, bias)
+
+    monkeypatch.setattr(DeviceBackend, "inference", lambda self: torch.no_grad())
+    monkeypatch.setattr(DeviceBackend, "linear", strict)
+    with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
+        pipeline.warm_up((1,), ("lantern++",), temperature=0)
+        drawn = pipeline.generate("red heart", seed=1, temperature=0)
+        again, _ = pipeline.decode_only(
+            ["red heart"], pipeline.strategy(), pipeline.sampling(temperature=0), seed=1
+        )
+        assert torch.equal(drawn.tokens, again.tokens)
+        chosen = select(["decode.weights_from_outside", "replay"])
+        assert run_checks(pipeline.backend, chosen).passed
 
 
 def test_a_static_failure_names_the_source_line(monkeypatch):
@@ -202,8 +267,6 @@ def test_a_backend_without_data_is_checked_for_shapes(monkeypatch, capsys):
 
 @pytest.mark.parametrize("command", ["bench", "tune", "stepcost"])
 def test_a_simulated_device_is_never_measured(command, monkeypatch, capsys):
-    from lantern_accel_cpu.backend import DeviceBackend
-
     monkeypatch.setattr(DeviceBackend, "simulated", True)
     assert main([command, "--device", "cpu"]) == 2
     told = capsys.readouterr()
@@ -236,8 +299,6 @@ def test_an_option_that_is_none_is_told(text, capsys):
 
 
 def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
-    from lantern_accel_cpu.backend import DeviceBackend
-
     real = DeviceBackend.write
 
     def write(self, kv, layer, address, k, v):

@@ -120,7 +120,7 @@ class T5Text:
             write_whole(path, lambda stream: stream.write(save({"features": features})))
         return features.float()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _encode(self, text: str) -> Tensor:
         tokenizer, encoder = self._loaded()
         size = len(tokenizer(text)["input_ids"])

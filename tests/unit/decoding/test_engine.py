@@ -344,6 +344,9 @@ def test_a_host_that_reads_late_gets_the_same_tokens(small: Models, lag: int) ->
         def read(self) -> torch.Tensor:
             return self.posted.pop(0)
 
+        def clear(self) -> None:
+            self.posted.clear()
+
     class LateOps(TensorOps):
         def host_copy(self, source: torch.Tensor) -> HostCopy:
             return Late(source)

@@ -268,3 +268,52 @@ def test_asking_for_an_absent_device_does_not_even_import_torch() -> None:
     if specs["hpu"].probe().available:
         pytest.skip("the device is there")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+FAILING = {
+    "open": {"open": "raise RuntimeError('no kernel image')"},
+    "first allocation": {
+        "open": "b = Opened(torch.device('cpu')); b.device = 'beads:0'; return b",
+    },
+    "synchronisation": {
+        "open": "b = Opened(torch.device('cpu')); b.synchronize = lambda: 1 / 0; return b",
+    },
+}
+
+
+@pytest.mark.parametrize("parts", FAILING.values(), ids=FAILING)
+def test_auto_goes_on_where_opening_fails_and_a_name_does_not(
+    install: Install, parts: dict[str, str]
+) -> None:
+    install(**parts)
+    with pytest.warns(LanternWarning, match="device auto: cpu serves in place of abacus") as said:
+        assert plugins.open_backend("auto").name == "cpu"
+    assert len(said) == 1
+    with pytest.raises(BackendError, match="abacus"):
+        plugins.open_backend("abacus")
+
+
+def test_options_of_the_device_that_failed_are_left_out_for_the_next(install: Install) -> None:
+    install(open="raise RuntimeError('no beads')")
+    with pytest.warns(LanternWarning, match=r"serves in place of abacus, without rods .backend"):
+        assert plugins.open_backend("auto", {"rods": 3}).name == "cpu"
+
+
+def test_what_the_backend_explains_is_what_the_user_reads(install: Install) -> None:
+    install(
+        open="b = Opened(torch.device('cpu')); b.device = 'beads:0'; "
+        "from lantern_accel.errors import BackendError; "
+        "b.explain = lambda error: BackendError('the rods are bent; straighten them'); return b"
+    )
+    with pytest.raises(BackendError, match=r"^the rods are bent; straighten them$"):
+        plugins.open_backend("abacus")
+
+
+def test_gpu_is_the_best_backend_that_says_it_is_one(install: Install) -> None:
+    with pytest.raises(BackendError, match=r"no device 'gpu' is available \(cuda: .*list what is"):
+        plugins.open_backend("gpu")
+    install(prepare="pass", name="abacus", returns="[setattr(Spec, 'aliases', ('gpu',)) or Spec()]")
+    assert plugins.open_backend("gpu:1").name == "abacus"
+    assert not plugins.choose_device("gpu").automatic
+    with pytest.raises(BackendError, match=r"no backend is named 'gpus'; did you mean gpu"):
+        plugins.open_backend("gpus")

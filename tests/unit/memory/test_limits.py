@@ -90,7 +90,7 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
         buffers = engine_bytes(
             pipeline.backend, model.target, model.drafter, strategy, sampling, batch
         )
-        return buffers + pipeline._room.beside(strategy, sampling)(batch)
+        return buffers + pipeline.engines.room.beside(strategy, sampling)(batch)
 
     limit(monkeypatch, free=need(5) + 1)
     pipeline.generate("pizza", num_images=5, batch_size=5, seed=0)
@@ -107,18 +107,18 @@ def test_kept_engines_make_room_for_a_new_one(
     strategy, sampling, model = pipeline.strategy("vanilla"), pipeline.sampling(), pipeline.model
     each = engine_bytes(pipeline.backend, model.target, None, strategy, sampling, 1)
 
-    whole = 3 * each + pipeline._room.beside(strategy, sampling)(3)
+    whole = 3 * each + pipeline.engines.room.beside(strategy, sampling)(3)
 
     def memory(backend: Backend) -> MemoryUse:
-        used = sum(ready.engine.nbytes for ready in pipeline._engines.values())
+        used = sum(ready.engine.nbytes for ready in pipeline.engines.ready)
         return MemoryUse(in_use=used, limit=whole, free=whole - used)
 
     monkeypatch.setattr(type(pipeline.backend), "memory", memory)
     for batch in (1, 2, 1):
         pipeline.engine(batch, strategy, sampling)
-    assert len(pipeline._engines) == 2
+    assert len(pipeline.engines.ready) == 2
     pipeline.engine(3, strategy, sampling)
-    assert [key[0] for key in pipeline._engines] == [3]
+    assert [r.engine.geometry.batch for r in pipeline.engines.ready] == [3]
 
 
 class Dies(Replay):
@@ -168,7 +168,7 @@ def test_images_finished_before_a_device_was_lost_are_kept(
     assert "kept:" in said and "error: lost" in said
     for index in range(2):
         Image.open(tmp_path / f"pizza-{index}.png").load()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("*.png"))) == 2
 
 
 def test_other_errors_pass_as_they_are(pipeline: Pipeline, dying: None) -> None:

@@ -94,3 +94,28 @@ def test_training_attention_is_the_reference_s(
     tolerance = 1e-5 if dtype == torch.float32 else 0.06
     for reference, products in zip(*found, strict=True):
         assert torch.allclose(reference.float(), products.float(), atol=tolerance)
+
+
+def test_the_optimiser_is_the_backend_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_backend("cpu", None)
+    weight = nn.Parameter(torch.zeros(2))
+    made = TrainDevice(backend).adamw([weight], lr=0.5)
+    assert isinstance(made, torch.optim.AdamW) and made.defaults["lr"] == 0.5
+    plain = torch.optim.SGD([weight], lr=0.1)
+    monkeypatch.setattr(backend, "optimiser", lambda groups, **settings: plain)
+    assert TrainDevice(backend).adamw([weight], lr=0.5) is plain
+
+
+def test_without_a_fused_kernel_the_reference_optimiser_is_the_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = torch.optim.AdamW
+
+    def adamw(groups: Any, *, fused: bool = False, **settings: Any) -> torch.optim.Optimizer:
+        if fused:
+            raise RuntimeError("`fused=True` requires all the params to be on a supported device")
+        return real(groups, **settings)
+
+    monkeypatch.setattr(torch.optim, "AdamW", adamw)
+    made = open_backend("cpu", None).optimiser([nn.Parameter(torch.zeros(2))], lr=0.5)
+    assert isinstance(made, real) and not made.defaults["fused"]

@@ -25,6 +25,19 @@ def test_reads_come_in_the_order_of_posts_whatever_the_source_holds_since(
     assert [copy.read().tolist() for _ in range(SLOTS + 3)] == [[v, v] for v in range(SLOTS + 3)]
 
 
+def test_what_a_cancelled_request_posted_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = doubled_backend(monkeypatch)
+    source = torch.zeros(2, dtype=torch.int64)
+    copy = backend.host_copy(source)
+    for _ in range(SLOTS + 2):
+        copy.post()
+    copy.clear()
+    for value in range(1, SLOTS + 3):
+        source.fill_(value)
+        copy.post()
+    assert [copy.read().tolist() for _ in range(SLOTS + 2)] == [[v, v] for v in range(1, SLOTS + 3)]
+
+
 def test_a_post_waits_for_nothing_on_the_host_and_orders_both_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,117 @@
+"""The command's edge: what an error, an interrupt or a full disk looks like to a user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lantern_accel.cli.console import say
+from lantern_accel.errors import LanternError
+
+#: Exit codes: a wrong request, a fault of ours, an interrupt, a request to end.
+WRONG, FAULT, INTERRUPTED, ENDED = 2, 3, 130, 143
+
+
+class Ended(BaseException):
+    """SIGTERM: ends a command as Ctrl-C does; not a KeyboardInterrupt, which typer replaces."""
+
+
+@contextlib.contextmanager
+def ending_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM raise :class:`Ended` in the block, where signals can be handled at all."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Ended
+
+    try:
+        before: Any = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
+    """Run a command; return its exit code: 0, 2 for a wrong request, 3 for a fault of ours."""
+    try:
+        with ending_as_interrupt():
+            try:
+                command()
+                code = 0
+            except SystemExit as stop:  # how typer ends, also after a command that worked
+                code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            sys.stdout.flush()
+            return code
+    except Ended:
+        return ENDED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except LanternError as error:
+        _say(str(error))
+        if debug():
+            traceback.print_exc()
+        return WRONG
+    except OSError as error:
+        _drop_stdout()
+        if debug():
+            traceback.print_exc()
+        what = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename else ""
+        _say(f"{what}{where}; free some space or choose another file or folder")
+        return WRONG
+    except Exception as error:
+        _drop_stdout()
+        text = " ".join(str(error).split())[:200]
+        kept = _keep(traceback.format_exc())
+        more = f"; its traceback is in {kept}, please report it" if kept else ""
+        if debug():
+            traceback.print_exc()
+        _say(f"this should not have happened: {type(error).__name__}: {text}{more}")
+        return FAULT
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads standard error either
+        say(text, label="error", style="bold red", to_stderr=True)
+
+
+def _drop_stdout() -> None:
+    """Forget what standard output could not take, so that Python does not complain when it ends."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _keep(text: str) -> Path | None:
+    """Write a traceback to the cache, else to the system's temporary folder; None if neither can."""
+    from lantern_accel.files import cache_dir
+
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+
+    def cached() -> Path:
+        return cache_dir() / "errors"
+
+    def temporary() -> Path:
+        return Path(tempfile.gettempdir())
+
+    for folder in (cached, temporary):
+        with contextlib.suppress(OSError, RuntimeError):
+            path = folder() / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{' '.join(sys.argv)}\n{text}", encoding="utf-8")
+            return path
+    return None

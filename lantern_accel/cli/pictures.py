@@ -1,0 +1,170 @@
+"""The pictures of one command: checked before work, written as they are made, resumed after a stop."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lantern_accel.errors import RequestError
+from lantern_accel.files import is_regular, write_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def check_files(output: Path, json_path: str, count: int) -> None:
+    """Raise before any work where a file could not be written, or two would be the same."""
+    from lantern_accel.generation.result import numbered, picture_format
+
+    if not output.suffix:
+        raise RequestError(f"{output} has no picture format; name it .png, .jpg or .webp")
+    picture_format(output)
+    files = [numbered(output, index, count) for index in range(count)]
+    figures = Path(json_path) if json_path and json_path != "-" else None
+    for path in (files[0], files[-1], *([figures] if figures else [])):
+        _check_file(path)
+    if figures is not None and figures.resolve() in {path.resolve() for path in files}:
+        raise RequestError(f"--json and --output both name {figures}; choose two files")
+
+
+def _check_file(path: Path) -> None:
+    try:
+        if len(os.fsencode(path.name)) > 255:
+            raise RequestError(f"the name {path.name[:40]}... is longer than 255 bytes; shorten it")
+        if path.is_dir():
+            raise RequestError(f"{path} is a folder; name a file in it")
+        if not is_regular(path):  # a device or a pipe, which is written to as it is
+            return
+        folder = path.resolve().parent
+        if not folder.is_dir():
+            what = (
+                "does not exist; create it" if not folder.exists() else "is no folder; choose one"
+            )
+            raise RequestError(f"{path} cannot be written: {folder} {what}")
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RequestError(
+            f"{str(path)[:100]!r} cannot be written ({reason}); choose another file with -o"
+        ) from None
+
+
+class Pictures:
+    """Where a command's images go: files of their own, or one picture at the end.
+
+    Where a command draws several files, notes next to them (``.NAME.lantern.json``) say which are
+    finished, with which seeds, until all are; ``resume`` reads them. Raises :class:`RequestError` where
+    another command left them.
+    """
+
+    def __init__(
+        self, output: Path, count: int, scale: int, each: bool, command: Any, resume: bool
+    ) -> None:
+        self.output, self.count, self.scale = output, count, scale
+        self.each = each
+        self.images: dict[int, Image] = {}
+        self.written: list[Path] = []
+        self._notes = output.with_name(f".{output.name[:200]}.lantern.json")
+        text = json.dumps(command, sort_keys=True, default=str)
+        self._state: dict[str, Any] = {
+            "command": hashlib.sha256(text.encode()).hexdigest(),
+            "seeds": {},
+            "finished": [],
+        }
+        if resume:
+            self._read()
+
+    def _read(self) -> None:
+        if not self.each:
+            raise RequestError("--resume continues single pictures; leave --grid out")
+        try:
+            found = json.loads(self._notes.read_text(encoding="utf-8"))
+            finished, seeds = [int(n) for n in found["finished"]], dict(found["seeds"])
+        except FileNotFoundError:
+            return  # nothing was interrupted
+        except (OSError, ValueError, KeyError, TypeError):
+            raise RequestError(f"{self._notes} is damaged; delete it to start again") from None
+        if found.get("command") != self._state["command"]:
+            raise RequestError(
+                f"{self._notes} was left by another command; run that one with --resume, or leave "
+                "--resume out to start again"
+            )
+        there = [n for n in finished if self._file(n).is_file()]
+        self._state = {**self._state, "seeds": seeds, "finished": there}
+
+    def _file(self, index: int) -> Path:
+        from lantern_accel.generation.result import numbered
+
+        return numbered(self.output, index, self.count)
+
+    def has(self, index: int) -> bool:
+        """Return whether an image was finished before."""
+        return index in self._state["finished"]
+
+    def seed(self, run: int, given: int | None) -> int | None:
+        """Return the seed of a run: the one it was begun with, else the one that was given."""
+        before = self._state["seeds"].get(str(run))
+        return given if before is None else int(before)
+
+    def begin(self, run: int, seed: int) -> None:
+        """Note a run's seed."""
+        self._state["seeds"][str(run)] = seed
+
+    def add(self, index: int, image: Image) -> None:
+        """Write an image that is done, or keep it for the one picture."""
+        from PIL import Image as pillow
+
+        from lantern_accel.generation.result import save_image
+
+        if self.scale > 1:
+            larger = (image.width * self.scale, image.height * self.scale)
+            image = image.resize(larger, pillow.Resampling.LANCZOS)
+        self.images[index] = image
+        if not self.each:
+            return
+        del self.images[index]
+        save_image(image, self._file(index))
+        self.written.append(self._file(index))
+        if self.count > 1:
+            self._state["finished"].append(index)
+            write_json(self._notes, self._state)
+
+    def write_grid(self, columns: int) -> None:
+        """Write all images into one picture, ``columns`` in a row."""
+        from lantern_accel.generation.result import image_grid, save_image
+
+        save_image(image_grid([self.images[i] for i in sorted(self.images)], columns), self.output)
+        self.written.append(self.output)
+
+    def write_columns(self, columns: int, runs: int) -> None:
+        """Write one picture: a column for each of ``columns`` runs, a row per image, seed by seed."""
+        each = self.count // runs
+        order = [
+            self.images[(first + column) * each + row]
+            for first in range(0, runs, columns)
+            for row in range(each)
+            for column in range(columns)
+        ]
+        self.images = dict(enumerate(order))
+        self.write_grid(columns)
+
+    def keep(self) -> list[Path]:
+        """Write what is finished and waits for one picture as files of its own; return all files."""
+        from lantern_accel.generation.result import save_image
+
+        for index, image in self.images.items():
+            save_image(image, self._file(index))
+            self.written.append(self._file(index))
+        self.images.clear()
+        return self.written
+
+    def done(self) -> None:
+        """Forget the notes: nothing is left to draw."""
+        with contextlib.suppress(OSError):
+            self._notes.unlink(missing_ok=True)

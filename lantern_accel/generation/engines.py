@@ -1,0 +1,235 @@
+"""The engines of a loaded model: one per bucket of shapes, captured on first use, the oldest given up."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.geometry import check as check_settings
+from lantern_accel.decoding.neighbours import cached_neighbour_table
+from lantern_accel.decoding.running import Running
+from lantern_accel.device.backend import Backend, Replay
+from lantern_accel.device.entry_points import why
+from lantern_accel.errors import BackendError, DeviceLostError, LanternError, LanternWarning
+from lantern_accel.families.base import Model
+from lantern_accel.files import cache_dir
+from lantern_accel.memory.limits import check_engine
+from lantern_accel.memory.room import Room
+from lantern_accel.strategy.values import NeighbourSpace, Sampling, Strategy
+
+#: Engines (buffers of one bucket) that are kept for reuse.
+KEPT_ENGINES = 4
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An engine with its captured prefill and step."""
+
+    engine: Running
+    prefill: Replay
+    step: Replay
+
+    def release(self) -> None:
+        """Free what the captured functions hold."""
+        self.prefill.release()
+        self.step.release()
+
+
+def bucket(images: int) -> int:
+    """Return the batch that serves so many images: 1, 2, 4, 8, ..."""
+    return 1 << (images - 1).bit_length()
+
+
+class Engines:
+    """Makes engines for one model on one device and keeps some; closes none by itself."""
+
+    def __init__(self, model: Model, backend: Backend, room: Room) -> None:
+        self.model, self.backend, self.room = model, backend, room
+        self.kept = KEPT_ENGINES
+        self.warmed: list[str] = []
+        self._ready: OrderedDict[Hashable, Ready] = OrderedDict()
+        self._neighbours: dict[tuple[int, str], Tensor] = {}
+
+    @property
+    def ready(self) -> list[Ready]:
+        """The engines that are kept, the one used last at the end."""
+        return list(self._ready.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers that are kept."""
+        return sum(one.engine.nbytes for one in self._ready.values())
+
+    def release(self) -> None:
+        """Free the buffers and captured functions that are kept."""
+        for one in self._ready.values():
+            one.release()
+        self._ready.clear()
+
+    def padded(self, images: int, strategy: Strategy, sampling: Sampling) -> int:
+        """Return the batch to decode ``images`` with: the next bucket where captured steps are reused.
+
+        Rows that are not asked for are finished from the start. A device that runs steps eagerly has
+        nothing to reuse, and a bucket that does not fit is not taken.
+        """
+        larger = bucket(images)
+        if larger == images or not self.backend.support("capture"):
+            return images
+        return (
+            larger
+            if self.room.fitting(larger, strategy, sampling, self.nbytes) >= larger
+            else images
+        )
+
+    def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
+        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new.
+
+        ``space``: where distance is measured; None: as the model says.
+        """
+        space = space or self.model.manifest.neighbour_space
+        if (k, space) not in self._neighbours:
+            rows, on_sphere = self.model.family.codebook(self.model)
+            import torch
+
+            table = cached_neighbour_table(
+                rows, k, normalise=on_sphere and space == "decoder", cache=cache_dir()
+            )
+            # A code that stands for no patch, such as the end of a row, is near nothing: whatever its row
+            # says has no mass where that code may be.
+            more = self.model.manifest.target.vocab_size - len(table)
+            table = torch.cat((table, table[:more] * 0)) if more else table
+            self._neighbours[k, space] = table.to(self.backend.device)
+        return self._neighbours[k, space]
+
+    def get(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> Ready:
+        """Return the engine of these settings with its captured functions, made on first use.
+
+        Settings that are data, such as temperatures and bounds, share an engine.
+        """
+        key = (batch, strategy.bucket, sampling.bucket, shape)
+        if key not in self._ready:
+            if self.warmed:
+                warnings.warn(
+                    f"this bucket ({strategy.name} x {batch}, or its sampling) was not warmed up and is "
+                    f"compiled now; warm are: {', '.join(self.warmed)}",
+                    LanternWarning,
+                    stacklevel=2,
+                )
+            check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
+            target, drafter = self.model.family.fitted(self.model, shape)
+            self._make_room(batch, strategy, sampling, (target, drafter))
+            k = strategy.neighbours
+            with explained(self.backend):
+                engine = engine_for(
+                    target,
+                    drafter,
+                    self.backend,
+                    strategy,
+                    sampling,
+                    batch=batch,
+                    neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
+                )
+                self._ready[key] = Ready(
+                    engine,
+                    self._capture(engine.prefill, "prefill"),
+                    self._capture(engine.step, "step"),
+                )
+        self._ready.move_to_end(key)
+        self._ready[key].engine.configure(strategy, sampling)
+        return self._ready[key]
+
+    def _capture(self, function: Callable[[], None], name: str) -> Replay:
+        """Capture a function; where the device cannot and was not told to, run it as it is and warn."""
+        try:
+            return self.backend.capture(function, name)
+        except Exception as error:
+            known = error if isinstance(error, BackendError) else self.backend.explain(error)
+            if self.backend.capture_asked or isinstance(known, DeviceLostError):
+                raise
+            try:
+                with self.backend.stopwatch() as watch:
+                    function()
+            except Exception:  # it does not run at all
+                if known is not None:
+                    raise known from error
+                raise BackendError(
+                    f"the {name} neither can be captured nor runs on {self.backend.device} "
+                    f"({why(error)}); use another device (`lantern-accel devices` lists them), or "
+                    f"run `lantern-accel conform {self.backend.name}` to see what fails"
+                ) from error
+            said = " ".join(str(known or error).split())
+            cost = f"{1000 * watch.seconds:.1f} ms per call"
+            warnings.warn(
+                f"the {name} cannot be captured on {self.backend.device} and runs operator by "
+                f"operator, which takes {'longer' if self.backend.simulated else cost} ({said})",
+                LanternWarning,
+                stacklevel=4,
+            )
+            return Replay(function)
+
+    def _make_room(
+        self, batch: int, strategy: Strategy, sampling: Sampling, parts: tuple[Any, Any]
+    ) -> None:
+        """Release kept engines, the oldest first, until a new one fits; raise where none does."""
+        beside = self.room.beside(strategy, sampling)
+        while True:
+            room = len(self._ready) < self.kept
+            try:
+                if not self.room.plenty(batch, strategy, sampling):
+                    check_engine(self.backend, *parts, strategy, sampling, batch, beside)
+                if room:
+                    return
+            except BackendError:
+                if not self._ready:
+                    raise
+            self._ready.popitem(last=False)[1].release()
+
+    def usual_batch(self, images: int, strategy: Strategy, sampling: Sampling) -> int:
+        """Return how many images to decode together where a request does not say."""
+        usual = min(self.backend.default_batch, images)
+        drafts = strategy.needs_drafter
+        if usual == 1 or (drafts and self.model.drafter is None):
+            return usual
+        return max(1, self.room.fitting(usual, strategy, sampling, self.nbytes))
+
+    def expect(
+        self,
+        sizes: Sequence[tuple[int, int]],
+        strategy: Strategy,
+        sampling: Sampling,
+        shape: Hashable,
+    ) -> None:
+        """Announce to the captured functions how many batches of each size are coming."""
+        for size, times in sizes:
+            ready = self.get(size, strategy, sampling, shape)
+            ready.prefill.expect(times)
+            # Half as many steps as tokens: about what speculation leaves.
+            drafts = ready.engine.geometry.depth > 0
+            ready.step.expect(times * ready.engine.geometry.tokens // (2 if drafts else 1))
+
+
+@contextmanager
+def explained(
+    backend: Backend, finish: Callable[[DeviceLostError], None] = lambda lost: None
+) -> Iterator[None]:
+    """Let errors of the device say what they mean; ``finish`` gives a lost device's images."""
+    try:
+        yield
+    except Exception as error:
+        known: Exception | None = error
+        if not isinstance(error, LanternError):
+            known = backend.explain(error)
+        if isinstance(known, DeviceLostError):
+            finish(known)
+        if known is None or known is error:
+            raise
+        raise known from error

@@ -1,0 +1,83 @@
+"""One request, checked and filled in before any work is done."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
+from lantern_accel.generation.settings import Settings, check_prompts, read_settings
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.presets import preset_for
+from lantern_accel.strategy.values import Sampling, Strategy, validated
+
+DEFAULT_STRATEGY = "lantern++"
+#: A strategy over the tree that was tuned for a device, from the strategy and the temperature.
+Tuned = Callable[[Strategy, float], Strategy]
+
+
+class GenerationRequest(BaseModel):
+    """One call of ``generate``: prompts, and settings of which none is left open."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompts: tuple[str | int, ...] = Field(min_length=1)
+    strategy: Strategy
+    sampling: Sampling
+    num_images: int = Field(1, ge=1, le=MOST_IMAGES, description="images per prompt")
+    seed: int = Field(ge=0, lt=SEEDS)
+    batch_size: int | None = Field(None, ge=1, le=MOST_BATCH, description="images decoded together")
+    size: tuple[int, int] | None = Field(None, description="width and height in pixels")
+
+    @property
+    def count(self) -> int:
+        """Images in all."""
+        return len(self.prompts) * self.num_images
+
+
+def build_request(
+    manifest: Any, prompt: object, given: dict[str, Any], tuned: Tuned
+) -> GenerationRequest:
+    """Check keywords and fill in a preset's or the model's defaults.
+
+    Raises :class:`RequestError` or :class:`StrategyError` in one sentence.
+    """
+    prompts = check_prompts(prompt)
+    settings = read_settings(given)
+    changes = settings.strategy_changes()
+    sampling: dict[str, Any] = {}
+    name = settings.strategy
+    if settings.preset is not None:
+        published = preset_for(settings.preset, manifest)
+        sampling = dict(published.sampling)
+        if name is None or name == published.strategy:
+            name = published.strategy
+            changes = {**published.overrides, **_given(changes)}
+    if settings.sampling is not None:
+        sampling = settings.sampling.model_dump()
+    chosen = choose_strategy(
+        manifest.defaults, DEFAULT_STRATEGY if name is None else name, **changes
+    )
+    values = {**manifest.defaults.sampling.model_dump(), **sampling, **settings.sampling_changes()}
+    final = validated(Sampling, values, "sampling")
+    if changes.get("tree") is None and not isinstance(name, Strategy):
+        chosen = tuned(chosen, final.temperature)
+    return GenerationRequest(
+        prompts=prompts,
+        strategy=chosen,
+        sampling=final,
+        num_images=settings.num_images or 1,
+        seed=secrets.randbits(31) if settings.seed is None else settings.seed,
+        batch_size=settings.batch_size,
+        size=settings.size,
+    )
+
+
+def _given(changes: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in changes.items() if value is not None}
+
+
+__all__ = ["DEFAULT_STRATEGY", "GenerationRequest", "Settings", "build_request"]

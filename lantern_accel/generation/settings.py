@@ -1,0 +1,160 @@
+"""Everything that one call of ``generate`` takes beside its prompts: the one list of it.
+
+Python's keywords, the command's options and what a notebook completes are made from these fields.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, MOST_PIXELS, SEEDS
+from lantern_accel.errors import RequestError, did_you_mean
+from lantern_accel.strategy.values import NeighbourSpace, Residual, Sampling, Strategy, Tree
+
+
+def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any:
+    """Return a field: its help, the option's other names, and its type on the command line."""
+    extra = {"names": list(names), "shown": shown.__name__ if shown else ""}
+    return Field(None, description=text, json_schema_extra=extra, **more)  # type: ignore[arg-type]
+
+
+class Settings(BaseModel):
+    """What one request asks for; None leaves a preset's or the model's default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: str | None = _said(
+        "Published settings by name; `lantern-accel models --presets` lists them."
+    )
+    strategy: str | Strategy | None = _said(
+        "vanilla, eagle, eagle2, lantern, lantern++ (the default); without a drafter scd, sjd, "
+        "scd-gumbel, sjd-pac, lantern-jacobi or lantern++-jacobi.",
+        "-s",
+    )
+    num_images: int | None = _said("Images per prompt.", "-n", ge=1, le=MOST_IMAGES)
+    seed: int | None = _said("Fixes the images; drawn and printed if left out.", ge=0, lt=SEEDS)
+    batch_size: int | None = _said("Images decoded together.", "-b", ge=1, le=MOST_BATCH)
+    size: tuple[int, int] | None = _said(
+        "Width and height in pixels (768x512), where a model draws several sizes.", shown=str
+    )
+    tree: str | Tree | None = _said(
+        "none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16."
+    )
+    window: int | None = _said("Tokens in the window of a strategy that drafts without a drafter.")
+    accept: Any = _said(
+        "The acceptance rule with its values, such as lantern++:k=10,lambda=2.", shown=str
+    )
+    k: int | None = _said("Neighbours that may count for a drafted code.")
+    delta: float | None = _said("LANTERN's bound on a draft's borrowed mass, in (0, 1].")
+    lam: float | None = _said("LANTERN++'s bound, 1 or more.", "--lambda")
+    residual: Residual | None = _said("aggregate, official or optimal.", shown=str)
+    neighbour_space: NeighbourSpace | None = _said(
+        "Where neighbours are measured: decoder or raw.", shown=str
+    )
+    tv_budget: float | None = _said(
+        "The most total variation that relaxation may spend per token, in (0, 1)."
+    )
+    sampling: Sampling | None = Field(None, description="All sampling settings as one value.")
+    temperature: float | None = _said("0 is greedy. Default: the model's.", "-t")
+    top_k: int | None = _said("Keep the k most likely codes; 0 keeps all.")
+    top_p: float | None = _said("Keep the codes that hold this share.")
+    cfg_scale: float | None = _said("Guidance; 1 or less is off.")
+    cfg_interval: int | None = _said("Guide up to this token after the first; -1: all.")
+    cfg_scale_image: float | None = _said(
+        "Anole's three-way guidance: weight of the prompt's pictures."
+    )
+
+    @field_validator("size", mode="before")
+    @classmethod
+    def _read_size(cls, value: object) -> object:
+        return read_size(value) if isinstance(value, str) else value
+
+    @field_validator("size")
+    @classmethod
+    def _is_a_size(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not all(1 <= side <= MOST_PIXELS for side in value):
+            raise ValueError(f"{value[0]}x{value[1]} is no size of a picture")
+        return value
+
+    def sampling_changes(self) -> dict[str, Any]:
+        """Return the sampling settings that were given one by one."""
+        names = [name for name in Sampling.model_fields if name in type(self).model_fields]
+        return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+
+    def strategy_changes(self) -> dict[str, Any]:
+        """Return what changes a part of the strategy; None where it was left out."""
+        from lantern_accel.strategy.choose import CHANGES
+
+        return {name: getattr(self, name) for name in CHANGES}
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Check keywords; raises :class:`RequestError` in one sentence, with the nearest name."""
+    fields = Settings.model_fields
+    for name in given:
+        if name not in fields:
+            raise RequestError(f"generate takes no {name!r}{did_you_mean(name, fields)}")
+    try:
+        return Settings.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "settings"
+        value = given.get(name)
+        if first["type"] in ("value_error", "less_than", "less_than_equal") or first[
+            "type"
+        ].startswith("greater"):
+            text = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+            text = f"{text}, not {value!r}" if "no size" not in text else text
+            raise RequestError(f"{name}: {text}") from None
+        meaning = fields[name].description or ""
+        raise RequestError(f"{name} cannot be {value!r}; it takes: {meaning}") from None
+
+
+def read_size(text: str) -> tuple[int, int]:
+    """Read ``WxH``; raises :class:`RequestError`."""
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isdecimal() and part.isascii() for part in parts):
+        raise RequestError(f"the size {text!r} cannot be read; write WIDTHxHEIGHT, such as 768x512")
+    if any(len(part) > 6 or not int(part) for part in parts):
+        raise RequestError(f"the size {text[:40]!r} cannot be read; write WIDTHxHEIGHT in pixels")
+    return int(parts[0]), int(parts[1])
+
+
+def check_prompts(prompt: object) -> tuple[str | int, ...]:
+    """Return one prompt or several as a tuple; raises :class:`RequestError` for anything else."""
+    one = isinstance(prompt, str | int) and not isinstance(prompt, bool)
+    try:
+        prompts: tuple[Any, ...] = (prompt,) if one else tuple(prompt)  # type: ignore[arg-type]
+    except TypeError:
+        raise RequestError(
+            f"{prompt!r} is no prompt; give text, a class id, or a list of them"
+        ) from None
+    if not prompts:
+        raise RequestError("there is no prompt; give at least one")
+    for each in prompts:
+        if not isinstance(each, str | int) or isinstance(each, bool):
+            raise RequestError(f"{each!r} is no prompt; give text or a class id")
+        if isinstance(each, str) and not each.strip():
+            raise RequestError("the prompt is empty; describe a thing, such as 'red heart'")
+    return prompts
+
+
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def takes_settings(function: Called) -> Called:
+    """Show the fields of :class:`Settings` in the signature of a function that ends in ``**settings``."""
+    own = inspect.signature(function)
+    shown = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=field.annotation
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+    kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    function.__signature__ = own.replace(parameters=[*kept, *shown])  # type: ignore[attr-defined]
+    return function

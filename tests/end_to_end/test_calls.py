@@ -1,0 +1,151 @@
+"""Calls of one pipeline: one at a time, none from within, none after it was closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lantern_accel
+from lantern_accel.device.backend import Support
+from lantern_accel.errors import LanternWarning, RequestError
+from lantern_accel.generation.engines import bucket
+from lantern_accel.generation.pipeline import Pipeline
+
+
+@pytest.fixture(scope="module")
+def pipeline(tiny_model: Path) -> Iterator[Pipeline]:
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as loaded:
+        yield loaded
+
+
+def test_twenty_threads_draw_what_one_draws(pipeline: Pipeline) -> None:
+    alone = [pipeline.generate("red heart", k=3, seed=seed).tokens for seed in range(20)]
+    found: dict[int, torch.Tensor] = {}
+
+    def draw(seed: int) -> None:
+        found[seed] = pipeline.generate("red heart", k=3, seed=seed).tokens
+
+    threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[seed], alone[seed]) for seed in range(20))
+
+
+def test_coroutines_draw_what_one_draws(pipeline: Pipeline) -> None:
+    alone = [pipeline.generate("dog face", k=3, seed=seed).tokens for seed in range(4)]
+
+    async def draw() -> list[torch.Tensor]:
+        calls = [
+            asyncio.to_thread(pipeline.generate, "dog face", k=3, seed=seed) for seed in range(4)
+        ]
+        return [one.tokens for one in await asyncio.gather(*calls)]
+
+    assert all(torch.equal(a, b) for a, b in zip(asyncio.run(draw()), alone, strict=True))
+
+
+def test_a_call_from_within_is_refused_and_harms_nothing(pipeline: Pipeline) -> None:
+    want = pipeline.generate("dog face", k=3, seed=3).tokens
+    for again in (lambda: pipeline.generate("dog face", k=3, seed=4), pipeline.close):
+
+        def progress(known: int, total: int, again: object = again) -> None:
+            again()  # type: ignore[operator]
+
+        with pytest.raises(RequestError, match="was called again from within"):
+            pipeline.generate("dog face", k=3, seed=3, on_progress=progress)
+        assert torch.equal(pipeline.generate("dog face", k=3, seed=3).tokens, want)
+
+
+def test_a_closed_pipeline_refuses_to_draw(tiny_model: Path) -> None:
+    closed = lantern_accel.load(tiny_model, device="cpu", dtype="float32")
+    closed.close()
+    closed.close()
+    with pytest.raises(RequestError, match="this pipeline is closed; load the model again"):
+        closed.generate("red heart")
+    with pytest.raises(RequestError, match="closed"):
+        closed.decode_only(["dog face"], closed.strategy(), closed.sampling(), 1)
+
+
+def test_a_backend_that_cannot_be_closed_keeps_its_images(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = lantern_accel.load(tiny_model, device="cpu", dtype="float32")
+    monkeypatch.setattr(loaded.backend, "close", lambda: 1 / 0)
+    with (
+        pytest.warns(LanternWarning, match="failed while it was closed .ZeroDivisionError"),
+        loaded,
+    ):
+        drawn = loaded.generate("red heart", k=3, seed=1)
+    assert len(drawn.images) == 1
+
+
+def test_each_batch_is_handed_over_when_it_is_done_and_a_part_is_the_same_images(
+    pipeline: Pipeline,
+) -> None:
+    words = ["red heart", "dog face"]
+    handed: list[tuple[int, int]] = []
+    whole = pipeline.generate(
+        words, k=3, num_images=2, seed=5, batch_size=1,
+        on_images=lambda first, images: handed.append((first, len(images))),
+    )  # fmt: skip
+    assert handed == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    part = pipeline.generate(words, k=3, num_images=2, seed=5, batch_size=1, only=[3, 1])
+    assert torch.equal(part.tokens, whole.tokens[[1, 3]])
+    for wrong in ([4], [-1], []):
+        with pytest.raises(RequestError, match="does not name images of this request"):
+            pipeline.generate(words, k=3, num_images=2, only=wrong)
+
+
+def test_batches_are_padded_to_buckets_with_finished_rows(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 16]
+    pipeline.release_engines()
+    want = pipeline.generate("dog face", k=3, num_images=3, seed=6, batch_size=3)
+    assert [r.engine.geometry.batch for r in pipeline.engines.ready] == [3]
+    pipeline.release_engines()
+    monkeypatch.setattr(pipeline.backend, "support", lambda capability: Support(True))
+    drawn = pipeline.generate("dog face", k=3, num_images=3, seed=6, batch_size=3)
+    again = pipeline.generate("dog face", k=3, num_images=7, seed=6, batch_size=4)
+    assert [r.engine.geometry.batch for r in pipeline.engines.ready] == [4]
+    state = pipeline.engines.ready[0].engine.state
+    assert int(state.steps[3]) == 0, "the row that fills the batch took no step"
+    assert torch.equal(drawn.tokens, want.tokens)
+    assert torch.equal(again.tokens[:3], want.tokens)
+    assert drawn.stats.steps == want.stats.steps
+
+
+def test_a_result_is_short_in_words_and_a_picture_in_a_notebook(pipeline: Pipeline) -> None:
+    drawn = pipeline.generate(["dog face", "red heart"], k=3, num_images=2, seed=1)
+    assert repr(drawn).startswith("<GenerationResult: 4 images, tiny, lantern++, seed 1, ")
+    assert drawn._repr_png_().startswith(b"\x89PNG")
+    width, height = drawn.images[0].size
+    assert drawn.grid().size == (2 * width, 2 * height)
+    assert drawn.grid(columns=3).size == (3 * width, 2 * height)
+
+
+def test_settings_that_are_data_share_one_engine(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.release_engines()
+    captured: list[str] = []
+    real = pipeline.backend.capture
+
+    def capture(step: Any, name: str) -> Any:
+        captured.append(name)
+        return real(step, name)
+
+    monkeypatch.setattr(pipeline.backend, "capture", capture)
+    changes = [{"temperature": 0.6 + 0.05 * i, "lam": 1.5 + i} for i in range(5)]
+    drawn = [pipeline.generate("dog face", k=3, seed=2, **one).tokens for one in changes]
+    assert captured == ["prefill", "step"]
+    pipeline.release_engines()
+    fresh = pipeline.generate("dog face", k=3, seed=2, **changes[-1]).tokens
+    assert torch.equal(fresh, drawn[-1])

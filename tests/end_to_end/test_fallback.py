@@ -1,0 +1,97 @@
+"""The first command draws: a device that auto chose and that fails is replaced, with one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support import cards
+
+import lantern_accel
+from lantern_accel.cli import main
+from lantern_accel.errors import BackendError, DoesNotFitError, LanternWarning
+
+FAILS = ("open", "first allocation", "use", "any step")
+
+
+@pytest.mark.parametrize("fails", FAILS)
+def test_the_command_draws_on_the_cpu_with_one_line(
+    fails: str,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = cards.install(monkeypatch, fails)
+    out = tmp_path / "a.png"
+    words = ["generate", "red heart", "--model", str(tiny_model), "--k", "3", "-o", str(out)]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning: device auto: cpu serves in place of card (")
+    assert cards.GONE in said
+    assert len(said.splitlines()) == 1
+    Image.open(out).load()
+    assert all(card.closed for card in spec.opened)
+
+
+@pytest.mark.parametrize("fails", FAILS[:3])
+def test_a_card_that_was_asked_for_ends_with_one_sentence(
+    fails: str,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cards.install(monkeypatch, fails)
+    words = ["generate", "red heart", "--model", str(tiny_model), "--device", "card", "--k", "3"]
+    words += ["-o", str(tmp_path / "a.png")]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and cards.GONE in said and len(said.splitlines()) == 1
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_a_step_that_cannot_be_captured_runs_uncaptured_and_says_what_it_costs(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards.install(monkeypatch, "capture")
+    with lantern_accel.load(tiny_model, device="card", dtype="float32") as pipeline:
+        with pytest.warns(LanternWarning) as said:
+            drawn = pipeline.generate("red heart", k=3, seed=1)
+        want = [
+            rf"the {name} cannot be captured on cpu and runs op" for name in ("prefill", "step")
+        ]
+        assert [str(one.message)[: len(w)] for one, w in zip(said, want, strict=True)] == want
+        assert "ms per call (the card is too old" in str(said[1].message)
+        assert drawn.tokens.shape == (1, 16)
+        pipeline.release_engines()
+        pipeline.backend.capture_asked = True
+        with pytest.raises(BackendError, match="the card is too old"):
+            pipeline.generate("red heart", k=3, seed=1)
+
+
+def test_what_is_no_fault_of_the_device_moves_nothing(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards.install(monkeypatch, "nothing")
+    with lantern_accel.load(tiny_model, dtype="float32") as pipeline:
+
+        def large(*given: object) -> None:
+            raise DoesNotFitError("a batch of 9 fits")
+
+        monkeypatch.setattr(pipeline.engines, "_make_room", large)
+        with pytest.raises(DoesNotFitError):
+            pipeline.generate("red heart", k=3)
+        assert pipeline.backend.name == "card"
+
+
+def test_a_device_that_has_drawn_is_not_replaced(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = cards.install(monkeypatch, "nothing")
+    with lantern_accel.load(tiny_model, dtype="float32") as pipeline:
+        pipeline.generate("red heart", seed=1, strategy="vanilla")
+        spec.opened[-1].fails = "use"
+        with pytest.raises(BackendError, match="too old"):
+            pipeline.generate("red heart", k=3, seed=1)

@@ -1,0 +1,214 @@
+"""What a command finished is kept, what it may write is checked first, and no error is a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import lantern_accel.generation.pipeline as pipeline_module
+from lantern_accel.cli import main
+from lantern_accel.files import cache_dir, write_json
+from lantern_accel.generation.result import picture_format
+
+
+@pytest.fixture
+def words(tiny_model: Path, tmp_path: Path) -> list[str]:
+    return ["generate", "red heart", "--model", str(tiny_model), "--strategy", "vanilla",
+            "-d", "cpu", "--seed", "3", "-o", str(tmp_path / "p.png")]  # fmt: skip
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int, stop: Any) -> None:
+    """Call ``stop`` when so many batches were drawn."""
+    real = pipeline_module.Pipeline.pixels
+    left = [batches]
+
+    def pixels(self: Any, *given: Any) -> Any:
+        if left[0] == 0:
+            stop()
+        left[0] -= 1
+        return real(self, *given)
+
+    monkeypatch.setattr(pipeline_module.Pipeline, "pixels", pixels)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("stop", "code"), [(interrupt, 130), (terminate, 143)])
+def test_an_interrupt_keeps_what_is_done_and_resume_draws_the_rest(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], stop: Any, code: int,
+) -> None:  # fmt: skip
+    whole = [*words, "-n", "4", "--batch-size", "1"]
+    assert main([*whole, "-o", str(tmp_path / "q.png")]) == 0
+    want = [(tmp_path / f"q-{i}.png").read_bytes() for i in range(4)]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, stop)
+        assert main(whole) == code
+    assert "kept: " in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.glob("p-*.png")) == ["p-0.png", "p-1.png"]
+    before = (tmp_path / "p-0.png").stat().st_mtime_ns
+    assert main([*whole, "--resume", "--seed", "4"]) == 2
+    assert "left by another command" in capsys.readouterr().err
+    assert main([*whole, "--resume"]) == 0
+    assert [(tmp_path / f"p-{i}.png").read_bytes() for i in range(4)] == want
+    assert (tmp_path / "p-0.png").stat().st_mtime_ns == before
+    assert not list(tmp_path.glob(".*.json"))
+
+
+def test_resume_without_a_seed_goes_on_with_the_seed_that_was_drawn(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = words.index("--seed")
+    several = [*words[:at], *words[at + 2 :], "-n", "3", "-b", "1"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1, interrupt)
+        assert main(several) == 130
+    (notes,) = tmp_path.glob(".*.json")
+    seed = json.loads(notes.read_text())["seeds"]["0"]
+    assert main([*several, "--resume", "--json", str(tmp_path / "f.json")]) == 0
+    assert json.loads((tmp_path / "f.json").read_text())["seed"] == seed
+
+
+def test_several_seeds_prompts_from_a_file_and_strategies_side_by_side(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("dog face\n\na blue fish\n")
+    at = words.index("--seed")
+    bare = [*words[:at], *words[at + 2 :]]
+    given = ["--prompts", str(tmp_path / "prompts.txt"), "--seeds", "1,2", "--json", "-", "-q"]
+    assert main([*bare, *given]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [one["seed"] for one in figures] == [1, 2]
+    assert figures[0]["prompts"] == ["red heart", "dog face", "a blue fish"]
+    assert len(list(tmp_path.glob("p-*.png"))) == 6
+    without = [*bare[: bare.index("--strategy")], *bare[bare.index("--strategy") + 2 :]]
+    compared = [*without, "--compare", "vanilla,eagle,eagle2", "-n", "2", "--temperature", "0"]
+    assert main([*compared, "--dtype", "float32"]) == 0
+    with Image.open(tmp_path / "p.png") as sheet:
+        assert sheet.size == (3 * 8, 2 * 8)
+        columns = [sheet.crop((8 * i, 0, 8 * i + 8, 16)).tobytes() for i in range(3)]
+    assert columns[0] == columns[1] == columns[2], "greedy strategies draw alike"
+
+
+def test_files_that_cannot_be_are_refused_before_work(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    for more, said in (
+        (["-o", str(tmp_path / "no" / "x.png")], "does not exist; create it"),
+        (["-o", str(tmp_path / f"{'n' * 252}.png")], "longer than 255 bytes"),
+        (["-o", str(tmp_path / "loop.png")], "cannot be written"),
+        (["--json", str(tmp_path / "p.png")], "--json and --output both name"),
+        (["-n", "2", "--json", str(tmp_path / "p-1.png")], "both name"),
+        (["-o", str(tmp_path / "x.h5")], "no picture format"),
+        (["--prompts", "/dev/zero"], "no file of prompts"),
+        (["--seeds", "1,²"], "is no seed"),
+        (["--temperature", "1e39"], "temperature"),
+        (["--batch-size", "9" * 25], "batch_size"),
+    ):
+        assert main([*words, *more]) == 2, more
+        told = capsys.readouterr().err
+        assert said in told and len(told.splitlines()) == 1
+    assert not (tmp_path / "no").exists()
+
+
+def test_devices_pipes_and_links_are_written_through(words: list[str], tmp_path: Path) -> None:
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("old")
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    for target in (Path("/dev/null"), link, pipe):
+        assert main([*words, "--json", str(target)]) == 0
+    reader.join(timeout=10)
+    assert json.loads(read[0]) == json.loads(real.read_text()) or read[0]
+    assert not Path("/dev/null").is_file()
+    assert link.is_symlink() and json.loads(real.read_text())["model"] == "tiny"
+    assert pipe.is_fifo()
+
+
+def test_every_suffix_that_is_accepted_writes_a_picture(tmp_path: Path) -> None:
+    from lantern_accel.errors import RequestError
+    from lantern_accel.generation.result import save_image
+
+    accepted = 0
+    for suffix in Image.registered_extensions():
+        path = tmp_path / f"x{suffix}"
+        try:
+            picture_format(path)
+        except RequestError:
+            continue
+        save_image(Image.new("RGB", (8, 8)), path)
+        accepted += 1
+    assert accepted > 5
+
+
+def test_a_cache_that_cannot_be_used_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "file" / "below", tmp_path / ("n" * 300)):
+        monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(bad))
+        with pytest.warns(UserWarning, match="cannot be used .*so nothing is kept; set") as said:
+            kept = cache_dir()
+        assert len(said) == 1
+        write_json(kept / "trees" / "a.json", {})
+        assert cache_dir() == kept, "said once"
+
+
+def test_a_pipe_among_the_trees_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel.strategy.store import read_tuned
+
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    (tmp_path / "trees").mkdir()
+    os.mkfifo(tmp_path / "trees" / "a.json")
+    assert read_tuned({"model": "none"}) is None
+
+
+def test_a_fault_is_one_sentence_a_file_and_exit_3(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    stop_after(monkeypatch, 0, lambda: {}["no such key"])
+    assert main(words) == 3
+    told = capsys.readouterr().err
+    assert told.startswith("error: this should not have happened: KeyError: 'no such key'; its tra")
+    assert len(told.splitlines()) == 1
+    (kept,) = (tmp_path / "cache" / "errors").iterdir()
+    assert "Traceback" in kept.read_text()
+    stop_after(monkeypatch, 0, lambda: {}["no such key"])
+    assert main(["--debug", *words]) == 3
+    assert "Traceback" in capsys.readouterr().err
+    full = OSError(28, "No space left on device", str(tmp_path / "p.png"))
+    stop_after(monkeypatch, 0, lambda: (_ for _ in ()).throw(full))
+    assert main(words) == 2
+    assert "error: No space left on device" in capsys.readouterr().err
+
+
+def test_warming_up_is_a_command_with_its_time(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["warm-up", "-m", str(tiny_model), "-d", "cpu", "--strategies", "vanilla,eagle"]
+    assert main([*words, "--batches", "1,2,4"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in told[:2]] == ["vanilla x 1", "eagle x 1"]
+    assert len(told) == 7 and told[-1].startswith("ready in: ")
+    assert main([*words, "--batches", "²"]) == 2

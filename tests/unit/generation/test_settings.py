@@ -1,0 +1,87 @@
+"""One list of settings: what it refuses, and that Python, the command and presets share it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import lantern_accel
+from lantern_accel.checkpoints.locate import find_model
+from lantern_accel.errors import LanternError, RequestError, StrategyError
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.request import build_request
+from lantern_accel.generation.settings import Settings, read_settings
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.values import LanternPP, Sampling
+
+MANIFEST = find_model("lantern-emoji").manifest
+
+
+def built(prompt: object = "pizza", **given: Any) -> Any:
+    return build_request(MANIFEST, prompt, given, lambda strategy, temperature: strategy)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given", "message"),
+    [
+        (None, {}, "None is no prompt; give text, a class id, or a list of them"),
+        (3.5, {}, "3.5 is no prompt"),
+        ([None], {}, "None is no prompt; give text or a class id"),
+        ([], {}, "there is no prompt"),
+        ("x", {"sede": 3}, "generate takes no 'sede'; did you mean seed"),
+        ("x", {"strategy": 3}, "strategy cannot be 3; it takes: vanilla, eagle"),
+        ("x", {"preset": 3}, "preset cannot be 3; it takes: Published settings by name"),
+        ("x", {"temperature": "hot"}, "temperature cannot be 'hot'"),
+        ("x", {"num_images": 0}, "num_images: greater than or equal to 1, not 0"),
+        ("x", {"batch_size": 10**20}, "batch_size: "),
+        ("x", {"seed": -1}, "seed: greater than or equal to 0, not -1"),
+        ("x", {"size": "²x²"}, "the size '²x²' cannot be read"),
+        ("x", {"size": "0x5"}, "the size '0x5' cannot be read"),
+        ("x", {"strategy": ""}, "unknown strategy ''"),
+        ("x", {"strategy": "vanilla", "tree": "chain:4"}, "'vanilla' drafts nothing, so it has no"),
+        ("x", {"strategy": "eagle", "tree": "none"}, "use the strategy 'vanilla'"),
+    ],
+)
+def test_what_cannot_be_is_answered_in_one_sentence(
+    prompt: object, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((RequestError, StrategyError)) as caught:
+        built(prompt, **given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_python_is_answered_before_anything_is_loaded() -> None:
+    with pytest.raises(RequestError, match="no prompt"):
+        lantern_accel.generate(None, model="nowhere")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="did you mean seed"):
+        lantern_accel.generate("pizza", model="nowhere", sede=3)
+
+
+def test_signatures_show_every_setting() -> None:
+    for function in (lantern_accel.generate, Pipeline.generate):
+        assert set(Settings.model_fields) <= set(inspect.signature(function).parameters)
+
+
+def test_sampling_as_one_value_or_one_by_one() -> None:
+    whole = Sampling(temperature=0.5, top_k=7, cfg_scale=2)
+    assert built(sampling=whole).sampling == whole
+    assert built(sampling=whole, top_k=9).sampling == whole.model_copy(update={"top_k": 9})
+    assert built(top_k=9).sampling == MANIFEST.defaults.sampling.model_copy(update={"top_k": 9})
+
+
+def test_a_rule_over_a_named_tree_says_so_in_the_name() -> None:
+    chosen = choose_strategy(MANIFEST.defaults, "eagle", accept="lantern++:k=3,lambda=4")
+    assert (chosen.name, chosen.acceptance) == ("eagle with lantern++", LanternPP(k=3, lam=4))
+    same = choose_strategy(MANIFEST.defaults, "lantern++", accept="lantern++:k=3", lam=5.0)
+    assert (same.name, same.acceptance) == ("lantern++", LanternPP(k=3, lam=5.0))
+    assert built(accept="lantern++:k=3").strategy.acceptance.k == 3
+    with pytest.raises(LanternError, match="drafts nothing that could be relaxed"):
+        built(strategy="vanilla", accept="lantern++:k=3")
+
+
+def test_every_field_has_help() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
+    assert read_settings({}) == Settings()

@@ -10,6 +10,7 @@ computes.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -85,7 +86,10 @@ def strategies_sheet(pipeline: lantern_accel.Pipeline) -> Image.Image:
 
 def main() -> None:
     """Write the pictures into the folder that the command line names."""
-    sheets = {"showcase": showcase_sheet, "strategies": strategies_sheet}
+    sheets: dict[str, Callable[[lantern_accel.Pipeline], Image.Image]] = {
+        "showcase": showcase_sheet,
+        "strategies": strategies_sheet,
+    }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -94,7 +98,7 @@ def main() -> None:
     parser.add_argument("--model", default="lantern-emoji", help="a bundled model or a folder")
     given = parser.parse_args()
     with lantern_accel.load(given.model, device="cpu", dtype="float32") as pipeline:
-        for name in [given.only] if given.only else sheets:
+        for name in [given.only] if given.only else list(sheets):
             sheet = sheets[name](pipeline)
             path = given.folder / f"{name}.png"
             write_whole(path, lambda stream, one=sheet: one.save(stream, format="png"))  # type: ignore[misc]

@@ -28,9 +28,10 @@ from lantern_accel.strategy.values import (
 TinyModel = RandomModel
 #: Neighbours in a tiny model's table, and how many of them relaxed acceptance reads.
 TABLE, K = 12, 8
-#: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule, a
-#: window.
+#: Strategies that need no drafter.
 WITHOUT = ("vanilla", *WINDOW_STRATEGIES)
+#: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule
+#: and a window.
 FEWER = ("vanilla", "eagle2", "lantern++", "scd")
 
 

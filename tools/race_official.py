@@ -128,7 +128,8 @@ class Ours:
             return self.engine.run(self._step).tokens
         for _ in range(tokens - 1):
             self._step()
-        return self.engine.state.tokens[:, :tokens].cpu()
+        made: torch.Tensor = self.engine.state.tokens[:, :tokens].cpu()
+        return made
 
 
 def same_tokens(

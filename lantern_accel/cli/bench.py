@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -48,7 +49,7 @@ def bench(
         chosen = []
         for name in strategies:
             one = pipeline.strategy(name)
-            changes = {"tree": tree if one.needs_drafter else None}
+            changes: dict[str, Any] = {"tree": tree if one.needs_drafter else None}
             if isinstance(one.tree, Window):
                 changes["window"] = window
             chosen.append(pipeline.strategy(name, **changes))

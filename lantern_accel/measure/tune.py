@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
 from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
@@ -137,7 +137,7 @@ def measure_rates(
         ready = pipeline.engine(1, chosen, sampling)
 
         def watched(
-            engine: Engine = ready.engine,
+            engine: Running = ready.engine,
             step: Callable[[], None] = ready.step,
             taken: list[list[float]] = taken,
             visits: list[list[float]] = visits,

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.state import Geometry
 from lantern_accel.families.base import Trunk
 from lantern_accel.generation.pipeline import Pipeline
@@ -98,7 +98,7 @@ def _logits(batch: int, rows: int, nodes: int, vocab: int) -> float:
     return float(LOGIT_BYTES * vocab * nodes * (2 * rows + PASSES_OVER_LOGITS * batch))
 
 
-def levels_of(engine: Engine) -> list[int]:
+def levels_of(engine: Running) -> list[int]:
     """Return the nodes of each drafting pass after the catch-up."""
     tree = engine.strategy.tree
     if engine.drafting is None:
@@ -136,7 +136,7 @@ def _is_view(func: Any) -> bool:
     return bool(infos) and all(i is not None and not i.is_write for i in infos)
 
 
-def count_launches(engine: Engine) -> dict[str, int]:
+def count_launches(engine: Running) -> dict[str, int]:
     """Run prefill and one eager step of a loaded engine; return the operators of each phase."""
     counter = LaunchCounter()
     ops = engine.ops
@@ -160,7 +160,7 @@ def count_launches(engine: Engine) -> dict[str, int]:
     return counter.counts
 
 
-def measure_work(pipeline: Pipeline, engine: Engine) -> dict[str, Work]:
+def measure_work(pipeline: Pipeline, engine: Running) -> dict[str, Work]:
     """Return the work of prefill and of each phase of a step, launches counted on this device."""
     manifest, kind = pipeline.model.manifest, pipeline.model.family
     target = kind.trunk(manifest.target)

@@ -8,18 +8,18 @@ inside a step there are only these methods and tensors.
 
 from __future__ import annotations
 
-import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from lantern_accel.device.inference import inferring
 from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
 from lantern_accel.errors import BackendError, RequestError, did_you_mean
@@ -44,6 +44,7 @@ __all__ = [
     "TensorOps",
     "check_clock",
     "check_options",
+    "inferring",
 ]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -392,18 +393,3 @@ def check_clock(backend: Backend) -> None:
             f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
             f"the speed of {backend.name!r}; measure on a real device"
         )
-
-
-Called = TypeVar("Called", bound=Callable[..., Any])
-
-
-def inferring(function: Called) -> Called:
-    """Run a function in the inference mode of its first argument, a backend or what has one."""
-
-    @functools.wraps(function)
-    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
-        backend: Backend = first if isinstance(first, Backend) else first.backend
-        with backend.inference():
-            return function(first, *args, **kwargs)
-
-    return run  # type: ignore[return-value]

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
 #: Called with a phase's name; the phase runs inside the context that it returns.
 PhaseListener = Callable[[str], AbstractContextManager[object]]
 

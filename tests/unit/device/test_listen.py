@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from lantern_accel_hpu.backend import DeviceBackend
 
 from lantern_accel.device.operations import TensorOps
+from lantern_accel_hpu.backend import DeviceBackend
 
 
 def test_phases_are_reported_inside_the_block_only() -> None:

@@ -107,7 +107,9 @@ def random_model(
     with torch.device("meta"):
         target = LlamaGenGPT(config, ops=ops)
         drafter = EagleDrafter(drafter_config(config), ops=ops)
-    generator = torch.Generator(device).manual_seed(seed)
+    # Shapes without memory have no numbers to draw.
+    drawn = device.type != "meta"
+    generator = torch.Generator(device).manual_seed(seed) if drawn else None
     for part in (target, drafter):
         for path, module in part.named_modules():
             for key, weight in list(module.named_parameters(recurse=False)):

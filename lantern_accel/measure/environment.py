@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "Pillow")
 
 def describe(backend: Backend, dtype: torch.dtype) -> Environment:
     """Describe the machine, the software and the device's conditions before a measurement."""
-    commit, dirty = commit_of(Path(lantern_accel.__file__).parent)
+    commit, dirty = _own_commit()
     return Environment(
         device=backend.facts(),
         backend=f"{backend.name} {backend.version}",
@@ -58,6 +59,11 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def _own_commit() -> tuple[str, bool | NotMeasured]:
+    return commit_of(Path(lantern_accel.__file__).parent)
 
 
 def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:

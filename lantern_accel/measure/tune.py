@@ -204,6 +204,7 @@ class Tuner:
         known = self.progress.finalists
         cells = {name: known.get(name, cell) for name, cell in fresh.items()}
         self.progress.finalists = cells
+        self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
         for cell in (c for c in cells.values() if len(c.samples) < repeats):
             before = list(cell.samples)
             self._sample(cell, 0)

@@ -186,9 +186,10 @@ def _generate(found: dict[str, Any]) -> str:
 
 
 def _bench(found: dict[str, Any]) -> str:
-    from lantern_accel.measure.bench import BenchReport, table
+    from lantern_accel.measure.record import Run
+    from lantern_accel.report.table import table
 
-    return table(BenchReport.model_validate(found))
+    return table(Run.model_validate(found))
 
 
 def _tune(found: dict[str, Any]) -> str:
@@ -202,13 +203,13 @@ def _profile(found: dict[str, Any]) -> str:
 
 
 def _stepcost(found: dict[str, Any]) -> str:
-    from lantern_accel.measure.stepcost_report import StepCost
+    from lantern_accel.measure.stepcost import StepCost
 
     return StepCost.model_validate(found).table()
 
 
 def _race(found: dict[str, Any]) -> str:
-    from lantern_accel.measure.interleave import Race
+    from lantern_accel.measure.racing import Race
 
     report = Race.model_validate(found)
     return f"{report.table()}\n\n{report.checks or ''}".strip()
@@ -216,7 +217,7 @@ def _race(found: dict[str, Any]) -> str:
 
 def targets(folder: Path) -> list[dict[str, Any]]:
     """Compare the default options' step costs at batch 1 with what is asked; None: not measured."""
-    from lantern_accel.measure.stepcost_report import StepCost
+    from lantern_accel.measure.stepcost import StepCost
 
     found = []
     for size, step, figure, bound, least in TARGETS:

@@ -37,7 +37,9 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.keys import load_into, to_drafter_names, to_llamagen_names
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.sizes import llamagen_config
-from lantern_accel.measure.interleave import Lap, Race, Runner, environment, race, read_stored
+from lantern_accel.measure.environment import describe
+from lantern_accel.measure.racing import Lap, Race, Runner, race
+from lantern_accel.measure.store import resume
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import (
     Acceptance,
@@ -364,11 +366,10 @@ def run(given: argparse.Namespace) -> Race:
         }
         report = Race(
             settings=settings,
-            environment=environment(backend, given.compute),
+            environment=describe(backend, given.compute),
             runners=[Runner(name="official", note="eager"), Runner(name="ours")],
         )
-        if given.output is not None and given.output.is_file():
-            report = read_stored(given.output, Race, settings)
+        report = resume(given.output, report, lambda stored: stored.settings, "race_lantern.py")
         table = given.k + 1
         if given.weights:
             weights = stored_weights(given.weights, table, given.caption)

@@ -33,7 +33,9 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.llamagen.keys import load_into, to_llamagen_names
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.families.llamagen.sizes import llamagen_config
-from lantern_accel.measure.interleave import Race, Runner, Work, environment, race, read_stored
+from lantern_accel.measure.environment import describe
+from lantern_accel.measure.racing import Done, Race, Runner, race
+from lantern_accel.measure.store import resume
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -172,9 +174,8 @@ def run(given: argparse.Namespace) -> Race:
             "options": {k: str(v) for k, v in options.items()},
             "matmul_precision": given.matmul_precision,
         }
-        report = Race(settings=settings, environment=environment(backend, dtype))
-        if given.output is not None and given.output.is_file():
-            report = read_stored(given.output, Race, settings)
+        report = Race(settings=settings, environment=describe(backend, dtype))
+        report = resume(given.output, report, lambda stored: stored.settings, "race_official.py")
         known = {runner.name for runner in report.runners}
         report.runners += [Runner(name=n, note=RUNNERS[n]) for n in given.runner if n not in known]
         base = official_model(gpt, given.size, given.pixels, given.seed).to(dtype)
@@ -238,7 +239,7 @@ def run(given: argparse.Namespace) -> Race:
         )
 
 
-def _counted(decode: Callable[[], torch.Tensor]) -> Work:
+def _counted(decode: Callable[[], torch.Tensor]) -> Done:
     return {"tokens": decode().numel()}
 
 

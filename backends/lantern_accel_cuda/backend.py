@@ -47,7 +47,7 @@ class DeviceBackend(Backend):
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase for Nsight; with ``graph=phases`` it becomes a graph of its own."""
-        if torch.compiler.is_compiling():
+        if self.listener is not None or torch.compiler.is_compiling():
             return super().phase(name)
         return self._recorder.phase(name)
 

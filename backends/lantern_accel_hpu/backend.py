@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -76,8 +76,8 @@ class DeviceBackend(HPUOps, Backend):
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase for torch's profiler; a compiled step has no phases."""
-        if torch.compiler.is_compiling():
-            return nullcontext()
+        if self.listener is not None or torch.compiler.is_compiling():
+            return super().phase(name)
         return torch.profiler.record_function(f"lantern.{name}")
 
     # host_copy stays the reference: Gaudi's serving stack reports that pinned memory is not supported

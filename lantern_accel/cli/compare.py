@@ -10,8 +10,8 @@ import typer
 from lantern_accel.cli.console import say
 
 if TYPE_CHECKING:
+    from lantern_accel.device.conformance import Report as ConformanceReport
     from lantern_accel.measure.record import Run
-    from lantern_accel.testing.kit import Report as ConformanceReport
 
 
 def register(app: typer.Typer) -> None:
@@ -23,8 +23,8 @@ def compare(
     files: list[str] = typer.Argument(
         ...,
         metavar="FILE...",
-        help="Runs of `lantern-accel profile`; NAME=FILE gives one another name. Conformance reports "
-        "and older benchmark files are taken too.",
+        help="Runs of `lantern-accel profile` or `bench`; NAME=FILE gives one another name. "
+        "Conformance reports are taken too.",
     ),
     output: Path = typer.Option(
         ..., "--output", "-o", help="The report: .html, .md or .json by its name."
@@ -34,9 +34,9 @@ def compare(
 
     Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
     """
+    from lantern_accel.measure.reading import check_comparable
     from lantern_accel.report import render
     from lantern_accel.report.comparison import compare as put_side_by_side
-    from lantern_accel.report.reading import check_comparable
 
     render.check_kind(output)
     runs, origins, conformance = _read(files, output)
@@ -51,16 +51,16 @@ def compare(
 
 
 def _read(files: list[str], output: Path) -> tuple[list[Run], list[str], list[ConformanceReport]]:
-    """Read every file; a pattern that matches nothing is told and left out.
+    """Read every file; a pattern that matches nothing is reported and left out.
 
     Raises RequestError where ``output`` is one of them: raw samples are in no report.
     """
     import glob
 
+    from lantern_accel.device.conformance import Report
     from lantern_accel.errors import RequestError
-    from lantern_accel.measure.output import check_name
-    from lantern_accel.report.reading import read_file
-    from lantern_accel.testing.kit import Report
+    from lantern_accel.measure.reading import read_file
+    from lantern_accel.measure.store import check_name
 
     runs, origins, conformance = [], [], []
     for text in files:

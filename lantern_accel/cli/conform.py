@@ -11,7 +11,7 @@ from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options
 
 if TYPE_CHECKING:
-    from lantern_accel.testing.kit import Outcome
+    from lantern_accel.device.conformance import Outcome
 
 GROUPS = "static, kv, attention, accept, decode, replay, device, or the backend's own"
 STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from lantern_accel.cli import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options
 
@@ -25,23 +26,42 @@ def profile(
         help="Names with commas between, or repeated; vanilla is always measured.",
     ),
     batch: list[int] = typer.Option(
-        [], min=1, help="Images together; repeat for several. Default: 1 and 4, quick: 1."
+        [],
+        min=1,
+        max=bounds.MOST_BATCH,
+        help="Images together; repeat for several. Default: 1 and 4, quick: 1.",
     ),
-    temperature: list[float] = typer.Option([1.0], min=0, help="Repeat for several."),
+    temperature: list[float] = typer.Option(
+        [1.0], min=0, max=bounds.MOST_TEMPERATURE, help="Repeat for several."
+    ),
     prompts: Path = typer.Option(
-        None, help="A text file, a prompt a line; blank lines are left out."
+        None,
+        help="A text file, one prompt per line; blank lines are left out. Default: a fixed random draw "
+        "from what the bundled model was taught, hard ones included.",
     ),
-    quick: bool = typer.Option(False, help="5 samples a cell and 16 images: minutes, not an hour."),
-    samples: int = typer.Option(None, min=2, help="Timed decodings a cell. Default: 30, quick: 5."),
+    quick: bool = typer.Option(
+        False, help="5 samples per cell and 16 images: minutes, not an hour."
+    ),
+    samples: int = typer.Option(
+        None, min=2, max=bounds.MOST_SAMPLES, help="Decodings per cell. Default: 30, quick: 5."
+    ),
     seconds: float = typer.Option(
-        None, min=0, help="Timed seconds a cell at least. Default: 10, quick: 0."
+        None,
+        min=0,
+        max=bounds.MOST_SECONDS,
+        help="Timed seconds per cell at least. Default: 10, quick: 0.",
     ),
     quality_images: int = typer.Option(
-        None, min=2, max=10_000, help="Images a strategy for its price. Default: 64, quick: 16."
+        None,
+        min=2,
+        max=bounds.MOST_IMAGES,
+        help="Images per strategy for its price. Default: 64, quick: 16.",
     ),
-    seed: int = typer.Option(0, min=0, help="Fixes what is drawn."),
+    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes what is drawn."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
+    threads: int = typer.Option(
+        None, min=1, max=bounds.MOST_THREADS, help="Processor threads, where the backend has them."
+    ),
     option: list[str] = OPTION,
     name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
     trace: Path = typer.Option(None, help="Also write a few steps here, for ui.perfetto.dev."),
@@ -51,49 +71,42 @@ def profile(
 
     Example: lantern-accel profile --device cpu --quick -o cpu.json
     """
-    from lantern_accel.measure.output import check_name, check_output
-
-    check_name(name)
-    check_output(output, resume=resume, trace=trace)
-    import shlex
     import sys
     import time
 
     import lantern_accel
+    from lantern_accel.measure.store import check_name, check_output
 
+    check_name(name)
+    check_output(output, resume=resume, trace=trace)
     options = read_options(option, threads)
     began = time.perf_counter()
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         loaded = time.perf_counter() - began
         # Below here torch is imported, which the device precedes.
-        from lantern_accel.measure import asking
-        from lantern_accel.measure.protocol import Profiler, Request
+        from lantern_accel.measure import request as asked
+        from lantern_accel.measure.prompts import read_prompts
+        from lantern_accel.measure.run import Profiler
+        from lantern_accel.testing.kit import run_checks
 
         given = {"samples": samples, "seconds": seconds, "quality_images": quality_images}
         changes = {name: value for name, value in given.items() if value is not None}
-        plan = (asking.QUICK if quick else asking.FULL).model_copy(update=changes)
         words = [word.strip() for text in strategies for word in text.split(",") if word.strip()]
-        request = Request(
-            strategies=asking.choose_strategies(pipeline, words, temperature),
-            prompts=asking.read_prompts(prompts, pipeline),
-            plan=plan,
+        request = asked.Request(
+            strategies=asked.choose_strategies(pipeline, words, temperature),
+            prompts=read_prompts(prompts, pipeline),
+            plan=(asked.QUICK if quick else asked.FULL).model_copy(update=changes),
             batches=list(dict.fromkeys(batch)) or ([1] if quick else [1, 4]),
             temperatures=list(dict.fromkeys(temperature)),
             seed=seed,
-            name=name or asking.fresh_name(str(pipeline.backend.device)),
-            command=shlex.join(["lantern-accel", *sys.argv[1:]]),
+            name=name or asked.fresh_name(str(pipeline.backend.device)),
+            command=asked.command_of(sys.argv[1:]),
             options=options,
             load_seconds=loaded,
             trace=trace,
+            conform=None if quick else run_checks,
         )
-        profiler = Profiler(
-            pipeline,
-            request,
-            output,
-            resume=resume,
-            say=lambda text: say(text, to_stderr=True, style="dim"),
-        )
-        run = profiler.measure()
-    cells = len(run.cells)
-    say(f"{output} ({run.name}, {cells} cells)", label="wrote", style="bold green")
+        told = lambda text: say(text, to_stderr=True, style="dim")  # noqa: E731
+        run = Profiler(pipeline, request, output, resume=resume, say=told).measure()
+    say(f"{output} ({run.name}, {len(run.cells)} cells)", label="wrote", style="bold green")
     say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")

@@ -48,7 +48,7 @@ def describe(profile: DeviceProfile) -> str:
     if profile.bandwidth_bytes_per_s is not None:
         parts.append(f"{profile.bandwidth_bytes_per_s.value / 1e9:g} GB/s")
     if profile.memory_bytes is not None:
-        parts.append(f"{profile.memory_bytes.value / 1e9:.0f} GB")
+        parts.append(f"{profile.memory_bytes.value / 2**30:.0f} GiB")
     if profile.power_w is not None:
         parts.append(f"{profile.power_w.value:g} W")
     kinds = {one.kind for one in profile.figures().values()}

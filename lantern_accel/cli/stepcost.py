@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from lantern_accel.cli import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options
 
@@ -19,7 +20,9 @@ def stepcost(
     size: str = typer.Option(
         "llamagen-xl-384", help="A published size, llamagen-SIZE-PIXELS, anole-7b, or a JSON file."
     ),
-    batch: list[int] = typer.Option([1], min=1, help="Images together; repeat for several."),
+    batch: list[int] = typer.Option(
+        [1], min=1, max=bounds.MOST_BATCH, help="Images together; repeat for several."
+    ),
     nodes: str = typer.Option("8,16,32,60", help="Node counts at which verification is timed."),
     strategy: str = typer.Option("lantern++", help="The whole step that is timed."),
     tree: str = typer.Option(None, help="Its tree; the paper's otherwise."),
@@ -31,12 +34,16 @@ def stepcost(
         None, min=1, help="Tokens that a step brings, stated by you."
     ),
     acceptance_from: Path = typer.Option(
-        None, help="Take them from this JSON of `bench` instead, for the strategy."
+        None, help="Take them from this run of `bench` or `profile` instead."
     ),
-    repeats: int = typer.Option(10, min=1, help="Samples a kind of step."),
-    threads: int = typer.Option(None, min=1),
+    repeats: int = typer.Option(
+        10, min=1, max=bounds.MOST_SAMPLES, help="Samples per kind of step."
+    ),
+    threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),
     option: list[str] = OPTION,
-    output: Path = typer.Option(None, "--output", "-o", help="JSON; an interrupted run goes on."),
+    output: Path = typer.Option(
+        None, "--output", "-o", help="JSON; an interrupted run is resumed."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
 ) -> None:
     """Time a vanilla step, verification alone and a whole step on random weights of a real size."""
@@ -48,8 +55,12 @@ def stepcost(
     if tokens_per_step and acceptance_from:
         raise RequestError("give --tokens-per-step or --acceptance-from, not both")
     with open_backend(device, read_options(option, threads)) as backend:
-        from lantern_accel.measure.stepcost import measure, parse_nodes
-        from lantern_accel.measure.stepcost_report import Acceptance, read_acceptance
+        from lantern_accel.measure.stepcost import (
+            Acceptance,
+            measure,
+            parse_nodes,
+            read_acceptance,
+        )
 
         acceptance = None
         if tokens_per_step:
@@ -64,7 +75,7 @@ def stepcost(
             dtype=dtype,
             cfg_scale=cfg_scale,
             top_k=top_k,
-            batches=batch,
+            batches=list(dict.fromkeys(batch)),
             nodes=parse_nodes(nodes),
             repeats=repeats,
             acceptance=acceptance,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from lantern_accel.cli import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options
 
@@ -19,11 +20,11 @@ def tune(
     device: str = typer.Option("auto"),
     model: str = typer.Option("lantern-emoji"),
     strategy: str = typer.Option("lantern++", help="eagle or lantern++ (they have static trees)."),
-    temperature: float = typer.Option(1.0, min=0),
+    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE),
     dtype: str = typer.Option("auto"),
-    threads: int = typer.Option(None, min=1),
+    threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),
     option: list[str] = OPTION,
-    repeats: int = typer.Option(5, min=1, help="Decodings a finalist."),
+    repeats: int = typer.Option(5, min=1, max=bounds.MOST_SAMPLES, help="Decodings per finalist."),
     output: Path = typer.Option(None, "--output", "-o", help="Also write the evidence here."),
 ) -> None:
     """Measure acceptance and step costs here, and keep the best tree; generate then uses it."""

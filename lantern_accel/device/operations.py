@@ -9,13 +9,17 @@ Shapes: ``R`` rows (images x CFG branches), ``T`` query positions, ``H`` heads, 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+#: Called with a phase's name; the phase runs inside the context that it returns.
+PhaseListener = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,29 @@ class TensorOps:
     index: torch.dtype = torch.int64
     """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
 
+    listener: PhaseListener | None = None
+    """What :meth:`listen` put in place; None outside its block."""
+
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """Mark a phase of the step (draft, verify, accept, commit) for profilers; nothing here."""
-        return nullcontext()
+        """Mark a phase of the step (draft, verify, accept, commit) for the listener, if there is one.
+
+        A backend that marks phases for its own profiler leaves them to this method while
+        ``self.listener`` is set.
+        """
+        return nullcontext() if self.listener is None else self.listener(name)
+
+    @contextmanager
+    def listen(self, listener: PhaseListener) -> Iterator[None]:
+        """Report every phase of eager steps to ``listener`` inside the block.
+
+        ``listener(name)`` returns the context that the phase runs in. The listener before it is put
+        back afterwards. A replay has no phases to report; see ``Replay.timed``.
+        """
+        before, self.listener = self.listener, listener
+        try:
+            yield
+        finally:
+            self.listener = before
 
     def host_copy(self, source: Tensor) -> HostCopy:
         """Return a way to read ``source``, a small static buffer, while steps run."""

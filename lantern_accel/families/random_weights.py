@@ -112,7 +112,8 @@ def random_model(
 ) -> RandomModel:
     """Make seeded random weights of a real size on the device of ``ops``, never elsewhere first."""
     device = ops.device
-    generator = torch.Generator(device).manual_seed(seed)
+    # Shapes without memory have no numbers to draw.
+    generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 
     def draw(name: str, shape: torch.Size) -> Tensor:
         made = torch.empty(shape, dtype=dtype, device=device)

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import time
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+
+import torch
 
 import lantern_accel
 from lantern_accel.device.backend import Backend
-from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.measure import bench
 from lantern_accel.measure.record import Environment, NotMeasured, Reading, not_measured
 
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "Pillow")
 
 
-def describe(pipeline: Pipeline) -> Environment:
-    """Describe the machine, the software and the device's conditions before a run."""
-    commit, dirty = commit_of(Path(lantern_accel.__file__).parent)
-    return Environment.model_validate(
-        bench.environment(pipeline)
-        | {
-            "commit": commit,
-            "dirty": dirty,
-            "versions": versions(),
-            "conditions_before": conditions(pipeline.backend),
-        }
+def describe(backend: Backend, dtype: torch.dtype) -> Environment:
+    """Describe the machine, the software and the device's conditions before a measurement."""
+    commit, dirty = _own_commit()
+    return Environment(
+        device=backend.facts(),
+        backend=f"{backend.name} {backend.version}",
+        dtype=str(dtype).removeprefix("torch."),
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        system=platform.platform(),
+        load_average=list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        lantern_accel=lantern_accel.__version__,
+        commit=commit,
+        dirty=dirty,
+        versions=versions(),
+        conditions_before=conditions(backend),
     )
 
 
@@ -51,6 +59,11 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def _own_commit() -> tuple[str, bool | NotMeasured]:
+    return commit_of(Path(lantern_accel.__file__).parent)
 
 
 def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -34,23 +35,35 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _resampled(n: int, seed: int) -> NDArray[np.int64]:
+def _picks(n: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))
 
 
-def _interval(value: float, draws: Array, n: int) -> Interval:
+def _interval(value: Any, draws: Any, n: int) -> Interval:
     low, high = np.quantile(draws, (0.025, 0.975))
-    return Interval(value=value, low=float(low), high=float(high), n=n)
+    return Interval(value=float(value), low=float(low), high=float(high), n=n)
+
+
+def paired(of: Callable[..., Any], *columns: Sequence[float]) -> Interval:
+    """Return a statistic of samples and its interval; entry i of all columns is one sample.
+
+    ``of`` reduces the last axis of every column. Columns are cut to the shortest and resampled
+    together, so that what disturbed a sample disturbs all of its figures.
+    """
+    n = min(len(column) for column in columns)
+    data = [np.asarray(column[:n], dtype=np.float64) for column in columns]
+    picks = _picks(n, 1)
+    return _interval(of(*data), of(*(column[picks] for column in data)), n)
 
 
 def median(samples: Sequence[float]) -> Interval:
     """Return the median of samples and its interval."""
-    return _statistic(samples, lambda x: np.median(x, axis=-1))
+    return paired(lambda x: np.median(x, axis=-1), samples)
 
 
 def mean(samples: Sequence[float]) -> Interval:
     """Return the mean of samples and its interval."""
-    return _statistic(samples, lambda x: np.mean(x, axis=-1))
+    return paired(lambda x: np.mean(x, axis=-1), samples)
 
 
 def percentile(samples: Sequence[float], p: float) -> Interval | str:
@@ -63,32 +76,38 @@ def percentile(samples: Sequence[float], p: float) -> Interval | str:
         return not_measured(
             f"{len(samples)} samples cannot show the {p:g}th percentile; `--samples {needed}` can"
         )
-    return _statistic(samples, lambda x: np.percentile(x, p, axis=-1))
+    return paired(lambda x: np.percentile(x, p, axis=-1), samples)
 
 
-def _statistic(samples: Sequence[float], of: Callable[[Array], Any]) -> Interval:
-    data = np.asarray(samples, dtype=np.float64)
-    draws = np.asarray(of(data[_resampled(len(data), 1)]))
-    return _interval(float(of(data)), draws, len(data))
+def speed_ratio(a: Array, b: Array) -> Any:
+    """Return the ratio of the medians over the last axis."""
+    return np.median(a, axis=-1) / np.median(b, axis=-1)
 
 
-def ratio(above: Sequence[float], below: Sequence[float], *, paired: bool) -> Interval:
-    """Return the ratio of two medians and its interval.
+def share(part: Array, whole: Array) -> Any:
+    """Return the ratio of the sums over the last axis: tokens per step."""
+    return part.sum(axis=-1) / whole.sum(axis=-1)
 
-    ``paired``: sample i of both was taken in the same round, so that both are resampled together and
-    what disturbed a round disturbs neither's ratio.
-    """
+
+def unpaired_ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
+    """Return the ratio of two medians of samples that were not taken together, and its interval."""
     a, b = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
-    if paired:
-        n = min(len(a), len(b))
-        a, b = a[:n], b[:n]
-        picks = _resampled(n, 2)
-        draws = np.median(a[picks], axis=-1) / np.median(b[picks], axis=-1)
-    else:
-        n = min(len(a), len(b))
-        first, second = _resampled(len(a), 3), _resampled(len(b), 4)
-        draws = np.median(a[first], axis=-1) / np.median(b[second], axis=-1)
-    return _interval(float(np.median(a) / np.median(b)), draws, n)
+    draws = speed_ratio(a[_picks(len(a), 3)], b[_picks(len(b), 4)])
+    return _interval(speed_ratio(a, b), draws, min(len(a), len(b)))
+
+
+def relative_spread(values: Sequence[float]) -> float | None:
+    """Return half the distance between the quartiles over the median; None for a single value.
+
+    Of fewer than four values the ends stand for the quartiles.
+    """
+    ordered = sorted(values)
+    if len(ordered) < 2:
+        return None
+    low, high = ordered[0], ordered[-1]
+    if len(ordered) >= 4:
+        low, _, high = statistics.quantiles(ordered, n=4)
+    return (high - low) / 2 / statistics.median(ordered)
 
 
 def verdict(found: Interval, *, unsettled: str = "") -> Verdict | NotMeasured:

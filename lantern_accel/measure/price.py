@@ -1,8 +1,8 @@
 """The price of relaxation, in the same run as its speed.
 
-Three figures a relaxed strategy: the probability mass it moved; how many of its tokens are those that
+Three figures per relaxed strategy: the probability mass it moved; how many of its tokens are those that
 exact decoding draws with the same tree and the same uniforms; and how far its images are from plain
-decoding's, beside the distance of two sets of plain decoding (the floor: what chance alone gives).
+decoding's, next to the distance of two sets of plain decoding (the floor: what chance alone gives).
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.engine import Decoded
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.measure import intervals as statistics
-from lantern_accel.measure.record import (
-    Distance,
-    Interval,
-    NotMeasured,
-    Quality,
-    Strip,
-    not_measured,
-)
+from lantern_accel.measure import intervals
+from lantern_accel.measure.record import Distance, NotMeasured, Quality, Strip, not_measured
 from lantern_accel.quality import features as network_features
-from lantern_accel.quality.distance import METRIC, kernel_distance
+from lantern_accel.quality.distance import METRIC, kernel_distance, permutation_test
 from lantern_accel.strategy.values import Exact, Strategy
 
 #: Images decoded together here; the figures do not depend on it.
 BATCH = 8
-#: Images a row of the contact sheet, and the largest side of one in pixels.
+#: Images per row of the contact sheet, and the largest side of one in pixels.
 SHEET = 8
 THUMBNAIL = 128
 #: Images whose tokens are compared one by one; each has hundreds.
@@ -41,19 +35,24 @@ OTHER_SEED = 10_000
 PLAIN = Strategy(name="vanilla")
 
 
+def relaxed_mass(done: Decoded) -> Tensor:
+    """Return the mass that relaxation moved per generated token, float ``[B]``."""
+    return (done.price / done.tokens.shape[1]).float()
+
+
 @dataclass(frozen=True)
 class Drawn:
-    """Images of one strategy: tokens int64 ``[n, N]``, TV used a token ``[n]``, pixels uint8."""
+    """Images of one strategy: tokens int64 ``[n, N]``, mass moved per token ``[n]``, pixels uint8."""
 
     tokens: Tensor
     moved: Tensor
     pixels: Tensor
 
 
-class QualityStudy:
+class PriceStudy:
     """Draws each set of images once and compares relaxed strategies with exact ones.
 
-    ``images`` a strategy, prompts in turn; ``beat`` is called after every chunk, for progress.
+    ``images`` per strategy, prompts in turn; ``beat`` is called after every chunk, for progress.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class QualityStudy:
         self.temperature = temperature
         self.beat = beat
         self._sets: dict[tuple[str, int], Drawn] = {}
-        self._features: dict[tuple[str, int], Tensor] = {}
+        self._features: dict[tuple[str, int], intervals.Array] = {}
         self._network: network_features.EfficientNetLite0 | str | None = None
 
     def draw(self, strategy: Strategy, seed: int | None = None, images: int | None = None) -> Drawn:
@@ -94,11 +93,11 @@ class QualityStudy:
             # Within a call image i has the stream (seed, i), so every chunk has a seed of its own.
             done, _ = self.pipeline.decode_only(chunk, strategy, sampling, seed + start)
             tokens.append(done.tokens)
-            moved.append(done.price / done.tokens.shape[1])
+            moved.append(relaxed_mass(done))
             with self.pipeline.backend.inference():
                 pixels.append(self.pipeline.pixels(done.tokens))
-            self.beat(f"quality: {strategy.name}: {start + count} of {images} images")
-        return Drawn(torch.cat(tokens), torch.cat(moved).float(), torch.cat(pixels))
+            self.beat(f"price: {strategy.name}: {start + count} of {images} images")
+        return Drawn(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))
 
     def measure(self, strategy: Strategy) -> Quality:
         """Return the price of a relaxed strategy."""
@@ -114,10 +113,10 @@ class QualityStudy:
             strategy=strategy,
             temperature=self.temperature,
             images=self.images,
-            total_variation=statistics.mean(relaxed.moved.tolist()),
-            agreement=statistics.mean(equal.mean(dim=1).tolist()),
+            total_variation=intervals.mean(relaxed.moved.tolist()),
+            agreement=intervals.mean(equal.mean(dim=1).tolist()),
             chance_agreement=float((self.draw(PLAIN).tokens == other).float().mean()),
-            first_difference=float(equal.cumprod(dim=1).sum(dim=1).mean()),
+            first_difference=intervals.mean(equal.cumprod(dim=1).sum(dim=1).tolist()),
             distance=self._distance(strategy),
         )
 
@@ -128,11 +127,16 @@ class QualityStudy:
         if isinstance(network, str):
             return not_measured(network)
         plain = self._of(network, PLAIN, self.seed)
+        relaxed = self._of(network, strategy, self.seed)
+        other = self._of(network, PLAIN, self.seed + OTHER_SEED)
+        p_value, detectable = permutation_test(relaxed, plain)
         return Distance(
             metric=METRIC,
             network=network_features.NETWORK,
-            value=_interval(self._of(network, strategy, self.seed), plain),
-            floor=_interval(self._of(network, PLAIN, self.seed + OTHER_SEED), plain),
+            value=kernel_distance(relaxed, plain),
+            floor=kernel_distance(other, plain),
+            p_value=p_value,
+            detectable=detectable,
         )
 
     def _load(self) -> network_features.EfficientNetLite0 | str:
@@ -145,13 +149,12 @@ class QualityStudy:
 
     def _of(
         self, network: network_features.EfficientNetLite0, strategy: Strategy, seed: int
-    ) -> Tensor:
+    ) -> intervals.Array:
         key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
         if key not in self._features:
-            self._features[key] = network_features.features(
-                network, self.draw(strategy, seed).pixels
-            )
-            self.beat(f"quality: features of {strategy.name}")
+            found = network_features.features(network, self.draw(strategy, seed).pixels)
+            self._features[key] = found.double().numpy()
+            self.beat(f"price: features of {strategy.name}")
         return self._features[key]
 
     def strip(self, strategy: Strategy) -> Strip:
@@ -174,7 +177,3 @@ class QualityStudy:
             prompts=[self.prompts[i % len(self.prompts)] for i in range(len(pixels))],
             png_base64=base64.b64encode(stream.getvalue()).decode(),
         )
-
-
-def _interval(first: Tensor, second: Tensor) -> Interval:
-    return kernel_distance(first.double().numpy(), second.double().numpy())

@@ -6,21 +6,22 @@ that could not be had is the text ``not measured: reason``, never a zero and nev
 
 from __future__ import annotations
 
+import statistics
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from lantern_accel.device.backend import DeviceFacts
-from lantern_accel.measure.bench import PHASES as STEP_PHASES
-from lantern_accel.measure.output import LONGEST_NAME
+from lantern_accel.device.conformance import Report as ConformanceReport
+from lantern_accel.measure.store import LONGEST_NAME
 from lantern_accel.strategy.values import Exact, Sampling, Strategy
-from lantern_accel.testing.kit import Report as ConformanceReport
 
-SCHEMA: Literal[1] = 1
+SCHEMA: Literal[2] = 2
 """Version of the file's shape."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of how the figures are measured; runs of two protocols are not compared."""
 KIND: Literal["lantern_accel.run"] = "lantern_accel.run"
+STEP_PHASES = ("draft", "verify", "accept", "commit")
 PHASES = ("text", "prefill", *STEP_PHASES, "host", "pixels")
 """Where the time of a request goes, in order."""
 WARMUPS = 3
@@ -65,7 +66,7 @@ class Interval(_Record):
 class PromptSet(_Record):
     """What was drawn: all prompts by digest, and the first ones in words."""
 
-    source: str = Field(description="built-in, or the file's name")
+    source: str = Field(description="where they come from; for a file its name")
     count: int = Field(ge=1)
     sha256: str
     used: list[str | int] = Field(description="the prompts that were drawn from, at most 64")
@@ -75,9 +76,9 @@ class Plan(_Record):
     """How much is measured; the same for every cell."""
 
     quick: bool
-    samples: int = Field(ge=2, description="timed decodings a cell, at least")
-    seconds: float = Field(ge=0, description="timed seconds a cell, at least")
-    quality_images: int = Field(ge=0, description="images a strategy for the quality figures")
+    samples: int = Field(ge=1, description="timed decodings per cell, at least")
+    seconds: float = Field(ge=0, description="timed seconds per cell, at least")
+    quality_images: int = Field(ge=0, description="images per strategy for its price; 0: none")
 
 
 class Settings(_Record):
@@ -85,7 +86,7 @@ class Settings(_Record):
 
     model: str
     weights_hash: str
-    tokens: int = Field(ge=1, description="image tokens an image")
+    tokens: int = Field(ge=1, description="tokens per image")
     sampling: Sampling = Field(description="without the temperature, which a cell names")
     prompts: PromptSet
     seed: int
@@ -94,15 +95,14 @@ class Settings(_Record):
     plan: Plan
 
 
-class Environment(BaseModel):
+class Environment(_Record):
     """What a reader needs to judge the figures."""
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     device: DeviceFacts
     backend: str
     dtype: str
     torch: str
+    threads: int | None = None
     python: str
     system: str
     lantern_accel: str
@@ -134,19 +134,26 @@ class ClockCheck(_Record):
 class Ceilings(_Record):
     """What the device reached on simple work, best of several."""
 
-    copy_bytes_per_s: Positive = Field(description="bytes read plus bytes written, a second")
-    copy_bytes: int = Field(description="size of the copied buffer")
-    matmul_flops: dict[str, Positive] = Field(description="FLOP a second by dtype, square matrices")
+    copy_bytes_per_s: Positive = Field(description="bytes read plus bytes written per second")
+    read_bytes_per_s: Positive = Field(description="bytes per second of a sum over the buffer")
+    copy_bytes: int = Field(description="size of the buffer")
+    matmul_flops: dict[str, Positive] = Field(description="FLOP/s by dtype, square matrices")
     matmul_sizes: dict[str, int] = Field(default_factory=dict)
     launch_seconds: Reading = Field(description="one tiny operator, run eagerly")
     captured_launch_seconds: Reading = Field(description="one tiny operator within a replay")
 
+    @property
+    def bandwidth(self) -> Positive:
+        """Bytes per second that floors and fractions use: the better of copying and reading."""
+        found = [one for one in (self.copy_bytes_per_s, self.read_bytes_per_s) if is_measured(one)]
+        return max(found) if found else self.copy_bytes_per_s
+
 
 class Work(_Record):
-    """What one phase of one step needs at least, from the model's sizes."""
+    """What one phase of one step needs at least, in the middle of an image."""
 
     flops: float = Field(ge=0)
-    bytes: float = Field(ge=0, description="weights and caches once, activations, logits")
+    bytes: float = Field(ge=0, description="weights once per pass, visible keys and values")
     launches: int = Field(ge=0, description="operators that are not views, counted as they ran")
 
 
@@ -186,7 +193,7 @@ class Sample(_Record):
     tokens: int = Field(ge=1)
     steps: int = Field(ge=1)
     accepted_histogram: list[int]
-    total_variation: float = Field(description="relaxed mass used, a generated token")
+    total_variation: float = Field(description="relaxed mass used per generated token")
     energy_mj: float | None = None
     others_cpu: Reading = Field(description="share of the host's cores that others used meanwhile")
 
@@ -224,6 +231,22 @@ class Cell(_Record):
         return f"{self.strategy.name}, batch {self.batch}, temperature {self.temperature:g}"
 
     @property
+    def rates(self) -> list[float]:
+        """Tokens per second of each sample, prefill included."""
+        return [s.tokens / (s.prefill + s.decode) for s in self.samples]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Their median: image tokens of the whole batch."""
+        return statistics.median(self.rates)
+
+    @property
+    def step_compression(self) -> float:
+        """Tokens per target forward of an image, prefill's first token not counted."""
+        made = sum(s.tokens - s.images for s in self.samples)
+        return made / max(sum(s.steps for s in self.samples), 1)
+
+    @property
     def relaxed(self) -> bool:
         """Whether speed is bought with a change of the distribution."""
         return not isinstance(self.strategy.acceptance, Exact)
@@ -236,6 +259,12 @@ class Distance(_Record):
     network: str
     value: Interval
     floor: Interval = Field(description="the same between two exact sets of other seeds")
+    p_value: float = Field(
+        ge=0, le=1, description="of a sign-flip permutation test within prompts, one-sided"
+    )
+    detectable: float = Field(
+        description="distance that this many images find in four of five cases at p < 0.05"
+    )
 
 
 class Quality(_Record):
@@ -244,12 +273,14 @@ class Quality(_Record):
     strategy: Strategy
     temperature: float
     images: int = Field(ge=1)
-    total_variation: Interval | NotMeasured = Field(description="relaxed mass, a generated token")
+    total_variation: Interval | NotMeasured = Field(description="relaxed mass per generated token")
     agreement: Interval | NotMeasured = Field(
         description="share of tokens equal to exact decoding with the same tree and uniforms"
     )
     chance_agreement: Reading = Field(description="the same between two exact sets of other seeds")
-    first_difference: Reading = Field(description="equal tokens before the first other one, mean")
+    first_difference: Interval | NotMeasured = Field(
+        description="equal tokens before the first different one, mean"
+    )
     distance: Distance | NotMeasured
 
 
@@ -266,12 +297,11 @@ class Run(_Record):
     """A whole profiling run."""
 
     kind: Literal["lantern_accel.run"] = KIND
-    schema_version: Literal[1] = SCHEMA
+    schema_version: Literal[2] = SCHEMA
     protocol_version: int = PROTOCOL
     name: str = Field(min_length=1, max_length=LONGEST_NAME)
     state: Literal["running", "interrupted", "complete"]
     command: str = Field(description="what to type to measure this again")
-    migrated_from: str = ""
     settings: Settings
     environment: Environment
     clock: ClockCheck | NotMeasured
@@ -291,8 +321,6 @@ class Run(_Record):
 
     @model_validator(mode="after")
     def _keeps_the_protocol(self) -> Run:
-        if self.migrated_from:
-            return self
         for cell in self.cells:
             for session in sorted({s.session for s in cell.samples}):
                 warm = sum(w.session == session for w in cell.warmup)
@@ -301,7 +329,8 @@ class Run(_Record):
                         f"{cell.name}: has samples of session {session} after {warm} warm-up "
                         f"decodings; the protocol asks for {WARMUPS} or more"
                     )
-            if self.state == "complete" and cell.relaxed and self.quality_of(cell) is None:
+            wanted = self.state == "complete" and self.settings.plan.quality_images
+            if wanted and cell.relaxed and self.quality_of(cell) is None:
                 raise ValueError(
                     f"{cell.name}: a relaxed strategy without its quality figures; "
                     "`lantern-accel profile --resume` measures them"

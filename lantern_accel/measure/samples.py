@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from lantern_accel.device.backend import inferring
+from lantern_accel.device.inference import inferring
 from lantern_accel.generation.pipeline import Pipeline, Prompt, Ready
 from lantern_accel.generation.result import GenerationResult
-from lantern_accel.measure.bench import PHASES as STEP_PHASES
-from lantern_accel.measure.bench import timed_phases
 from lantern_accel.measure.environment import HostLoad
+from lantern_accel.measure.phases import timed_phases
 from lantern_accel.measure.record import (
+    STEP_PHASES,
     Cell,
     Memory,
     Sample,
@@ -21,13 +21,29 @@ from lantern_accel.measure.record import (
     not_measured,
 )
 from lantern_accel.measure.work import measure_work
-from lantern_accel.strategy.values import Sampling
+from lantern_accel.strategy.values import Strategy
 
 #: Warm-up ends at the latest after this many rounds, in a quick run after fewer ...
 MOST_WARMUPS = 12
 QUICK_WARMUPS = 4
 #: ... and when the best of the last two is not this much faster than the best before them.
 GAIN = 0.05
+
+
+def new_cell(strategy: Strategy, batch: int, temperature: float) -> Cell:
+    """Return a cell that nothing was measured of yet."""
+    gap = not_measured("the run ended before")
+    return Cell(
+        strategy=strategy,
+        batch=batch,
+        temperature=temperature,
+        cold_seconds=gap,
+        warmup=[],
+        settled=False,
+        memory=gap,
+        step_ms=gap,
+        work=gap,
+    )
 
 
 def batch_prompts(prompts: Sequence[Prompt], batch: int, seed: int) -> list[Prompt]:
@@ -48,10 +64,11 @@ def request(
     )
 
 
-def ready_of(pipeline: Pipeline, cell: Cell) -> tuple[Ready, Sampling]:
-    """Return a cell's engine and its sampling settings."""
+def ready_of(pipeline: Pipeline, cell: Cell) -> Ready:
+    """Return a cell's engine with its captured functions."""
     sampling = pipeline.sampling(temperature=cell.temperature)
-    return pipeline.engine(cell.batch, cell.strategy, sampling), sampling
+    shape = pipeline.model.family.usual_shape(pipeline.model)
+    return pipeline.engine(cell.batch, cell.strategy, sampling, shape)
 
 
 @inferring
@@ -65,14 +82,15 @@ def warm_up(
     seconds = time.perf_counter() - began
     before = backend.counters()
     # Complete images stand still under a step, and the next request clears the buffers.
-    ready_of(pipeline, cell)[0].step()
+    ready_of(pipeline, cell).step()
     backend.synchronize()
-    rising = {
-        name: count - before.get(name, 0)
-        for name, count in backend.counters().items()
-        if count > before.get(name, 0)
-    }
-    return Warmup(session=session, seconds=seconds, rising=rising)
+    after = backend.counters()
+    rising = {name: after[name] - before.get(name, 0) for name in after}
+    return Warmup(
+        session=session,
+        seconds=seconds,
+        rising={name: count for name, count in rising.items() if count > 0},
+    )
 
 
 def has_settled(warmup: Sequence[Warmup]) -> bool:
@@ -94,67 +112,64 @@ def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int
     backend = pipeline.backend
     pipeline.release_engines()
     first = warm_up(pipeline, cell, prompts, 0, session)
-    cell.warmup.append(first)
+    ready = ready_of(pipeline, cell)
     cell.cold_seconds = first.seconds
-    ready, sampling = ready_of(pipeline, cell)
     cell.captured = ready.step.captured
     cell.capture_seconds = ready.prefill.seconds + ready.step.seconds
     cell.capture_bytes = ready.prefill.nbytes + ready.step.nbytes
     backend.reset_peak_memory()
-    cell.warmup.append(warm_up(pipeline, cell, prompts, 1, session))
-    cell.memory = _memory(pipeline, ready)
-    cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready, sampling)
-    cell.work = _work(pipeline, ready)
-
-
-def _memory(pipeline: Pipeline, ready: Ready) -> Memory:
-    use = pipeline.backend.memory()
-    missing = not_measured(f"backend {pipeline.backend.name!r} reads no peak")
-    return Memory(
-        peak_bytes=missing if use.peak is None else float(use.peak),
+    cell.warmup = [first, warm_up(pipeline, cell, prompts, 1, session)]
+    use = backend.memory()
+    cell.memory = Memory(
+        peak_bytes=not_measured(f"backend {backend.name!r} reads no peak")
+        if use.peak is None
+        else float(use.peak),
         definition=use.definition or "as the backend's memory() counts it",
         buffers_bytes=ready.engine.nbytes,
     )
+    cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
+    cell.work = _work(ready)
 
 
 def _step_ms(
-    pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], ready: Ready, sampling: Sampling
+    pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], ready: Ready
 ) -> tuple[dict[str, float], Literal["eager", "recording"]]:
-    """Return milliseconds a step by phase, and what was timed.
+    """Return milliseconds per step by phase, and what was timed.
 
     A recording that keeps its phases apart is timed itself; else the Python step is, whose phases have
     edges at which the device can be waited for.
     """
     texts = batch_prompts(prompts, cell.batch, 0)
-    recorded: dict[str, float] = {}
+    sampling = pipeline.sampling(temperature=cell.temperature)
 
-    def replay() -> None:
-        for name, seconds in (ready.step.timed() or {}).items():
-            recorded[name] = recorded.get(name, 0.0) + seconds
-
-    def once(step: Callable[[], None]) -> tuple[dict[str, float], float, int]:
-        with timed_phases(pipeline) as sums:
-            done, seconds = pipeline.decode_only(texts, cell.strategy, sampling, 0, step=step)
-        return dict(sums), seconds, int(done.steps.max())
+    def once(step: Callable[[], None]) -> tuple[float, int]:
+        done, seconds = pipeline.decode_only(texts, cell.strategy, sampling, 0, step=step)
+        return seconds, max(int(done.steps.max()), 1)
 
     apart = cell.captured and ready.step.timed() is not None
     if apart:
-        _, seconds, steps = once(replay)
-        sums = {name: recorded.get(name, 0.0) for name in STEP_PHASES}
+        sums = dict.fromkeys(STEP_PHASES, 0.0)
+
+        def replay() -> None:
+            for name, seconds in (ready.step.timed() or {}).items():
+                sums[name] = sums.get(name, 0.0) + seconds
+
+        seconds, steps = once(replay)
     else:
         if cell.captured:
             once(ready.engine.step)  # what was captured has not run eagerly before
-        sums, seconds, steps = once(ready.engine.step)
-    split = {name: 1e3 * value / max(steps, 1) for name, value in sums.items()}
-    rest = seconds - sum(sums.values())
+        with timed_phases(pipeline.backend) as sums:
+            seconds, steps = once(ready.engine.step)
     # Prefill is in these seconds; the samples tell what it takes, and the report takes it off.
-    split["host"] = 1e3 * max(rest, 0.0) / max(steps, 1)
-    return split, "recording" if apart else "eager"
+    split = dict(sums) | {"host": max(seconds - sum(sums.values()), 0.0)}
+    return {name: 1e3 * s / steps for name, s in split.items()}, "recording" if apart else "eager"
 
 
-def _work(pipeline: Pipeline, ready: Ready) -> dict[str, Work]:
-    with pipeline.backend.inference():
-        return measure_work(pipeline, ready.engine)
+def _work(ready: Ready) -> dict[str, Work] | str:
+    try:
+        return measure_work(ready.engine)
+    except (AttributeError, TypeError) as error:  # a family whose modules are of another make
+        return not_measured(f"the model's sizes are not known to the roofline ({error})")
 
 
 def take_sample(
@@ -162,39 +177,34 @@ def take_sample(
     cell: Cell,
     prompts: Sequence[Prompt],
     *,
-    number: int,
-    session: int,
-    order: int,
-    at: float,
     seed: int,
-) -> Sample:
-    """Serve one timed request and return its figures."""
+    session: int = 0,
+    order: int = 0,
+    at: float = 0.0,
+) -> None:
+    """Serve one timed request and add its figures to the cell."""
     backend = pipeline.backend
     load = HostLoad()
     before = backend.energy_mj()
     began = time.perf_counter()
-    result = request(pipeline, cell, prompts, seed)
+    stats = request(pipeline, cell, prompts, seed).stats
     wall = time.perf_counter() - began
     after = backend.energy_mj()
-    stats = result.stats
-    seconds = stats.seconds
-    return Sample(
-        session=session,
-        round=number,
-        order=order,
-        at=at,
-        seed=seed,
-        text=seconds.text,
-        prefill=seconds.prefill,
-        decode=seconds.decode,
-        pixels=seconds.pixels,
-        total=seconds.total,
-        wall=wall,
-        images=stats.images,
-        tokens=stats.tokens,
-        steps=stats.steps,
-        accepted_histogram=stats.accepted_histogram,
-        total_variation=stats.total_variation,
-        energy_mj=None if before is None or after is None else float(after - before),
-        others_cpu=load.others(),
+    cell.samples.append(
+        Sample(
+            session=session,
+            round=len(cell.samples),
+            order=order,
+            at=at,
+            seed=seed,
+            **stats.seconds.model_dump(),
+            wall=wall,
+            images=stats.images,
+            tokens=stats.tokens,
+            steps=stats.steps,
+            accepted_histogram=stats.accepted_histogram,
+            total_variation=stats.total_variation,
+            energy_mj=None if before is None or after is None else float(after - before),
+            others_cpu=load.others(),
+        )
     )

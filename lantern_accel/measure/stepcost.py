@@ -1,18 +1,22 @@
-"""What a step costs at real sizes, on random weights, beside the least that it could cost.
+"""What a step costs at real sizes, on random weights, next to the least that it could cost.
 
-At batch 1 a step must read every weight once and the cache that its queries see; that many bytes over
-the measured bandwidth is its *floor*. A vanilla step, verification alone at several node counts and a
-whole LANTERN step are timed alternately with vanilla, so that ratios hold on a machine that drifts.
-How many tokens a step brings is a property of weights: it is a stated number or one from a benchmark.
+A vanilla step, verification alone at several node counts and a whole LANTERN step are timed in turns
+with vanilla, from the middle of an image, so that ratios hold on a machine that drifts. The floor of a
+step is :func:`~lantern_accel.measure.work.floor_of` under ceilings that are measured first. How many
+tokens a step brings is a property of weights: it is a stated number or one from a run.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
@@ -20,13 +24,144 @@ from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tre
 from lantern_accel.device.backend import Backend, check_clock, inferring
 from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.random_weights import RandomModel, random_model, sized, weights_bytes
-from lantern_accel.files import write_json
-from lantern_accel.measure.interleave import environment, read_stored
-from lantern_accel.measure.rates import measure_rates
-from lantern_accel.measure.stepcost_report import Acceptance, Cost, StepCost
-from lantern_accel.measure.steptimer import Timed, bush, floor_bytes
+from lantern_accel.measure import store, work
+from lantern_accel.measure.ceilings import measure_ceilings
+from lantern_accel.measure.environment import describe
+from lantern_accel.measure.intervals import relative_spread
+from lantern_accel.measure.reading import read_run
+from lantern_accel.measure.record import Ceilings, Environment, is_measured
+from lantern_accel.measure.steptimer import Timed, bush
 from lantern_accel.memory.limits import check_engine, free_bytes, size
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
+
+COMMAND = "lantern-accel stepcost"
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Acceptance(_Part):
+    """Tokens that a step of the strategy brings, and where the number comes from."""
+
+    tokens_per_step: float = Field(ge=1, allow_inf_nan=False)
+    source: str
+
+
+class Cost(_Part):
+    """One kind of step: its samples, vanilla's taken in turns with them, and what it needs."""
+
+    kind: Literal["vanilla", "verify", "step"]
+    label: str
+    batch: int
+    nodes: int
+    ms: list[float] = Field(default_factory=list)
+    vanilla_ms: list[float] = Field(default_factory=list)
+    floor_flops: float = 0.0
+    floor_bytes: float = 0.0
+    operators: int = 0
+    captured: bool = False
+    capture_seconds: float = 0.0
+    capture_bytes: int = 0
+    phase_ms: dict[str, float] | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.kind, self.label, self.batch
+
+    @property
+    def over_vanilla(self) -> float:
+        """Median of the ratios to the vanilla step timed next to each sample."""
+        return statistics.median(a / b for a, b in zip(self.ms, self.vanilla_ms, strict=True))
+
+
+class StepCost(_Part):
+    """A whole measurement; ``settings`` must agree for one to be resumed."""
+
+    kind: Literal["lantern_accel.stepcost"] = "lantern_accel.stepcost"
+    schema_version: Literal[2] = 2
+    settings: dict[str, Any]
+    environment: Environment
+    ceilings: Ceilings | None = None
+    acceptance: Acceptance | None = None
+    costs: list[Cost] = Field(default_factory=list)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one plain record per kind of step, as the table prints it; None: not known."""
+        rows = []
+        for cost in self.costs:
+            if not cost.ms or self.ceilings is None:
+                continue
+            ms, over = statistics.median(cost.ms), cost.over_vanilla
+            whole, known = cost.kind == "step", self.acceptance
+            floor = work.floor_of(
+                cost.floor_flops, cost.floor_bytes, self.ceilings, self.settings["dtype"]
+            )
+            rows.append(
+                {
+                    "step": cost.label,
+                    "batch": cost.batch,
+                    "nodes": cost.nodes,
+                    "ms": ms,
+                    "spread": relative_spread(cost.ms),
+                    "over_vanilla": over,
+                    "conversion": 1 / over if whole else None,
+                    "speedup": known.tokens_per_step / over if whole and known else None,
+                    "floor_ms": 1e3 * floor if is_measured(floor) else None,
+                    "of_floor": 1e3 * floor / ms if is_measured(floor) else None,
+                    "operators": cost.operators,
+                    "captured": cost.captured,
+                    "phase_ms": cost.phase_ms,
+                }
+            )
+        return rows
+
+    def table(self) -> str:
+        """Return the measurement as Markdown."""
+        lines = []
+        if self.ceilings is not None:
+            c, dtype = self.ceilings, self.settings["dtype"]
+            figures = (
+                ("copy", c.copy_bytes_per_s, 1e9, "GB/s"),
+                ("read", c.read_bytes_per_s, 1e9, "GB/s"),
+                ("products", c.matmul_flops[dtype], 1e12, f"TFLOP/s in {dtype}"),
+            )
+            lines.append(
+                ", ".join(
+                    f"{name} {value / unit:.3g} {words}"
+                    if is_measured(value)
+                    else f"{name} {value}"
+                    for name, value, unit, words in figures
+                )
+            )
+        if self.acceptance is not None:
+            a = self.acceptance
+            lines.append(f"tokens per step: {a.tokens_per_step:g} ({a.source})")
+        lines += [
+            "",
+            "| step | batch | nodes | ms | ± | over vanilla | floor ms | of the floor | operators "
+            "| conversion | speed-up |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        for row in self.rows():
+
+            def text(key: str, form: str, row: dict[str, Any] = row) -> str:
+                return "" if row[key] is None else format(row[key], form)
+
+            lines.append(
+                f"| {row['step']} | {row['batch']} | {row['nodes']} | {row['ms']:.3f} "
+                f"| {text('spread', '.0%')} | {row['over_vanilla']:.2f} | {text('floor_ms', '.3f')} "
+                f"| {text('of_floor', '.0%')} | {row['operators']} | {text('conversion', '.2f')} "
+                f"| {text('speedup', '.2f')} |"
+            )
+        for cost in self.costs:
+            if cost.phase_ms:
+                parts = ", ".join(f"{name} {ms:.3f}" for name, ms in cost.phase_ms.items())
+                lines.append(f"\n{cost.label}, batch {cost.batch}, ms by phase: {parts}")
+        return "\n".join(lines)
 
 
 @contextmanager
@@ -34,30 +169,29 @@ def _timed(
     backend: Backend, model: RandomModel, cost: Cost, strategy: Strategy, sampling: Sampling
 ) -> Iterator[Timed]:
     check_engine(backend, model.target, model.drafter, strategy, sampling, cost.batch)
+    table = model.neighbours if strategy.neighbours else None
     engine = Engine(
-        model.target,
-        model.drafter,
-        backend,
-        strategy,
-        sampling,
-        batch=cost.batch,
-        neighbours=model.neighbours if strategy.neighbours else None,
-    )
+        model.target, model.drafter, backend, strategy, sampling,
+        batch=cost.batch, neighbours=table,
+    )  # fmt: skip
     timed = Timed(backend, engine, cost.kind)
-    cost.operators = timed.operators
-    cost.captured, cost.capture_seconds = timed.replay.captured, timed.replay.seconds
-    cost.capture_bytes = timed.replay.nbytes
-    cost.floor_bytes = floor_bytes(engine, cost.kind)
+    replay = timed.replay
+    cost.operators, cost.captured = timed.operators, replay.captured
+    cost.capture_seconds, cost.capture_bytes = replay.seconds, replay.nbytes
+    cost.floor_flops, cost.floor_bytes = timed.needs()
     try:
         yield timed
     finally:
-        timed.replay.release()
+        replay.release()
+
+
+# --- a measurement --------------------------------------------------------------------------------
 
 
 def plan(
     strategy: Strategy, batches: Sequence[int], nodes: Sequence[int]
 ) -> list[tuple[Cost, Strategy]]:
-    """List what is measured: for each batch vanilla, verification by node count, the whole step."""
+    """List what is measured: per batch vanilla, verification by node count, the whole step."""
     vanilla = Strategy(name="vanilla")
     found = []
     for batch in batches:
@@ -84,7 +218,7 @@ def run_stepcost(
     out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> StepCost:
-    """Measure rates and steps; ``out`` is written after every kind of step and continued from there.
+    """Measure ceilings and steps; ``out`` is written after every kind of step and resumed from there.
 
     Raises :class:`RequestError` where ``out`` holds a measurement with other settings, and
     :class:`BackendError` where a batch does not fit.
@@ -94,7 +228,6 @@ def run_stepcost(
     settings = {
         "model": model.name,
         "config": model.target.config.model_dump(mode="json"),
-        "weights": "random",
         "strategy": strategy.model_dump(mode="json"),
         "sampling": sampling.model_dump(mode="json"),
         "device": str(backend.device),
@@ -102,18 +235,12 @@ def run_stepcost(
         "threads": torch.get_num_threads(),
         "options": [note for note in backend.facts().notes if "=" in note],
     }
-    report = StepCost(settings=settings, environment=environment(backend, dtype))
-    if out is not None and out.is_file():
-        report = read_stored(out, StepCost, settings)
+    fresh = StepCost(settings=settings, environment=describe(backend, dtype))
+    report = store.resume(out, fresh, lambda stored: stored.settings, COMMAND)
     report.acceptance = acceptance or report.acceptance
-
-    def keep() -> None:
-        if out is not None:
-            write_json(out, report.model_dump(mode="json"))
-
-    if report.rates is None:
-        say("bandwidth and products of the device")
-        report.rates = measure_rates(backend, dtype)
+    keep = store.Keeper(out, report)
+    if report.ceilings is None:
+        report.ceilings = measure_ceilings(backend, dtype, say)
         keep()
     known = {cost.key: cost for cost in report.costs}
     todo = [
@@ -121,19 +248,14 @@ def run_stepcost(
         for cost, chosen in plan(strategy, batches, nodes)
         if len(known.get(cost.key, cost).ms) < repeats
     ]
-    for batch in batches:
-        here = [(cost, chosen) for cost, chosen in todo if cost.batch == batch]
-        if not here:
-            continue
+    for batch in dict.fromkeys(cost.batch for cost, _ in todo):
         base_cost, vanilla = plan(strategy, [batch], ())[0]
         with _timed(backend, model, base_cost, vanilla, sampling) as base:
-            for cost, chosen in here:
+            for cost, chosen in ((c, s) for c, s in todo if c.batch == batch):
                 say(f"{cost.label}, batch {batch}: capture")
                 if cost.kind == "vanilla":
                     cost = base_cost
-                    for _ in range(repeats):
-                        cost.ms.append(base.ms())
-                        cost.vanilla_ms.append(cost.ms[-1])
+                    cost.ms = cost.vanilla_ms = [base.ms() for _ in range(repeats)]
                     cost.phase_ms = base.phase_ms()
                 else:
                     with _timed(backend, model, cost, chosen, sampling) as timed:
@@ -143,19 +265,19 @@ def run_stepcost(
                             cost.vanilla_ms.append(base.ms())
                         cost.phase_ms = timed.phase_ms()
                 report.costs = [c for c in report.costs if c.key != cost.key] + [cost]
-                say(f"{cost.label}, batch {batch}: {cost.median:.3f} ms")
+                say(f"{cost.label}, batch {batch}: {statistics.median(cost.ms):.3f} ms")
                 keep()
     keep()
     return report
 
 
-# --- from names ---------------------------------------------------------------------------------
+# --- from names -----------------------------------------------------------------------------------
 
 
 def parse_nodes(text: str) -> list[int]:
     """Read ``8,16,32,60``; raises :class:`RequestError`."""
     try:
-        nodes = [int(part) for part in text.split(",") if part.strip()]
+        nodes = [int(part[:9]) for part in text.split(",") if part.strip()]
     except ValueError:
         nodes = [0]
     if any(not 2 <= count <= 1024 for count in nodes):
@@ -163,8 +285,24 @@ def parse_nodes(text: str) -> list[int]:
     return nodes
 
 
+def read_acceptance(path: Path, strategy: str) -> Acceptance:
+    """Take a strategy's tokens per step from a run's file; raises :class:`RequestError`."""
+    run = read_run(path)
+    found = [c for c in run.cells if c.strategy.name == strategy and c.samples]
+    if not found:
+        raise RequestError(f"{path} has no samples of {strategy}; measure it with `bench`")
+    cell = min(found, key=lambda c: (c.batch, abs(c.temperature - 1)))
+    return Acceptance(
+        tokens_per_step=cell.step_compression,
+        source=f"{run.settings.model}, batch {cell.batch}, temperature {cell.temperature:g}, from "
+        f"{path.name}",
+    )
+
+
 def default_sampling(text: bool, cfg_scale: float | None, top_k: int | None) -> Sampling:
     """Return the papers' sampling for text- or class-conditional models, with overrides."""
+    if cfg_scale is not None and not math.isfinite(cfg_scale):
+        raise RequestError(f"the guidance scale is {cfg_scale}; give a finite number")
     return Sampling(
         cfg_scale=(7.5 if text else 4.0) if cfg_scale is None else cfg_scale,
         top_k=(1000 if text else 0) if top_k is None else top_k,
@@ -200,14 +338,13 @@ def measure(
     dtype: str = "auto",
     cfg_scale: float | None = None,
     top_k: int | None = None,
-    batches: Sequence[int] = (1,),
-    nodes: Sequence[int] = (8, 16, 32, 60),
-    repeats: int = 10,
-    acceptance: Acceptance | None = None,
-    out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
+    **measuring: Any,
 ) -> StepCost:
-    """Measure a size by name; see :func:`run_stepcost`. Bad input raises before anything is made."""
+    """Measure a size by name; ``measuring`` as :func:`run_stepcost` takes it.
+
+    Bad input raises before anything is made.
+    """
     check_clock(backend)
     chosen = named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     if tree is not None:
@@ -218,15 +355,4 @@ def measure(
     check_settings(chosen, sampling, config.vocab_size)
     say(f"random weights of {name}")
     model = make_model(backend, name, dtype, max(chosen.neighbours, 1))
-    return run_stepcost(
-        backend,
-        model,
-        chosen,
-        sampling,
-        batches=batches,
-        nodes=nodes,
-        repeats=repeats,
-        acceptance=acceptance,
-        out=out,
-        say=say,
-    )
+    return run_stepcost(backend, model, chosen, sampling, say=say, **measuring)

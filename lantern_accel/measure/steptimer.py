@@ -1,25 +1,24 @@
-"""One captured step on random weights, timed from the middle of an image, and its floor in bytes."""
+"""One captured step on random weights, timed from the middle of an image, and what it needs."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import DraftTree, TreeTables, tree_paths
 from lantern_accel.device.backend import Backend, Replay
+from lantern_accel.measure.phases import LaunchCounter
+from lantern_accel.measure.work import step_needs
 from lantern_accel.strategy.values import Path, StaticTree
-from lantern_accel.testing.trace import Recorder
 
 #: Steps between two looks at the clock.
 INNER = 10
 
 
 def bush(nodes: int) -> StaticTree:
-    """Return a tree of ``nodes`` with the root, filled breadth first, four children a node."""
+    """Return a tree of ``nodes`` with the root, filled breadth first, four children per node."""
     paths: list[Path] = []
     level: list[Path] = [()]
     while len(paths) < nodes - 1:
@@ -28,62 +27,31 @@ def bush(nodes: int) -> StaticTree:
     return StaticTree(name=f"bush_{nodes}", paths=tuple(paths[: nodes - 1]))
 
 
-# --- floors -------------------------------------------------------------------------------------
-
-
-def _numbers(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def floor_bytes(engine: Engine, kind: str) -> int:
-    """Return the bytes that a step must move: weights once a pass, and the keys and values seen.
-
-    Embedding tables are not counted (a few rows are read), nor activations. A drafting step reads the
-    drafter once a pass and the target's head once a level.
-    """
-    g = engine.geometry
-    target: Any = engine.verifying.target
-    width = target.output.weight.element_size()
-    head = target.output.weight.numel()
-    weights = sum(_numbers(block) for block in target.layers) + head
-    seen = g.prefix + int(engine.state.length.max()) + 1
-    layout = engine.verifying.cache.layout
-    row = 2 * g.rows * target.config.n_head * target.config.head_dim * width
-    total = weights * width + layout.layers * row * (seen + g.nodes)
-    drafting = engine.drafting
-    if kind != "step" or drafting is None:
-        return int(total)
-    if drafting.dynamic is not None:
-        passes = levels = 1 + drafting.dynamic.depth
-    else:
-        assert drafting.tables is not None
-        levels = len(drafting.tables.inner)
-        passes = 1 + sum(bool(level) for level in drafting.tables.inner[1:])
-    drafter: Any = drafting.drafter
-    each = _numbers(drafter.fc) + sum(_numbers(block) for block in drafter.layers)
-    once = 0 if drafter.fuse is None else _numbers(drafter.fuse)  # in the catch-up
-    seen_bytes = len(drafter.layers) * row * seen
-    return int(total + passes * (each * width + seen_bytes) + (once + levels * head) * width)
-
-
-# --- timing -------------------------------------------------------------------------------------
-
-
 class Timed:
     """One captured function of an engine, timed from the middle of an image."""
 
-    def __init__(self, backend: Backend, engine: Engine, kind: str) -> None:
-        self.backend, self.engine = backend, engine
+    def __init__(self, backend: Backend, engine: Running, kind: str) -> None:
+        self.backend, self.engine, self.kind = backend, engine, kind
         g = engine.geometry
         self.middle = g.tokens // 2
         self.inner = max(min(INNER, (g.tokens - self.middle) // (g.depth + 1) - 1), 1)
         self.function = engine.step
         if kind == "verify":
-            self.tree = _tree(engine, backend)
+            tables = TreeTables(tree_paths(engine.strategy.tree))
+            topology = tables.topology(g.batch, backend.device, backend.index)
+            topology.pop("group")
+            tokens = torch.zeros(g.batch, g.nodes, dtype=backend.index, device=backend.device)
+            self.tree = DraftTree(tokens=tokens, max_children=tables.max_children, **topology)
             self.sink = torch.zeros(g.batch, g.nodes, device=backend.device)
             self.function = self.verify
-        self._load()
-        self.operators = self._count()
+        state = engine.state
+        state.reset()
+        state.prefix_mask.fill_(True)
+        state.uniforms.fill_(0.5)
+        self._rewind()
+        with LaunchCounter() as counter:
+            self.function()
+        self.operators = counter.counts.get("other", 0)
         self.replay: Replay = backend.capture(self.function, kind)
         self.replay.expect(1000)
 
@@ -92,25 +60,17 @@ class Timed:
         _, logits = self.engine.verifying.verify(self.engine.state, self.tree)
         self.sink.copy_(logits[:, :, 0])
 
-    def _load(self) -> None:
-        state = self.engine.state
-        state.reset()
-        state.prefix_mask.fill_(True)
-        state.uniforms.fill_(0.5)
-        self._rewind()
-
     def _rewind(self) -> None:
         state = self.engine.state
         state.length.fill_(self.middle)
         state.step.fill_(self.middle)
         state.pending_count.fill_(1)
 
-    def _count(self) -> int:
-        """Count the operators of one step that compute; views cost nothing on a device."""
-        recorder = Recorder(self.backend.device)
-        with recorder:
-            self.function()
-        return sum(not _is_view(entry[0]) for entry in recorder.signature)
+    def needs(self) -> tuple[float, float]:
+        """Return operations and bytes that this kind of step needs at least."""
+        found = step_needs(self.engine)
+        parts = [found["verify"]] if self.kind == "verify" else list(found.values())
+        return sum(ops for ops, _ in parts), sum(nbytes for _, nbytes in parts)
 
     def ms(self) -> float:
         """Time a few steps and return the milliseconds of one."""
@@ -128,21 +88,3 @@ class Timed:
             for name, seconds in (self.replay.timed() or {}).items():
                 found.setdefault(name, []).append(1e3 * seconds)
         return {name: statistics.median(ms) for name, ms in found.items()} or None
-
-
-def _is_view(name: str) -> bool:
-    base, _, overload = name.removeprefix("aten::").partition(".")
-    packet = getattr(torch.ops.aten, base, None)
-    if packet is None:
-        return False
-    schema = getattr(packet, overload or "default")._schema
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
-
-
-def _tree(engine: Engine, backend: Backend) -> DraftTree:
-    tables = TreeTables(tree_paths(engine.strategy.tree))
-    g, index = engine.geometry, backend.index
-    topology: dict[str, Tensor] = tables.topology(g.batch, backend.device, index)
-    topology.pop("group")
-    tokens = torch.zeros(g.batch, g.nodes, dtype=index, device=backend.device)
-    return DraftTree(tokens=tokens, max_children=tables.max_children, **topology)

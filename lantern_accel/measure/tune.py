@@ -10,24 +10,32 @@ trees and fitted; the best candidates are then decoded with and the fastest is k
 from __future__ import annotations
 
 import heapq
-import statistics
+import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from itertools import islice
+from statistics import median
+from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
+from lantern_accel.device.backend import check_clock
+from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.measure.bench import Cell, decode_once
+from lantern_accel.measure import store
+from lantern_accel.measure.environment import describe
+from lantern_accel.measure.prompts import built_in_prompts
+from lantern_accel.measure.record import Cell
+from lantern_accel.measure.rounds import about, interleave
+from lantern_accel.measure.samples import new_cell, ready_of, take_sample
 from lantern_accel.strategy.store import Candidate, Tuned, key_of, tuned_path
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
 
-#: Siblings a node of the measuring tree has at each depth.
+#: Siblings per node of the measuring tree, by depth.
 PROBE = (5, 3, 2, 2, 1, 1)
 #: Trees whose steps are timed to fit the cost model, by (nodes, depth).
 TIMED = ((1, 1), (2, 2), (4, 4), (4, 2), (8, 3), (8, 6), (16, 4), (24, 6), (40, 5))
@@ -82,10 +90,12 @@ def probe_paths(widths: Sequence[int]) -> tuple[TreePath, ...]:
 
 
 class Progress(BaseModel):
-    """What a run has measured so far, kept beside its result until it is complete."""
+    """What a run has measured so far, kept next to its result until it is complete."""
 
     model_config = ConfigDict(extra="forbid")
 
+    kind: Literal["lantern_accel.tuning"] = "lantern_accel.tuning"
+    schema_version: Literal[1] = 1
     settings: dict[str, Any]
     prompts: int = 0
     taken: list[list[float]]
@@ -93,102 +103,127 @@ class Progress(BaseModel):
     costs: list[dict[str, float]] = []
     finalists: dict[str, Cell] = {}
 
-    def save(self, path: Path) -> None:
-        """Write it whole."""
-        write_json(path, self.model_dump(mode="json"))
 
+class Tuner:
+    """Measures one strategy's trees on one device; a run that was interrupted goes on."""
 
-def _resume(path: Path, settings: dict[str, Any]) -> Progress:
-    """Return what an interrupted run with the same settings measured, else nothing measured."""
-    try:
-        found = Progress.model_validate_json(path.read_text(encoding="utf-8"))
-        if found.settings == settings:
-            return found
-    except (OSError, ValidationError, ValueError):
-        pass
-    zeros = [[0.0] * width for width in PROBE]
-    return Progress(settings=settings, taken=zeros, visits=[list(row) for row in zeros])
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        strategy: Strategy,
+        temperature: float,
+        prompts: Sequence[str | int],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.pipeline, self.strategy, self.temperature = pipeline, strategy, temperature
+        self.prompts, self.say = list(prompts), say
+        self.key = key_of(pipeline, strategy, temperature)
+        self.path = tuned_path(self.key).with_suffix(".partial")
+        settings = {"key": self.key, "prompts": self.prompts, "temperature": temperature}
+        settings |= {"probe": list(PROBE), "timed": [list(pair) for pair in TIMED]}
+        fresh = Progress(
+            settings=settings,
+            taken=[[0.0] * width for width in PROBE],
+            visits=[[0.0] * width for width in PROBE],
+        )
+        try:
+            self.progress = store.resume(self.path, fresh, lambda p: p.settings)
+        except RequestError:  # of other settings, or damaged: the cache's own, nobody's result
+            self.progress = fresh
+        self.keep = store.Keeper(self.path, self.progress)
 
+    def measure_rates(self) -> list[list[float]]:
+        """Measure how often the sibling of each rank is accepted, given that its parent was.
 
-def measure_rates(
-    pipeline: Pipeline,
-    strategy: Strategy,
-    temperature: float,
-    prompts: Sequence[str | int],
-    progress: Progress,
-    path: Path,
-    say: Callable[[str], None],
-) -> list[list[float]]:
-    """Measure how often the sibling of each rank is accepted, given that its parent was.
+        A rate is the share of visits of a parent at depth d that end at its child of rank r. Rates are
+        made to fall with rank (a later sibling is only tried when the earlier ones failed).
+        """
+        progress = self.progress
+        began = time.perf_counter()
+        for number, prompt in enumerate(islice(self.prompts, progress.prompts, None), 1):
+            taken, visits = self._visit(prompt, 100 + progress.prompts)
+            # Counted only when the prompt is done, so that an interruption counts nothing twice.
+            progress.taken = _added(progress.taken, taken)
+            progress.visits = _added(progress.visits, visits)
+            progress.prompts += 1
+            self.keep()
+            each = (time.perf_counter() - began) / number
+            left = about(each * (len(self.prompts) - progress.prompts + 6 * len(TIMED)))
+            self.say(f"acceptance: {progress.prompts} of {len(self.prompts)} prompts, {left} left")
+        rates = []
+        for taken_row, visits_row in zip(progress.taken, progress.visits, strict=True):
+            # Half a count of each: a rate that was never seen is small, not 0.
+            row = [(t + 0.25) / (v + 0.5) for t, v in zip(taken_row, visits_row, strict=True)]
+            rates.append([min(row[: r + 1]) for r in range(len(row))])
+        return rates
 
-    A rate is the share of visits of a parent at depth d that end at its child of rank r. Rates are
-    made to fall with rank (a later sibling is only tried when the earlier ones failed).
-    """
-    tree = StaticTree(name="probe", paths=probe_paths(PROBE))
-    chosen = strategy.override(tree=tree)
-    tables = TreeTables(tree_paths(tree))
-    nodes = [(), *sorted(tree.paths, key=lambda p: (len(p), p))]
-    sampling = pipeline.sampling(temperature=temperature)
-    for number, prompt in enumerate(prompts):
-        if number < progress.prompts:
-            continue
-        taken = [list(row) for row in progress.taken]
-        visits = [list(row) for row in progress.visits]
-        ready = pipeline.engine(1, chosen, sampling)
+    def _visit(self, prompt: str | int, seed: int) -> tuple[list[list[float]], list[list[float]]]:
+        """Decode one prompt over the measuring tree; count children taken and parents visited."""
+        tree = StaticTree(name="probe", paths=probe_paths(PROBE))
+        tables = TreeTables(tree_paths(tree))
+        nodes = [(), *sorted(tree.paths, key=lambda p: (len(p), p))]
+        cell = new_cell(self.strategy.override(tree=tree), 1, self.temperature)
+        ready = ready_of(self.pipeline, cell)
+        engine: Running = ready.engine
+        taken, visits = ([[0.0] * width for width in PROBE] for _ in range(2))
 
-        def watched(
-            engine: Running = ready.engine,
-            step: Callable[[], None] = ready.step,
-            taken: list[list[float]] = taken,
-            visits: list[list[float]] = visits,
-        ) -> None:
-            step()
+        def watched() -> None:
+            ready.step()
             last = int(engine.state.last_length)
             path = engine.state.last_path[0].tolist()
             for depth in range(min(max(last, 0) + 1, len(PROBE))):
-                children = tables.children[path[depth]]
-                for rank in range(len(children)):
+                for rank in range(len(tables.children[path[depth]])):
                     visits[depth][rank] += 1
                 if depth < last:
                     taken[depth][nodes[path[depth + 1]][-1]] += 1
 
-        pipeline.decode_only([prompt], chosen, sampling, 100 + number, step=watched)
-        # Counted only when the prompt is done, so that an interruption counts nothing twice.
-        progress.prompts, progress.taken, progress.visits = number + 1, taken, visits
-        progress.save(path)
-        say(f"acceptance: {number + 1} of {len(prompts)} prompts")
-    rates = []
-    for taken_row, visits_row in zip(progress.taken, progress.visits, strict=True):
-        # Half a count of each: a rate that was never seen is small, not 0.
-        row = [(t + 0.25) / (v + 0.5) for t, v in zip(taken_row, visits_row, strict=True)]
-        rates.append([min(row[: r + 1]) for r in range(len(row))])
-    return rates
+        sampling = self.pipeline.sampling(temperature=self.temperature)
+        self.pipeline.decode_only([prompt], cell.strategy, sampling, seed, step=watched)
+        return taken, visits
 
+    def measure_costs(self, rates: Sequence[Sequence[float]]) -> list[dict[str, float]]:
+        """Time a step of several trees: nodes, depth, sibling tests and median milliseconds of each."""
+        for nodes, depth in TIMED[len(self.progress.costs) :]:
+            cell = self._cell(best_tree(rates, nodes, depth))
+            self._sample(cell, 0)
+            cell.samples.clear()  # the warm-up
+            for seed in range(1, 4):
+                self._sample(cell, seed)
+            ms = 1e3 * median((s.prefill + s.decode) / s.steps for s in cell.samples)
+            _, *features = _features(tree_paths(cell.strategy.tree))
+            cost = dict(zip(("nodes", "depth", "tests"), features, strict=True)) | {"ms": ms}
+            self.progress.costs.append(cost)
+            self.keep()
+            self.say(f"cost: {features[0]:.0f} nodes, {features[1]:.0f} deep: {ms:.2f} ms per step")
+        return self.progress.costs
 
-def measure_costs(
-    pipeline: Pipeline,
-    strategy: Strategy,
-    temperature: float,
-    prompts: Sequence[str | int],
-    rates: Sequence[Sequence[float]],
-    progress: Progress,
-    path: Path,
-    say: Callable[[str], None],
-) -> list[dict[str, float]]:
-    """Time a step of several trees: nodes, depth, sibling tests and median milliseconds of each."""
-    for number, (nodes, depth) in enumerate(TIMED):
-        if number < len(progress.costs):
-            continue
-        cell = _cell(strategy, best_tree(rates, nodes, depth), temperature)
-        decode_once(pipeline, cell, prompts, 0)
-        runs = [decode_once(pipeline, cell, prompts, seed) for seed in range(1, 4)]
-        milliseconds = 1e3 * statistics.median(r.seconds / r.steps for r in runs)
-        _, *features = _features(tree_paths(cell.strategy.tree))
-        cost = dict(zip(("nodes", "depth", "tests"), features, strict=True))
-        progress.costs.append(cost | {"ms": milliseconds})
-        progress.save(path)
-        say(f"cost: {features[0]:.0f} nodes, {features[1]:.0f} deep: {milliseconds:.2f} ms a step")
-    return progress.costs
+    def race(self, best: Sequence[Candidate], repeats: int) -> dict[str, Cell]:
+        """Decode with vanilla and the best candidates in turns; return their cells by tree."""
+        vanilla = new_cell(self.pipeline.strategy("vanilla"), 1, self.temperature)
+        fresh = {"vanilla": vanilla} | {_words(c.paths): self._cell(c.paths) for c in best}
+        known = self.progress.finalists
+        cells = {name: known.get(name, cell) for name, cell in fresh.items()}
+        self.progress.finalists = cells
+        self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
+        for cell in (c for c in cells.values() if len(c.samples) < repeats):
+            before = list(cell.samples)
+            self._sample(cell, 0)
+            cell.samples = before
+        entries = list(cells.values())
+        for cell in interleave(
+            entries, lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
+        ):
+            self._sample(cell, 1 + len(cell.samples))
+            self.keep()
+            self.say(f"finalists: {sum(len(c.samples) for c in entries)} of {len(cells) * repeats}")
+        return cells
+
+    def _cell(self, paths: tuple[TreePath, ...]) -> Cell:
+        tree = StaticTree(name="candidate", paths=paths)
+        return new_cell(self.strategy.override(tree=tree), 1, self.temperature)
+
+    def _sample(self, cell: Cell, seed: int) -> None:
+        take_sample(self.pipeline, cell, self.prompts, seed=seed)
 
 
 def tune(
@@ -196,63 +231,49 @@ def tune(
     strategy: Strategy,
     *,
     temperature: float = 1.0,
-    prompts: Sequence[str | int] = (),
+    prompts: Sequence[str | int] | None = None,
     finalists: int = 4,
     repeats: int = 5,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuned:
-    """Find the static tree with the most tokens a second for a strategy, and keep it in the cache.
+    """Find the static tree with the most tokens per second for a strategy, and keep it in the cache.
 
-    A run that was interrupted goes on from the last prompt, tree or decoding that it measured.
+    ``prompts`` default to the half of the built-in ones that nothing is reported on. A run that was
+    interrupted goes on from the last prompt, tree or decoding that it measured.
     """
-    from lantern_accel.device.backend import check_clock
-    from lantern_accel.measure.bench import environment
-
     check_clock(pipeline.backend)
-    prompts = prompts or pipeline.model.family.examples(pipeline.model.manifest)
-    key = key_of(pipeline, strategy, temperature)
-    path = tuned_path(key).with_suffix(".partial")
-    settings = {"key": key, "prompts": list(prompts), "temperature": temperature}
-    settings |= {"probe": list(PROBE), "timed": [list(pair) for pair in TIMED]}
-    progress = _resume(path, settings)
-    if progress.prompts:
-        say(f"going on after {progress.prompts} prompts and {len(progress.costs)} timed trees")
-    rates = measure_rates(pipeline, strategy, temperature, prompts, progress, path, say)
-    costs = measure_costs(pipeline, strategy, temperature, prompts, rates, progress, path, say)
+    prompts = built_in_prompts(pipeline, "tuning") if prompts is None else prompts
+    tuner = Tuner(pipeline, strategy, temperature, prompts, say)
+    if tuner.progress.prompts:
+        done = tuner.progress
+        say(f"going on after {done.prompts} prompts and {len(done.costs)} timed trees")
+    rates = tuner.measure_rates()
+    costs = tuner.measure_costs(rates)
     candidates = _candidates(rates, costs)
     best = candidates[:finalists]
-    base = Cell(strategy=pipeline.strategy("vanilla"), batch=1, temperature=temperature)
-    entrants = {"vanilla": base}
-    entrants |= {_words(c.paths): _cell(strategy, c.paths, temperature) for c in best}
-    cells = {name: progress.finalists.get(name, cell) for name, cell in entrants.items()}
-    progress.finalists = cells
-    for cell in cells.values():
-        if len(cell.samples) < repeats:
-            decode_once(pipeline, cell, prompts, 0)
-    for number in range(repeats):
-        for cell in cells.values():
-            if len(cell.samples) <= number:
-                cell.samples.append(decode_once(pipeline, cell, prompts, 1 + number))
-                progress.save(path)
-        say(f"finalists: {number + 1} of {repeats}")
+    cells = tuner.race(best, repeats)
     for candidate in best:
         cell = cells[_words(candidate.paths)]
         candidate.measured_tokens_per_second = cell.tokens_per_second
         candidate.measured_compression = cell.step_compression
     winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
     found = Tuned(
-        key=key,
+        key=tuner.key,
         tree=StaticTree(name="tuned", paths=winner.paths),
         tokens_per_second=winner.measured_tokens_per_second or 0.0,
         vanilla_tokens_per_second=cells["vanilla"].tokens_per_second,
         rates=rates,
         costs=costs,
         candidates=candidates[:20],
-        environment=environment(pipeline),
+        environment=describe(pipeline.backend, pipeline.dtype).model_dump(mode="json"),
     )
-    write_json(tuned_path(key), found.model_dump(mode="json"))
-    path.unlink(missing_ok=True)
+    write_json(tuned_path(tuner.key), found.model_dump(mode="json"))
+    tuner.path.unlink(missing_ok=True)
     return found
+
+
+def _added(above: list[list[float]], below: list[list[float]]) -> list[list[float]]:
+    return [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(above, below, strict=True)]
 
 
 def _candidates(
@@ -284,8 +305,3 @@ def _candidates(
 
 def _words(paths: Sequence[TreePath]) -> str:
     return " ".join("".join(map(str, path)) for path in paths)
-
-
-def _cell(strategy: Strategy, paths: tuple[TreePath, ...], temperature: float) -> Cell:
-    tree = StaticTree(name="candidate", paths=paths)
-    return Cell(strategy=strategy.override(tree=tree), batch=1, temperature=temperature)

@@ -15,6 +15,7 @@ from lantern_accel.measure.record import Interval
 
 METRIC = "KID x 1000"
 SCALE = 1000.0
+PERMUTATIONS = 2000
 
 Array = NDArray[np.float64]
 
@@ -26,12 +27,8 @@ def kernel_distance(first: Array, second: Array) -> Interval:
     2012, equation 4), so that neither an image and itself nor two images of one row are compared; a
     resampled image is not paired with its own copy either, which would bias the interval.
     """
-    n = len(first)
-    if n < 2 or first.shape != second.shape:
-        raise ValueError(f"two sets of at least two images, not {first.shape} and {second.shape}")
-    cross = _kernel(first, second)
-    h = _kernel(first, first) + _kernel(second, second) - cross - cross.T
-    np.fill_diagonal(h, 0.0)
+    h = _differences(first, second)
+    n = len(h)
     value = SCALE * h.sum() / (n * (n - 1))
     picks = np.random.default_rng(5).integers(0, n, (RESAMPLES, n))
     counts = np.stack([np.bincount(row, minlength=n) for row in picks]).astype(np.float64)
@@ -40,6 +37,37 @@ def kernel_distance(first: Array, second: Array) -> Interval:
     draws = SCALE * np.einsum("bi,ij,bj->b", counts, h, counts, optimize=True) / pairs
     low, high = np.quantile(draws, (0.025, 0.975))
     return Interval(value=float(value), low=float(low), high=float(high), n=n)
+
+
+def permutation_test(first: Array, second: Array) -> tuple[float, float]:
+    """Return the p-value of "both sets are alike", and the distance that so many images can find.
+
+    If they are alike, the two images of a prompt may change places, which turns the sign of their row
+    and column in the sum of :func:`kernel_distance`. The one-sided p-value is the share of
+    :data:`PERMUTATIONS` such draws (the measured one counted) with a distance as large. The second
+    figure, in the unit of :func:`kernel_distance`, is found in four of five cases at p < 0.05: the draws'
+    95th percentile and 0.84 standard deviations of the measured distance, taken from its interval.
+    """
+    h = _differences(first, second)
+    n = len(h)
+    signs = np.random.default_rng(7).choice(np.array([-1.0, 1.0]), (PERMUTATIONS - 1, n))
+    draws = np.einsum("bi,ij,bj->b", signs, h, signs, optimize=True)
+    p_value = (1 + int((draws >= h.sum() - 1e-12).sum())) / PERMUTATIONS
+    found = kernel_distance(first, second)
+    deviation = (found.high - found.low) / (2 * 1.96)
+    critical = SCALE * float(np.quantile(draws, 0.95)) / (n * (n - 1))
+    return p_value, critical + 0.84 * deviation
+
+
+def _differences(first: Array, second: Array) -> Array:
+    """Return what each pair of prompts adds to the distance, ``[n, n]``, nothing on the diagonal."""
+    n = len(first)
+    if n < 2 or first.shape != second.shape:
+        raise ValueError(f"two sets of at least two images, not {first.shape} and {second.shape}")
+    cross = _kernel(first, second)
+    h: Array = _kernel(first, first) + _kernel(second, second) - cross - cross.T
+    np.fill_diagonal(h, 0.0)
+    return h
 
 
 def _kernel(x: Array, y: Array) -> Array:

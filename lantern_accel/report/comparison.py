@@ -14,9 +14,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 import lantern_accel
+from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, all_profiles
-from lantern_accel.measure import intervals as statistics
-from lantern_accel.measure.intervals import Verdict
+from lantern_accel.measure.intervals import Verdict, unpaired_ratio
+from lantern_accel.measure.intervals import verdict as judge
 from lantern_accel.measure.record import (
     NOT_MEASURED,
     PROTOCOL,
@@ -34,15 +35,20 @@ from lantern_accel.report.projection import (
     Error,
     Projected,
     ProjectionError,
+    SizeProjected,
     limits_of_profile,
     limits_of_run,
     model_error,
     project,
+    project_sizes,
     refuse_projected,
 )
-from lantern_accel.report.rows import Row, rates, row_of, unsettled
-from lantern_accel.testing.kit import Report as ConformanceReport
+from lantern_accel.report.rows import Row, row_of, unsettled
 
+#: What is missing in a row because something else is.
+FOLLOWING = {
+    "verdict", "price", "conversion", "over_exact", "exact_verdict", "speedup_over_prompts",
+}  # fmt: skip
 COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
 
 
@@ -57,7 +63,6 @@ class RunSummary(_Part):
     device: str
     state: str
     command: str
-    migrated_from: str
     settings: Settings
     environment: Environment
     clock: ClockCheck | NotMeasured
@@ -77,15 +82,22 @@ class Pair(_Part):
     verdict: Verdict | NotMeasured
 
 
+class Place(_Part):
+    """One row of a ranking; rows of the same rank have overlapping intervals."""
+
+    rank: int
+    run: str
+    strategy: str
+    tokens_per_second: Interval
+
+
 class Ranking(_Part):
-    """Measured rows of one batch size and temperature, fastest first; ties share a rank."""
+    """Measured rows of one batch size and temperature, fastest first."""
 
     batch: int
     temperature: float
     relaxed: bool
-    places: list[tuple[int, str, str, float]] = Field(
-        description="rank, run, strategy, tokens a second"
-    )
+    places: list[Place]
 
 
 class ModelSection(_Part):
@@ -98,6 +110,9 @@ class ModelSection(_Part):
     pairs: list[Pair]
     rankings: list[Ranking]
     projections: list[Projected]
+    launch_bound: list[str] = Field(
+        description="devices whose projection is the assumed cost of launches, so not shown"
+    )
     errors: list[Error]
     contact_sheet: dict[str, list[Strip]] = Field(description="by run")
 
@@ -115,12 +130,15 @@ class Comparison(_Part):
     """The whole report as data."""
 
     kind: Literal["lantern_accel.comparison"] = COMPARISON
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     protocol_version: int = PROTOCOL
     created: str
     lantern_accel: str
     runs: list[RunSummary]
     models: list[ModelSection]
+    sizes: list[SizeProjected] = Field(
+        description="steps of published sizes, from their shapes and the device's profile alone"
+    )
     conformance: list[ConformanceReport]
     gaps: list[Gap]
 
@@ -149,7 +167,7 @@ def compare(
     conformance: Sequence[ConformanceReport] = (),
     profiles: Sequence[DeviceProfile] | None = None,
 ) -> Comparison:
-    """Put runs side by side; :func:`~lantern_accel.report.reading.check_comparable` comes first."""
+    """Put runs side by side; :func:`~lantern_accel.measure.reading.check_comparable` comes first."""
     profiles = all_profiles() if profiles is None else profiles
     models = list(dict.fromkeys(run.settings.model for run in runs))
     sections = [
@@ -167,7 +185,6 @@ def compare(
                     include={
                         "state",
                         "command",
-                        "migrated_from",
                         "settings",
                         "environment",
                         "clock",
@@ -179,6 +196,7 @@ def compare(
             for run in runs
         ],
         models=sections,
+        sizes=project_sizes(_without_run(runs, profiles)),
         conformance=checks,
         gaps=[*_device_gaps(runs, profiles), *_figure_gaps(runs, sections, conformance)],
     )
@@ -186,6 +204,8 @@ def compare(
 
 def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
+    projected = _projections(runs, profiles)
+    told = [one for one in projected if one.bound != "launches"]
     return ModelSection(
         model=runs[0].settings.model,
         weights_hash=runs[0].settings.weights_hash,
@@ -193,7 +213,8 @@ def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> ModelSec
         rows=rows,
         pairs=list(_pairs(runs)),
         rankings=list(_rankings(rows)),
-        projections=_projections(runs, profiles),
+        projections=told,
+        launch_bound=sorted({one.device for one in projected} - {one.device for one in told}),
         errors=list(_errors(runs, rows, profiles)),
         contact_sheet={run.name: run.contact_sheet for run in runs if run.contact_sheet},
     )
@@ -206,7 +227,7 @@ def _pairs(runs: Sequence[Run]) -> Iterator[Pair]:
             other = others.get(_key(cell))
             if other is None or not cell.samples:
                 continue
-            ratio = statistics.ratio(rates(cell), rates(other), paired=False)
+            ratio = unpaired_ratio(cell.rates, other.rates)
             yield Pair(
                 strategy=cell.strategy.name,
                 batch=cell.batch,
@@ -214,7 +235,7 @@ def _pairs(runs: Sequence[Run]) -> Iterator[Pair]:
                 first=first.name,
                 second=second.name,
                 ratio=ratio,
-                verdict=statistics.verdict(ratio, unsettled=unsettled(cell, other)),
+                verdict=judge(ratio, unsettled=unsettled(cell, other)),
             )
 
 
@@ -240,7 +261,12 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
                     temperature=temperature,
                     relaxed=relaxed,
                     places=[
-                        (place, row.run, row.strategy, row.tokens_per_second.value)
+                        Place(
+                            rank=place,
+                            run=row.run,
+                            strategy=row.strategy,
+                            tokens_per_second=row.tokens_per_second,
+                        )
                         for place, row in rank(racing)
                     ],
                 )
@@ -248,7 +274,7 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
 
 def _projections(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list[Projected]:
     """Project each cell, from the first run that has it, onto the devices without a run."""
-    bare = [profile for profile in profiles if not any(_is_of(run, profile) for run in runs)]
+    bare = _without_run(runs, profiles)
     found, seen = [], set()
     for run in runs:
         for cell in run.cells:
@@ -259,6 +285,10 @@ def _projections(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list
             seen.add(_key(cell))
             found += [one for p in bare if (one := project(run, cell, p)) is not None]
     return found
+
+
+def _without_run(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list[DeviceProfile]:
+    return [profile for profile in profiles if not any(_is_of(run, profile) for run in runs)]
 
 
 def _is_of(run: Run, profile: DeviceProfile) -> bool:
@@ -292,17 +322,16 @@ def _errors(
 
 def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iterator[Gap]:
     models = list(dict.fromkeys(run.settings.model for run in runs))
-    for profile in profiles:
-        if not any(_is_of(run, profile) for run in runs):
-            for model in models:
-                yield Gap(
-                    where=f"{profile.vendor} {profile.model}",
-                    what=["every figure"],
-                    reason="there is no run of this device among the files"
-                    + _unprojected(runs, profile),
-                    command=f"lantern-accel profile --device {profile.backend} --model {model} "
-                    f"-o {profile.name}.json",
-                )
+    for profile in _without_run(runs, profiles):
+        for model in models:
+            yield Gap(
+                where=f"{profile.vendor} {profile.model}",
+                what=["every figure"],
+                reason="there is no run of this device among the files"
+                + _unprojected(runs, profile),
+                command=f"lantern-accel profile --device {profile.backend} --model {model} "
+                f"-o {profile.name}.json",
+            )
 
 
 def _unprojected(runs: Sequence[Run], profile: DeviceProfile) -> str:
@@ -327,7 +356,9 @@ def _figure_gaps(
         parts: list[Any] = [run.model_dump(exclude={"contact_sheet", "cells"} | known)]
         parts += [cell.model_dump(exclude={"warmup", "samples"}) for cell in run.cells]
         parts += [
-            row.model_dump(exclude={"verdict", "price", "conversion"})
+            row.model_dump(
+                exclude={"verdict", "price", "conversion", "exact_verdict", "speedup_over_prompts"}
+            )
             for section in sections
             for row in section.rows
             if row.run == run.name

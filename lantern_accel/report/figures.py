@@ -74,7 +74,7 @@ def _throughput(section: ModelSection) -> Iterator[Figure]:
                     axes.plot([x, x], [speed.low, speed.high], color=colour("ink"), lw=1)
             axes.set_xticks(range(len(batches)), [f"batch {batch}" for batch in batches])
             axes.grid(axis="x", visible=False)
-            axes.set_ylabel("tokens a second")
+            axes.set_ylabel("tokens per second")
             if top > 30 * low and len(groups) > 1:
                 axes.set_yscale("log")
             axes.set_ylim(top=top * 1.08)
@@ -108,7 +108,7 @@ def _phases(section: ModelSection) -> Iterator[Figure]:
             axes.tick_params(axis="y", labelcolor=colour("ink"))
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
-            axes.set_xlabel("milliseconds an image")
+            axes.set_xlabel("milliseconds per image")
         yield Figure(
             out[0],
             f"Where the time goes: {_label(run, rows)}",
@@ -123,7 +123,7 @@ def _phases(section: ModelSection) -> Iterator[Figure]:
 
 
 def _points(axes: Any, rows: Sequence[Row], x: Callable[[Row], Interval]) -> None:
-    """Draw speed-up over ``x`` with both intervals; a marker a run, a colour a strategy.
+    """Draw speed-up over ``x`` with both intervals; one marker per run, one colour per strategy.
 
     A line joins a strategy's batch sizes on one device; the fastest point of a strategy is labelled.
     """
@@ -187,10 +187,10 @@ def _compression(section: ModelSection) -> Iterator[Figure]:
     if not rows:
         return
     with drawing("compression") as (axes, out):
-        _points(axes, rows, lambda row: _exactly(row.step_compression))
-        most = max(row.step_compression for row in rows)
+        _points(axes, rows, lambda row: row.step_compression)
+        most = max(row.step_compression.value for row in rows)
         axes.plot([1, most], [1, most], color=colour("muted"), lw=0.8, ls=(0, (4, 3)))
-        axes.set_xlabel("tokens a step (step compression)")
+        axes.set_xlabel("tokens per step (step compression)")
     yield Figure(
         out[0],
         "Step compression against speed",
@@ -221,7 +221,7 @@ def _price(section: ModelSection) -> Iterator[Figure]:
     if rows:
         with drawing("mass") as (axes, out):
             _points(axes, [*exact, *rows], lambda row: moved.get(id(row), _exactly(0.0)))
-            axes.set_xlabel("total variation used, a token (0 is exact)")
+            axes.set_xlabel("total variation used per token (0 is exact)")
         yield Figure(
             out[0],
             "Speed against its price: total variation",
@@ -240,8 +240,8 @@ def _price(section: ModelSection) -> Iterator[Figure]:
     yield Figure(
         out[0],
         "Speed against its price: image distance",
-        "The band is the distance of two vanilla sets of other seeds: within it nothing is told "
-        f"from chance at {rows[0].price.images if isinstance(rows[0].price, Quality) else 0} "
+        "The band is the distance of two vanilla sets of other seeds: within it nothing "
+        f"differs from chance at {rows[0].price.images if isinstance(rows[0].price, Quality) else 0} "
         "images. " + _runs_of(rows),
     )
 
@@ -250,17 +250,19 @@ def _roofline(section: ModelSection, runs: Sequence[Run]) -> Iterator[Figure]:
     for run in runs:
         if isinstance(run.ceilings, str):
             continue
-        copy = run.ceilings.copy_bytes_per_s
+        bandwidth = run.ceilings.bandwidth
         flops = run.ceilings.matmul_flops.get(run.settings.dtype)
         cells = [(cell, achieved_rates(cell)) for cell in run.cells]
         points = [(cell, both) for cell, both in cells if both is not None and both[1]]
-        if not points or not is_measured(copy) or not is_measured(flops):
+        if not points or not is_measured(bandwidth) or not is_measured(flops):
             continue
         with drawing(f"roofline {run.name}") as (axes, out):
             intensities = [both[0] / both[1] for _, both in points]
-            ridge = flops / copy
+            ridge = flops / bandwidth
             low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 3
-            axes.plot([low, ridge, high], [low * copy, flops, flops], color=colour("ink"), lw=1.2)
+            axes.plot(
+                [low, ridge, high], [low * bandwidth, flops, flops], color=colour("ink"), lw=1.2
+            )
             highest: dict[int, tuple[float, float]] = {}
             for cell, both in points:
                 done, moved = both
@@ -274,11 +276,11 @@ def _roofline(section: ModelSection, runs: Sequence[Run]) -> Iterator[Figure]:
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.grid(which="minor", visible=False)
-            axes.set_xlabel("operations a byte")
-            axes.set_ylabel("FLOP a second")
+            axes.set_xlabel("operations per byte")
+            axes.set_ylabel("FLOP/s")
         yield Figure(
             out[0],
             f"Roofline: {run.environment.device.name}, {run.name}",
-            f"The roof is this run's own: {copy / 1e9:.3g} GB/s copied, {flops / 1e12:.3g} TFLOP/s in "
+            f"The roof is this run's own: {bandwidth / 1e9:.3g} GB/s, {flops / 1e12:.3g} TFLOP/s in "
             f"{run.settings.dtype}. Distance below it is launches, small matrices and waiting.",
         )

@@ -10,15 +10,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.trees import NAIVE_EXTEND_57
 from lantern_accel.device.datasheets import DeviceProfile
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.measure.phases import count_launches
 from lantern_accel.measure.record import Cell, Run, Work, is_measured
+from lantern_accel.measure.work import floor_seconds, step_needs
+from lantern_accel.strategy.values import Sampling, Strategy
 
-#: Seconds a launch where nobody has measured it: a kernel in a recorded graph, not a Python call.
+#: Seconds per launch where nobody has measured it: a kernel in a recorded graph, not a Python call.
 ASSUMED_LAUNCH = 2e-6
 
 
@@ -28,7 +37,7 @@ class ProjectionError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """A device as the roofline sees it: FLOP a second, bytes a second, seconds a launch."""
+    """A device as the roofline sees it: FLOP/s, bytes per second, seconds per launch."""
 
     flops: float
     bandwidth: float
@@ -90,7 +99,7 @@ def limits_of_profile(profile: DeviceProfile, dtype: str) -> Limits | None:
         launch,
         f"{figures.kind} {figures.value / 1e12:g} TFLOP/s in {dtype}, "
         f"{profile.bandwidth_bytes_per_s.kind} {profile.bandwidth_bytes_per_s.value / 1e9:g} GB/s, "
-        f"{how} {launch * 1e6:g} \N{MICRO SIGN}s a launch",
+        f"{how} {launch * 1e6:g} \N{MICRO SIGN}s per launch",
     )
 
 
@@ -101,36 +110,39 @@ def limits_of_run(run: Run, cell: Cell) -> Limits | None:
     c = run.ceilings
     flops = c.matmul_flops.get(run.settings.dtype)
     launch = c.captured_launch_seconds if cell.captured else c.launch_seconds
-    if not (is_measured(flops) and is_measured(c.copy_bytes_per_s) and is_measured(launch)):
+    if not (is_measured(flops) and is_measured(c.bandwidth) and is_measured(launch)):
         return None
-    return Limits(flops, c.copy_bytes_per_s, launch, "ceilings measured in the same run")
+    return Limits(flops, c.bandwidth, launch, "ceilings measured in the same run")
 
 
 def phase_seconds(work: Work, limits: Limits) -> float:
     """Return the roofline's seconds of one phase, launches included."""
-    return (
-        max(work.flops / limits.flops, work.bytes / limits.bandwidth)
-        + work.launches * limits.launch
-    )
+    floor = floor_seconds(work.flops, work.bytes, limits.flops, limits.bandwidth)
+    return floor + work.launches * limits.launch
+
+
+def step_seconds(work: Mapping[str, Work], limits: Limits) -> tuple[float, str]:
+    """Return the seconds of one step, prefill left out, and what binds them."""
+    step = [one for name, one in work.items() if name != "prefill"]
+    parts = {
+        "operations": sum(one.flops for one in step) / limits.flops,
+        "bytes": sum(one.bytes for one in step) / limits.bandwidth,
+        "launches": sum(one.launches for one in step) * limits.launch,
+    }
+    seconds = sum(phase_seconds(one, limits) for one in step)
+    return seconds, max(parts, key=lambda name: parts[name])
 
 
 def projected_rate(cell: Cell, tokens: int, limits: Limits) -> tuple[float, str]:
-    """Return tokens a second of a cell on a device with these limits, and what binds it.
+    """Return tokens per second of a cell on a device with these limits, and what binds it.
 
-    ``tokens`` an image. Raises ProjectionError where the cell lacks its work or has no sample.
+    ``tokens`` per image. Raises ProjectionError where the cell lacks its work or has no sample.
     """
     work = _work(cell)
     steps = statistics.median(s.steps / s.images for s in cell.samples)
-    times = {name: phase_seconds(one, limits) for name, one in work.items()}
-    step = sum(seconds for name, seconds in times.items() if name != "prefill")
-    total = times.get("prefill", 0.0) + steps * step
-    in_step = [one for name, one in work.items() if name != "prefill"]
-    parts = {
-        "operations": sum(one.flops for one in in_step) / limits.flops,
-        "bytes": sum(one.bytes for one in in_step) / limits.bandwidth,
-        "launches": sum(one.launches for one in in_step) * limits.launch,
-    }
-    return cell.batch * tokens / total, max(parts, key=lambda name: parts[name])
+    step, bound = step_seconds(work, limits)
+    prefill = phase_seconds(work["prefill"], limits) if "prefill" in work else 0.0
+    return cell.batch * tokens / (prefill + steps * step), bound
 
 
 def _work(cell: Cell) -> Mapping[str, Work]:
@@ -146,7 +158,7 @@ def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
         return None
     tokens = run.settings.tokens
     rate, bound = projected_rate(cell, tokens, limits)
-    bare = Limits(limits.flops, limits.bandwidth, 0.0, limits.source)
+    bare = replace(limits, launch=0.0)
     return Projected(
         device=f"{profile.vendor} {profile.model}",
         profile=profile.name,
@@ -162,9 +174,9 @@ def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
 
 
 def model_error(run: Run, cell: Cell, measured: float, limits: Limits) -> Error:
-    """Hold the model against a measured cell, ``measured`` tokens a second."""
+    """Hold the model against a measured cell, ``measured`` tokens per second."""
     tokens = run.settings.tokens
-    bare = Limits(limits.flops, limits.bandwidth, 0.0, limits.source)
+    bare = replace(limits, launch=0.0)
     return Error(
         run=run.name,
         device=run.environment.device.name,
@@ -176,6 +188,104 @@ def model_error(run: Run, cell: Cell, measured: float, limits: Limits) -> Error:
         ceiling_tokens_per_second=projected_rate(cell, tokens, bare)[0],
         limits=limits.source,
     )
+
+
+# --- published sizes --------------------------------------------------------------------------
+
+
+class SizeProjected(BaseModel):
+    """A step of a published size on a profiled device, batch 1: from shapes, nothing was run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    measured: Literal[False] = False
+    model: str
+    device: str
+    dtype: str
+    vanilla_ms: float
+    vanilla_bound: str
+    tree_ms: float
+    tree_bound: str
+    break_even: float
+    """Tokens that a step over the tree must bring to be as fast as vanilla."""
+    assumptions: str
+
+
+#: Sizes that people run, and the tree of their papers.
+SIZES = ("llamagen-xl-384", "llamagen-3b-384", "anole-7b")
+SIZES_DTYPE = "bfloat16"
+
+
+class _Shapes(TensorOps):
+    """Operations on tensors that have shapes and no memory."""
+
+    device = torch.device("meta")
+
+
+@cache
+def size_work(name: str) -> dict[str, dict[str, Work]]:
+    """Return the work of a vanilla and of an EAGLE step of a published size at batch 1.
+
+    Launches are counted with one and two layers; every further layer adds what the second did.
+    """
+    manifest = sized(name)
+    layers = manifest.target.n_layer
+    found = {}
+    for strategy in (Strategy(name="vanilla"), Strategy(name="eagle", tree=NAIVE_EXTEND_57)):
+        needs = step_needs(_engine_of_shapes(manifest, strategy))
+        one, two = (
+            count_launches(_engine_of_shapes(_with_layers(manifest, n), strategy)) for n in (1, 2)
+        )
+        found[strategy.name] = {
+            phase: Work(
+                flops=flops,
+                bytes=nbytes,
+                launches=one.get(phase, 0) + (layers - 1) * (two.get(phase, 0) - one.get(phase, 0)),
+            )
+            for phase, (flops, nbytes) in needs.items()
+        }
+    return found
+
+
+def _with_layers(manifest: Any, layers: int) -> Any:
+    target = manifest.target.model_copy(update={"n_layer": layers})
+    return manifest.model_copy(update={"target": target})
+
+
+@torch.inference_mode()
+def _engine_of_shapes(manifest: Any, strategy: Strategy) -> Engine:
+    ops = _Shapes()
+    with torch.device("meta"):
+        model = random_model(manifest, ops, torch.bfloat16)
+        sampling = Sampling(cfg_scale=7.5, top_k=1000)
+        return Engine(model.target, model.drafter, ops, strategy, sampling)
+
+
+def project_sizes(profiles: Sequence[DeviceProfile]) -> list[SizeProjected]:
+    """Project a step of each of :data:`SIZES` onto every device whose profile has the dtype."""
+    found = []
+    for name in SIZES:
+        for profile in profiles:
+            limits = limits_of_profile(profile, SIZES_DTYPE)
+            if limits is None:
+                continue
+            work = size_work(name)
+            vanilla, vanilla_bound = step_seconds(work["vanilla"], limits)
+            tree, tree_bound = step_seconds(work["eagle"], limits)
+            found.append(
+                SizeProjected(
+                    model=name,
+                    device=f"{profile.vendor} {profile.model}",
+                    dtype=SIZES_DTYPE,
+                    vanilla_ms=1e3 * vanilla,
+                    vanilla_bound=vanilla_bound,
+                    tree_ms=1e3 * tree,
+                    tree_bound=tree_bound,
+                    break_even=tree / vanilla,
+                    assumptions=limits.source,
+                )
+            )
+    return found
 
 
 def refuse_projected(entries: Sequence[object]) -> None:

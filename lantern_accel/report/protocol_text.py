@@ -44,20 +44,23 @@ PROTOCOL_TEXT: tuple[tuple[str, str], ...] = (
     ),
     (
         "Speed-up and conversion",
-        "Speed-up is over vanilla of the same run, hence the same device. Step compression is image "
-        "tokens a target forward; conversion is the part of it that becomes speed.",
+        "Speed-up is over vanilla of the same run, hence the same device; for a relaxed strategy also "
+        "over exact decoding on the same tree. Step compression is image tokens per target forward, and "
+        "its range over prompts is that of single requests; conversion is the part that becomes speed.",
     ),
     (
         "Price",
-        "For every relaxed strategy, in the same run: the total variation that it used, a token (the "
+        "For every relaxed strategy, in the same run: the total variation that it used per token (the "
         "probability mass that relaxation moved); the share of tokens equal to exact decoding with "
         "the same tree and the same uniforms (beside the share that two unrelated exact images "
         "have); and the kernel distance of the images from vanilla's (beside the distance of two "
-        "vanilla sets of other seeds). A relaxed speed-up without its price is not printed.",
+        "vanilla sets of other seeds), judged by a sign-flip permutation test within prompts. "
+        "A relaxed speed-up without its price is not printed.",
     ),
     (
         "Projection",
         "max(operations / peak, bytes / bandwidth) + launches x their cost, for prefill and for each "
-        "phase of a step, with the acceptance measured elsewhere. Shown apart, never ranked.",
+        "phase of a step, with the acceptance measured elsewhere. Shown apart, never ranked; left out "
+        "where the assumed cost of a launch decides, because then it says nothing about the device.",
     ),
 )

@@ -17,11 +17,11 @@ from lantern_accel.measure.record import Run
 from lantern_accel.report.comparison import Comparison
 
 FOLDER = Path(__file__).parent / "schema"
-MODELS: dict[str, type[BaseModel]] = {"run-1.json": Run, "comparison-1.json": Comparison}
+MODELS: dict[str, type[BaseModel]] = {"run-2.json": Run, "comparison-2.json": Comparison}
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """Return the schema of ``run-1.json`` or ``comparison-1.json``, made from the records."""
+    """Return the schema of ``run-2.json`` or ``comparison-2.json``, made from the records."""
     made = MODELS[name].model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": name} | made
 

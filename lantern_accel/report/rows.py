@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import statistics as plain
-from collections.abc import Sequence
-from typing import Literal
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lantern_accel.measure import intervals as statistics
-from lantern_accel.measure.bench import PHASES as STEP_PHASES
+from lantern_accel.measure import intervals
 from lantern_accel.measure.intervals import Verdict
 from lantern_accel.measure.record import (
     PHASES,
+    STEP_PHASES,
     Cell,
     Interval,
     NotMeasured,
@@ -25,11 +25,22 @@ from lantern_accel.measure.record import (
 )
 from lantern_accel.strategy.values import DynamicTree, NoTree, StaticTree, Strategy, Window
 
+NO_TWIN = not_measured("no exact strategy of this run has the same tree")
 UNPRICED = not_measured(
     "the price of this relaxed strategy is not known, so its speed-up is not shown"
 )
 NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
 PERCENTILES = (50, 90, 99)
+
+
+class Spread(BaseModel):
+    """The range of a figure over requests with different prompts: ends and median."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    low: float
+    middle: float
+    high: float
 
 
 class Row(BaseModel):
@@ -54,12 +65,18 @@ class Row(BaseModel):
     tokens_per_second: Interval
     images_per_second: Interval | NotMeasured
     latency: dict[str, Interval | NotMeasured] = Field(
-        description="seconds of a request, by percentile"
+        description="seconds per request, by percentile"
     )
     speedup: Interval | NotMeasured
     verdict: Verdict | NotMeasured
-    step_compression: float
-    conversion: Reading
+    step_compression: Interval = Field(description="tokens per target forward of an image")
+    conversion: Interval | NotMeasured
+    over_prompts: Spread = Field(description="the same of single requests: their prompts differ")
+    speedup_over_prompts: Spread | NotMeasured
+    over_exact: Interval | NotMeasured | None = Field(
+        description="speed over exact decoding on the same tree; None: this is exact"
+    )
+    exact_verdict: Verdict | NotMeasured | None
     price: Quality | NotMeasured | None = Field(description="None: exact, there is none")
     cold_seconds: Reading
     captured: bool
@@ -70,7 +87,7 @@ class Row(BaseModel):
     tokens_per_s_per_gb_s: Reading
     bandwidth_fraction: Reading
     matmul_fraction: Reading
-    phase_ms: dict[str, Reading] = Field(description="an image, by phase")
+    phase_ms: dict[str, Reading] = Field(description="per image, by phase")
     phases_from: str = Field(description="the step whose split is used: eager or recording")
 
     @model_validator(mode="after")
@@ -83,7 +100,7 @@ class Row(BaseModel):
 
 
 def priced(price: Quality | str | None) -> bool:
-    """Say whether a relaxed strategy's price is known well enough to stand beside a speed-up.
+    """Say whether a relaxed strategy's price is known well enough to stand next to a speed-up.
 
     The moved mass and the agreement of tokens are needed; the feature distance may say why it is
     missing, because it needs a package of its own.
@@ -95,42 +112,29 @@ def priced(price: Quality | str | None) -> bool:
     )
 
 
-def rates(cell: Cell) -> list[float]:
-    """Return tokens a second of each sample, prefill included."""
-    return [s.tokens / (s.prefill + s.decode) for s in cell.samples]
-
-
-def compression(cell: Cell) -> float:
-    """Return image tokens a target forward, prefill's first token not counted."""
-    made = sum(s.tokens - s.images for s in cell.samples)
-    return made / max(sum(s.steps for s in cell.samples), 1)
-
-
 def row_of(run: Run, cell: Cell) -> Row:
     """Build the row of a cell with samples."""
-    base = _baseline(run, cell)
+    base = _partner(run, cell, lambda other: other.strategy.name == "vanilla")
     price: Quality | str | None = None
     if cell.relaxed:
-        price = run.quality_of(cell) or not_measured(
-            f"`{run.command}` measures it"
-            if run.migrated_from
-            else f"the run is not complete; `{run.command} --resume`"
+        how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
+        price = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
+    hidden = cell.relaxed and not priced(price)
+    speedup, verdict, each = _against(cell, base, NO_BASE, UNPRICED if hidden else "")
+    if base is cell:
+        verdict = not_measured("vanilla is the base")
+    over_exact: Interval | str | None = None
+    exact_verdict: str | None = None
+    if cell.relaxed:
+        twin = _partner(
+            run, cell, lambda o: not o.relaxed and o.strategy.tree == cell.strategy.tree
         )
-    speedup: Interval | str = NO_BASE
-    if base is not None:
-        speedup = statistics.ratio(rates(cell), rates(base), paired=True)
-        if cell.relaxed and not priced(price):
-            speedup = UNPRICED
-    verdict: Verdict | str = not_measured("vanilla is the base")
-    if base is not cell:
-        verdict = (
-            statistics.verdict(speedup, unsettled=unsettled(cell, base or cell))
-            if isinstance(speedup, Interval)
-            else speedup
-        )
-    steps = compression(cell)
+        over_exact, exact_verdict, _ = _against(cell, twin, NO_TWIN, UNPRICED if hidden else "")
+    made = [float(s.tokens - s.images) for s in cell.samples]
+    steps = [float(s.steps) for s in cell.samples]
     totals = readings([s.total for s in cell.samples])
     per_image = _energy(cell, run)
+    memory = cell.memory
     return Row(
         run=run.name,
         device=run.environment.device.name,
@@ -145,29 +149,65 @@ def row_of(run: Run, cell: Cell) -> Row:
         seconds=sum(s.prefill + s.decode for s in cell.samples),
         settled=cell.settled,
         others_cpu=_median([s.others_cpu for s in cell.samples]),
-        tokens_per_second=statistics.median(rates(cell)),
+        tokens_per_second=intervals.median(cell.rates),
         images_per_second=totals
         if isinstance(totals, str)
-        else statistics.median([cell.batch / total for total in totals]),
+        else intervals.median([cell.batch / total for total in totals]),
         latency={
-            f"p{p}": totals if isinstance(totals, str) else statistics.percentile(totals, p)
+            f"p{p}": totals if isinstance(totals, str) else intervals.percentile(totals, p)
             for p in PERCENTILES
         },
         speedup=speedup,
         verdict=verdict,
-        step_compression=steps,
-        conversion=speedup.value / steps if isinstance(speedup, Interval) else speedup,
+        step_compression=intervals.paired(intervals.share, made, steps),
+        conversion=speedup
+        if isinstance(speedup, str) or base is None
+        else intervals.paired(_conversion, cell.rates, base.rates, made, steps),
+        over_prompts=_spread([m / s for m, s in zip(made, steps, strict=True)]),
+        speedup_over_prompts=each,
+        over_exact=over_exact,
+        exact_verdict=exact_verdict,
         price=price,
         cold_seconds=cell.cold_seconds,
         captured=cell.captured,
-        peak_bytes=cell.memory if isinstance(cell.memory, str) else cell.memory.peak_bytes,
-        buffers_bytes=cell.memory if isinstance(cell.memory, str) else cell.memory.buffers_bytes,
+        peak_bytes=memory if isinstance(memory, str) else memory.peak_bytes,
+        buffers_bytes=memory if isinstance(memory, str) else memory.buffers_bytes,
         joules_per_image=per_image,
         images_per_joule=1 / per_image if is_measured(per_image) and per_image else per_image,
         **_fractions(run, cell),
         phase_ms=phase_ms(cell),
         phases_from=cell.step_ms_from,
     )
+
+
+def _partner(run: Run, cell: Cell, fits: Callable[[Cell], bool]) -> Cell | None:
+    """Return the first measured cell of the same batch size and temperature that fits."""
+    for other in run.cells:
+        same = (other.batch, other.temperature) == (cell.batch, cell.temperature)
+        if same and other.samples and fits(other):
+            return other
+    return None
+
+
+def _against(
+    cell: Cell, base: Cell | None, missing: str, hidden: str
+) -> tuple[Interval | str, Verdict | str, Spread | str]:
+    """Return the speed over another cell of the run, its verdict, and its spread over prompts."""
+    if base is None or hidden:
+        reason = hidden or missing
+        return reason, reason, reason
+    speedup = intervals.paired(intervals.speed_ratio, cell.rates, base.rates)
+    each = [a / b for a, b in zip(cell.rates, base.rates, strict=False)]
+    return speedup, intervals.verdict(speedup, unsettled=unsettled(cell, base)), _spread(each)
+
+
+def _conversion(own: Any, base: Any, made: Any, steps: Any) -> Any:
+    """Return the part of the step compression that becomes speed."""
+    return intervals.speed_ratio(own, base) / intervals.share(made, steps)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(low=min(values), middle=statistics.median(values), high=max(values))
 
 
 def unsettled(*cells: Cell) -> str:
@@ -184,7 +224,7 @@ def detail_of(strategy: Strategy) -> str:
     """Say tree and acceptance rule in a few words."""
     tree, rule = strategy.tree, strategy.acceptance
     if isinstance(tree, NoTree):
-        words = ["one token a step"]
+        words = ["one token per step"]
     elif isinstance(tree, StaticTree):
         deep = max(len(path) for path in tree.paths)
         words = [f"{len(tree.paths)} drafts, {deep} deep"]
@@ -205,14 +245,16 @@ def detail_of(strategy: Strategy) -> str:
 
 
 def phase_ms(cell: Cell) -> dict[str, Reading]:
-    """Return milliseconds an image in each phase.
+    """Return milliseconds per image in each phase.
 
     Text, prefill and pixels are medians of the samples. The decoding time of the samples is split as
     the timed step splits, and the host's part holds what no phase claims.
     """
 
     def per_image(values: Sequence[float]) -> float:
-        return 1e3 * plain.median(v / s.images for v, s in zip(values, cell.samples, strict=True))
+        return 1e3 * statistics.median(
+            v / s.images for v, s in zip(values, cell.samples, strict=True)
+        )
 
     def outer(values: Sequence[Reading]) -> Reading:
         found = readings(values)
@@ -227,10 +269,10 @@ def phase_ms(cell: Cell) -> dict[str, Reading]:
         found |= dict.fromkeys((*STEP_PHASES, "host"), cell.step_ms)
     else:
         decode = per_image([s.decode for s in cell.samples])
-        steps = plain.median(s.steps / s.images for s in cell.samples)
+        steps = statistics.median(s.steps / s.images for s in cell.samples)
         split = dict(cell.step_ms)
         # The eager decoding's remainder holds its prefill.
-        prefill = 1e3 * plain.median(s.prefill for s in cell.samples)
+        prefill = 1e3 * statistics.median(s.prefill for s in cell.samples)
         split["host"] = max(split.get("host", 0.0) - prefill / max(steps, 1), 0.0)
         whole = sum(split.values()) or 1.0
         found |= {name: decode * value / whole for name, value in split.items()}
@@ -253,19 +295,11 @@ def readings(values: Sequence[Reading]) -> list[float] | NotMeasured:
 
 def _median(values: Sequence[Reading]) -> Reading:
     found = readings(values)
-    return found if isinstance(found, str) else plain.median(found)
-
-
-def _baseline(run: Run, cell: Cell) -> Cell | None:
-    for other in run.cells:
-        same = (other.batch, other.temperature) == (cell.batch, cell.temperature)
-        if same and other.strategy.name == "vanilla" and other.samples:
-            return other
-    return None
+    return found if isinstance(found, str) else statistics.median(found)
 
 
 def _energy(cell: Cell, run: Run) -> Reading:
-    """Return joules an image, over all samples."""
+    """Return joules per image, over all samples."""
     used: list[Sample] = [s for s in cell.samples if s.energy_mj is not None]
     total = sum(s.energy_mj or 0.0 for s in used)
     if not used or not total:
@@ -275,30 +309,30 @@ def _energy(cell: Cell, run: Run) -> Reading:
 
 
 def _fractions(run: Run, cell: Cell) -> dict[str, Reading]:
-    """Return the shares of the run's own ceilings that decoding reached, and tokens a GB/s."""
+    """Return the shares of the run's own ceilings that decoding reached, and tokens per GB/s."""
     names = ("bandwidth_fraction", "matmul_fraction", "tokens_per_s_per_gb_s")
     if isinstance(run.ceilings, str):
         return dict.fromkeys(names, run.ceilings)
-    copy = run.ceilings.copy_bytes_per_s
+    bandwidth = run.ceilings.bandwidth
     flops = run.ceilings.matmul_flops.get(run.settings.dtype, not_measured("no such ceiling"))
-    rate = plain.median(rates(cell))
+    rate = statistics.median(cell.rates)
     found: dict[str, Reading] = {
-        "tokens_per_s_per_gb_s": rate / (copy / 1e9) if is_measured(copy) else copy
+        "tokens_per_s_per_gb_s": rate / (bandwidth / 1e9) if is_measured(bandwidth) else bandwidth
     }
     if isinstance(cell.work, str):
         return found | dict.fromkeys(names[:2], cell.work)
     achieved = achieved_rates(cell)
     assert achieved is not None
-    found["bandwidth_fraction"] = achieved[1] / copy if is_measured(copy) else copy
+    found["bandwidth_fraction"] = achieved[1] / bandwidth if is_measured(bandwidth) else bandwidth
     found["matmul_fraction"] = achieved[0] / flops if is_measured(flops) else flops
     return found
 
 
 def achieved_rates(cell: Cell) -> tuple[float, float] | None:
-    """Return the FLOP and the bytes a second that decoding reached by the model's needs."""
+    """Return the FLOP/s and bytes per second that decoding reached by the model's needs."""
     if isinstance(cell.work, str) or not cell.samples:
         return None
     step = [work for name, work in cell.work.items() if name != "prefill"]
     # A step serves all images of a batch at once.
-    steps = plain.median(s.steps / s.images / s.decode for s in cell.samples)
+    steps = statistics.median(s.steps / s.images / s.decode for s in cell.samples)
     return steps * sum(w.flops for w in step), steps * sum(w.bytes for w in step)

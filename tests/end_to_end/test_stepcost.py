@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from lantern_accel.cli import main
-from lantern_accel.measure import rates
+from lantern_accel.measure import ceilings
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "MOST_BYTES", 2**20)
-    monkeypatch.setattr(rates, "MOST_SIDE", 512)
+    monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
+    monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
 
 
 def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +29,7 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
     assert main([*command, "--tokens-per-step", "1.5"]) == 0
     said = capsys.readouterr()
-    assert "tokens a step: 1.5 (stated)" in said.out
+    assert "tokens per step: 1.5 (stated)" in said.out
     assert "| verify 4 | 1 | 4 |" in said.out
     assert "lantern++, batch 1: capture" in said.err
     stored = json.loads(out.read_text())
@@ -49,7 +49,7 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--nodes", "many"], "are not counts"),
         (["--strategy", "eagel"], "did you mean eagle"),
         (["--tokens-per-step", "2", "--acceptance-from", "x.json"], "not both"),
-        (["--acceptance-from", "nowhere.json"], "is not a benchmark"),
+        (["--acceptance-from", "nowhere.json"], "there is no file nowhere.json"),
         (["--option", "threads"], "is not of the form NAME=VALUE"),
         (["--option", "speed=11"], "backend 'cpu' has no option 'speed'"),
     ],

@@ -96,7 +96,7 @@ def invented_cell(
     drafts = strategy.name != "vanilla"
     step = 1e3 / speed * slow
     share = {"draft": 0.25, "verify": 0.5, "accept": 0.15, "commit": 0.05, "host": 0.05}
-    work = Work(flops=2e8 * batch, bytes=2.6e7, launches=260)
+    work = Work(flops=2e8 * batch, bytes=2.6e7, launches=2)
     values: dict[str, Any] = {
         "strategy": strategy,
         "batch": batch,
@@ -111,8 +111,8 @@ def invented_cell(
             "prefill": work,
             "draft": work if drafts else Work(flops=0, bytes=0, launches=0),
             "verify": work,
-            "accept": Work(flops=1e6, bytes=1e6, launches=30),
-            "commit": Work(flops=0, bytes=2e5, launches=20),
+            "accept": Work(flops=1e6, bytes=1e6, launches=1),
+            "commit": Work(flops=0, bytes=2e5, launches=1),
         },
         "samples": [invented_sample(strategy, batch, n, speed) for n in range(samples)],
     }
@@ -130,12 +130,14 @@ def invented_price(strategy: Strategy, temperature: float = 1.0) -> Quality:
         total_variation=Interval(value=moved, low=moved * 0.95, high=moved * 1.05, n=64),
         agreement=Interval(value=0.14, low=0.1, high=0.18, n=16),
         chance_agreement=0.03,
-        first_difference=8.0,
+        first_difference=Interval(value=8.0, low=6.0, high=10.0, n=16),
         distance=Distance(
             metric="KID x 1000",
             network="a test's",
             value=near,
             floor=Interval(value=0.5, low=-5.0, high=6.0, n=64),
+            p_value=0.2,
+            detectable=9.0,
         ),
     )
 
@@ -204,6 +206,7 @@ def invented_run(
         "clock": ClockCheck(stopwatch="beads", work_seconds=0.05, ratio=1.0),
         "ceilings": Ceilings(
             copy_bytes_per_s=4e10,
+            read_bytes_per_s=3e10,
             copy_bytes=2**28,
             matmul_flops={"bfloat16": 5e11, "float32": 1e11},
             launch_seconds=3e-6,

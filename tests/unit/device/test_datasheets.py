@@ -121,7 +121,9 @@ def test_the_command_lists_and_checks_them(capsys: pytest.CaptureFixture[str]) -
     from lantern_accel.cli import main
 
     assert main(["profiles"]) == 0
-    assert "gaudi2: Intel Gaudi 2, 96 GB, 432 TFLOP/s bfloat16" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "gaudi2: Intel Gaudi 2, 96 GB, 432 TFLOP/s bfloat16" in said
+    assert "24 GiB, 350 W" in said  # a 24 GB card has 24 x 2^30 bytes
     assert main(["profiles", "gaudi2"]) == 0
     assert "(datasheet: Intel" in capsys.readouterr().out
     assert main(["profiles", "--json"]) == 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.runs import invented_run
 from torch.utils.flop_counter import FlopCounterMode
 
 from lantern_accel.device.backend import Backend, DeviceFacts
-from lantern_accel.measure import work
-from lantern_accel.measure.bench import PHASES
+from lantern_accel.measure import phases, work
+from lantern_accel.measure.record import STEP_PHASES as PHASES
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 
@@ -35,20 +36,6 @@ def backend():
     return Plain(torch.device("cpu"))
 
 
-def _work(engine):
-    trunk = engine.model.family.trunk
-    drafting = engine.drafting
-    return work.step_work(
-        trunk(engine.verifying.target.config),
-        trunk(drafting.drafter.config) if drafting else None,
-        engine.strategy,
-        engine.sampling,
-        engine.geometry,
-        4,
-        work.levels_of(engine),
-    )
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_operations_are_those_that_torch_counts(backend, strategy, batch):
@@ -58,8 +45,12 @@ def test_operations_are_those_that_torch_counts(backend, strategy, batch):
         engine.prefill()
         with FlopCounterMode(display=False) as counter:
             engine.step()
-    found = _work(engine)
-    matrices = found["draft"][0] + found["verify"][0]
+    g = engine.geometry
+    # A static step attends to every slot of its caches, the drafter's scratch included.
+    found = work.step_needs(engine, seen=g.prefix + g.tokens)
+    nodes = (g.depth + 1) + sum(work.drafted_levels(engine)) if engine.drafting else 0
+    scratch = 4 * g.rows * nodes * g.scratch * g.dim
+    matrices = found["draft"][0] + found["verify"][0] + scratch
     assert matrices == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
@@ -67,20 +58,20 @@ def test_bytes_hold_every_weight_once_a_pass(backend):
     engine = tiny.tiny_engine(backend, "vanilla", batch=1, temperature=1.0)
     target = engine.verifying.target
     weights = sum(p.numel() for p in target.layers.parameters()) + target.output.weight.numel()
-    assert _work(engine)["verify"][1] > 4 * weights
-    assert _work(engine)["draft"] == (0.0, 0.0)
+    assert work.step_needs(engine)["verify"][1] > 4 * weights
+    assert work.step_needs(engine)["draft"] == (0.0, 0.0)
 
 
 def test_launches_are_counted_by_phase_without_views(backend):
     engine = tiny.tiny_engine(backend, "eagle", batch=1, temperature=1.0)
     tiny.load(engine, 0)
     with torch.inference_mode():
-        counts = work.count_launches(engine)
+        counts = phases.count_launches(engine)
     assert {"prefill", *PHASES} <= counts.keys()
     assert all(counts[name] > 0 for name in PHASES)
-    assert "phase" not in vars(backend)
+    assert backend.listener is None
 
-    counter = work.LaunchCounter()
+    counter = phases.LaunchCounter()
     x = torch.zeros(4, 4)
     with counter:
         x.view(16).t()
@@ -89,3 +80,22 @@ def test_launches_are_counted_by_phase_without_views(backend):
         x.add_(1)
         torch.mm(x, x)
     assert counter.counts == {"other": 2}
+
+
+def test_a_floor_is_what_binds():
+    assert work.floor_seconds(1e9, 1e6, rate=1e12, bandwidth=1e11) == pytest.approx(1e-3)
+    assert work.floor_seconds(1e6, 1e8, rate=1e12, bandwidth=1e11) == pytest.approx(1e-3)
+    ceilings = invented_run().ceilings
+    # The better of copying (4e10) and reading (3e10).
+    assert work.floor_of(0, 4e10, ceilings, "bfloat16") == pytest.approx(1)
+    assert work.floor_of(0, 4e10, ceilings, "float16") == "not measured: no products in float16"
+
+
+def test_phases_are_timed_on_a_device_that_is_waited_for(backend, monkeypatch):
+    waits = []
+    monkeypatch.setattr(backend, "synchronize", lambda: waits.append(1))
+    with phases.timed_phases(backend) as sums, backend.phase("draft"):
+        pass
+    assert len(waits) == 2
+    assert set(sums) == set(PHASES)
+    assert backend.listener is None

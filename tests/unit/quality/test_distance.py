@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lantern_accel.quality.distance import SCALE, kernel_distance
+from lantern_accel.quality.distance import SCALE, kernel_distance, permutation_test
 
 
 def test_it_is_the_sum_over_pairs_that_the_paper_writes() -> None:
@@ -50,3 +50,31 @@ def test_the_interval_is_about_the_value_and_not_biased_by_copies() -> None:
 def test_sets_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(ValueError, match="at least two images"):
         kernel_distance(np.zeros((1, 3)), np.zeros((1, 3)))
+
+
+def _shifted(shift: float, seed: int, n: int = 24) -> tuple[float, float]:
+    rng = np.random.default_rng(seed)
+    return permutation_test(rng.normal(size=(n, 8)) + shift, rng.normal(size=(n, 8)))
+
+
+def test_the_permutation_test_flags_equal_sets_as_seldom_as_it_says() -> None:
+    flagged = sum(_shifted(0.0, seed)[0] < 0.05 for seed in range(100))
+    assert flagged <= 12  # 5 expected; 12 or more would come once in 500
+
+
+def test_the_permutation_test_finds_what_it_says_it_finds() -> None:
+    found, stated, seen = 0, [], []
+    for seed in range(40):
+        rng = np.random.default_rng(1000 + seed)
+        x, y = rng.normal(size=(24, 8)) + 0.6, rng.normal(size=(24, 8))
+        p_value, detectable = permutation_test(x, y)
+        found += p_value < 0.05
+        stated.append(detectable)
+        seen.append(kernel_distance(x, y).value)
+    assert found >= 36
+    assert np.median(seen) > np.median(stated)
+    # What lies below the stated distance is found seldom.
+    small = [_shifted(0.1, seed)[0] < 0.05 for seed in range(40)]
+    assert sum(small) < 20
+    # More images find less.
+    assert _shifted(0.0, 1, n=96)[1] < _shifted(0.0, 1)[1]

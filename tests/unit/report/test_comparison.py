@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 from support.runs import invented_cell, invented_run, strategies
 
+from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.measure.record import PHASES, Interval, Run, not_measured
 from lantern_accel.report import render
@@ -13,7 +14,6 @@ from lantern_accel.report.comparison import compare, rank
 from lantern_accel.report.rows import Row, detail_of, phase_ms, row_of
 from lantern_accel.report.summary import summarise
 from lantern_accel.strategy.values import ChainTree, Exact, Strategy
-from lantern_accel.testing.kit import Report as ConformanceReport
 
 
 def rows_of(run: Run) -> dict[str, Row]:
@@ -25,11 +25,11 @@ def test_a_row_has_the_figures_of_its_samples() -> None:
     row = rows_of(run)["eagle"]
     cell = next(c for c in run.cells if c.strategy.name == "eagle")
     one = cell.samples[0]
-    assert row.step_compression == pytest.approx(255 / one.steps)
+    assert row.step_compression.value == pytest.approx(255 / one.steps)
     assert isinstance(row.tokens_per_second, Interval)
     assert row.tokens_per_second.n == len(cell.samples)
     assert isinstance(row.speedup, Interval)
-    assert row.conversion == pytest.approx(row.speedup.value / row.step_compression)
+    assert row.conversion.value == pytest.approx(row.speedup.value / row.step_compression.value)
     assert row.verdict == "faster"
     assert isinstance(row.images_per_second, Interval)
     assert isinstance(row.latency["p50"], Interval)
@@ -173,7 +173,7 @@ def test_the_first_card_shows_the_figure_that_it_picks_by() -> None:
     eagle.samples = [s.model_copy(update={"total": 9.0, "wall": 9.0}) for s in eagle.samples]
     found = compare([run], profiles=[])
     tile = summarise(found, found.models[0]).tiles[0]
-    assert tile.unit == "images a second"
+    assert tile.unit == "images per second"
     assert tile.note.startswith("vanilla, batch 1")
     rows = {row.strategy: row for row in found.models[0].rows}
     assert rows["eagle"].tokens_per_second.value > rows["vanilla"].tokens_per_second.value
@@ -199,13 +199,13 @@ def test_prices_are_told_of_each_run() -> None:
     found = compare([invented_run("a"), invented_run("b")], profiles=[])
     text = " ".join(summarise(found, found.models[0]).sentences)
     assert (
-        "lantern: its images are not told from vanilla's by the image distance; measured 2" in text
+        "lantern: its images cannot be distinguished from vanilla's by the image distance; measured 2"
+        in text
     )
     far = invented_run("c")
-    near = Interval(value=90.0, low=80.0, high=99.0, n=64)
     for price in far.quality:
         assert not isinstance(price.distance, str)
-        price.distance = price.distance.model_copy(update={"value": near})
+        price.distance = price.distance.model_copy(update={"p_value": 0.001})
     found = compare([invented_run("a"), far], profiles=[])
     text = " ".join(summarise(found, found.models[0]).sentences)
     assert (
@@ -217,18 +217,17 @@ def test_prices_are_told_of_each_run() -> None:
     found = compare([hot], profiles=[])
     text = " ".join(summarise(found, found.models[0]).sentences)
     assert "chance explains in abacus-1 at T 0; measured 2 of 2 times" in text
-    few = invented_run()
-    few.quality = [q.model_copy(update={"images": 16}) for q in few.quality]
-    found = compare([few], profiles=[])
+    found = compare([invented_run()], profiles=[])
     text = " ".join(summarise(found, found.models[0]).sentences)
-    assert "so few images show only large harm" in text
+    assert "permutation test, p = 0.2;" in text
+    assert "So many images find a distance of 9.00 in four of five cases." in text
 
 
 def test_a_ranking_shares_places_that_noise_does_not_tell_apart() -> None:
     a = invented_run("a", names=["vanilla"])
     b = invented_run("b", names=["vanilla"])
     (ranking,) = compare([a, b], profiles=[]).models[0].rankings
-    assert [place[:2] for place in ranking.places] == [(1, "a"), (1, "b")]
+    assert [(p.rank, p.run) for p in ranking.places] == [(1, "a"), (1, "b")]
 
 
 def test_a_chain_of_overlaps_does_not_tie_its_ends() -> None:
@@ -309,7 +308,7 @@ def test_noise_on_the_host_is_told() -> None:
 
 def test_details_name_the_tree_and_the_rule() -> None:
     texts = {s.name: detail_of(s) for s in strategies()}
-    assert texts["vanilla"] == "one token a step"
+    assert texts["vanilla"] == "one token per step"
     assert texts["lantern++"] == "3 drafts, 2 deep, k 10, λ 2"
     assert texts["lantern"] == "dynamic, 4 drafts, 2 deep, k 1000, δ 0.2"
     chain = Strategy(name="x", tree=ChainTree(length=3), acceptance=Exact())

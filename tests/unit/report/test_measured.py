@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import lantern_accel
 from lantern_accel.device.datasheets import profiles_dir
-from lantern_accel.report.reading import check_comparable, read_run
+from lantern_accel.measure.racing import Race
+from lantern_accel.measure.reading import check_comparable, read_run
+from lantern_accel.measure.store import read
 
 MEASURED = sorted((profiles_dir() / "measured").glob("*.json"))
 
@@ -17,7 +20,6 @@ MEASURED = sorted((profiles_dir() / "measured").glob("*.json"))
 def test_a_committed_run_is_whole_and_of_the_bundled_weights(path: Path) -> None:
     run = read_run(path)
     assert run.state == "complete"
-    assert not run.migrated_from
     if run.settings.model == "lantern-emoji":
         with lantern_accel.load("lantern-emoji", device="cpu") as pipeline:
             assert run.settings.weights_hash == pipeline.model.weights_hash, (
@@ -29,6 +31,12 @@ def test_committed_runs_may_be_compared() -> None:
     check_comparable([read_run(path) for path in MEASURED], [path.name for path in MEASURED])
 
 
-def test_the_committed_benchmarks_are_still_read() -> None:
-    found = sorted((profiles_dir() / "bench").glob("*.json"))
-    assert all(read_run(path).migrated_from for path in found)
+def test_committed_races_are_still_read() -> None:
+    found = sorted((profiles_dir() / "races").glob("*.json"))
+    assert found
+    assert all(read(path, Race).runners for path in found)
+
+
+def test_committed_measurements_name_no_machine() -> None:
+    for path in profiles_dir().rglob("*.json"):
+        assert not re.search(r"/(home|work|root|tmp|srv|Users)/", path.read_text()), path.name

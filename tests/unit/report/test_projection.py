@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.runs import TOKENS, invented_cell, invented_run, strategies
 
@@ -74,7 +76,7 @@ def test_what_was_measured_of_a_device_beats_its_datasheet() -> None:
     plain = limits_of_profile(profile(), "bfloat16")
     assert plain is not None
     assert (plain.flops, plain.launch) == (2e12, projection.ASSUMED_LAUNCH)
-    assert "assumed 2 \N{MICRO SIGN}s a launch" in plain.source
+    assert "assumed 2 \N{MICRO SIGN}s per launch" in plain.source
     better = limits_of_profile(
         profile(
             reached_flops={"bfloat16": figure(1.5e12, "measured")},
@@ -85,7 +87,7 @@ def test_what_was_measured_of_a_device_beats_its_datasheet() -> None:
     assert better is not None
     assert (better.flops, better.launch) == (1.5e12, 5e-6)
     assert "measured 1.5 TFLOP/s" in better.source
-    assert "measured 5 \N{MICRO SIGN}s a launch" in better.source
+    assert "measured 5 \N{MICRO SIGN}s per launch" in better.source
 
 
 def test_a_run_s_own_ceilings_are_taken_or_none() -> None:
@@ -140,7 +142,7 @@ def test_a_device_with_a_run_is_not_projected() -> None:
     run = invented_run(names=["vanilla"])
     section = compare([run], profiles=[profile()]).models[0]
     assert [p.profile for p in section.projections] == ["slate"]
-    assert all(name[2] == "vanilla" for r in section.rankings for name in r.places)
+    assert all(place.strategy == "vanilla" for r in section.rankings for place in r.places)
     device = run.environment.device.model_copy(update={"backend": "slate", "name": "Slate 9"})
     run.environment.device = device
     section = compare([run], profiles=[profile()]).models[0]
@@ -152,3 +154,35 @@ def test_a_relaxed_strategy_without_its_price_is_not_projected_either() -> None:
     run = invented_run(names=["vanilla", "lantern++"], state="interrupted", quality=[])
     section = compare([run], profiles=[profile()]).models[0]
     assert {p.strategy for p in section.projections} == {"vanilla"}
+
+
+# --- published sizes ----------------------------------------------------------------------------
+
+
+def test_a_size_is_projected_from_its_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = tmp_path / "size.json"
+    name.write_text('{"dim": 64, "n_layer": 3, "n_head": 4, "vocab_size": 1100, "grid": 8}')
+    monkeypatch.setattr(projection, "SIZES", (str(name),))
+    slow, fast = profile(), profile(name="fast", bandwidth_bytes_per_s=figure(1e20))
+    none = profile(name="old", peak_flops={"float16": figure(1e12)})
+    one, two = projection.project_sizes([slow, fast, none])
+    work = projection.size_work(str(name))["vanilla"]
+    weights = 3 * (4 * 64**2 + 3 * 64 * 256 + 2 * 64) + 1100 * 64
+    # Prompt, half of 64 tokens, the last token and this one; keys and values of two guided rows.
+    cache = 2 * 3 * 2 * (120 + 32 + 1 + 1) * 64
+    assert work["verify"].bytes == 2 * (weights + cache)
+    assert work["verify"].launches > 3 * 10
+    assert (one.vanilla_bound, two.vanilla_bound) == ("launches", "launches")
+    assert one.break_even == pytest.approx(one.tree_ms / one.vanilla_ms)
+    assert one.break_even > 1
+    with pytest.raises(ProjectionError, match="is projected, not measured"):
+        rank([one])
+
+
+def test_what_only_an_assumed_launch_decides_is_left_out_and_said() -> None:
+    run = invented_run(names=["vanilla"])
+    run.cells[0].work = {"verify": Work(flops=0, bytes=1, launches=900)}
+    section = compare([run], profiles=[profile()]).models[0]
+    assert (section.projections, section.launch_bound) == ([], ["Rules Slate XL"])

@@ -32,10 +32,10 @@ def test_the_published_schema_is_the_records(name: str) -> None:
 def test_what_is_written_fits_the_schema_and_what_is_not_does_not() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     run = invented_run()
-    check = jsonschema.Draft202012Validator(published.published("run-1.json"))
+    check = jsonschema.Draft202012Validator(published.published("run-2.json"))
     data = run.model_dump(mode="json")
     check.validate(data)
-    report = jsonschema.Draft202012Validator(published.published("comparison-1.json"))
+    report = jsonschema.Draft202012Validator(published.published("comparison-2.json"))
     report.validate(compare([run]).model_dump(mode="json"))
     data["cells"][0]["cold_seconds"] = "unknown"
     assert not check.is_valid(data)

@@ -92,7 +92,7 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
         "Throughput by batch",
         "Where the time goes",
         "Step compression against speed",
-        "TV a token",
+        "TV per token",
         "image distance",
         "Roofline",
         "Pictures",

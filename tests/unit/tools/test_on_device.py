@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.runs import invented_run
 
-from lantern_accel.measure.rates import Rate, Rates
-from lantern_accel.measure.stepcost_report import Cost, StepCost
+from lantern_accel.measure.stepcost import Cost, StepCost
 
 TOOLS = Path(__file__).parents[3] / "tools"
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"attention": "triton"})
@@ -89,10 +89,9 @@ def test_a_tree_that_is_not_installed_is_found_all_the_same(
 
 
 def _stored(out: Path) -> None:
-    rate = Rate(samples=[1e11])
-    rates = Rates(
-        copy_bytes=rate, read_bytes=rate, matmul_flops=rate, buffer_bytes=1, matmul_side=1
-    )
+    measured = invented_run()
+    assert not isinstance(measured.ceilings, str)
+    rates = {"copy_bytes_per_s": 1e11, "read_bytes_per_s": 1e11}
     costs = [
         Cost(kind="vanilla", label="vanilla", batch=1, nodes=1, ms=[20.0], vanilla_ms=[20.0],
              floor_bytes=int(1.6e9)),
@@ -100,7 +99,8 @@ def _stored(out: Path) -> None:
              floor_bytes=int(2e9)),
     ]  # fmt: skip
     settings = {"dtype": "bfloat16"}
-    report = StepCost(settings=settings, environment={}, rates=rates, costs=costs)
+    report = StepCost(settings=settings, environment=measured.environment, costs=costs)
+    report.ceilings = measured.ceilings.model_copy(update=rates)
     (out / "stepcost-llamagen-xl-384.json").write_text(report.model_dump_json())
 
 
@@ -128,6 +128,7 @@ def test_step_costs_and_races_are_shown_as_their_tables(tool, tmp_path: Path) ->
     assert "| lantern++ | 1 | 58 | 30.000 |" in tool._stepcost(stored)
     lap = {"seconds": 2.0, "cpu_seconds": 1.0, "work": {"tokens": 100}}
     runner = {"name": "official", "laps": [lap]}
-    race = {"settings": {}, "environment": {}, "runners": [runner], "checks": {"alike": 8}}
+    where = invented_run().environment.model_dump(mode="json")
+    race = {"settings": {}, "environment": where, "runners": [runner], "checks": {"alike": 8}}
     assert tool._race(race).endswith("{'alike': 8}")
     assert "| official | tokens | 20.000 |" in tool._race(race)

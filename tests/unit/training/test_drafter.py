@@ -15,14 +15,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import lantern_accel
-from lantern_accel.decoding.accept import Rule, _absorbed
+from lantern_accel.decoding.accept import Rule
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.errors import DataError, ModelError, RequestError
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import family
-from lantern_accel.strategy.values import LanternPP, Sampling
+from lantern_accel.strategy.values import LanternPP, Sampling, Tried
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice, open_train_device
 from lantern_accel.training.drafter import DrafterTask, train_drafter
@@ -55,7 +55,8 @@ def test_relaxed_mass_bounds_what_acceptance_grants() -> None:
     rule = Rule(LanternPP(k=4, lam=3.0), neighbours=table)
     for row in range(6):
         here = p[row]
-        moved = _absorbed(rule, here, here[table])[1]
+        tried = Tried(here, torch.ones_like(here), here[table], here, torch.arange(20))
+        moved = rule.borrowed(tried)[1]
         assert (mass[row] >= here + moved - 1e-6).all()
     assert torch.equal(relaxed_mass(p, near, lam=1.0), p)
 

@@ -1,4 +1,4 @@
-"""Files are taken back whole, migrated, or refused with the reason; what differs is named."""
+"""Files are taken back whole or refused with the reason; what differs is named."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import PROMPTS, invented_cell, invented_run, strategies
+from support.runs import invented_cell, invented_run, strategies
 
+from lantern_accel.device.conformance import Report
 from lantern_accel.errors import RequestError
-from lantern_accel.measure.bench import BenchReport, Cell, Sample
+from lantern_accel.measure.reading import check_comparable, clock_fault, read_file, read_run
 from lantern_accel.measure.record import PromptSet, Run
-from lantern_accel.report.reading import check_comparable, clock_fault, read_file, read_run
 from lantern_accel.strategy.values import Lantern, Sampling
-from lantern_accel.testing.kit import Report
 
 
 @pytest.fixture
@@ -37,12 +36,12 @@ def test_a_truncated_file_says_where(stored: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"a": 1}', "no run of `lantern-accel profile`: it has no kind"),
+        ('{"a": 1}', "no run of `lantern-accel profile`: its kind is not"),
         ("[1, 2]", "no run of `lantern-accel profile`"),
         ("", "not whole JSON"),
         (
-            '{"kind": "lantern_accel.run", "schema_version": 2}',
-            "schema version 2.*reads 1 to 1; upgrade",
+            '{"kind": "lantern_accel.run", "schema_version": 3}',
+            "schema version 3.*reads 2; upgrade",
         ),
         ('{"kind": "lantern_accel.run"}', "schema version None"),
         (
@@ -51,7 +50,7 @@ def test_a_truncated_file_says_where(stored: Path) -> None:
         ),
         ('{"kind": "lantern_accel.run", "schema_version": true}', "schema version True"),
         (
-            '{"kind": "lantern_accel.run", "schema_version": 1}',
+            '{"kind": "lantern_accel.run", "schema_version": 2}',
             "refused: name: Field required; leave it out, or measure it again",
         ),
         ('{"kind": "lantern_accel.comparison"}', "a report .* name the runs"),
@@ -127,60 +126,6 @@ def test_parts_longer_than_the_whole_are_refused() -> None:
     assert clock_fault(_with_clock(1.0).cells[0]) == ""
 
 
-# --- older files --------------------------------------------------------------------------------
-
-
-def _bench(path: Path, **settings: Any) -> Path:
-    chosen = strategies(["vanilla", "lantern++"])
-    run = invented_run()
-    report = BenchReport(
-        settings={
-            "model": "tiny",
-            "weights_hash": "0123456789abcdef",
-            "device": "cpu",
-            "dtype": "bfloat16",
-            "prompts": PROMPTS,
-            "sampling": Sampling(cfg_scale=2.0).model_dump(mode="json"),
-        }
-        | settings,
-        environment=run.environment.model_dump(mode="json", exclude_defaults=True),
-        cells=[
-            Cell(
-                strategy=one,
-                batch=2,
-                temperature=1.0,
-                samples=[
-                    Sample(seconds=1.0, steps=400, tokens=512, total_variation=0.1 * i)
-                    for _ in range(3)
-                ],
-                phase_ms={"draft": 1.0, "verify": 2.0, "accept": 0.5, "commit": 0.1, "host": 0.1},
-            )
-            for i, one in enumerate(chosen)
-        ],
-    )
-    path.write_text(report.model_dump_json())
-    return path
-
-
-def test_a_benchmark_file_is_migrated_without_what_it_did_not_measure(tmp_path: Path) -> None:
-    run = read_run(_bench(tmp_path / "old.json"))
-    assert run.migrated_from == "lantern-accel bench, schema 1"
-    assert run.settings.tokens == 256
-    assert run.quality == []
-    assert all(not cell.settled and cell.warmup == [] for cell in run.cells)
-    assert str(run.cells[0].samples[0].total).startswith("not measured: a benchmark file")
-    assert [s.decode for s in run.cells[0].samples] == [1.0, 1.0, 1.0]
-
-
-def test_a_damaged_benchmark_file_says_what_it_lacks(tmp_path: Path) -> None:
-    path = _bench(tmp_path / "old.json")
-    data = json.loads(path.read_text())
-    del data["settings"]["weights_hash"]
-    path.write_text(json.dumps(data))
-    with pytest.raises(RequestError, match="lacks 'weights_hash'"):
-        read_run(path)
-
-
 def test_a_conformance_report_is_read_and_is_no_run(tmp_path: Path) -> None:
     path = tmp_path / "conform.json"
     report = Report(
@@ -199,7 +144,7 @@ def test_a_conformance_report_is_read_and_is_no_run(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"weights_hash": "f" * 16}, "model hash is 'ffffffffffffffff'"),
-        ({"tokens": 1024}, "tokens an image is 1024"),
+        ({"tokens": 1024}, "tokens per image is 1024"),
         ({"sampling": Sampling(cfg_scale=3.0)}, "sampling cfg_scale is 3.0"),
         ({"sampling": Sampling(cfg_scale=2.0, top_k=100)}, "sampling top_k is 100"),
         (
@@ -218,8 +163,8 @@ def test_runs_that_differ_are_refused_with_the_property(
 
 def test_other_protocols_and_other_rules_are_refused() -> None:
     one = invented_run("one")
-    with pytest.raises(RequestError, match="protocol version is 2 in one and 1"):
-        check_comparable([one, invented_run("two", protocol_version=2)], ["a", "b"])
+    with pytest.raises(RequestError, match="protocol version is 3 in one and 2"):
+        check_comparable([one, invented_run("two", protocol_version=3)], ["a", "b"])
     other = one.model_copy(deep=True, update={"name": "two"})
     for cell in other.cells:
         if cell.strategy.name == "lantern":

@@ -7,33 +7,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.runs import invented_run
 
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
-from lantern_accel.measure.interleave import (
-    Lap,
-    Race,
-    Runner,
-    Work,
-    environment,
-    race,
-    read_stored,
-    relative_spread,
-)
+from lantern_accel.measure.environment import describe
+from lantern_accel.measure.intervals import relative_spread
+from lantern_accel.measure.racing import Done, Lap, Race, Runner, race
+from lantern_accel.measure.rounds import about, interleave
+from lantern_accel.measure.store import resume
 
 
 def _report(*names: str) -> Race:
     return Race(
         settings={"size": "B"},
-        environment={},
+        environment=invented_run().environment,
         runners=[Runner(name=name) for name in names],
     )
 
 
-def test_runners_alternate_and_take_turns_in_going_first() -> None:
+def test_runners_take_turns_in_an_order_that_changes() -> None:
     order: list[str] = []
 
-    def work(name: str) -> Work:
+    def work(name: str) -> Done:
         order.append(name)
         return {"tokens": 10}
 
@@ -41,7 +37,9 @@ def test_runners_alternate_and_take_turns_in_going_first() -> None:
     with open_backend("cpu") as backend:
         report = race(backend, _report(*"abc"), runners, repeats=3)
     assert order[:3] == ["a", "b", "c"]  # the warm-ups
-    assert order[3:] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    rounds = [tuple(order[i : i + 3]) for i in (3, 6, 9)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len(set(rounds)) > 1
     assert [len(one.laps) for one in report.runners] == [3, 3, 3]
     assert all(one.first_seconds is not None for one in report.runners)
     assert report.table().count("\n") == 4
@@ -51,7 +49,7 @@ def test_an_interrupted_race_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "race.json"
     left = 4
 
-    def work() -> Work:
+    def work() -> Done:
         nonlocal left
         left -= 1
         if left < 0:
@@ -61,7 +59,7 @@ def test_an_interrupted_race_goes_on(tmp_path: Path) -> None:
     with open_backend("cpu") as backend:
         with pytest.raises(KeyboardInterrupt):
             race(backend, _report("a", "b"), {"a": work, "b": work}, repeats=3, out=out)
-        stored = read_stored(out, Race, {"size": "B"})
+        stored = resume(out, _report("a", "b"), lambda r: r.settings)
         before = [len(one.laps) for one in stored.runners]
         assert before == [1, 1]
         left = 100
@@ -74,13 +72,33 @@ def test_an_interrupted_race_goes_on(tmp_path: Path) -> None:
 def test_a_report_of_other_settings_or_another_kind_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "race.json"
     out.write_text(_report("a").model_dump_json())
-    with pytest.raises(RequestError, match="measured with size 'B', not 'XL'; name another file"):
-        read_stored(out, Race, {"size": "XL"})
-    with pytest.raises(RequestError, match="measured with size 'B', not None"):
-        read_stored(out, Race, {})
+    other = _report("a").model_copy(update={"settings": {"size": "XL"}})
+    with pytest.raises(RequestError, match="cannot be resumed: its size is 'B', not 'XL'"):
+        resume(out, other, lambda r: r.settings)
+    other = other.model_copy(update={"settings": {}})
+    with pytest.raises(RequestError, match="its size is 'B', not None; name another file with -o"):
+        resume(out, other, lambda r: r.settings)
     out.write_text("{}")
-    with pytest.raises(RequestError, match="is not a Race of this version"):
-        read_stored(out, Race, {})
+    with pytest.raises(RequestError, match=r"no run of `race\.py`: its kind is not"):
+        resume(out, other, lambda r: r.settings, "race.py")
+
+
+def test_an_interrupted_series_goes_on_with_its_round() -> None:
+    counts = {"a": 3, "b": 2, "c": 2}
+    order = []
+    for name in interleave(list(counts), counts.__getitem__, lambda n: counts[n] >= 4, seed=1):
+        order.append(name)
+        counts[name] += 1
+    assert sorted(order[:2]) == ["b", "c"]
+    assert sorted(order[2:]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(1, "about 10 s"), (62, "about 60 s"), (600, "about 10 min"), (9000, "about 2.5 h")],
+)  # fmt: skip
+def test_a_time_is_as_rough_as_an_estimate(seconds: float, words: str) -> None:
+    assert about(seconds) == words
 
 
 def test_a_runner_may_time_itself_and_units_are_told_apart() -> None:
@@ -98,14 +116,14 @@ def test_a_runner_may_time_itself_and_units_are_told_apart() -> None:
 
 
 def test_the_spread_is_half_the_middle_half() -> None:
-    assert relative_spread([2.0]) == 0
+    assert relative_spread([2.0]) is None
     assert relative_spread([1.0, 3.0]) == 0.5
     assert relative_spread([1.0, 2.0, 3.0, 4.0, 100.0]) == pytest.approx((52 - 1.5) / 2 / 3)
 
 
 def test_the_environment_names_device_and_threads() -> None:
     with open_backend("cpu") as backend:
-        found = environment(backend, torch.bfloat16)
-    assert found["device"]["backend"] == "cpu"
-    assert found["dtype"] == "bfloat16"
-    assert found["threads"] == torch.get_num_threads()
+        found = describe(backend, torch.bfloat16)
+    assert found.device.backend == "cpu"
+    assert found.dtype == "bfloat16"
+    assert found.threads == torch.get_num_threads()

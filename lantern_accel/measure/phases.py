@@ -1,0 +1,126 @@
+"""Listening to a step's phases: their seconds, their operators, and a trace that names them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lantern_accel.decoding.running import Running
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.inference import inferring
+from lantern_accel.files import write_whole
+from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.measure.record import STEP_PHASES
+from lantern_accel.strategy.values import Sampling, Strategy
+
+#: Steps that pass before a trace begins, so that kernels are there, and steps that are traced.
+PASSED, TRACED = 2, 8
+
+
+@contextmanager
+def timed_phases(backend: Backend) -> Iterator[dict[str, float]]:
+    """Sum the seconds of each phase inside the block; the device is waited for at every edge."""
+    sums = dict.fromkeys(STEP_PHASES, 0.0)
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        with backend.stopwatch() as watch:
+            yield
+        sums[name] += watch.seconds
+
+    with backend.listen(timed):
+        yield sums
+
+
+# torch leaves the base class untyped.
+class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators by phase; views, which launch nothing, are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = "other"
+        self.counts: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        infos = [one.alias_info for one in func._schema.returns]
+        if not infos or not all(info is not None and not info.is_write for info in infos):
+            self.counts[self.phase] = self.counts.get(self.phase, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Count what runs inside the block under ``name``."""
+        before, self.phase = self.phase, name
+        try:
+            yield
+        finally:
+            self.phase = before
+
+
+@inferring
+def count_launches(engine: Running) -> dict[str, int]:
+    """Run prefill and one eager step of a loaded engine; return the operators of each phase."""
+    counter = LaunchCounter()
+    with engine.ops.listen(counter.within), counter:
+        with counter.within("prefill"):
+            engine.prefill()
+        engine.step()
+    return counter.counts
+
+
+def write_trace(
+    pipeline: Pipeline,
+    strategy: Strategy,
+    sampling: Sampling,
+    prompts: Sequence[Prompt],
+    eager: Callable[[], None],
+    path: Path,
+) -> None:
+    """Trace a few eager steps, phases named, into a file for ui.perfetto.dev: whole or not at all.
+
+    ``eager`` is the engine's Python step: a replay has no phases to name.
+    """
+    seen = profile()  # every activity that this torch can see
+    step = _traced(eager, seen, pipeline.backend.synchronize)
+    with pipeline.backend.listen(record_function):
+        pipeline.decode_only(prompts, strategy, sampling, 0, step=step)
+    step(end=True)
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(whole))
+        with whole.open("rb") as source:
+            write_whole(path, lambda stream: shutil.copyfileobj(source, stream))
+
+
+def _traced(step: Callable[[], None], seen: Any, synchronize: Callable[[], None]) -> Any:
+    """Return a step that profiles calls PASSED + 1 to PASSED + TRACED; ``end=True`` stops early."""
+    count, running = 0, False
+
+    def run(*, end: bool = False) -> None:
+        nonlocal count, running
+        count += not end
+        if not running and count == PASSED + 1 and not end:
+            seen.start()
+            running = True
+        if running and (end or count > PASSED + TRACED):
+            synchronize()
+            seen.stop()
+            running = False
+        if not end:
+            with record_function("step") if running else nullcontext():
+                step()
+
+    return run

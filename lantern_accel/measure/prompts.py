@@ -1,0 +1,100 @@
+"""Which prompts are measured: a file's, or a fixed random draw from what the bundled model was taught.
+
+Friendly prompts flatter speculative decoding: a drafter knows the common things best. The built-in
+ones are therefore drawn at random, hard ones included, and never chosen: 64 of the distinct lines of
+``tools/lantern-emoji/prompts.txt`` that name no drawing style (a test draws them again). Trees are tuned
+on one half and reported on the other, so that a tuned tree is not measured on what it was chosen by.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from lantern_accel.errors import LanternError, RequestError
+from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.measure.intervals import digest
+from lantern_accel.measure.record import PromptSet
+
+#: Prompts that a run draws from at most; a longer file is known by its digest.
+USED = 64
+#: The seed of the draw.
+DRAW_SEED = 21
+TUNING = (
+    "cat kitty", "full moon under watermelon black background", "pig face",
+    "notebook with decorative cover decorative", "dove", "honeybee", "snowflake",
+    "collision on purple", "yawning face", "seedling", "high voltage", "skateboard", "whale",
+    "kangaroo", "chocolate bar", "ice cream", "ladder", "crayon crayon", "scroll", "a carrot",
+    "a hot dog", "flag of italy", "tulip", "melon", "glowing star glow shining", "baggage claim",
+    "butterfly pretty", "seedling plant sprout", "revolving hearts", "cow face", "tired face",
+    "cowboy hat face",
+)  # fmt: skip
+"""Prompts that trees are tuned on."""
+REPORTING = (
+    "pine decoration", "amphora zodiac weapon", "green apple apple", "zipper-mouth face",
+    "zany face", "raising hands", "rose red", "strawberry", "four leaf clover", "mount fuji",
+    "grey heart", "adhesive bandage", "watch", "face with open eyes and hand over mouth", "lemon",
+    "house on a blue background", "blueberries", "orange heart right of coin on white",
+    "upwards button", "two hearts and red apple on green", "flag of grenada", "a purple heart",
+    "canoe", "rat", "sleepy face", "beating heart", "bottle with popping cork", "skier",
+    "top hat above rocket on a blue background", "a mushroom", "guitar", "cat",
+)  # fmt: skip
+"""Prompts that ``bench`` and ``profile`` report on."""
+
+
+def built_in_prompts(
+    pipeline: Pipeline, half: Literal["tuning", "reporting"] = "reporting"
+) -> list[Prompt]:
+    """Return the built-in prompts of one half that the model takes; class ids for a class model.
+
+    Raises RequestError where the model takes none of them.
+    """
+    target = pipeline.model.manifest.target
+    if getattr(target, "conditioning", "text") == "class":
+        first = 0 if half == "reporting" else 1
+        return sorted({(2 * i + first) * target.num_classes // 64 for i in range(32)})
+    drawn = TUNING if half == "tuning" else REPORTING
+    known: list[Prompt] = [prompt for prompt in drawn if _takes(pipeline, prompt)]
+    if not known:  # a model with words of its own
+        known = list(pipeline.model.family.examples(pipeline.model.manifest))
+        known = known[half == "tuning" :: 2] or known
+    if not known:
+        raise RequestError("the model takes none of the built-in prompts; name a file of prompts")
+    return list(known)
+
+
+def _takes(pipeline: Pipeline, prompt: Prompt) -> bool:
+    try:
+        with pipeline.backend.inference():
+            pipeline.check_prompts([prompt])
+    except LanternError:
+        return False
+    return True
+
+
+def prompt_set(source: str, lines: list[Prompt], pipeline: Pipeline) -> PromptSet:
+    """Return prompts with their digest; raises RequestError for one that the model cannot draw."""
+    used = lines[:USED]
+    with pipeline.backend.inference():
+        pipeline.check_prompts(used)
+    return PromptSet(source=source, count=len(lines), sha256=digest(lines), used=used)
+
+
+def read_prompts(path: Path | None, pipeline: Pipeline) -> PromptSet:
+    """Return the prompts of a file, one per line, or the built-in ones to report on.
+
+    Blank lines are left out. Raises RequestError for a file that is missing, empty or no text, and for
+    a prompt that the model cannot draw.
+    """
+    if path is None:
+        return prompt_set("built-in, a random draw", built_in_prompts(pipeline), pipeline)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read ({error.strerror}); name another file") from None
+    except ValueError:
+        raise RequestError(f"{path} is not UTF-8 text; save it as such") from None
+    lines: list[Prompt] = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise RequestError(f"{path} has no prompt; write one per line")
+    return prompt_set(path.name, lines, pipeline)

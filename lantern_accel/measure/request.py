@@ -1,0 +1,93 @@
+"""What a run is asked to measure, checked before any work: strategies tried on, names, the command."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.geometry import check as check_settings
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.conformance import Report as ConformanceReport
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.measure.record import Plan, PromptSet
+from lantern_accel.strategy.values import Strategy, Window
+
+QUICK = Plan(quick=True, samples=5, seconds=0.0, quality_images=16)
+FULL = Plan(quick=False, samples=30, seconds=10.0, quality_images=64)
+
+
+@dataclass
+class Request:
+    """What a run is asked to measure; ``conform`` checks the backend, None leaves that out."""
+
+    strategies: Sequence[Strategy]
+    prompts: PromptSet
+    plan: Plan
+    batches: Sequence[int] = (1,)
+    temperatures: Sequence[float] = (1.0,)
+    seed: int = 0
+    name: str = "run"
+    command: str = "lantern-accel profile"
+    options: dict[str, Any] = field(default_factory=dict)
+    load_seconds: float = 0.0
+    trace: Path | None = None
+    conform: Callable[[Backend], ConformanceReport] | None = None
+
+
+def choose_strategies(
+    pipeline: Pipeline,
+    names: Sequence[str],
+    temperatures: Sequence[float],
+    tree: str | None = None,
+    window: int | None = None,
+) -> list[Strategy]:
+    """Return strategies by name, vanilla first and always there.
+
+    ``tree`` is for those with a drafter, ``window`` (its length) for those that draft in one.
+
+    Raises StrategyError for one that the model cannot decode with at one of the temperatures.
+    """
+    wanted = list(dict.fromkeys(["vanilla", *names]))
+    found = []
+    for one in map(pipeline.strategy, wanted):
+        changes: dict[str, Any] = {"tree": tree if one.needs_drafter else None}
+        if isinstance(one.tree, Window):
+            changes["window"] = window
+        found.append(pipeline.strategy(one.name, **changes))
+    model = pipeline.model
+    for temperature in temperatures:
+        sampling = pipeline.sampling(temperature=temperature)
+        for one in (pipeline.tuned(given, temperature) for given in found):
+            # Before the neighbour table: it cannot be wider than the codebook.
+            check_settings(one, sampling, model.manifest.target.vocab_size)
+            table = pipeline.neighbours(one.neighbours) if one.neighbours else None
+            with pipeline.backend.inference():
+                # Refuses what its model, drafter and tree cannot do; nothing is run or kept.
+                engine_for(
+                    model.target, model.drafter, pipeline.backend, one, sampling, neighbours=table
+                )
+    return found
+
+
+def fresh_name(device: str) -> str:
+    """Return a name that no other run has."""
+    moment = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M")
+    return f"{device.replace(':', '-')}-{moment}-{secrets.token_hex(2)}"
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """Return a command to type again, files and folders by their own names: no machine's paths."""
+    words = []
+    for word in arguments:
+        option, sign, value = word.partition("=")
+        value = value if sign and option.startswith("-") else word
+        if "/" in value or "\\" in value:
+            value = value.replace("\\", "/").rstrip("/").rpartition("/")[2]
+        words.append(f"{option}={value}" if sign and option.startswith("-") else value)
+    return shlex.join(["lantern-accel", *words])

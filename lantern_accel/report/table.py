@@ -1,0 +1,73 @@
+"""A run as a table in the terminal, and as plain records: what ``bench`` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lantern_accel.measure.intervals import paired, relative_spread, speed_ratio
+from lantern_accel.measure.record import STEP_PHASES, Cell, Run
+from lantern_accel.report.rows import row_of
+
+HEAD = (
+    "| strategy | batch | T | tokens/s | ± | speed-up | tokens per step | over prompts | conversion "
+    "| TV per token | draft / verify / accept / commit / host, ms per eager step |"
+)
+
+
+def plain_rows(run: Run) -> list[dict[str, Any]]:
+    """Return one plain record per measured cell, as the table prints it; None: not known.
+
+    Unlike in a report a relaxed speed-up is shown without its price in images: its TV per token stands
+    next to it.
+    """
+    return [_plain(run, cell) for cell in run.cells if cell.samples]
+
+
+def _plain(run: Run, cell: Cell) -> dict[str, Any]:
+    row = row_of(run, cell)
+    base = next(
+        other
+        for other in run.cells
+        if other.strategy.name == "vanilla"
+        and (other.batch, other.temperature) == (cell.batch, cell.temperature)
+    )
+    over = paired(speed_ratio, cell.rates, base.rates) if base.samples else None
+    tokens = sum(s.tokens for s in cell.samples)
+    return {
+        "strategy": cell.strategy.name,
+        "batch": cell.batch,
+        "temperature": cell.temperature,
+        "tokens_per_second": cell.tokens_per_second,
+        "spread": relative_spread(cell.rates),
+        "speedup": over.value if over else None,
+        "speedup_interval": [over.low, over.high] if over and over.n > 1 else None,
+        "step_compression": cell.step_compression,
+        "step_compression_over_prompts": [row.over_prompts.low, row.over_prompts.high],
+        "conversion": over.value / cell.step_compression if over else None,
+        "total_variation": sum(s.total_variation * s.tokens for s in cell.samples) / tokens,
+        "samples": len(cell.samples),
+        "phase_ms": {} if isinstance(cell.step_ms, str) else cell.step_ms,
+    }
+
+
+def table(run: Run) -> str:
+    """Return the run as a Markdown table; what a single sample cannot show is left empty."""
+    lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
+    for row in plain_rows(run):
+        phases = " / ".join(
+            f"{row['phase_ms'].get(name, float('nan')):.1f}" for name in (*STEP_PHASES, "host")
+        )
+        few = row["samples"] < 2
+        spread = "" if few else f"{100 * row['spread']:.0f} %"
+        low, high = row["step_compression_over_prompts"]
+        speedup = "" if row["speedup"] is None else f"{row['speedup']:.2f}x"
+        if row["speedup_interval"] and row["strategy"] != "vanilla":
+            speedup += " ({:.2f} to {:.2f})".format(*row["speedup_interval"])
+        conversion = "" if row["conversion"] is None else f"{row['conversion']:.2f}"
+        lines.append(
+            f"| {row['strategy']} | {row['batch']} | {row['temperature']:g} "
+            f"| {row['tokens_per_second']:.0f} | {spread} | {speedup} "
+            f"| {row['step_compression']:.2f} | {'' if few else f'{low:.2f} to {high:.2f}'} "
+            f"| {conversion} | {row['total_variation']:.3f} | {phases} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,65 @@
+"""Listening to a step's phases: what is reported, what is put back, and who may not swallow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from lantern_accel.device.operations import TensorOps
+from lantern_accel_hpu.backend import DeviceBackend
+
+
+def test_phases_are_reported_inside_the_block_only() -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def listener(name: str) -> Iterator[None]:
+        seen.append(f"+{name}")
+        yield
+        seen.append(f"-{name}")
+
+    ops = TensorOps()
+    with ops.phase("draft"):
+        pass
+    with ops.listen(listener), ops.phase("draft"):
+        pass
+    with ops.phase("verify"):
+        pass
+    assert seen == ["+draft", "-draft"]
+
+
+def test_the_listener_before_is_put_back_whatever_happens() -> None:
+    inner: list[str] = []
+    outer: list[str] = []
+
+    def noting(names: list[str]):  # type: ignore[no-untyped-def]
+        @contextmanager
+        def listener(name: str) -> Iterator[None]:
+            names.append(name)
+            yield
+
+        return listener
+
+    ops = TensorOps()
+    with ops.listen(noting(outer)):
+        with pytest.raises(KeyError), ops.listen(noting(inner)), ops.phase("a"):
+            raise KeyError
+        with ops.phase("b"):
+            pass
+    assert (inner, outer, ops.listener) == (["a"], ["b"], None)
+
+
+def test_a_backend_that_marks_phases_itself_leaves_them_to_the_listener() -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def listener(name: str) -> Iterator[None]:
+        seen.append(name)
+        yield
+
+    backend = DeviceBackend.for_tracing()
+    with backend.listen(listener), backend.phase("accept"):
+        pass
+    assert seen == ["accept"]

@@ -15,7 +15,7 @@ import pytest
 
 from lantern_accel.cli import bounds
 from lantern_accel.errors import RequestError
-from lantern_accel.generation.result import GenerationRequest
+from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.measure import prompts, request, store
 
 Usage = namedtuple("Usage", "total used free")

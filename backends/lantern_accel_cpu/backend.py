@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from lantern_accel.device.backend import (
 from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
+from lantern_accel_cpu.native import trunk
+from lantern_accel_cpu.native.kernels import Kernels, Panels, real
 from lantern_accel_cpu.training import TrainingOps
 
 
@@ -41,10 +43,18 @@ class DeviceBackend(Backend):
     # 37; 10 to 20 MB free between tensors on the heap.
     runtime_bytes = 60 * 10**6
 
-    def __init__(self, index: int, threads: int | None = None, compile: str = "off") -> None:
+    def __init__(
+        self,
+        index: int,
+        threads: int | None = None,
+        compile: str = "off",
+        kernels: Kernels | None = None,
+    ) -> None:
         super().__init__(torch.device("cpu"))
-        self._compile = compile
-        self.capture_asked = compile == "on"
+        # A compiled step cannot look into native code, and has none: the two exclude each other.
+        self.kernels = kernels
+        self._compile = compile if kernels is None else "off"
+        self.capture_asked = self._compile == "on"
         self._threads_before = torch.get_num_threads()
         if threads is not None:
             torch.set_num_threads(threads)
@@ -55,25 +65,96 @@ class DeviceBackend(Backend):
         """Order caches by head: a head's keys are one matrix."""
         return KVLayout(layers, rows, capacity, heads, head_dim, dtype, head_major=True)
 
+    def allocate(self, layout: KVLayout) -> KVCache:
+        """Allocate a zeroed cache that keeps its addresses, and remembers native trunks over it."""
+        if self.kernels is None:
+            return super().allocate(layout)
+        return trunk.PlannedCache.of(super().allocate(layout))
+
+    def address(self, kv: KVCache, slots: Tensor) -> Tensor:
+        """Return where slots ``[R, T]`` lie; for the native kernels, the slots themselves."""
+        if self.kernels is None:
+            return super().address(kv, slots)
+        return slots.long().contiguous()
+
+    def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
+        if self.kernels is None:
+            super().write(kv, layer, address, k, v)
+        elif type(k) is Tensor and k.dtype == kv.layout.dtype:
+            self.kernels.write(kv, layer, address, k, v)
+        else:
+            super().write(kv, layer, super().address(kv, address), k, v)
+
     def pack(self, weight: Tensor) -> Tensor:
-        """Return the weight in oneDNN's order where there is one."""
+        """Return the weight in the native kernels' order, else in oneDNN's where there is one."""
+        if self.kernels is not None and self.kernels.packs(weight):
+            return self.kernels.pack(weight)
         return pack(weight) if packs(weight) else weight
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply by a weight that was packed, or by one that could not be."""
+        if isinstance(weight, Panels):
+            assert self.kernels is not None
+            return self.kernels.linear(x, weight, bias)
         return linear(x, weight, bias)
+
+    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """Keep a mask boolean for the native kernels, which read visible slots only."""
+        return visible if self.kernels is not None else super().mask(visible, dtype)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
+        if mask.dtype == torch.bool:
+            if self.kernels is not None and real(q) and q.dtype == kv.layout.dtype:
+                return self.kernels.attend(q, kv, layer, mask)
+            mask = super().mask(mask, q.dtype)
         return cache.attend(q, *self.by_head(kv, layer, mask.shape[-1]), mask)
 
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise and scale in float32, at once where there are native kernels."""
+        if self._native(x) and weight.dtype == x.dtype:
+            assert self.kernels is not None
+            return self.kernels.rms_norm(x, weight, eps)
+        return super().rms_norm(x, weight, eps)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
+        if self._native(x):
+            assert self.kernels is not None
+            return self.kernels.swiglu(x)
+        return super().swiglu(x)
+
+    def rotate_write(
+        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+    ) -> Tensor:
+        """Rotate q and k, store k and v of a layer, return q; at once with native kernels."""
+        if self._native(qkv) and qkv.dtype == kv.layout.dtype:
+            assert self.kernels is not None
+            return self.kernels.rotate_write(qkv, rotary, kv, layer, address)
+        return super().rotate_write(qkv, rotary, kv, layer, address)
+
+    def trunk(
+        self, blocks: Any, x: Tensor, at: Any, taps: Sequence[int] = (), norm: Any = None
+    ) -> Tensor:
+        """Run a stack of blocks: in one native call where there is one."""
+        out = None
+        if self.kernels is not None:
+            out = trunk.run(self.kernels, blocks, x, at, taps, norm)
+        return out if out is not None else super().trunk(blocks, x, at, taps, norm)
+
+    def _native(self, x: Tensor) -> bool:
+        return self.kernels is not None and real(x) and not x.requires_grad
+
     def rotary(self, cos: Tensor, sin: Tensor) -> Any:
-        """Return the rotations as complex numbers; the compiler takes them as they are."""
-        return (cos, sin) if torch.compiler.is_compiling() else torch.complex(cos, sin)
+        """Return the rotations as complex numbers; compilers and native kernels take them as they are."""
+        if torch.compiler.is_compiling() or self.kernels is not None:
+            return cos, sin
+        return torch.complex(cos, sin)
 
     def rotate(self, x: Tensor, rotary: Any) -> Tensor:
         """Rotate adjacent pairs of ``x [R, T, ..., d]`` by one complex product, in float32."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.kernels is not None:
             return super().rotate(x, rotary)
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * rotary).flatten(-2).to(x.dtype)
@@ -89,7 +170,10 @@ class DeviceBackend(Backend):
             memory_bytes=_memory_bytes(),
             cores=_cores(),
             threads=torch.get_num_threads(),
-            notes=(f"instruction set: {torch.backends.cpu.get_cpu_capability()}",),
+            notes=(
+                f"instruction set: {torch.backends.cpu.get_cpu_capability()}",
+                f"native kernels: {self.kernels.library.unit if self.kernels else 'none'}",
+            ),
         )
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:

@@ -28,23 +28,30 @@ class Spec(BackendSpec):
         import torch
 
         from lantern_accel_cpu.backend import computes_bfloat16, cpu_name
+        from lantern_accel_cpu.native.library import describe
 
         dtype = "bfloat16" if computes_bfloat16() else "float32"
         threads = torch.get_num_threads()
-        return Probe.found(f"{cpu_name()}, {threads} thread{'s' if threads > 1 else ''}, {dtype}")
+        plural = "s" if threads > 1 else ""
+        return Probe.found(f"{cpu_name()}, {threads} thread{plural}, {dtype}, {describe()}")
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open the CPU; option ``threads`` sets torch's thread count until it is closed.
 
         Option ``compile``: ``on``, ``off``, or ``auto``, which compiles a step where a request is so
-        long that it pays.
+        long that it pays. Option ``native``: ``on`` raises where the native kernels cannot be built,
+        ``auto`` goes on without them, ``off`` leaves them out; so does ``compile=on``, whose compiler
+        cannot look into them.
         """
         from lantern_accel.device.backend import check_options
         from lantern_accel.errors import BackendError
         from lantern_accel_cpu.backend import DeviceBackend
+        from lantern_accel_cpu.native import library
+        from lantern_accel_cpu.native.kernels import Kernels
 
         known = {
-            "threads": "how many threads torch uses",
+            "threads": "how many threads are used",
+            "native": "off leaves out the native kernels, on raises where there are none",
             "compile": "on compiles steps with torch.compile, auto where a request is long enough",
         }
         check_options(self.name, options, known)
@@ -52,6 +59,16 @@ class Spec(BackendSpec):
         if compiled not in ("auto", "on", "off"):
             raise BackendError(
                 f"backend 'cpu' got compile={compiled!r}; give on, off or auto (the default)"
+            )
+        native = str(options.get("native", "auto"))
+        if native not in ("auto", "on", "off"):
+            raise BackendError(
+                f"backend 'cpu' got native={native!r}; give on, off or auto (the default)"
+            )
+        if native == "on" and compiled == "on":
+            raise BackendError(
+                "backend 'cpu' got native=on and compile=on, and a compiled step has no native kernels; "
+                "leave one of them out"
             )
         threads = options.get("threads")
         if threads is not None:
@@ -65,4 +82,10 @@ class Spec(BackendSpec):
                     f"backend 'cpu' got threads={options['threads']!r}; give a number from 1 to "
                     f"{most}"
                 )
-        return DeviceBackend(index, threads=threads, compile=compiled)
+        loaded = None
+        if native == "on":
+            loaded = library.load()
+        elif native == "auto" and compiled != "on":
+            loaded = library.load_or_warn()
+        kernels = Kernels(loaded) if loaded is not None else None
+        return DeviceBackend(index, threads=threads, compile=compiled, kernels=kernels)

@@ -9,7 +9,7 @@ Shapes: ``R`` rows (images x CFG branches), ``T`` query positions, ``H`` heads, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -267,6 +267,25 @@ class TensorOps:
         turned = self.rotate(qkv[:, :, :2], rotary)
         self.write(kv, layer, address, turned[:, :, 1], qkv[:, :, 2])
         return turned[:, :, 0]
+
+    def trunk(
+        self, blocks: Any, x: Tensor, at: Any, taps: Sequence[int] = (), norm: Any = None
+    ) -> Tensor:
+        """Run a stack of decoder blocks on ``x [R, T, D]``, then ``norm`` where there is one.
+
+        ``blocks`` and ``norm`` are modules of :mod:`lantern_accel.nn.transformer` or of their shape,
+        ``at`` is its ``Pass``. Returns ``[R, T, (taps + 1) D]``: the states after the blocks ``taps``,
+        counted from 1 and ascending, then the last ones. The reference runs one block after another;
+        the rotary form is made once for all.
+        """
+        rotary = self.rotary(at.cos.unsqueeze(2), at.sin.unsqueeze(2))
+        states = []
+        for i, block in enumerate(blocks):
+            x = block(x, i, at, self, rotary)
+            if i + 1 in taps:
+                states.append(x)
+        states.append(x if norm is None else norm(x, self))
+        return torch.cat(states, dim=-1) if taps else states[0]
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""

@@ -5,7 +5,6 @@ Source: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -188,23 +187,3 @@ class Block(nn.Module):
         if self.training and self.dropout:
             y = F.dropout(y, self.dropout)
         return x + y
-
-
-def run_blocks(
-    blocks: nn.ModuleList,
-    x: Tensor,
-    at: Pass,
-    ops: TensorOps,
-    taps: Sequence[int] = (),
-    tapped: list[Tensor] | None = None,
-) -> Tensor:
-    """Run blocks one after another on ``x [R, T, D]``; the rotary form is made once for all.
-
-    The states after the blocks ``taps``, counted from 1, are added to ``tapped``.
-    """
-    rotary = ops.rotary(at.cos.unsqueeze(2), at.sin.unsqueeze(2))
-    for i, block in enumerate(blocks):
-        x = block(x, i, at, ops, rotary)
-        if i + 1 in taps and tapped is not None:
-            tapped.append(x)
-    return x

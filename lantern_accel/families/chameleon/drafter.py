@@ -21,7 +21,7 @@ from lantern_accel.families.chameleon.model import (
     TrunkConfig,
     rotary_table_1d,
 )
-from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, dense_visible, run_blocks
+from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, dense_visible
 
 
 class ChameleonDrafterConfig(TrunkConfig):
@@ -64,7 +64,7 @@ class ChameleonDrafter(Sized):
 
     def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
         pair = torch.cat((embedded, features), dim=-1)
-        return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
+        return self.ops.trunk(self.layers, self.fc(pair, self.ops), at)
 
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""

@@ -30,7 +30,6 @@ from lantern_accel.nn.transformer import (
     Projection,
     RMSNorm,
     dense_visible,
-    run_blocks,
 )
 
 #: The epsilon of the norms of queries and keys; fixed in every implementation.
@@ -316,8 +315,7 @@ class ChameleonGPT(Sized):
         ``taps`` has to be empty: this family's drafters read the last states alone.
         """
         assert not taps
-        out: Tensor = self.norm(run_blocks(self.layers, x, at, self.ops), self.ops)
-        return out
+        return self.ops.trunk(self.layers, x, at, norm=self.norm)
 
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""

@@ -26,7 +26,6 @@ from lantern_accel.nn.transformer import (
     RMSNorm,
     dense_visible,
     grid_tables,
-    run_blocks,
 )
 
 
@@ -163,7 +162,7 @@ class EagleDrafter(nn.Module):
         """
         features = self.fused(features)
         pair = torch.cat((F.embedding(codes, self.embed_tokens.weight), features), dim=-1)
-        return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
+        return self.ops.trunk(self.layers, self.fc(pair, self.ops), at)
 
     def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Run the prompt with the target's features ``[R, p, D]``; every position is fed code 0."""

@@ -25,7 +25,6 @@ from lantern_accel.nn.transformer import (
     RMSNorm,
     dense_visible,
     grid_tables,
-    run_blocks,
 )
 
 
@@ -201,10 +200,7 @@ class LlamaGenGPT(nn.Module):
 
         ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
         """
-        tapped: list[Tensor] = []
-        x = run_blocks(self.layers, x, at, self.ops, taps, tapped)
-        out: Tensor = self.norm(x, self.ops)
-        return torch.cat((*tapped, out), dim=-1) if tapped else out
+        return self.ops.trunk(self.layers, x, at, taps, self.norm)
 
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits ``[..., V]`` of features ``[..., D]``."""

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import LanternWarning, RequestError
 from lantern_accel.families.llamagen.words import normalise
-from lantern_accel.nn.transformer import REFERENCE, Block, Pass, RMSNorm, run_blocks
+from lantern_accel.nn.transformer import REFERENCE, Block, Pass, RMSNorm
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,7 +70,7 @@ class TextEncoder(nn.Module):
         seen = self.ops.mask((mask[:, None, :] | eye).unsqueeze(1), x.dtype)
         half = self.config.dim // self.config.n_head // 2
         cos = torch.ones(1, 1, 1, half, device=x.device)
-        x = run_blocks(self.layers, x, Pass(cos, torch.zeros_like(cos), seen), self.ops)
+        x = self.ops.trunk(self.layers, x, Pass(cos, torch.zeros_like(cos), seen))
         out: Tensor = self.norm(x, self.ops)
         return out * mask.unsqueeze(-1).to(out.dtype)
 

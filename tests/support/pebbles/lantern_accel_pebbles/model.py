@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed
-from lantern_accel.nn.transformer import REFERENCE, Block, Projection, RMSNorm, run_blocks
+from lantern_accel.nn.transformer import REFERENCE, Block, Projection, RMSNorm
 
 #: Pixels along the side of a code.
 SIDE = 4
@@ -98,7 +98,7 @@ class Target(Tabled):
         return Allowed(kind.flatten(), penalty)
 
     def forward(self, x, at):
-        return self.norm(run_blocks(self.layers, x, at, self.ops), self.ops)
+        return self.ops.trunk(self.layers, x, at, norm=self.norm)
 
     def head(self, features):
         return self.output(features, self.ops).float()
@@ -116,7 +116,7 @@ class Drafter(Tabled):
 
     def forward(self, codes, features, at):
         pair = torch.cat((F.embedding(codes, self.codes.weight), features), dim=-1)
-        return run_blocks(self.layers, self.fc(pair, self.ops), at, self.ops)
+        return self.ops.trunk(self.layers, self.fc(pair, self.ops), at)
 
     def forward_prefix(self, condition, features, at):
         codes = torch.zeros(features.shape[:2], dtype=self.ops.index, device=features.device)

@@ -1,0 +1,152 @@
+// The C interface, and the choice of a unit at run time.
+#include "native.h"
+
+#include <atomic>
+#include <chrono>
+#include <string.h>
+#include <thread>
+#include <vector>
+
+// -DUNITS="ONE(avx512) ONE(plain)": the units that are linked in, the best first.
+#define ONE(name) extern const Unit unit_##name;
+UNITS
+#undef ONE
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace {
+
+// Units of this library, the best first.
+const Unit* const units[] = {
+#define ONE(name) &unit_##name,
+    UNITS
+#undef ONE
+};
+const Unit* unit = nullptr;
+
+#if defined(__x86_64__)
+struct Leaf {
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    Leaf(uint32_t leaf, uint32_t sub) {
+        if (leaf <= __get_cpuid_max(0, nullptr)) __cpuid_count(leaf, sub, a, b, c, d);
+    }
+};
+
+bool runs(const char* name) {
+    Leaf one(1, 0), seven(7, 0), more(7, 1);
+    if (!strcmp(name, "plain")) return true;
+    // What the system saves when it switches threads: 6 for AVX, 0xe6 for AVX-512.
+    uint32_t low = 0, high = 0;
+    if (one.c >> 27 & 1) asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    bool avx2 = (low & 6) == 6 && (one.c >> 12 & 1) && (seven.b >> 5 & 1);
+    bool avx512 = avx2 && (low & 0xe6) == 0xe6 && (seven.b >> 16 & 1) && (seven.b >> 17 & 1) &&
+                  (seven.b >> 30 & 1) && (seven.b >> 31 & 1);
+    if (!strcmp(name, "avx2")) return avx2;
+    if (!strcmp(name, "avx512")) return avx512;
+    if (!strcmp(name, "avx512bf16")) return avx512 && (more.a >> 5 & 1);
+    return false;
+}
+#else
+bool runs(const char*) { return true; }  // NEON belongs to every 64-bit ARM
+#endif
+
+template <class T> void pack(const T* w, int64_t ldw, int64_t k, int64_t n, int64_t group, T* out) {
+    int64_t deep = (k + group - 1) / group;
+    for (int64_t p = 0; p * PANEL < n; ++p)
+        for (int64_t i = 0; i < deep; ++i)
+            for (int64_t c = 0; c < PANEL; ++c)
+                for (int64_t j = 0; j < group; ++j, ++out) {
+                    int64_t row = p * PANEL + c, column = i * group + j;
+                    *out = row < n && column < k ? w[row * ldw + column] : T(0);
+                }
+}
+
+double seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Runs body(thread) on so many threads at once; the seconds until the last has ended.
+template <class Body> double together(int threads, Body body) {
+    std::atomic<int> ready{0};
+    std::atomic<bool> go{false};
+    std::vector<std::thread> all;
+    for (int t = 1; t < threads; ++t)
+        all.emplace_back([&, t] {
+            ++ready;
+            while (!go) std::this_thread::yield();
+            body(t);
+        });
+    while (ready < threads - 1) std::this_thread::yield();
+    double began = seconds();
+    go = true;
+    body(0);
+    for (auto& one : all) one.join();
+    return seconds() - began;
+}
+
+std::atomic<uint64_t> sink{0};
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Changes with every change of what follows.
+EXPORT int lantern_version() { return 1; }
+// What it was built from.
+EXPORT const char* lantern_sources() { return SOURCES; }
+
+// Choose the unit of this name, or with "" the best that runs here; 0 where there is none.
+EXPORT int lantern_select(const char* name) {
+    for (const Unit* one : units)
+        if ((!*name || !strcmp(name, one->name)) && runs(one->name)) {
+            unit = one;
+            return 1;
+        }
+    return 0;
+}
+EXPORT const char* lantern_selected() { return unit ? unit->name : ""; }
+EXPORT int lantern_runs(const char* name) { return runs(name); }
+EXPORT void lantern_threads(int threads) { pool_resize(threads); }
+
+EXPORT void lantern_pack(const void* w, int64_t ldw, int64_t k, int64_t n, int32_t dtype, void* out) {
+    if (dtype == BFLOAT16)
+        pack((const uint16_t*)w, ldw, k, n, 2, (uint16_t*)out);
+    else
+        pack((const float*)w, ldw, k, n, 1, (float*)out);
+}
+// Store [rows][count][heads][width], elements of so many bytes, in slots of a layer's keys or values.
+EXPORT void lantern_store(const Cache* cache, void* to, const void* from, const int64_t* slots, int32_t rows,
+                          int32_t count, int32_t size) {
+    const Cache& c = *cache;
+    int64_t piece = c.width * size;
+    for (int64_t m = 0; m < int64_t(rows) * count; ++m)
+        for (int64_t h = 0; h < c.heads; ++h) {
+            int64_t at = m / count * c.row + h * c.head + slots[m] * c.slot;
+            memcpy((char*)to + at * size, (const char*)from + (m * c.heads + h) * piece, size_t(piece));
+        }
+}
+EXPORT void lantern_linear(const Linear* given) { unit->linear(*given); }
+EXPORT void lantern_attend(const Attend* given) { unit->attend(*given); }
+EXPORT void lantern_rotate_write(const RotateWrite* given) { unit->rotate_write(*given); }
+EXPORT void lantern_rms_norm(const void* x, const void* weight, float eps, int64_t m, int64_t n, void* y,
+                             int32_t dtype) {
+    unit->rms_norm(x, weight, eps, m, n, y, dtype);
+}
+EXPORT void lantern_swiglu(const void* x, int64_t m, int64_t hidden, void* y, int32_t dtype) {
+    unit->swiglu(x, m, hidden, y, dtype);
+}
+EXPORT void lantern_trunk(const Trunk* given) { unit->trunk(*given); }
+
+// Seconds to read the memory once, each thread its share.
+EXPORT double lantern_read_seconds(const void* p, size_t bytes, int threads) {
+    size_t each = bytes / size_t(threads) / 4096 * 4096;
+    return together(threads, [&](int t) { sink += unit->read((const char*)p + t * each, each); });
+}
+
+// Multiply-adds a second that so many threads do in registers.
+EXPORT double lantern_multiply_rate(int64_t rounds, int threads) {
+    double took = together(threads, [&](int) { sink += uint64_t(unit->multiply(rounds)); });
+    return double(rounds) * unit->lanes * threads / took;
+}

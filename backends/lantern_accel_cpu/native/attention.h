@@ -1,0 +1,269 @@
+// Attention over the slots that are visible; the others are not read.
+#pragma once
+
+#include "small.h"
+
+struct Seen {
+    // Of row r: the slots that any of its queries sees, slots[r * capacity ...], how many they are, and for
+    // each query t 1 or 0 in keep[(r * count + t) * padded + i]. Padded to whole vectors with slot 0, 0.
+    int32_t *slots, *found;
+    float* keep;
+    int64_t padded;
+    int32_t capacity;
+};
+
+namespace {
+
+constexpr int QUERIES = 16;  // of one chunk at most
+
+Seen seen(const Mask& mask) {
+    Seen s;
+    s.capacity = (mask.capacity + W - 1) / W * W;
+    s.padded = s.capacity;
+    size_t rows = mask.rows, lists = rows * s.capacity;
+    s.slots = (int32_t*)scratch(4, (lists + rows) * sizeof(int32_t));
+    s.found = s.slots + lists;
+    s.keep = (float*)scratch(5, rows * mask.count * s.padded * sizeof(float));
+    for (int32_t r = 0; r < mask.rows; ++r) {
+        const uint8_t* row = mask.bytes + r * mask.row;
+        int32_t* slots = s.slots + int64_t(r) * s.capacity;
+        int32_t found = 0;
+        for (int32_t slot = 0; slot < mask.capacity; ++slot) {
+            uint8_t any = 0;
+            for (int32_t t = 0; t < mask.count; ++t) any |= row[t * mask.query + slot];
+            slots[found] = slot;
+            found += any != 0;
+        }
+        s.found[r] = found;
+        int32_t whole = (found + W - 1) / W * W;
+        for (int32_t i = found; i < whole; ++i) slots[i] = found ? slots[0] : 0;
+        for (int32_t t = 0; t < mask.count; ++t) {
+            float* keep = s.keep + (int64_t(r) * mask.count + t) * s.padded;
+            for (int32_t i = 0; i < whole; ++i)
+                keep[i] = i < found && row[t * mask.query + slots[i]] ? 1.0f : 0.0f;
+        }
+    }
+    return s;
+}
+
+// Vectors of 2 W elements as they are multiplied: pairs apart for bfloat16, neighbours for float32.
+INLINE void two(const bf16* p, F& a, F& b) {
+    U pairs = load<U>(p);
+    a = lower(pairs);
+    b = upper(pairs);
+}
+INLINE void two(const float* p, F& a, F& b) {
+    a = load<F>(p);
+    b = load<F>(p + W);
+}
+INLINE void two_apart(const bf16*, F& a, F& b) {
+    F x = evens(a, b), y = odds(a, b);
+    a = x, b = y;
+}
+INLINE void two_apart(const float*, F&, F&) {}
+INLINE void two_together(const bf16*, F& a, F& b) {
+    F x = zip_low(a, b), y = zip_high(a, b);
+    a = x, b = y;
+}
+INLINE void two_together(const float*, F&, F&) {}
+
+// Scores of Q queries with W / Q slots, q and k in the order of two().
+template <int Q, class T>
+INLINE void scores(const float* q, int64_t d, const T* k, const int32_t* slots, int64_t stride, float* out,
+                   int64_t ldo) {
+    constexpr int S = W / Q;
+    F acc[W];
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i) acc[i] = F{};
+    const T* at[S];
+#pragma GCC unroll 16
+    for (int s = 0; s < S; ++s) at[s] = k + slots[s] * stride;
+    for (int64_t c = 0; c < d; c += 2 * W) {
+#pragma GCC unroll 16
+        for (int s = 0; s < S; ++s) {
+            F a, b;
+            two(at[s] + c, a, b);
+#pragma GCC unroll 4
+            for (int t = 0; t < Q; ++t) {
+                acc[t * S + s] += a * load<F>(q + t * d + c);
+                acc[t * S + s] += b * load<F>(q + t * d + c + W);
+            }
+        }
+    }
+    float all[W];
+    put(all, sums(acc));
+#pragma GCC unroll 4
+    for (int t = 0; t < Q; ++t) memcpy(out + t * ldo, all + t * S, S * sizeof(float));
+}
+
+template <int Q, class T>
+void all_scores(const float* q, int64_t d, const T* k, const int32_t* slots, int64_t n, int64_t stride,
+                float* out, int64_t ldo) {
+    for (int64_t i = 0; i < n; i += W / Q) scores<Q>(q, d, k, slots + i, stride, out + i, ldo);
+}
+
+// Sum of values weighted by p [M][n], into acc of 2 W columns.
+template <int M, class T, class A>
+void values(const float* p, int64_t ldp, const T* v, const int32_t* slots, int64_t n, int64_t stride,
+            const float* scale, A* out, int64_t ldo) {
+    F first[M], second[M];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) first[m] = second[m] = F{};
+    for (int64_t i = 0; i < n; ++i) {
+        F a, b;
+        two(v + slots[i] * stride, a, b);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            F x = splat(p[m * ldp + i]);
+            first[m] += x * a;
+            second[m] += x * b;
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        two_together(v, first[m], second[m]);
+        put(out + m * ldo, first[m] * scale[m]);
+        put(out + m * ldo + W, second[m] * scale[m]);
+    }
+}
+
+constexpr int TOGETHER = WIDTH == 16 ? 8 : 4;
+
+template <int M, class T, class A>
+INLINE void pick_values(int m, const float* p, int64_t ldp, const T* v, const int32_t* slots, int64_t n,
+                        int64_t stride, const float* scale, A* out, int64_t ldo) {
+    if (m == M)
+        values<M>(p, ldp, v, slots, n, stride, scale, out, ldo);
+    else if constexpr (M > 1)
+        pick_values<M - 1>(m, p, ldp, v, slots, n, stride, scale, out, ldo);
+}
+
+// Softmax of kept scores, unnormalised; returns 1 / sum, or 0 where nothing is kept.
+INLINE float soften(float* p, const float* keep, int64_t n) {
+    F most = splat(-3e38f);
+    for (int64_t i = 0; i < n; i += W) {
+        F s = load<F>(p + i) + (load<F>(keep + i) - 1.0f) * 1e30f;
+        most = larger(most, s);
+    }
+    float top = most[0];
+    for (int i = 1; i < W; ++i) top = top > most[i] ? top : most[i];
+    F sum{};
+    for (int64_t i = 0; i < n; i += W) {
+        F e = exponential(load<F>(p + i) - top) * load<F>(keep + i);
+        put(p + i, e);
+        sum += e;
+    }
+    float all = total(sum);
+    return all > 0 ? 1.0f / all : 0.0f;
+}
+
+// Queries [from, to) of one row and head. q: float32 [count][q_stride ...], scaled; out: as q.
+template <class T, class A>
+void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const Cache& cache, const Seen& s,
+                 int32_t row, int32_t count, int32_t from, int32_t to, A* out, int64_t out_stride) {
+    int64_t d = cache.width, n = s.found[row], whole = (n + W - 1) / W * W;
+    const int32_t* slots = s.slots + int64_t(row) * s.capacity;
+    int32_t m = to - from;
+    float* work = (float*)scratch(7, (QUERIES * d + QUERIES * s.padded) * sizeof(float));
+    float *turned = work, *p = work + QUERIES * d, scale[QUERIES];
+    bool fast = d % (2 * W) == 0;
+    if (fast) {
+        for (int32_t t = 0; t < m; ++t)
+            for (int64_t c = 0; c < d; c += 2 * W) {
+                F a = load<F>(q + (from + t) * q_stride + c), b = load<F>(q + (from + t) * q_stride + c + W);
+                two_apart(k, a, b);
+                put(turned + t * d + c, a);
+                put(turned + t * d + c + W, b);
+            }
+        int32_t t = 0;
+        for (; t + 4 <= m; t += 4)
+            all_scores<4>(turned + t * d, d, k, slots, whole, cache.slot, p + t * s.padded, s.padded);
+        if (t + 2 <= m) {
+            all_scores<2>(turned + t * d, d, k, slots, whole, cache.slot, p + t * s.padded, s.padded);
+            t += 2;
+        }
+        if (t < m) all_scores<1>(turned + t * d, d, k, slots, whole, cache.slot, p + t * s.padded, s.padded);
+    } else {
+        for (int32_t t = 0; t < m; ++t)
+            for (int64_t i = 0; i < whole; ++i) {
+                float sum = 0;
+                for (int64_t c = 0; c < d; ++c)
+                    sum += q[(from + t) * q_stride + c] * value(k[slots[i] * cache.slot + c]);
+                p[t * s.padded + i] = sum;
+            }
+    }
+    for (int32_t t = 0; t < m; ++t)
+        scale[t] = soften(p + t * s.padded, s.keep + (int64_t(row) * count + from + t) * s.padded, whole);
+    if (fast) {
+        int32_t blocks = (m + TOGETHER - 1) / TOGETHER;
+        for (int32_t b = 0; b < blocks; ++b) {
+            int32_t t = m * b / blocks, some = m * (b + 1) / blocks - t;
+            for (int64_t c = 0; c < d; c += 2 * W)
+                pick_values<TOGETHER>(some, p + t * s.padded, s.padded, v + c, slots, n, cache.slot, scale + t,
+                                      out + (from + t) * out_stride + c, out_stride);
+        }
+        return;
+    }
+    for (int32_t t = 0; t < m; ++t)
+        for (int64_t c = 0; c < d; ++c) {
+            float sum = 0;
+            for (int64_t i = 0; i < n; ++i) sum += p[t * s.padded + i] * value(v[slots[i] * cache.slot + c]);
+            put1(out + (from + t) * out_stride + c, sum * scale[t]);
+        }
+}
+
+// One chunk: a row, a head and up to QUERIES of its queries.
+INLINE int attend_chunks(const Cache& cache, const Mask& mask) {
+    return mask.rows * cache.heads * ((mask.count + QUERIES - 1) / QUERIES);
+}
+
+template <class T, class A>
+void attend_chunk(const float* q, const T* k, const T* v, const Cache& cache, const Mask& mask, const Seen& s,
+                  int chunk, A* out, int64_t out_stride) {
+    int32_t blocks = (mask.count + QUERIES - 1) / QUERIES, block = chunk % blocks;
+    int32_t head = chunk / blocks % cache.heads, row = chunk / blocks / cache.heads;
+    int32_t from = mask.count * block / blocks, to = mask.count * (block + 1) / blocks;
+    int64_t first = int64_t(row) * mask.count, d = cache.width, wide = cache.heads * d;
+    int64_t at = row * cache.row + head * cache.head;
+    attend_head(q + first * wide + head * d, wide, k + at, v + at, cache, s, row, mask.count, from, to,
+                out + first * out_stride + head * d, out_stride);
+}
+
+template <class T> struct AttendJob {
+    const Attend* given;
+    const float* q;
+    Seen s;
+    static int chunks(void* self, int) {
+        const Attend& g = *((AttendJob*)self)->given;
+        return attend_chunks(g.cache, g.mask);
+    }
+    static void work(void* self, int, int chunk) {
+        AttendJob& job = *(AttendJob*)self;
+        const Attend& g = *job.given;
+        attend_chunk(job.q, (const T*)g.k, (const T*)g.v, g.cache, g.mask, job.s, chunk, (T*)g.out,
+                     int64_t(g.cache.heads) * g.cache.width);
+    }
+};
+
+template <class T> void attend_of(const Attend& g) {
+    AttendJob<T> job;
+    int64_t size = int64_t(g.mask.rows) * g.mask.count * g.cache.heads * g.cache.width;
+    float* q = (float*)scratch(9, size * sizeof(float));
+    float scale = 1.0f / sqrtf(float(g.cache.width));
+    const T* from = (const T*)g.q;
+    for (int64_t i = 0; i < size; ++i) q[i] = value(from[i]) * scale;
+    job.given = &g;
+    job.q = q;
+    job.s = seen(g.mask);
+    bool small = size * job.s.found[0] < (1 << 17);
+    pool_run(Job{&job, AttendJob<T>::work, nullptr, AttendJob<T>::chunks, 1}, small);
+}
+
+void attend(const Attend& g) {
+    if (g.dtype == BFLOAT16)
+        attend_of<bf16>(g);
+    else
+        attend_of<float>(g);
+}
+
+}  // namespace

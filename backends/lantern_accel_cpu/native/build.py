@@ -1,0 +1,231 @@
+"""Finding the native library, or compiling it once into the cache folder."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from lantern_accel.errors import BackendError
+from lantern_accel.files import cache_dir
+
+HERE = Path(__file__).parent
+#: Where a wheel has the library, with every unit of its processor family.
+PREBUILT = HERE / "lantern_native.so"
+#: Names the one instruction set to use, for tests and for telling faults apart.
+UNIT_VARIABLE = "LANTERN_ACCEL_CPU_UNIT"
+#: Seconds after which a compiler is taken to hang; a unit needs about 8 on one core.
+PATIENCE = 600
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One instruction set: its compiler flags, and what Linux calls what it needs."""
+
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
+_WIDE = ("-mprefer-vector-width=512", "-DWIDTH=16")
+_AVX512_NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"})
+
+#: By processor family, the best first.
+UNITS: dict[str, dict[str, Unit]] = {
+    "x86_64": {
+        "avx512": Unit((*_AVX512, *_WIDE), _AVX512_NEEDS),
+        "avx2": Unit(("-mavx2", "-mfma", "-DWIDTH=8"), frozenset({"avx2", "fma"})),
+        "plain": Unit(("-DWIDTH=4",), frozenset()),
+    },
+    "aarch64": {"neon": Unit(("-DWIDTH=4",), frozenset())},
+}
+_FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast")
+_QUIET = ("-Wno-psabi",)
+
+
+def family() -> str | None:
+    """Return the processor family, None for one that there is no unit for."""
+    name = platform.machine().lower()
+    name = {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+    return name if name in UNITS and os.name == "posix" else None
+
+
+@cache
+def compiler() -> str | None:
+    """Return the C++ compiler: ``$CXX``, else the system's; None where there is none."""
+    given = os.environ.get("CXX")
+    names = (given,) if given else ("c++", "g++", "clang++")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def sources() -> list[Path]:
+    """Return the C++ sources and headers."""
+    return sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp")])
+
+
+def digest() -> str:
+    """Return what the sources are known by."""
+    hashed = hashlib.sha256()
+    for path in sources():
+        hashed.update(path.name.encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()[:16]
+
+
+def _features() -> frozenset[str] | None:
+    """Return what Linux says that the processor has; None where nothing says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "flags":
+            return frozenset(value.split())
+    return None
+
+
+def chosen_units() -> list[str]:
+    """Return the units to compile for this machine: the best one, or the one that is asked for.
+
+    Raises BackendError where the variable ``LANTERN_ACCEL_CPU_UNIT`` names none.
+    """
+    machine = family()
+    assert machine is not None
+    known = UNITS[machine]
+    asked = os.environ.get(UNIT_VARIABLE)
+    if asked:
+        if asked not in known:
+            raise BackendError(
+                f"{UNIT_VARIABLE} is {asked!r}, which is no instruction set of {machine}; give one of "
+                f"{', '.join(known)}"
+            )
+        return [asked]
+    features = _features()
+    if machine == "aarch64" or features is None:
+        return list(known)
+    return [next(name for name, unit in known.items() if unit.needs <= features)]
+
+
+def missing() -> str:
+    """Say why there can be no native library here; empty where it lies ready or can be compiled."""
+    if family() is None:
+        return f"there are none for {platform.system()} on {platform.machine()}"
+    if PREBUILT.is_file() or compiler() is not None or target(chosen_units()).is_file():
+        return ""
+    return "no C++ compiler was found; install g++ or clang++, or set CXX"
+
+
+def target(units: list[str]) -> Path:
+    """Return the path in the cache folder of a library of these units."""
+    key = hashlib.sha256()
+    machine = family()
+    assert machine is not None
+    flags = [flag for name in units for flag in (name, *UNITS[machine][name].flags)]
+    for part in (digest(), compiler() or "", *_FLAGS, *flags):
+        key.update(part.encode() + b"\0")
+    return cache_dir() / "native" / f"{'-'.join(units)}-{key.hexdigest()[:16]}.so"
+
+
+def library() -> Path:
+    """Return the library, compiling it where the cache folder does not hold it.
+
+    Raises BackendError where there is no compiler, or with its first error where it fails.
+    """
+    if reason := missing():
+        raise BackendError(f"native kernels: {reason}")
+    if PREBUILT.is_file() and not os.environ.get(UNIT_VARIABLE):
+        return PREBUILT
+    units = chosen_units()
+    path = target(units)
+    if not path.is_file():
+        compile_library(units, path)
+    return path
+
+
+def compile_library(units: list[str], path: Path) -> None:
+    """Compile these units into a library at ``path``, whole or not at all; raises BackendError."""
+    tool, machine = compiler(), family()
+    assert machine is not None
+    if tool is None:
+        raise BackendError("native kernels: no C++ compiler was found; install g++ or set CXX")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+            objects, calls = [], []
+            for name in units:
+                objects.append(f"{folder}/{name}.o")
+                flags = (*_FLAGS, *_QUIET, "-O3", *UNITS[machine][name].flags, f"-DUNIT={name}")
+                calls.append([tool, *flags, "-c", str(HERE / "unit.cpp"), "-o", objects[-1]])
+            _run(calls)
+            made = f"{folder}/library.so"
+            listed = " ".join(f"ONE({name})" for name in units)
+            define = (f"-DUNITS={listed}", f'-DSOURCES="{digest()}"')
+            ours = (str(HERE / "api.cpp"), str(HERE / "pool.cpp"))
+            _run(
+                [
+                    [
+                        tool,
+                        *_FLAGS,
+                        "-O2",
+                        *define,
+                        "-shared",
+                        *ours,
+                        *objects,
+                        "-pthread",
+                        "-o",
+                        made,
+                    ]
+                ]
+            )
+            os.replace(made, path)
+    except OSError as error:
+        raise BackendError(
+            f"native kernels cannot be compiled into {path.parent} ({error.strerror}); name another "
+            "cache folder with LANTERN_ACCEL_CACHE"
+        ) from None
+
+
+def _run(calls: list[list[str]]) -> None:
+    """Run compilers side by side; raises BackendError with the first error."""
+    running = [
+        subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for call in calls
+    ]
+    failed = ""
+    for process in running:
+        try:
+            errors = process.communicate(timeout=PATIENCE)[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            errors = f"error: nothing within {PATIENCE} seconds"
+        if process.returncode and not failed:
+            lines = [line.strip() for line in errors.splitlines() if line.strip()]
+            failed = next((line for line in lines if "error" in line), (lines or ["no output"])[-1])
+    if failed:
+        raise BackendError(
+            f"native kernels do not compile with {calls[0][0]}: {failed}; try another compiler with CXX"
+        )
+
+
+def main() -> None:
+    """Compile every unit of this processor family into a library, for a wheel."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("-o", "--output", type=Path, default=PREBUILT)
+    given = parser.parse_args()
+    machine = family()
+    if machine is None:
+        raise SystemExit(f"error: {missing()}")
+    compile_library(list(UNITS[machine]), given.output)
+    print(given.output)
+
+
+if __name__ == "__main__":
+    main()

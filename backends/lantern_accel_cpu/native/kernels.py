@@ -1,0 +1,199 @@
+"""The native operations on tensors; :class:`Kernels` is what an opened CPU calls.
+
+Each says first whether it takes its tensors: a fake tensor, a dtype without a kernel, or a tensor on its
+way to a gradient goes the reference's way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lantern_accel.device.operations import KVCache
+from lantern_accel_cpu.native.library import (
+    PANEL,
+    Attend,
+    Cache,
+    Library,
+    Linear,
+    Mask,
+    Rotary,
+    RotateWrite,
+    byref,
+)
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Panels(Tensor):
+    """A weight matrix ``[out, in]`` in the kernels' order; as a tensor it has only the right shape.
+
+    Its memory goes on to whole panels of 32 rows, filled with zeros.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def dense(self) -> Tensor:
+        """Return the matrix as it was before it was packed."""
+        n, k = self.shape
+        group = 2 if self.dtype == torch.bfloat16 else 1
+        deep, panels = -(-k // group), -(-n // PANEL)
+        plain = self.as_subclass(Tensor)
+        whole = plain.as_strided(
+            (panels, deep, PANEL, group), (deep * PANEL * group, PANEL * group, group, 1)
+        )
+        return whole.transpose(1, 2).reshape(panels * PANEL, deep * group)[:n, :k].contiguous()
+
+
+def real(*tensors: Tensor) -> bool:
+    """Return whether these are plain tensors in this process's memory, of a dtype with kernels."""
+    return all(type(t) is Tensor and t.dtype in DTYPES and t.device.type == "cpu" for t in tensors)
+
+
+def cache_of(kv: KVCache) -> Cache:
+    """Describe a layer's keys or values, ordered by head: ``[R * H * L, d]``."""
+    at = kv.layout
+    head = at.capacity * at.head_dim
+    return Cache(at.heads * head, head, at.head_dim, at.heads, at.head_dim)
+
+
+def mask_of(mask: Tensor, rows: int) -> Mask:
+    """Describe a boolean mask ``[R or 1, 1, T, L]`` whose slots are neighbours."""
+    return Mask(
+        mask.data_ptr(), mask.stride(0) if mask.shape[0] > 1 else 0, mask.stride(2),
+        rows, mask.shape[2], mask.shape[3],
+    )  # fmt: skip
+
+
+class Kernels:
+    """The native operations of one opened CPU."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._threads = 0
+
+    def threads(self) -> None:
+        """Use as many threads as torch does."""
+        count = torch.get_num_threads()
+        if count != self._threads:
+            self._threads = count
+            self.library.threads(count)
+
+    # --- products ------------------------------------------------------------------------------
+
+    def packs(self, weight: Tensor) -> bool:
+        """Return whether there is a kernel for this weight matrix."""
+        plain = type(weight) in (Tensor, torch.nn.Parameter)
+        return (
+            plain
+            and weight.dim() == 2
+            and weight.dtype in DTYPES
+            and weight.device.type == "cpu"
+            and weight.numel() > 0
+        )
+
+    def pack(self, weight: Tensor) -> Panels:
+        """Return ``weight [out, in]`` in panels."""
+        weight = weight.detach()
+        if weight.stride(1) != 1:
+            weight = weight.contiguous()
+        n, k = weight.shape
+        group = 2 if weight.dtype == torch.bfloat16 else 1
+        size = -(-n // PANEL) * PANEL * -(-k // group) * group
+        out = torch.empty(size, dtype=weight.dtype)
+        kind = DTYPES[weight.dtype]
+        self.library.pack(weight.data_ptr(), weight.stride(0), k, n, kind, out.data_ptr())
+        return out.as_strided((n, k), (k, 1)).as_subclass(Panels)
+
+    def linear(self, x: Tensor, weight: Panels, bias: Tensor | None) -> Tensor:
+        """Multiply ``x [..., in]`` by a packed weight."""
+        if not real(x) or x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:
+            return F.linear(x, weight.dense(), bias)
+        self.threads()
+        n, k = weight.shape
+        flat = x.reshape(-1, k)
+        if flat.stride(-1) != 1:
+            flat = flat.contiguous()
+        y = x.new_empty((*x.shape[:-1], n))
+        bias = bias if bias is None else bias.contiguous()
+        given = Linear(
+            flat.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+            flat.stride(0), flat.shape[0], k, n, DTYPES[x.dtype],
+        )  # fmt: skip
+        self.library.linear(byref(given))
+        return y
+
+    # --- arithmetic ----------------------------------------------------------------------------
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Normalise and scale in float32."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        n = x.shape[-1]
+        self.library.rms_norm(
+            x.data_ptr(), weight.data_ptr(), eps, x.numel() // n, n, y.data_ptr(), DTYPES[x.dtype]
+        )
+        return y
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """``silu(gate) * up`` of ``x = [gate; up]``."""
+        x = x.contiguous()
+        hidden = x.shape[-1] // 2
+        y = x.new_empty((*x.shape[:-1], hidden))
+        self.library.swiglu(
+            x.data_ptr(), y.numel() // hidden, hidden, y.data_ptr(), DTYPES[x.dtype]
+        )
+        return y
+
+    # --- the cache -----------------------------------------------------------------------------
+
+    def write(self, kv: KVCache, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store ``k, v [R, T, H, d]`` of one layer in ``slots``, int64 ``[R, T]``."""
+        to = cache_of(kv)
+        for side, given in ((kv.keys[layer], k.contiguous()), (kv.values[layer], v.contiguous())):
+            self.library.store(
+                byref(to), side.data_ptr(), given.data_ptr(), slots.data_ptr(), *slots.shape,
+                kv.layout.dtype.itemsize,
+            )  # fmt: skip
+
+    def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
+        """Attention of ``q [R, T, H, d]`` over the slots that a boolean mask lets it see."""
+        self.threads()
+        q, mask = q.contiguous(), mask.contiguous()
+        out = torch.empty_like(q)
+        k, v = kv.keys[layer], kv.values[layer]
+        given = Attend(
+            cache_of(kv), mask_of(mask, q.shape[0]), q.data_ptr(), k.data_ptr(), v.data_ptr(),
+            out.data_ptr(), DTYPES[q.dtype],
+        )  # fmt: skip
+        self.library.attend(byref(given))
+        return out
+
+    def rotate_write(
+        self, qkv: Tensor, rotary: tuple[Tensor, Tensor], kv: KVCache, layer: int, slots: Tensor
+    ) -> Tensor:
+        """Rotate q and k of ``qkv [R, T, 3, H, d]``, store k and v; return q."""
+        qkv = qkv.contiguous()
+        rows, count, _, heads, width = qkv.shape
+        q = qkv.new_empty((rows, count, heads, width))
+        k, v = kv.keys[layer], kv.values[layer]
+        held = rotary_of(*rotary, rows, count)
+        given = RotateWrite(
+            cache_of(kv), held[0], qkv.data_ptr(), k.data_ptr(), v.data_ptr(), q.data_ptr(),
+            slots.data_ptr(), rows, count, DTYPES[qkv.dtype],
+        )  # fmt: skip
+        self.library.rotate_write(byref(given))
+        return q
+
+
+def rotary_of(cos: Tensor, sin: Tensor, rows: int, count: int) -> tuple[Rotary, Any]:
+    """Describe rotary rows ``[R or 1, T, ..., d/2]``, and return what must outlive the description."""
+    half = cos.shape[-1]
+    cos, sin = (t.reshape(t.shape[0], count, half).float().contiguous() for t in (cos, sin))
+    return Rotary(cos.data_ptr(), sin.data_ptr(), count * half if cos.shape[0] > 1 else 0), (
+        cos,
+        sin,
+    )

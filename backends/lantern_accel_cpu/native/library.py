@@ -1,0 +1,187 @@
+"""The native library's C interface, as ``native.h`` declares it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
+from functools import cache
+from pathlib import Path
+
+from lantern_accel.errors import BackendError
+from lantern_accel_cpu.native import build
+
+VERSION = 1
+PANEL = 32
+
+
+class Cache(Structure):
+    _fields_ = [
+        ("row", c_int64), ("head", c_int64), ("slot", c_int64), ("heads", c_int32), ("width", c_int32),
+    ]  # fmt: skip
+
+
+class Mask(Structure):
+    _fields_ = [
+        ("bytes", c_void_p), ("row", c_int64), ("query", c_int64), ("rows", c_int32),
+        ("count", c_int32), ("capacity", c_int32),
+    ]  # fmt: skip
+
+
+class Linear(Structure):
+    _fields_ = [
+        ("x", c_void_p), ("weight", c_void_p), ("bias", c_void_p), ("y", c_void_p),
+        ("x_stride", c_int64), ("m", c_int64), ("k", c_int64), ("n", c_int64), ("dtype", c_int32),
+    ]  # fmt: skip
+
+
+class Attend(Structure):
+    _fields_ = [
+        ("cache", Cache), ("mask", Mask), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
+        ("out", c_void_p), ("dtype", c_int32),
+    ]  # fmt: skip
+
+
+class Rotary(Structure):
+    _fields_ = [("cos", c_void_p), ("sin", c_void_p), ("row", c_int64)]
+
+
+class RotateWrite(Structure):
+    _fields_ = [
+        ("cache", Cache), ("rotary", Rotary), ("qkv", c_void_p), ("k", c_void_p), ("v", c_void_p),
+        ("q", c_void_p), ("slots", c_void_p), ("rows", c_int32), ("count", c_int32),
+        ("dtype", c_int32),
+    ]  # fmt: skip
+
+
+class Block(Structure):
+    _fields_ = [
+        ("attention_norm", c_void_p), ("ffn_norm", c_void_p), ("wqkv", c_void_p), ("wo", c_void_p),
+        ("w13", c_void_p), ("w2", c_void_p), ("k", c_void_p), ("v", c_void_p),
+        ("attention_eps", c_float), ("ffn_eps", c_float),
+    ]  # fmt: skip
+
+
+class Trunk(Structure):
+    _fields_ = [
+        ("cache", Cache), ("mask", Mask), ("rotary", Rotary), ("blocks", POINTER(Block)),
+        ("x", c_void_p), ("out", c_void_p), ("slots", c_void_p), ("norm", c_void_p),
+        ("taps", POINTER(c_int32)), ("out_stride", c_int64), ("layers", c_int32), ("dim", c_int32),
+        ("hidden", c_int32), ("tap_count", c_int32), ("dtype", c_int32), ("norm_eps", c_float),
+    ]  # fmt: skip
+
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "version": (c_int, []),
+    "sources": (c_char_p, []),
+    "select": (c_int, [c_char_p]),
+    "selected": (c_char_p, []),
+    "runs": (c_int, [c_char_p]),
+    "threads": (None, [c_int]),
+    "pack": (None, [c_void_p, c_int64, c_int64, c_int64, c_int32, c_void_p]),
+    "store": (None, [POINTER(Cache), c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32]),
+    "linear": (None, [POINTER(Linear)]),
+    "attend": (None, [POINTER(Attend)]),
+    "rotate_write": (None, [POINTER(RotateWrite)]),
+    "rms_norm": (None, [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p, c_int32]),
+    "swiglu": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int32]),
+    "trunk": (None, [POINTER(Trunk)]),
+    "read_seconds": (c_double, [c_void_p, c_size_t, c_int]),
+    "multiply_rate": (c_double, [c_int64, c_int]),
+}
+
+
+class Library:
+    """The loaded library: its functions as attributes, without their prefix ``lantern_``."""
+
+    def __init__(self, path: Path, unit: str = "") -> None:
+        try:
+            loaded = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BackendError(f"native kernels: {path} cannot be loaded ({error})") from None
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, f"lantern_{name}", None)
+            if function is None:
+                raise BackendError(f"native kernels: {path} has no lantern_{name}; delete it")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        self.path = path
+        if self.version() != VERSION:
+            raise BackendError(f"native kernels: {path} is of another version; delete it")
+        if not self.select(unit.encode()):
+            raise BackendError(
+                f"native kernels: this processor does not run {unit or 'any unit'} of {path}"
+            )
+        self.unit: str = self.selected().decode()
+
+    # What setattr above fills in.
+    def __getattr__(self, name: str) -> ctypes._FuncPtr:
+        raise AttributeError(name)
+
+
+@cache
+def _load(unit: str) -> Library:
+    path = build.library()
+    try:
+        loaded = Library(path, unit)
+        stale = path == build.PREBUILT and loaded.sources().decode() != build.digest()
+    except BackendError:
+        if path != build.PREBUILT or build.compiler() is None:
+            raise
+        stale = True
+    if stale and build.compiler() is not None:  # a wheel's library, and sources that were changed
+        units = build.chosen_units()
+        path = build.target(units)
+        if not path.is_file():
+            build.compile_library(units, path)
+        loaded = Library(path, unit)
+    return loaded
+
+
+def load() -> Library:
+    """Return the library, compiled if need be; raises BackendError where there can be none."""
+    return _load(os.environ.get(build.UNIT_VARIABLE, ""))
+
+
+def load_or_warn() -> Library | None:
+    """Return the library, or None after one warning where it could not be compiled or loaded.
+
+    A machine that has no compiler gets no warning: ``lantern-accel devices`` says what it lacks.
+    """
+    if build.missing():
+        return None
+    try:
+        return load()
+    except BackendError as error:
+        warnings.warn(f"{error}; decoding goes on without native kernels", stacklevel=2)
+        return None
+
+
+def describe() -> str:
+    """Say whether there are native kernels, without compiling them."""
+    if reason := build.missing():
+        return f"no native kernels: {reason}"
+    if build.PREBUILT.is_file():
+        return "native kernels"
+    units = build.chosen_units()
+    ready = build.target(units).is_file()
+    return f"native kernels ({units[0]}{'' if ready else ', compiled on first use'})"
+
+
+__all__ = [
+    "PANEL", "Attend", "Block", "Cache", "Library", "Linear", "Mask", "Rotary", "RotateWrite", "Trunk",
+    "byref", "describe", "load", "load_or_warn",
+]  # fmt: skip

@@ -1,0 +1,122 @@
+// What the units (one an instruction set), the pool and the C interface share.
+//
+// "T" is a model's type, float32 or bfloat16 (see DType). Matrices are row-major. M is rows times
+// positions of a pass, D a model's width, H heads of width d, F the feed-forward's width.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+extern "C" {
+
+enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
+
+// Weights are kept in panels of PANEL output columns: float32 [panels][K][PANEL], bfloat16
+// [panels][K / 2][PANEL][2], columns and K padded with zeros.
+enum { PANEL = 32 };
+
+// Where keys and values lie, counted in elements: slot s of head h in row r of a layer begins at
+// r * row + h * head + s * slot, and its d elements are neighbours.
+struct Cache {
+    int64_t row, head, slot;
+    int32_t heads, width;
+};
+
+// Which slots each query of a pass sees: one byte a slot, [rows][count][capacity].
+struct Mask {
+    const uint8_t* bytes;
+    int64_t row, query;  // strides in bytes
+    int32_t rows, count, capacity;
+};
+
+struct Linear {
+    const void* x;  // T [M][K], rows x_stride apart
+    const void* weight;
+    const void* bias;  // T [N], or null
+    void* y;           // T [M][N]
+    int64_t x_stride, m, k, n;
+    int32_t dtype;
+};
+
+struct Attend {
+    Cache cache;
+    Mask mask;
+    const void* q;  // T [rows][count][heads][width]
+    const void *k, *v;
+    void* out;  // T, as q
+    int32_t dtype;
+};
+
+// The rotation of query (r, t): cos and sin, float32 [d / 2], at (r * row + t * d / 2); row 0: the same
+// for all rows.
+struct Rotary {
+    const float *cos, *sin;
+    int64_t row;
+};
+
+struct RotateWrite {
+    Cache cache;
+    Rotary rotary;
+    const void* qkv;  // T [rows][count][3][heads][width]
+    void *k, *v;
+    void* q;  // T [rows][count][heads][width]
+    const int64_t* slots;  // [rows][count]
+    int32_t rows, count, dtype;
+};
+
+struct Block {
+    const float *attention_norm, *ffn_norm;  // [D]; the first may be null: no norm
+    const void *wqkv, *wo, *w13, *w2;        // panels
+    void *k, *v;                             // the layer's keys and values
+    float attention_eps, ffn_eps;
+};
+
+struct Trunk {
+    Cache cache;
+    Mask mask;
+    Rotary rotary;
+    const Block* blocks;
+    const void* x;           // T [M][D]
+    void* out;               // T [M][out_stride]: the taps, then the last states
+    const int64_t* slots;    // [M]: where keys and values go
+    const float* norm;       // the last norm, or null
+    const int32_t* taps;     // blocks, counted from 1, whose states are wanted
+    int64_t out_stride;
+    int32_t layers, dim, hidden, tap_count, dtype;
+    float norm_eps;
+};
+}
+
+struct Seen;  // a Mask as lists of slots
+
+// One instruction set's code.
+struct Unit {
+    const char* name;
+    void (*linear)(const Linear&);
+    void (*attend)(const Attend&);
+    void (*rotate_write)(const RotateWrite&);
+    void (*rms_norm)(const void* x, const void* weight, float eps, int64_t m, int64_t n, void* y, int32_t dtype);
+    void (*swiglu)(const void* x, int64_t m, int64_t hidden, void* y, int32_t dtype);
+    void (*trunk)(const Trunk&);
+    uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
+    double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum
+    int lanes;
+};
+
+// --- pool.cpp ------------------------------------------------------------------------------------
+
+// A list of stages, each of some chunks that threads take as they come; a stage begins when the one before
+// has ended and its tail, run by whoever ended it, is done.
+struct Job {
+    void* self;
+    void (*work)(void* self, int stage, int chunk);
+    void (*tail)(void* self, int stage);
+    int (*chunks)(void* self, int stage);
+    int stages;
+};
+
+void pool_resize(int threads);
+int pool_threads();
+void pool_run(const Job& job, bool alone);
+// Memory of this thread, 64-byte aligned, kept until it asks the same place for more.
+void* scratch(int place, size_t bytes);

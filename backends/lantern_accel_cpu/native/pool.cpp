@@ -1,0 +1,201 @@
+// Threads that take chunks of work as they come, and sleep when there is none.
+//
+// No thread waits for another that holds no chunk, so one that the system has taken from its core delays
+// nobody but through the chunk that it holds. Waiting spins for some microseconds and then sleeps.
+#include "native.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <stdlib.h>
+#include <thread>
+#include <vector>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+static long process() { return long(getpid()); }
+#else
+static long process() { return 0; }
+#endif
+
+namespace {
+
+constexpr int MOST_STAGES = 1024;
+constexpr auto SPIN = std::chrono::microseconds(40);
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Counters carry the job's number in their upper half: a thread that comes late changes nothing of the
+// next job, and reads nothing of a job before it has taken one of its chunks.
+struct alignas(64) Stage {
+    std::atomic<uint64_t> next{0};
+    std::atomic<uint64_t> done{0};
+    std::atomic<uint32_t> total{0};
+};
+
+class Pool {
+public:
+    explicit Pool(int threads) : process_(process()) { start(threads - 1); }
+
+    ~Pool() {
+        if (process_ != process()) {
+            for (auto& one : workers_) one.detach();
+            return;
+        }
+        {
+            std::lock_guard<std::mutex> hold(mutex_);
+            ending_ = true;
+        }
+        wake_.notify_all();
+        for (auto& one : workers_) one.join();
+    }
+
+    int threads() const { return int(workers_.size()) + 1; }
+    bool inherited() const { return process_ != process(); }
+
+    void run(const Job& job) {
+        uint64_t number = number_ + 1;
+        job_ = &job;
+        for (int s = 0; s < job.stages; ++s) {
+            stages_[s].next.store(number << 32);
+            stages_[s].done.store(number << 32);
+            stages_[s].total.store(uint32_t(job.chunks(job.self, s)));
+        }
+        count_.store(job.stages);
+        number_.store(number);
+        signal();
+        follow(number);
+    }
+
+private:
+    void start(int extra) {
+        for (int i = 0; i < extra; ++i) workers_.emplace_back([this] { serve(); });
+    }
+
+    void serve() {
+        uint64_t last = 0;
+        for (;;) {
+            await([&] { return ending_.load() || number_.load() != last; });
+            if (ending_) return;
+            last = number_.load();
+            follow(last);
+        }
+    }
+
+    // Go through the stages of a job, taking chunks.
+    void follow(uint64_t number) {
+        int stages = count_.load();
+        for (int s = 0; s < stages; ++s) {
+            Stage& stage = stages_[s];
+            for (;;) {
+                uint64_t at = stage.next.load();
+                if (at >> 32 != number) return;  // this job is over
+                if (uint32_t(at) >= stage.total.load()) break;
+                if (!stage.next.compare_exchange_weak(at, at + 1)) continue;
+                const Job& job = *job_;
+                job.work(job.self, s, int(uint32_t(at)));
+                if (uint32_t(stage.done.fetch_add(1)) + 1 == stage.total.load()) {
+                    if (job.tail) job.tail(job.self, s);
+                    progress_.store((number << 32) | uint32_t(s + 1));
+                    signal();
+                }
+            }
+            uint64_t wanted = (number << 32) | uint32_t(s + 1);
+            await([&] { return progress_.load() >= wanted; });
+        }
+    }
+
+    template <class Ready> void await(Ready ready) {
+        if (ready()) return;
+        auto end = std::chrono::steady_clock::now() + SPIN;
+        do {
+            for (int i = 0; i < 32; ++i) {
+                if (ready()) return;
+                pause();
+            }
+        } while (std::chrono::steady_clock::now() < end);
+        std::unique_lock<std::mutex> hold(mutex_);
+        sleepers_.fetch_add(1);
+        wake_.wait(hold, ready);
+        sleepers_.fetch_sub(1);
+    }
+
+    void signal() {
+        if (!sleepers_.load()) return;
+        { std::lock_guard<std::mutex> hold(mutex_); }
+        wake_.notify_all();
+    }
+
+    Stage stages_[MOST_STAGES];
+    std::atomic<uint64_t> number_{0}, progress_{0};
+    std::atomic<int> count_{0}, sleepers_{0};
+    std::atomic<bool> ending_{false};
+    std::atomic<const Job*> job_{nullptr};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> workers_;
+    long process_;
+};
+
+std::mutex busy;
+Pool* pool = nullptr;
+int wanted = 1;
+
+void alone_run(const Job& job) {
+    for (int s = 0; s < job.stages; ++s) {
+        int total = job.chunks(job.self, s);
+        for (int c = 0; c < total; ++c) job.work(job.self, s, c);
+        if (job.tail) job.tail(job.self, s);
+    }
+}
+
+struct Memory {
+    struct Piece {
+        void* start = nullptr;
+        size_t bytes = 0;
+    };
+    Piece pieces[16];
+    ~Memory() {
+        for (auto& p : pieces) free(p.start);
+    }
+};
+
+}  // namespace
+
+void pool_resize(int threads) { wanted = threads < 1 ? 1 : threads; }
+int pool_threads() { return wanted; }
+
+void pool_run(const Job& job, bool alone) {
+    if (alone || wanted == 1 || job.stages > MOST_STAGES || !busy.try_lock()) {
+        alone_run(job);
+        return;
+    }
+    std::lock_guard<std::mutex> hold(busy, std::adopt_lock);
+    if (pool && pool->inherited()) pool = nullptr;  // a fork has none of its parent's threads
+    if (pool && pool->threads() != wanted) {
+        delete pool;
+        pool = nullptr;
+    }
+    if (!pool) pool = new Pool(wanted);
+    pool->run(job);
+}
+
+void* scratch(int place, size_t bytes) {
+    static thread_local Memory memory;
+    auto& piece = memory.pieces[place];
+    if (piece.bytes < bytes) {
+        free(piece.start);
+        size_t size = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+        piece.start = aligned_alloc(64, size);
+        piece.bytes = piece.start ? size : 0;
+        if (!piece.start) abort();
+    }
+    return piece.start;
+}

@@ -1,0 +1,218 @@
+// A stack of decoder blocks in one call: five stages a block, what stands between two products in the tail
+// of the first.
+#pragma once
+
+#include "attention.h"
+#include "product.h"
+
+namespace {
+
+enum Step { QKV, ATTEND, OUT, GATE, DOWN, STEPS };
+
+template <class T> struct TrunkJob {
+    typedef typename Activation<T>::type A;
+    const Trunk* given;
+    int64_t m, dim, hidden, wide;  // wide: heads times their width
+    int64_t ld_dim, ld_wide, ld_hidden;
+    float* state;   // [m][dim], the residual stream
+    float* q;       // [m][wide], rotated and scaled
+    float* both;    // [m][2 hidden], where a panel holds both gates and ups
+    A *normed, *mixed, *gated;
+    Turns turn;
+    Seen s;
+    float q_scale;
+    int32_t done_taps;
+    bool whole_gates;  // panels of gates and of ups are apart
+    bool whole_heads;  // vectors lie in one head
+
+    void norm(const float* weight, float eps) {
+        for (int64_t r = 0; r < m; ++r) {
+            if (weight)
+                norm_row(state + r * dim, weight, eps, dim, normed + r * ld_dim);
+            else
+                copy(state + r * dim, dim, normed + r * ld_dim);
+            if (dim % 2) put1(normed + r * ld_dim + dim, 0.0f);
+        }
+    }
+
+    void begin() {
+        const Trunk& g = *given;
+        for (int64_t r = 0; r < m; ++r) copy((const T*)g.x + r * dim, dim, state + r * dim);
+        norm(g.blocks[0].attention_norm, g.blocks[0].attention_eps);
+        done_taps = 0;
+    }
+
+    int parts(int step) const {
+        switch (step) {
+            case QKV: return pieces(panels(3 * wide));
+            case ATTEND: return attend_chunks(given->cache, given->mask);
+            case GATE: return pieces(panels(whole_gates ? hidden : 2 * hidden));
+            default: return pieces(panels(dim));
+        }
+    }
+
+    void range(int64_t count, int chunk, int64_t& from, int64_t& to) const {
+        int64_t each = share(count);
+        from = chunk * each;
+        to = from + each < count ? from + each : count;
+    }
+
+    // Columns [column, column + n) of one query's q, k and v, all in one head.
+    inline __attribute__((always_inline)) void place(const Block& b, int64_t row, int64_t column, int64_t n, const float* x) {
+        const Cache& cache = given->cache;
+        int64_t part = column / wide, inside = column % wide, head = inside / cache.width;
+        int64_t j = inside % cache.width;
+        const float *turn_ = turn.turn + row * cache.width + j, *cross = turn.cross + row * cache.width + j;
+        if (part == 0) {
+            rotate(x, turn_, cross, n, q_scale, q + row * wide + inside);
+            return;
+        }
+        int64_t to = row / given->mask.count * cache.row + head * cache.head +
+                     given->slots[row] * cache.slot + j;
+        if (part == 1)
+            rotate(x, turn_, cross, n, 1.0f, (T*)b.k + to);
+        else
+            copy(x, n, (T*)b.v + to);
+    }
+
+    void qkv(const Block& b, int chunk) {
+        int64_t from, to, n = 3 * wide, piece = whole_heads ? W : 2;
+        range(panels(n), chunk, from, to);
+        product(normed, ld_dim, m, (const T*)b.wqkv, dim, from, to,
+                [&](int64_t p, int64_t first, int64_t count, const float* tile) {
+                    int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
+                    for (int64_t r = 0; r < count; ++r)
+                        for (int64_t c = 0; c < columns; c += piece)
+                            place(b, first + r, p * PANEL + c, piece, tile + r * PANEL + c);
+                });
+    }
+
+    void add(const A* x, int64_t ldx, const void* weight, int64_t k, int chunk) {
+        int64_t from, to;
+        range(panels(dim), chunk, from, to);
+        product(x, ldx, m, (const T*)weight, k, from, to,
+                [&](int64_t p, int64_t first, int64_t count, const float* tile) {
+                    int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
+                    for (int64_t r = 0; r < count; ++r) {
+                        float* y = state + (first + r) * dim + p * PANEL;
+                        for (int64_t c = 0; c < columns; ++c) y[c] += tile[r * PANEL + c];
+                    }
+                });
+    }
+
+    void gate(const Block& b, int chunk) {
+        int64_t from, to;
+        if (!whole_gates) {
+            range(panels(2 * hidden), chunk, from, to);
+            product(normed, ld_dim, m, (const T*)b.w13, dim, from, to,
+                    [&](int64_t p, int64_t first, int64_t count, const float* tile) {
+                        int64_t left = 2 * hidden - p * PANEL, columns = left < PANEL ? left : PANEL;
+                        for (int64_t r = 0; r < count; ++r)
+                            copy(tile + r * PANEL, columns, both + (first + r) * 2 * hidden + p * PANEL);
+                    });
+            return;
+        }
+        range(panels(hidden), chunk, from, to);
+        int64_t ups = hidden / PANEL;
+        float* kept = (float*)scratch(10, m * PANEL * sizeof(float));
+        for (int64_t one = from; one < to; ++one) {
+            product(normed, ld_dim, m, (const T*)b.w13, dim, one, one + 1,
+                    [&](int64_t, int64_t first, int64_t count, const float* tile) {
+                        memcpy(kept + first * PANEL, tile, count * PANEL * sizeof(float));
+                    });
+            product(normed, ld_dim, m, (const T*)b.w13, dim, one + ups, one + ups + 1,
+                    [&](int64_t, int64_t first, int64_t count, const float* tile) {
+                        for (int64_t r = 0; r < count; ++r)
+                            swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL,
+                                       gated + (first + r) * ld_hidden + one * PANEL);
+                    });
+        }
+    }
+
+    void work(int layer, int step, int chunk) {
+        const Block& b = given->blocks[layer];
+        switch (step) {
+            case QKV: return qkv(b, chunk);
+            case ATTEND:
+                return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, given->mask, s, chunk,
+                                    mixed, ld_wide);
+            case OUT: return add(mixed, ld_wide, b.wo, wide, chunk);
+            case GATE: return gate(b, chunk);
+            default: return add(gated, ld_hidden, b.w2, hidden, chunk);
+        }
+    }
+
+    void tail(int layer, int step) {
+        const Trunk& g = *given;
+        const Block& b = g.blocks[layer];
+        if (step == OUT) norm(b.ffn_norm, b.ffn_eps);
+        if (step == GATE && !whole_gates)
+            for (int64_t r = 0; r < m; ++r) {
+                const float* x = both + r * 2 * hidden;
+                swiglu_row(x, x + hidden, hidden, gated + r * ld_hidden);
+                if (hidden % 2) put1(gated + r * ld_hidden + hidden, 0.0f);
+            }
+        if (step != DOWN) return;
+        T* out = (T*)g.out;
+        if (done_taps < g.tap_count && g.taps[done_taps] == layer + 1) {
+            for (int64_t r = 0; r < m; ++r)
+                copy(state + r * dim, dim, out + r * g.out_stride + done_taps * dim);
+            ++done_taps;
+        }
+        if (layer + 1 < g.layers) {
+            norm(g.blocks[layer + 1].attention_norm, g.blocks[layer + 1].attention_eps);
+            return;
+        }
+        for (int64_t r = 0; r < m; ++r) {
+            T* y = out + r * g.out_stride + g.tap_count * dim;
+            if (g.norm)
+                norm_row(state + r * dim, g.norm, g.norm_eps, dim, y);
+            else
+                copy(state + r * dim, dim, y);
+        }
+    }
+
+    static int chunks(void* self, int stage) { return ((TrunkJob*)self)->parts(stage % STEPS); }
+    static void run(void* self, int stage, int chunk) {
+        ((TrunkJob*)self)->work(stage / STEPS, stage % STEPS, chunk);
+    }
+    static void end(void* self, int stage) { ((TrunkJob*)self)->tail(stage / STEPS, stage % STEPS); }
+};
+
+template <class T> void trunk_of(const Trunk& g) {
+    typedef typename TrunkJob<T>::A A;
+    TrunkJob<T> job;
+    job.given = &g;
+    job.m = int64_t(g.mask.rows) * g.mask.count;
+    job.dim = g.dim;
+    job.hidden = g.hidden;
+    job.wide = int64_t(g.cache.heads) * g.cache.width;
+    job.ld_dim = even(job.dim);
+    job.ld_wide = even(job.wide);
+    job.ld_hidden = even(job.hidden);
+    job.whole_gates = job.hidden % PANEL == 0;
+    job.whole_heads = g.cache.width % W == 0;
+    job.q_scale = 1.0f / sqrtf(float(g.cache.width));
+    float* f = (float*)scratch(0, job.m * (job.dim + job.wide + 2 * job.hidden) * sizeof(float));
+    job.state = f;
+    job.q = f + job.m * job.dim;
+    job.both = job.q + job.m * job.wide;
+    job.normed = (A*)scratch(1, job.m * job.ld_dim * sizeof(A));
+    job.mixed = (A*)scratch(2, job.m * job.ld_wide * sizeof(A));
+    job.gated = (A*)scratch(3, job.m * job.ld_hidden * sizeof(A));
+    job.turn = turns(g.rotary, job.m, g.mask.count, g.cache.width);
+    job.s = seen(g.mask);
+    job.begin();
+    int64_t weights = job.dim * (4 * job.wide + 3 * job.hidden) * g.layers;
+    pool_run(Job{&job, TrunkJob<T>::run, TrunkJob<T>::end, TrunkJob<T>::chunks, g.layers * STEPS},
+             weights * (job.m + 3) < (1 << 20));
+}
+
+void trunk(const Trunk& g) {
+    if (g.dtype == BFLOAT16)
+        trunk_of<bf16>(g);
+    else
+        trunk_of<float>(g);
+}
+
+}  // namespace

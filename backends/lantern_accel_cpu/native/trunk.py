@@ -1,0 +1,142 @@
+"""A stack of decoder blocks in one native call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from ctypes import c_int32
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lantern_accel.device.operations import KVCache
+from lantern_accel.nn import transformer
+from lantern_accel_cpu.native.kernels import (
+    DTYPES,
+    Kernels,
+    Panels,
+    cache_of,
+    mask_of,
+    real,
+    rotary_of,
+)
+from lantern_accel_cpu.native.library import Block, Trunk, byref
+
+
+@dataclass(frozen=True)
+class PlannedCache(KVCache):
+    """A cache, and the plans of the trunks that ran over it, by the identity of their blocks."""
+
+    plans: dict[int, Plan | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, kv: KVCache) -> PlannedCache:
+        """Return a cache of the same tensors, without plans."""
+        return cls(kv.layout, kv.keys, kv.values)
+
+
+class Plan:
+    """What stays the same from one pass of some blocks over one cache to the next."""
+
+    def __init__(self, blocks: nn.ModuleList, kv: KVCache) -> None:
+        self.blocks = weakref.ref(blocks)
+        self._held: list[Tensor] = []
+        cache = cache_of(kv)
+        described = (Block * len(blocks))()
+        for layer, (to, block) in enumerate(zip(described, blocks, strict=True)):
+            norm = block.attention_norm
+            if norm is not None:
+                to.attention_norm, to.attention_eps = self._norm(norm), norm.eps
+            to.ffn_norm, to.ffn_eps = self._norm(block.ffn_norm), block.ffn_norm.eps
+            for name, projection in _projections(block).items():
+                self._held.append(projection.packed)
+                setattr(to, name, projection.packed.data_ptr())
+            to.k, to.v = kv.keys[layer].data_ptr(), kv.values[layer].data_ptr()
+        self._held += kv.buffers
+        first = blocks[0]
+        self.given = Trunk(
+            cache=cache,
+            blocks=described,
+            layers=len(blocks),
+            dim=first.feed_forward.w13.in_features,
+            hidden=first.feed_forward.w2.in_features,
+            dtype=DTYPES[kv.layout.dtype],
+        )
+
+    def _norm(self, norm: transformer.RMSNorm) -> int:
+        """Return the address of a norm's weight in float32."""
+        weight = norm.weight.detach().float().contiguous()
+        self._held.append(weight)
+        return weight.data_ptr()
+
+    def last_norm(self, norm: transformer.RMSNorm | None) -> None:
+        """Let the trunk end with this norm."""
+        if norm is not None and not self.given.norm:
+            self.given.norm, self.given.norm_eps = self._norm(norm), norm.eps
+
+
+def _projections(block: Any) -> dict[str, Any]:
+    attention, feed = block.attention, block.feed_forward
+    return {"wqkv": attention.wqkv, "wo": attention.wo, "w13": feed.w13, "w2": feed.w2}
+
+
+def fits(blocks: nn.ModuleList, kv: KVCache) -> bool:
+    """Return whether the native trunk computes these blocks: LlamaGen's, packed, without biases."""
+    layout = kv.layout
+    if not len(blocks) or len(blocks) > layout.layers or layout.dtype not in DTYPES:
+        return False
+    for block in blocks:
+        if type(block) is not transformer.Block:
+            return False
+        for projection in _projections(block).values():
+            packed = projection.packed
+            if projection.bias is not None or not isinstance(packed, Panels):
+                return False
+            if packed.dtype != layout.dtype:
+                return False
+        wide = layout.heads * layout.head_dim
+        if block.attention.heads != layout.heads or block.attention.wo.in_features != wide:
+            return False
+    return layout.head_dim % 2 == 0
+
+
+def run(
+    kernels: Kernels,
+    blocks: nn.ModuleList,
+    x: Tensor,
+    at: transformer.Pass,
+    taps: Sequence[int],
+    norm: transformer.RMSNorm | None,
+) -> Tensor | None:
+    """Run all blocks on ``x [R, T, D]`` and the norm; None where the native trunk does not take them.
+
+    Returns ``[R, T, (taps + 1) D]``: the states after the blocks ``taps``, then the last ones.
+    """
+    kv = at.cache
+    if not isinstance(kv, PlannedCache) or at.mask is None or at.address is None or not real(x):
+        return None
+    if at.mask.dtype != torch.bool or x.dtype != kv.layout.dtype:
+        return None
+    plans, key = kv.plans, id(blocks)
+    plan = plans.get(key)
+    if key not in plans or (plan is not None and plan.blocks() is not blocks):
+        plan = plans[key] = Plan(blocks, kv) if fits(blocks, kv) else None
+    if plan is None:
+        return None
+    kernels.threads()
+    plan.last_norm(norm)
+    rows, count, dim = x.shape
+    x, mask, address = x.contiguous(), at.mask.contiguous(), at.address
+    given = plan.given
+    given.rotary, held = rotary_of(at.cos, at.sin, rows, count)
+    given.mask = mask_of(mask, rows)
+    width = (len(taps) + 1) * dim
+    out = x.new_empty((rows, count, width))
+    given.x, given.out, given.slots = x.data_ptr(), out.data_ptr(), address.data_ptr()
+    given.out_stride, given.tap_count = width, len(taps)
+    given.taps = (c_int32 * max(1, len(taps)))(*taps)
+    kernels.library.trunk(byref(given))
+    del held
+    return out

@@ -1,0 +1,148 @@
+// Vectors of one instruction set, in the compiler's own vector types.
+//
+// A unit (see unit.cpp) sets WIDTH, the floats of a register, and its flags; everything here has internal
+// linkage, so that no unit's code can be linked into another's.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace {
+
+constexpr int W = WIDTH;
+typedef float F __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t I __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t U __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t H __attribute__((vector_size(2 * WIDTH)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE F splat(float x) { return x - F{}; }
+INLINE U splat_bits(uint32_t x) { return x + U{}; }
+
+template <class V, class P> INLINE V load(const P* p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE float value(float x) { return x; }
+INLINE float value(bf16 x) {
+    uint32_t u = uint32_t(x.bits) << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+// Two bfloat16 in 32 bits: the first is the lower half.
+INLINE F lower(U pair) { return (F)(pair << 16); }
+INLINE F upper(U pair) { return (F)(pair & 0xffff0000u); }
+
+// Round to nearest, ties to even, as torch does; a NaN stays one.
+INLINE U rounded(F x) {
+    U u = (U)x;
+    U r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    U nan = (U)(x != x);
+    return (r & ~nan) | (nan & 0x7fc0u);
+}
+
+INLINE F get(const float* p) { return load<F>(p); }
+INLINE F get(const bf16* p) { return (F)(__builtin_convertvector(load<H>(p), U) << 16); }
+INLINE void put(float* p, F x) { memcpy(p, &x, sizeof x); }
+INLINE void put(bf16* p, F x) {
+    H h = __builtin_convertvector(rounded(x), H);
+    memcpy(p, &h, sizeof h);
+}
+INLINE void put1(float* p, float x) { *p = x; }
+INLINE void put1(bf16* p, float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    p->bits = x != x ? 0x7fc0 : uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+// Interleaving of two vectors, and its inverse.
+#if WIDTH == 16
+#define ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define SWAPPED 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14
+#elif WIDTH == 8
+#define ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#define SWAPPED 1, 0, 3, 2, 5, 4, 7, 6
+#else
+#define ZIP_LOW 0, 4, 1, 5
+#define ZIP_HIGH 2, 6, 3, 7
+#define EVEN 0, 2, 4, 6
+#define ODD 1, 3, 5, 7
+#define SWAPPED 1, 0, 3, 2
+#endif
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef SHUFFLED  // GCC before 12
+#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (I){__VA_ARGS__})
+#endif
+
+INLINE F zip_low(F a, F b) { return SHUFFLED(a, b, ZIP_LOW); }
+INLINE F zip_high(F a, F b) { return SHUFFLED(a, b, ZIP_HIGH); }
+INLINE F evens(F a, F b) { return SHUFFLED(a, b, EVEN); }
+INLINE F odds(F a, F b) { return SHUFFLED(a, b, ODD); }
+INLINE F swapped(F a) { return SHUFFLED(a, a, SWAPPED); }
+
+// Lane i of the result is the sum of vector i; destroys the vectors.
+INLINE F sums(F (&a)[W]) {
+#pragma GCC unroll 8
+    for (int half = W / 2; half; half /= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < half; ++i)
+            a[i] = zip_low(a[i], a[i + half]) + zip_high(a[i], a[i + half]);
+    return a[0];
+}
+
+INLINE float total(F x) {
+    float s = 0;
+    for (int i = 0; i < W; ++i) s += x[i];
+    return s;
+}
+
+INLINE F larger(F a, F b) {
+    U more = (U)(a > b);
+    return (F)(((U)a & more) | ((U)b & ~more));
+}
+INLINE F smaller(F a, F b) {
+    U less = (U)(a < b);
+    return (F)(((U)a & less) | ((U)b & ~less));
+}
+
+// exp to about 1e-7, after Cephes' expf; arguments are held between -87.3 and 88.3. exp(0) is 1.
+INLINE F exponential(F x) {
+    x = smaller(larger(x, splat(-87.3f)), splat(88.3f));
+    F shifted = x * 1.44269504088896341f + 12582912.0f;
+    I n = (I)shifted - 0x4b400000;
+    F whole = shifted - 12582912.0f;
+    F r = x - whole * 0.693359375f;
+    r = r - whole * -2.12194440e-4f;
+    F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return p * (F)((n + 127) << 23);
+}
+
+INLINE F silu(F x) { return x / (1.0f + exponential(-x)); }
+
+}  // namespace

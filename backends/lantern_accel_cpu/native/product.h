@@ -51,12 +51,13 @@ template <int M> INLINE void finish(const F (&acc)[M][COLUMNS], float* y) {
         for (int c = 0; c < COLUMNS; ++c) put(y + m * PANEL + c * W, acc[m][c]);
 }
 
-template <int M> void rows(const float* x, int64_t ldx, const float* w, int64_t k, float* y, bool more) {
+template <int M> void rows(const float* x, int64_t ldx, const float* w, int64_t k, float* y, bool more,
+                            const char* ahead, int64_t stride) {
     F acc[M][COLUMNS];
     begin<M>(acc, y, more);
-    for (int64_t i = 0; i < k; ++i, w += PANEL) {
-        __builtin_prefetch(w + 16 * PANEL);
-        __builtin_prefetch(w + 16 * PANEL + 16);
+    for (int64_t i = 0; i < k; ++i, w += PANEL, ahead += stride) {
+        __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(ahead + 64, 0, 2);
         F b[COLUMNS];
 #pragma GCC unroll 8
         for (int c = 0; c < COLUMNS; ++c) b[c] = load<F>(w + c * W);
@@ -70,12 +71,13 @@ template <int M> void rows(const float* x, int64_t ldx, const float* w, int64_t 
     finish<M>(acc, y);
 }
 
-template <int M> void rows(const float* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more) {
+template <int M> void rows(const float* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more,
+                            const char* ahead, int64_t stride) {
     F acc[M][COLUMNS];
     begin<M>(acc, y, more);
-    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
-        __builtin_prefetch(w + 32 * PANEL);
-        __builtin_prefetch(w + 32 * PANEL + 32);
+    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL, ahead += stride) {
+        __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(ahead + 64, 0, 2);
         F b[COLUMNS];
         U pair[COLUMNS];
 #pragma GCC unroll 8
@@ -103,11 +105,12 @@ template <int M> void rows(const float* x, int64_t ldx, const bf16* w, int64_t k
 #endif
 
 template <int M, class A, class T>
-INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y, bool more) {
+INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y, bool more,
+                 const char* ahead, int64_t stride) {
     if (m == M)
-        rows<M>(x, ldx, w, k, y, more);
+        rows<M>(x, ldx, w, k, y, more, ahead, stride);
     else if constexpr (M > 1)
-        pick<M - 1>(m, x, ldx, w, k, y, more);
+        pick<M - 1>(m, x, ldx, w, k, y, more, ahead, stride);
 }
 
 // One panel times m rows of x: y [m][PANEL]. Rows of x lie ldx apart and have even(k) elements.
@@ -116,12 +119,18 @@ void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y) 
     int64_t blocks = (m + ROWS - 1) / ROWS;
     for (int64_t first = 0; first < k; first += DEPTH) {
         int64_t depth = k - first < DEPTH ? k - first : DEPTH;
+        // One block of rows waits for memory: look some lines ahead. Several read the panel from the cache
+        // but for the first, and have time to fetch the next one, each its share.
+        const char* here = (const char*)(w + first * PANEL);
+        const char* next = blocks == 1 ? here + 2048 : here + depth * PANEL * int64_t(sizeof(T));
+        int64_t stride = 128 / blocks / (PANEL / STEP), share = stride * (sizeof(T) == 2 ? depth / 2 : depth);
         for (int64_t b = 0; b < blocks; ++b) {
             int64_t from = m * b / blocks, to = m * (b + 1) / blocks;
             for (int c = 0; c < PANEL; c += STEP) {
                 const T* at = w + first * PANEL + c * (sizeof(T) == 2 ? 2 : 1);
                 pick<ROWS>(int(to - from), x + from * ldx + first, ldx, at, depth,
-                           y + from * PANEL + c, first > 0);
+                           y + from * PANEL + c, first > 0, next, stride);
+                next += share;
             }
         }
     }

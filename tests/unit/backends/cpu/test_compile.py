@@ -54,7 +54,7 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(BackendError, match=r"needs a C\+\+ compiler.*install g\+\+"),
     ):
         backend.capture(lambda: None)
-    with open_backend("cpu") as backend:
+    with open_backend("cpu", {"native": "off"}) as backend:
         replay = backend.capture(lambda: None)
         replay.expect(10**12)
         assert not replay.captured
@@ -78,7 +78,7 @@ def test_only_a_long_request_is_compiled(
     monkeypatch.setattr(compiling, "compile_step", fake)
     monkeypatch.setattr(compiling, "compiler", lambda: "g++")
     numbers = torch.zeros(4)
-    with open_backend("cpu", {"compile": "auto"}) as backend:
+    with open_backend("cpu", {"compile": "auto", "native": "off"}) as backend:
         replay = backend.capture(lambda: numbers.add_(1), "step")
         replay.expect(calls)
         assert len(made) == compiled
@@ -94,7 +94,7 @@ def test_packed_products_are_the_plain_ones(dtype: torch.dtype, rows: int) -> No
     weight = torch.randn(48, 32, generator=generator).to(dtype)
     bias = torch.randn(48, generator=generator).to(dtype)
     x = torch.randn(2, rows, 32, generator=generator).to(dtype)
-    with open_backend("cpu") as backend, torch.inference_mode():
+    with open_backend("cpu", {"native": "off"}) as backend, torch.inference_mode():
         packed = backend.pack(weight)
         _packs_here(backend, packed, weight)
         for b in (None, bias):

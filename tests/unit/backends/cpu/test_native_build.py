@@ -1,0 +1,119 @@
+"""Finding and compiling the native library: said where it cannot be, whole where two build at once."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from support import native
+
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.errors import BackendError
+from lantern_accel_cpu.backend import DeviceBackend
+from lantern_accel_cpu.native import build, library
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let nothing of a wheel, of other tests or of the machine's compiler be found."""
+    monkeypatch.setattr(build, "PREBUILT", tmp_path / "none.so")
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+
+
+def _compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(build, "compiler", lambda: str(path))
+    return path
+
+
+def _kernels(options: dict[str, str]) -> object:
+    with open_backend("cpu", options) as backend:
+        assert isinstance(backend, DeviceBackend)
+        weight, x = torch.eye(40), native.draw(1, 3, 40)
+        assert torch.allclose(backend.linear(x, backend.pack(weight)), x)
+        return backend.kernels
+
+
+@native.needs_native
+def test_without_a_compiler_decoding_goes_on_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    assert _kernels({}) is None
+    assert library.describe().startswith("no native kernels: no C++ compiler was found; install")
+    with pytest.raises(BackendError, match=r"no C\+\+ compiler was found; install g\+\+"):
+        open_backend("cpu", {"native": "on"})
+
+
+@native.needs_native
+def test_a_compiler_that_fails_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _compiler(monkeypatch, tmp_path, "echo 'x.h:1: error: no such thing' >&2; exit 1")
+    with pytest.warns(UserWarning, match=r"x.h:1: error: no such thing.*goes on without") as told:
+        assert _kernels({}) is None
+    assert len(told) == 1
+    with pytest.raises(BackendError, match=r"no such thing; try another compiler with CXX"):
+        open_backend("cpu", {"native": "on"})
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@native.needs_native
+def test_a_library_that_cannot_be_loaded_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _compiler(monkeypatch, tmp_path, 'for last; do :; done; echo nothing > "$last"')
+    with pytest.warns(UserWarning, match="cannot be loaded"):
+        assert _kernels({}) is None
+
+
+@native.needs_native
+def test_two_builders_leave_one_whole_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _compiler(monkeypatch, tmp_path, 'for last; do :; done; sleep 0.2; seq 1 5000 > "$last"')
+    path = tmp_path / "cache" / "native" / "x.so"
+    units = build.chosen_units()
+    both = [threading.Thread(target=build.compile_library, args=(units, path)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert path.read_text().splitlines()[-1] == "5000"
+    assert os.listdir(path.parent) == ["x.so"]
+
+
+@native.needs_native
+def test_sources_flags_and_compiler_name_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = build.chosen_units()
+    first = build.target(units)
+    monkeypatch.setattr(build, "compiler", lambda: "/another/c++")
+    second = build.target(units)
+    monkeypatch.setattr(build, "digest", lambda: "other sources")
+    assert len({first, second, build.target(units)}) == 3
+
+
+@native.needs_native
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.UNIT_VARIABLE, "mmx")
+    with pytest.raises(BackendError, match=r"is 'mmx'.*give one of"):
+        build.chosen_units()
+
+
+def test_options_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(BackendError, match="native='maybe'; give on, off or auto"):
+        open_backend("cpu", {"native": "maybe"})
+    with pytest.raises(BackendError, match="native=on and compile=on"):
+        open_backend("cpu", {"native": "on", "compile": "on"})
+    assert _kernels({"native": "off"}) is None
+
+
+def test_another_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
+    assert "riscv64" in build.missing()
+    assert _kernels({}) is None

@@ -1,0 +1,178 @@
+"""Native kernels, each instruction set against float64: ragged sizes, any number of rows and threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import native
+from torch.nn import functional as F
+
+from lantern_accel_cpu.native import kernels as module
+
+pytestmark = native.needs_native
+UNITS = native.units()
+DTYPES = [torch.float32, torch.bfloat16]
+#: In and out: one panel, ragged, odd, deeper than one piece.
+SIZES = [(32, 32), (33, 48), (5, 7), (256, 96), (2100, 40)]
+ROWS = [1, 2, 3, 4, 7, 12, 13, 18, 29, 130]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_are_those_of_float64_for_any_number_of_rows(
+    unit: str, dtype: torch.dtype
+) -> None:
+    kernels = native.kernels(unit)
+    for k, n in SIZES:
+        weight = native.draw(1, n, k, dtype=dtype) * k**-0.5
+        bias = native.draw(2, n, dtype=dtype)
+        packed = kernels.pack(weight)
+        assert packed.shape == weight.shape
+        assert torch.equal(packed.dense(), weight)
+        x = native.draw(3, max(ROWS), k, dtype=dtype)
+        want = F.linear(x.double(), weight.double(), bias.double())
+        for rows in ROWS:
+            got = kernels.linear(x[:rows], packed, bias)
+            assert float((got.double() - want[:rows]).abs().max()) < native.TOLERANCE[dtype] * 3
+            # A row's result does not depend on the rows next to it.
+            assert torch.equal(got[-1:], kernels.linear(x[rows - 1 : rows], packed, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_change_no_bit_of_a_product(dtype: torch.dtype) -> None:
+    kernels = native.kernels()
+    weight, x = native.draw(1, 1000, 600, dtype=dtype), native.draw(2, 18, 600, dtype=dtype)
+    packed = kernels.pack(weight)
+    alone = kernels.linear(x, packed, None)
+    with native.threads(2):
+        for _ in range(20):
+            assert torch.equal(kernels.linear(x, packed, None), alone)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 48, 100, 257])
+def test_norm_and_swiglu_are_those_of_float64(unit: str, dtype: torch.dtype, width: int) -> None:
+    kernels = native.kernels(unit)
+    x, weight = native.draw(1, 3, 2, width, dtype=dtype), native.draw(2, width, dtype=dtype)
+    y = x.double()
+    want = y * (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    got = kernels.rms_norm(x, weight, 1e-5)
+    assert float(((got.double() - want) / (1 + want.abs())).abs().max()) < native.TOLERANCE[dtype]
+    x = 20 * native.draw(3, 3, 2, 2 * width, dtype=dtype)  # so that the exponential is clamped
+    gate, up = x.double().chunk(2, dim=-1)
+    want = F.silu(gate) * up
+    got = kernels.swiglu(x)
+    assert float(((got.double() - want) / (1 + want.abs())).abs().max()) < native.TOLERANCE[dtype]
+
+
+def _check_attention(
+    unit: str, dtype: torch.dtype, heads: int, width: int, count: int, sees: int = 45
+) -> None:
+    rows, capacity = 2, 45
+    kernels = native.kernels(unit)
+    kv = native.filled_cache(2, rows, capacity, heads, width, dtype)
+    visible = torch.rand(rows, 1, count, capacity, generator=torch.Generator().manual_seed(count))
+    seen = visible > 0.6
+    seen[:, :, :, 20] = True
+    seen[0, 0, :, 3] = False
+    q = native.draw(7, rows, count, heads, width, dtype=dtype)
+    k, v = (side[:, :, :sees] for side in native.sides(kv, 1))
+    seen = seen[..., :sees]
+    want = native.attention(q, k, v, seen)
+    # What no query sees is not even read.
+    hidden = ~seen.any(2)[:, 0]
+    for half in (k, v):
+        half.transpose(1, 2)[hidden] = float("nan")
+    got = kernels.attend(q, kv, 1, seen)
+    assert float((got.double() - want).abs().max()) < native.TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "width"), [(3, 64), (1, 32), (2, 8), (3, 20), (2, 128)])
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 17, 33])
+def test_attention_is_that_of_float64(
+    unit: str, dtype: torch.dtype, heads: int, width: int, count: int
+) -> None:
+    _check_attention(unit, dtype, heads, width, count)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mask_may_end_before_the_cache(dtype: torch.dtype) -> None:
+    _check_attention("", dtype, 3, 64, 9, sees=37)
+
+
+def test_a_kernel_off_by_one_head_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = module.cache_of
+
+    def off_by_one(kv):
+        found = whole(kv)
+        for side in kv.buffers:  # head h reads what head h - 1 should
+            side.copy_(side.roll(kv.layout.capacity, dims=0))
+        return found
+
+    _check_attention("", torch.float32, 3, 64, 9)
+    monkeypatch.setattr(module, "cache_of", off_by_one)
+    with pytest.raises(AssertionError):
+        _check_attention("", torch.float32, 3, 64, 9)
+
+
+def test_a_query_that_sees_nothing_gets_zeros() -> None:
+    kv = native.filled_cache(1, 1, 10, 1, 64, torch.float32)
+    seen = torch.zeros(1, 1, 2, 10, dtype=torch.bool)
+    seen[0, 0, 1, 4] = True
+    got = native.kernels().attend(native.draw(1, 1, 2, 1, 64), kv, 0, seen)
+    assert torch.equal(got[0, 0, 0], torch.zeros(64))
+    # One slot alone comes back bit for bit.
+    assert torch.equal(got[0, 1, 0], kv.values[0][4])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "width"), [(3, 64), (2, 8), (3, 20)])
+def test_rotation_and_write_touch_their_slots_alone(
+    unit: str, dtype: torch.dtype, heads: int, width: int
+) -> None:
+    kernels = native.kernels(unit)
+    rows, count, capacity = 2, 3, 9
+    kv, before = (native.filled_cache(2, rows, capacity, heads, width, dtype) for _ in range(2))
+    qkv = native.draw(1, rows, count, 3, heads, width, dtype=dtype)
+    angle = native.draw(2, rows, count, width // 2)
+    slots = torch.tensor([[4, 0, 8], [1, 7, 2]])
+    q = kernels.rotate_write(qkv, (angle.cos(), angle.sin()), kv, 1, slots)
+
+    pairs = torch.view_as_complex(qkv[:, :, :2].double().unflatten(-1, (-1, 2)).contiguous())
+    turn = torch.polar(torch.ones_like(angle), angle)[:, :, None, None]
+    turned = torch.view_as_real(pairs * turn).flatten(-2)
+    assert float((q.double() - turned[:, :, 0]).abs().max()) < native.TOLERANCE[dtype]
+    k, v = native.sides(kv, 1)
+    for row in range(rows):
+        for t in range(count):
+            at = (row, slice(None), int(slots[row, t]))
+            error = k[at].double() - turned[row, t, 1]
+            assert float(error.abs().max()) < native.TOLERANCE[dtype]
+            assert torch.equal(v[at], qkv[row, t, 2])
+            for side, old in zip((k, v), native.sides(before, 1), strict=True):
+                side[at] = old[at]
+    assert torch.equal(native.held(kv), native.held(before))
+
+
+def test_slots_are_stored() -> None:
+    kernels = native.kernels()
+    kv, want = (native.filled_cache(2, 2, 9, 3, 20, torch.float32) for _ in range(2))
+    new = native.draw(5, 2, 2, 3, 20)
+    kernels.write(kv, 1, torch.tensor([[3, 5], [0, 8]]), new, 2 * new)
+    k, v = native.sides(want, 1)
+    for row, slots in enumerate(((3, 5), (0, 8))):
+        for t, slot in enumerate(slots):
+            k[row, :, slot] = new[row, t]
+            v[row, :, slot] = 2 * new[row, t]
+    assert torch.equal(native.held(kv), native.held(want))
+
+
+def test_a_layout_is_described_by_its_strides() -> None:
+    kv = native.filled_cache(2, 3, 9, 4, 20, torch.float32)
+    found = module.cache_of(kv)
+    assert (found.row, found.head, found.slot) == (4 * 9 * 20, 9 * 20, 20)
+    assert kv.layout.head_major

@@ -1,0 +1,151 @@
+"""The native trunk against the blocks one by one, in decoding and alone; its threads' manners."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+
+import pytest
+import torch
+from support import native
+from torch import Tensor
+
+from lantern_accel.device.backend import Backend, KVCache, TensorOps
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.nn.transformer import Pass, pack
+from lantern_accel.strategy.values import STRATEGIES
+from lantern_accel.testing.tiny import start, tiny_engine
+from lantern_accel_cpu.native import build, trunk
+
+pytestmark = native.needs_native
+LENGTH = 40
+
+
+def _target(ops: TensorOps, dtype: torch.dtype, heads: int, dim: int, hidden: int) -> LlamaGenGPT:
+    config = LlamaGenConfig(
+        dim=dim, n_layer=3, n_head=heads, ffn_dim=hidden, vocab_size=16, grid=6, prefix_length=4,
+        caption_dim=8,
+    )  # fmt: skip
+    target = LlamaGenGPT(config, ops=ops).eval().requires_grad_(False)
+    tables = target.rope_cos, target.rope_sin
+    generator = torch.Generator().manual_seed(3)
+    for name, weight in target.named_parameters():
+        drawn = torch.randn(weight.shape, generator=generator)
+        weight.copy_(1 + 0.2 * drawn if "norm" in name else drawn * weight.shape[-1] ** -0.5)
+    target.to(dtype)
+    target.rope_cos, target.rope_sin = tables
+    return target
+
+
+def _run(
+    target: LlamaGenGPT, backend: Backend, dtype: torch.dtype, taps: tuple[int, ...]
+) -> Tensor:
+    """Run a prompt of 4, then a tree of 7 nodes, on two rows; the tree's states, and the cache's keys."""
+    c = target.config
+    layout = backend.kv_layout(3, 2, LENGTH, c.n_head, c.head_dim, dtype)
+    kv: KVCache = backend.allocate(layout)
+    out = torch.empty(0)
+    for first, count in ((0, 4), (4, 7)):
+        x = native.draw(first, 2, count, c.dim, dtype=dtype)
+        seen = torch.zeros(2, 1, count, LENGTH, dtype=torch.bool)
+        seen[..., :first] = True
+        seen[..., first : first + count] = torch.ones(count, count, dtype=torch.bool).tril()
+        seen[:, :, 1:, first] = False
+        place = torch.arange(first, first + count).expand(2, -1)
+        shape = (1, count, 1, -1)
+        cos = target.rope_cos[first : first + count].view(shape)
+        sin = target.rope_sin[first : first + count].view(shape)
+        at = Pass(cos, sin, backend.mask(seen, dtype), kv, backend.address(kv, place))
+        out = target(x, at, taps)
+    slots = torch.arange(11).expand(2, -1)
+    kept = [side.flatten() for layer in range(3) for side in backend.read(kv, layer, slots)]
+    return torch.cat((out.flatten(), *kept)).double()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("taps", [(), (1, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "dim", "hidden"), [(2, 128, 96), (3, 60, 50), (4, 32, 48)])
+def test_a_trunk_is_its_blocks_one_by_one(
+    heads: int, dim: int, hidden: int, dtype: torch.dtype, taps: tuple[int, ...], count: int
+) -> None:
+    with (
+        open_backend("cpu", {"native": "off"}) as plain,
+        open_backend("cpu", {"native": "on", "threads": count}) as backend,
+        torch.inference_mode(),
+    ):
+        want = _run(_target(plain, torch.float32, heads, dim, hidden), plain, torch.float32, taps)
+        target = _target(backend, dtype, heads, dim, hidden)
+        if dtype == torch.bfloat16:  # the same weights
+            exact = _target(plain, torch.bfloat16, heads, dim, hidden).float()
+            want = _run(exact, plain, torch.float32, taps)
+        pack(target, backend)
+        called = []
+        whole = trunk.run
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trunk, "run", lambda *given: called.append(whole(*given)) or called[-1])
+            got = _run(target, backend, dtype, taps)
+        assert len(called) == 2
+        assert all(out is not None for out in called)
+        error = float((got - want).abs().max())
+        assert error < {torch.float32: 2e-5, torch.bfloat16: 8e-2}[dtype]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_float32_decodes_the_same_tokens(strategy: str) -> None:
+    tokens = []
+    for option in ("off", "on"):
+        with open_backend("cpu", {"native": option}) as backend, torch.inference_mode():
+            engine = tiny_engine(backend, strategy, batch=2, dtype=torch.float32)
+            start(engine, 5)
+            tokens.append(engine.run().tokens)
+    assert torch.equal(*tokens)
+
+
+def test_the_bundled_model_decodes_the_same_tokens() -> None:
+    from lantern_accel import generate
+
+    found = []
+    for native_, count in (("off", 1), ("on", 2)):
+        options = {"native": native_, "threads": count}
+        made = generate(
+            "dog face",
+            device="cpu",
+            dtype="float32",
+            seed=11,
+            strategy="lantern++",
+            options=options,
+        )
+        found.append(made.tokens)
+    assert torch.equal(*found)
+
+
+def test_threads_sleep_when_there_is_no_work() -> None:
+    kernels = native.kernels()
+    packed = kernels.pack(native.draw(1, 1024, 1024))
+    x = native.draw(2, 4, 1024)
+    with native.threads(2):
+        for _ in range(5):
+            kernels.linear(x, packed, None)
+        time.sleep(0.05)
+        began = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - began < 0.03
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    kernels = native.kernels()
+    packed = kernels.pack(native.draw(1, 1024, 1024))
+    x = native.draw(2, 4, 1024)
+    with native.threads(2):
+        want = kernels.linear(x, packed, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            os._exit(0 if torch.equal(kernels.linear(x, packed, None), want) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert build.family() is not None

@@ -44,7 +44,7 @@ bool runs(const char* name) {
     bool avx512 = avx2 && (low & 0xe6) == 0xe6 && (seven.b >> 16 & 1) && (seven.b >> 17 & 1) &&
                   (seven.b >> 30 & 1) && (seven.b >> 31 & 1);
     if (!strcmp(name, "avx2")) return avx2;
-    if (!strcmp(name, "avx512")) return avx512;
+    if (!strcmp(name, "avx512") || !strcmp(name, "avx512emulated")) return avx512;
     if (!strcmp(name, "avx512bf16")) return avx512 && (more.a >> 5 & 1);
     return false;
 }
@@ -145,8 +145,8 @@ EXPORT double lantern_read_seconds(const void* p, size_t bytes, int threads) {
     return together(threads, [&](int t) { sink += unit->read((const char*)p + t * each, each); });
 }
 
-// Multiply-adds a second that so many threads do in registers.
-EXPORT double lantern_multiply_rate(int64_t rounds, int threads) {
-    double took = together(threads, [&](int) { sink += uint64_t(unit->multiply(rounds)); });
-    return double(rounds) * unit->lanes * threads / took;
+// Seconds in which so many threads each do rounds * lanes multiply-adds in registers.
+EXPORT double lantern_multiply_seconds(int64_t rounds, int threads) {
+    return together(threads, [&](int) { sink += uint64_t(unit->multiply(rounds)); });
 }
+EXPORT int lantern_lanes() { return unit->lanes; }

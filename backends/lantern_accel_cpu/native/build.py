@@ -27,10 +27,14 @@ PATIENCE = 600
 
 @dataclass(frozen=True)
 class Unit:
-    """One instruction set: its compiler flags, and what Linux calls what it needs."""
+    """One instruction set: its compiler flags, and what Linux calls what it needs.
+
+    ``test``: stands for another one on processors without it, for tests alone.
+    """
 
     flags: tuple[str, ...]
     needs: frozenset[str]
+    test: bool = False
 
 
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
@@ -40,9 +44,16 @@ _AVX512_NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2"
 #: By processor family, the best first.
 UNITS: dict[str, dict[str, Unit]] = {
     "x86_64": {
+        "avx512bf16": Unit(
+            (*_AVX512, *_WIDE, "-mavx512bf16", "-DDOT_PRODUCTS"), _AVX512_NEEDS | {"avx512_bf16"}
+        ),
         "avx512": Unit((*_AVX512, *_WIDE), _AVX512_NEEDS),
         "avx2": Unit(("-mavx2", "-mfma", "-DWIDTH=8"), frozenset({"avx2", "fma"})),
         "plain": Unit(("-DWIDTH=4",), frozenset()),
+        # The dot products of bfloat16, computed by multiply-adds.
+        "avx512emulated": Unit(
+            (*_AVX512, *_WIDE, "-DDOT_PRODUCTS", "-DLANTERN_EMULATED"), _AVX512_NEEDS, test=True
+        ),
     },
     "aarch64": {"neon": Unit(("-DWIDTH=4",), frozenset())},
 }
@@ -109,8 +120,15 @@ def chosen_units() -> list[str]:
         return [asked]
     features = _features()
     if machine == "aarch64" or features is None:
-        return list(known)
+        return wheel_units()
     return [next(name for name, unit in known.items() if unit.needs <= features)]
+
+
+def wheel_units() -> list[str]:
+    """Return every unit of this processor family that decodes."""
+    machine = family()
+    assert machine is not None
+    return [name for name, unit in UNITS[machine].items() if not unit.test]
 
 
 def missing() -> str:
@@ -220,10 +238,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("-o", "--output", type=Path, default=PREBUILT)
     given = parser.parse_args()
-    machine = family()
-    if machine is None:
+    if family() is None:
         raise SystemExit(f"error: {missing()}")
-    compile_library(list(UNITS[machine]), given.output)
+    compile_library(wheel_units(), given.output)
     print(given.output)
 
 

@@ -100,7 +100,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "swiglu": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int32]),
     "trunk": (None, [POINTER(Trunk)]),
     "read_seconds": (c_double, [c_void_p, c_size_t, c_int]),
-    "multiply_rate": (c_double, [c_int64, c_int]),
+    "multiply_seconds": (c_double, [c_int64, c_int]),
+    "lanes": (c_int, []),
 }
 
 

@@ -65,9 +65,9 @@ struct RotateWrite {
 };
 
 struct Block {
-    const float *attention_norm, *ffn_norm;  // [D]; the first may be null: no norm
-    const void *wqkv, *wo, *w13, *w2;        // panels
-    void *k, *v;                             // the layer's keys and values
+    const void *attention_norm, *ffn_norm;  // T [D]; the first may be null: no norm
+    const void *wqkv, *wo, *w13, *w2;       // panels
+    void *k, *v;                            // the layer's keys and values
     float attention_eps, ffn_eps;
 };
 
@@ -79,7 +79,7 @@ struct Trunk {
     const void* x;           // T [M][D]
     void* out;               // T [M][out_stride]: the taps, then the last states
     const int64_t* slots;    // [M]: where keys and values go
-    const float* norm;       // the last norm, or null
+    const void* norm;        // T [D], the last norm; or null
     const int32_t* taps;     // blocks, counted from 1, whose states are wanted
     int64_t out_stride;
     int32_t layers, dim, hidden, tap_count, dtype;

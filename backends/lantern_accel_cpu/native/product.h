@@ -7,6 +7,10 @@
 #include "native.h"
 #include "vector.h"
 
+#if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 // Rows and vectors of columns that the accumulators in registers hold.

@@ -25,7 +25,8 @@ template <class T> struct TrunkJob {
     bool whole_gates;  // panels of gates and of ups are apart
     bool whole_heads;  // vectors lie in one head
 
-    void norm(const float* weight, float eps) {
+    void norm(const void* given_weight, float eps) {
+        const T* weight = (const T*)given_weight;
         for (int64_t r = 0; r < m; ++r) {
             if (weight)
                 norm_row(state + r * dim, weight, eps, dim, normed + r * ld_dim);
@@ -166,7 +167,7 @@ template <class T> struct TrunkJob {
         for (int64_t r = 0; r < m; ++r) {
             T* y = out + r * g.out_stride + g.tap_count * dim;
             if (g.norm)
-                norm_row(state + r * dim, g.norm, g.norm_eps, dim, y);
+                norm_row(state + r * dim, (const T*)g.norm, g.norm_eps, dim, y);
             else
                 copy(state + r * dim, dim, y);
         }

@@ -43,21 +43,19 @@ class Plan:
     def __init__(self, blocks: nn.ModuleList, kv: KVCache) -> None:
         self.blocks = weakref.ref(blocks)
         self._held: list[Tensor] = []
-        cache = cache_of(kv)
+        # Addresses only: a first pass does on tensors what every other one does.
         described = (Block * len(blocks))()
         for layer, (to, block) in enumerate(zip(described, blocks, strict=True)):
             norm = block.attention_norm
             if norm is not None:
-                to.attention_norm, to.attention_eps = self._norm(norm), norm.eps
-            to.ffn_norm, to.ffn_eps = self._norm(block.ffn_norm), block.ffn_norm.eps
+                to.attention_norm, to.attention_eps = self._hold(norm.weight), norm.eps
+            to.ffn_norm, to.ffn_eps = self._hold(block.ffn_norm.weight), block.ffn_norm.eps
             for name, projection in _projections(block).items():
-                self._held.append(projection.packed)
-                setattr(to, name, projection.packed.data_ptr())
-            to.k, to.v = kv.keys[layer].data_ptr(), kv.values[layer].data_ptr()
-        self._held += kv.buffers
+                setattr(to, name, self._hold(projection.packed))
+            to.k, to.v = self._hold(kv.keys[layer]), self._hold(kv.values[layer])
         first = blocks[0]
         self.given = Trunk(
-            cache=cache,
+            cache=cache_of(kv),
             blocks=described,
             layers=len(blocks),
             dim=first.feed_forward.w13.in_features,
@@ -65,16 +63,17 @@ class Plan:
             dtype=DTYPES[kv.layout.dtype],
         )
 
-    def _norm(self, norm: transformer.RMSNorm) -> int:
-        """Return the address of a norm's weight in float32."""
-        weight = norm.weight.detach().float().contiguous()
-        self._held.append(weight)
-        return weight.data_ptr()
+    def _hold(self, tensor: Tensor) -> int:
+        """Keep a tensor, and return its address."""
+        self._held.append(tensor)
+        return tensor.data_ptr()
 
     def last_norm(self, norm: transformer.RMSNorm | None) -> None:
-        """Let the trunk end with this norm."""
-        if norm is not None and not self.given.norm:
-            self.given.norm, self.given.norm_eps = self._norm(norm), norm.eps
+        """Let the trunk end with this norm, or with none."""
+        if norm is None:
+            self.given.norm = None
+        elif self.given.norm != norm.weight.data_ptr():
+            self.given.norm, self.given.norm_eps = self._hold(norm.weight), norm.eps
 
 
 def _projections(block: Any) -> dict[str, Any]:
@@ -89,6 +88,9 @@ def fits(blocks: nn.ModuleList, kv: KVCache) -> bool:
         return False
     for block in blocks:
         if type(block) is not transformer.Block:
+            return False
+        norms = (block.attention_norm, block.ffn_norm)
+        if any(norm is not None and norm.weight.dtype != layout.dtype for norm in norms):
             return False
         for projection in _projections(block).values():
             packed = projection.packed

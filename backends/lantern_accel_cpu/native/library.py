@@ -20,6 +20,7 @@ from ctypes import (
 )
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
@@ -129,7 +130,7 @@ class Library:
         self.unit: str = self.selected().decode()
 
     # What setattr above fills in.
-    def __getattr__(self, name: str) -> ctypes._FuncPtr:
+    def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
 
 

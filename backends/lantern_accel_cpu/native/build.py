@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,6 +62,8 @@ UNITS: dict[str, dict[str, Unit]] = {
 }
 _FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast")
 _QUIET = ("-Wno-psabi",)
+
+_LOG = logging.getLogger("lantern_accel")
 
 
 def family() -> str | None:
@@ -160,11 +165,40 @@ def library() -> Path:
         raise BackendError(f"native kernels: {reason}")
     if PREBUILT.is_file() and not os.environ.get(UNIT_VARIABLE):
         return PREBUILT
-    units = chosen_units()
+    return compiled(chosen_units())
+
+
+def compiled(units: list[str]) -> Path:
+    """Return the library of these units in the cache folder, compiled if it is not there.
+
+    Says so on standard error, as Python's logging is set up to: the first use takes its time. Of
+    processes that find none at once, one compiles and the others wait for it.
+    """
     path = target(units)
-    if not path.is_file():
-        compile_library(units, path)
+    if path.is_file():
+        return path
+    with _alone(path.with_suffix(".lock")):
+        if not path.is_file():
+            _LOG.warning("building native CPU kernels, once, about 20 s")
+            compile_library(units, path)
     return path
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Keep other processes, and threads, from the block; a file system without locks keeps none."""
+    import fcntl  # on every system that `family` has units for
+
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # what cannot be written is told of where it is compiled
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(lock.open("ab"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _LOG.warning("waiting for another process, which builds native CPU kernels")
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def compile_library(units: list[str], path: Path) -> None:

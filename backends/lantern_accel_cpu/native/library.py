@@ -145,11 +145,7 @@ def _load(unit: str) -> Library:
             raise
         stale = True
     if stale and build.compiler() is not None:  # a wheel's library, and sources that were changed
-        units = build.chosen_units()
-        path = build.target(units)
-        if not path.is_file():
-            build.compile_library(units, path)
-        loaded = Library(path, unit)
+        loaded = Library(build.compiled(build.chosen_units()), unit)
     return loaded
 
 

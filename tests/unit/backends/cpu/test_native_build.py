@@ -89,6 +89,32 @@ def test_two_builders_leave_one_whole_library(
 
 
 @native.needs_native
+def test_a_first_use_says_that_it_builds_and_a_second_one_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = tmp_path / "calls"
+    script = f'echo called >> {calls}; for last; do :; done; sleep 0.3; echo whole > "$last"'
+    _compiler(monkeypatch, tmp_path, script)
+    units = build.chosen_units()
+    found: list[str] = []
+    both = [
+        threading.Thread(target=lambda: found.append(build.compiled(units).read_text()))
+        for _ in range(2)
+    ]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert found == ["whole\n", "whole\n"]
+    assert len(calls.read_text().splitlines()) == len(units) + 1  # and the link
+    told = sorted(record.getMessage() for record in caplog.records)
+    assert told[0] == "building native CPU kernels, once, about 20 s"
+    assert told[1].startswith("waiting for another process")
+    build.compiled(units)
+    assert len(told) == len(caplog.records) == 2
+
+
+@native.needs_native
 def test_sources_flags_and_compiler_name_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     units = build.chosen_units()
     first = build.target(units)

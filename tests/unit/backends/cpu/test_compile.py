@@ -119,7 +119,7 @@ def _packs_here(backend: Backend, packed: torch.Tensor, weight: torch.Tensor) ->
 def test_the_generated_code_updates_caches_in_place() -> None:
     from torch._inductor.utils import run_and_get_code
 
-    with open_backend("cpu", {"threads": 1}) as backend, torch.inference_mode():
+    with open_backend("cpu", {"threads": 1, "native": "off"}) as backend, torch.inference_mode():
         engine = tiny_engine(backend, "lantern++")
         start(engine, 1)
         with warnings.catch_warnings():

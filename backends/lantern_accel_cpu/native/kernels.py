@@ -34,7 +34,8 @@ class Panels(Tensor):
     Its memory goes on to whole panels of 32 rows, filled with zeros.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    # As torch's own Parameter has it.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def dense(self) -> Tensor:
         """Return the matrix as it was before it was packed."""

@@ -45,7 +45,8 @@ class Plan:
         self._held: list[Tensor] = []
         # Addresses only: a first pass does on tensors what every other one does.
         described = (Block * len(blocks))()
-        for layer, (to, block) in enumerate(zip(described, blocks, strict=True)):
+        modules: list[Any] = list(blocks)
+        for layer, (to, block) in enumerate(zip(described, modules, strict=True)):
             norm = block.attention_norm
             if norm is not None:
                 to.attention_norm, to.attention_eps = self._hold(norm.weight), norm.eps
@@ -53,7 +54,7 @@ class Plan:
             for name, projection in _projections(block).items():
                 setattr(to, name, self._hold(projection.packed))
             to.k, to.v = self._hold(kv.keys[layer]), self._hold(kv.values[layer])
-        first = blocks[0]
+        first = modules[0]
         self.given = Trunk(
             cache=cache_of(kv),
             blocks=described,

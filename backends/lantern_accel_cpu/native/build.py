@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 #: Where a wheel has the library, with every unit of its processor family.
 PREBUILT = HERE / "lantern_native.so"
 #: Names the one instruction set to use, for tests and for telling faults apart.
+FOLDER_VARIABLE = "LANTERN_ACCEL_CPU_LIBRARIES"
 UNIT_VARIABLE = "LANTERN_ACCEL_CPU_UNIT"
 #: Seconds after which a compiler is taken to hang; a unit needs about 8 on one core.
 PATIENCE = 600
@@ -146,14 +147,19 @@ def missing() -> str:
 
 
 def target(units: list[str]) -> Path:
-    """Return the path in the cache folder of a library of these units."""
+    """Return the path of a library of these units.
+
+    It lies in the cache folder, or in the one that ``LANTERN_ACCEL_CPU_LIBRARIES`` names.
+    """
     key = hashlib.sha256()
     machine = family()
     assert machine is not None
     flags = [flag for name in units for flag in (name, *UNITS[machine][name].flags)]
     for part in (digest(), compiler() or "", *_FLAGS, *flags):
         key.update(part.encode() + b"\0")
-    return cache_dir() / "native" / f"{'-'.join(units)}-{key.hexdigest()[:16]}.so"
+    folder = os.environ.get(FOLDER_VARIABLE)
+    kept = Path(folder) if folder else cache_dir() / "native"
+    return kept / f"{'-'.join(units)}-{key.hexdigest()[:16]}.so"
 
 
 def library() -> Path:

@@ -22,6 +22,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let nothing of a wheel, of other tests or of the machine's compiler be found."""
     monkeypatch.setattr(build, "PREBUILT", tmp_path / "none.so")
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("LANTERN_ACCEL_CPU_LIBRARIES", raising=False)
     monkeypatch.setattr(library, "_load", library._load.__wrapped__)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from lantern_accel.cli import bounds
+from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options
 

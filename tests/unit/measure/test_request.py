@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lantern_accel.cli import bounds
+from lantern_accel import bounds
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.request import GenerationRequest
 from lantern_accel.measure import prompts, request, store

@@ -119,10 +119,16 @@ def is_lost(error: BaseException) -> bool:
 
 
 def fallback_nodes(error: BaseException) -> tuple[str, ...]:
-    """Return the operators for which ``hpu_backend`` would have left the graph, as it names them."""
+    """Return the operators for which ``hpu_backend`` would have left the graph, as it names them.
+
+    It names nodes when it places them (``Node: sort_1 requires fallback: True``), and operators when it
+    sums a graph up.
+    """
     for one in chain(error):
+        if found := re.search(r"Node: (\w+) requires fallback: True", str(one)):
+            return (re.sub(r"(_\d+)?$", "", found[1], count=1),)
         if found := re.search(r"Eager fallback in nodes: \[([^\]]*)\]", str(one)):
-            nodes = re.findall(r"'[^:']*:(?:torch\.ops\.)?([^']+)'", found[1])
+            nodes = re.findall(r"'[^':]*:(?:torch\.ops\.)?([^']+)'", found[1])
             return tuple(dict.fromkeys(nodes))
     return ()
 

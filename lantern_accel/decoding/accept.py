@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.logits import draw
 from lantern_accel.decoding.trees import DraftTree
+from lantern_accel.device.operations import flags
 from lantern_accel.strategy.values import Acceptance, Residual, Tried
 
 #: Smaller sums of weights than this are taken for nothing.
@@ -214,7 +215,7 @@ def accept_sampling(
     """
     batch, _, vocab = probs.shape
     node = torch.zeros(batch, dtype=tree.tokens.dtype, device=probs.device)
-    alive = torch.ones(batch, dtype=torch.bool, device=probs.device)
+    alive = flags(True, batch, device=probs.device)
     length = torch.zeros_like(node)
     prices: list[Tensor] = []
     path = [node]
@@ -229,7 +230,7 @@ def accept_sampling(
 
     for depth, width in enumerate(tree.max_children):
         first, count = at(tree.first_child, node), at(tree.num_children, node)
-        taken = torch.zeros_like(alive)
+        taken = flags(False, batch, device=probs.device)
         chosen = node
         price = torch.zeros(batch, device=probs.device)
         left = None if rule.budget is None else rule.budget.expand(batch)

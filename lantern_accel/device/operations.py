@@ -248,3 +248,12 @@ class TensorOps:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+def flags(value: bool, *shape: int, device: torch.device) -> Tensor:
+    """Return a boolean tensor ``shape`` full of ``value``.
+
+    Filled with a number: compilers that take graphs through TorchScript leave them for a bool scalar,
+    which is what ``zeros`` and ``ones`` of this dtype become.
+    """
+    return torch.full(shape, int(value), dtype=torch.bool, device=device)

@@ -6,7 +6,9 @@ device and one stream, and all work is done when a call returns.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,6 +38,7 @@ __all__ = [
     "reset_peak_memory_stats",
     "set_device",
     "set_memory_limit",
+    "stream",
     "synchronize",
 ]
 
@@ -117,6 +120,12 @@ class Stream:
 def current_stream(device: Any = None) -> Stream:
     """Return the one stream."""
     return Stream()
+
+
+@contextlib.contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """Run the block on a stream; there is one."""
+    yield
 
 
 def default_stream(device: Any = None) -> Stream:

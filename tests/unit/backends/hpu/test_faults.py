@@ -106,4 +106,5 @@ def test_the_operator_that_would_leave_the_graph_is_named() -> None:
     assert "aten.sort.default, aten.index.Tensor has no kernel" in str(
         faults.left_the_graph("step", operators)
     )
+    assert faults.fallback_nodes(_wrapped("Node: sort_12 requires fallback: True")) == ("sort",)
     assert faults.fallback_nodes(RuntimeError("no")) == ()

@@ -1,7 +1,8 @@
 """What a step costs at real sizes, on random weights, beside the least that it could cost.
 
-At batch 1 a step must read every weight once and the cache that its queries see; that many bytes over
-the measured bandwidth is its *floor*. A vanilla step, verification alone at several node counts and a
+A step must read every weight once and the cache that its queries see, and multiply every weight with
+every row of its tree: its *floor* is the longer of bytes over the measured bandwidth and operations over
+the measured rate of products. A vanilla step, verification alone at several node counts and a
 whole LANTERN step are timed alternately with vanilla, so that ratios hold on a machine that drifts.
 How many tokens a step brings is a property of weights: it is a stated number or one from a benchmark.
 """
@@ -24,7 +25,7 @@ from lantern_accel.files import write_json
 from lantern_accel.measure.interleave import environment, read_stored
 from lantern_accel.measure.rates import measure_rates
 from lantern_accel.measure.stepcost_report import Acceptance, Cost, StepCost
-from lantern_accel.measure.steptimer import Timed, bush, floor_bytes
+from lantern_accel.measure.steptimer import Timed, bush, floor_bytes, floor_flops
 from lantern_accel.memory.limits import check_engine, free_bytes, size
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 
@@ -48,6 +49,7 @@ def _timed(
     cost.captured, cost.capture_seconds = timed.replay.captured, timed.replay.seconds
     cost.capture_bytes = timed.replay.nbytes
     cost.floor_bytes = floor_bytes(engine, cost.kind)
+    cost.floor_flops = floor_flops(engine, cost.kind)
     try:
         yield timed
     finally:

@@ -34,6 +34,7 @@ class Cost(BaseModel):
     ms: list[float] = Field(default_factory=list)
     vanilla_ms: list[float] = Field(default_factory=list)
     floor_bytes: int = 0
+    floor_flops: int = 0
     operators: int = 0
     captured: bool = False
     capture_seconds: float = 0.0
@@ -72,7 +73,9 @@ class StepCost(BaseModel):
         for cost in self.costs:
             if not cost.ms or self.rates is None:
                 continue
-            floor = 1e3 * cost.floor_bytes / self.rates.bandwidth
+            memory = 1e3 * cost.floor_bytes / self.rates.bandwidth
+            products = 1e3 * cost.floor_flops / self.rates.matmul_flops.median
+            floor = max(memory, products)
             speedup = None
             if cost.kind == "step" and self.acceptance is not None:
                 speedup = self.acceptance.tokens_per_step / cost.over_vanilla
@@ -87,6 +90,7 @@ class StepCost(BaseModel):
                     "conversion": 1 / cost.over_vanilla if cost.kind == "step" else None,
                     "speedup": speedup,
                     "floor_ms": floor,
+                    "bound": "products" if products > memory else "memory",
                     "of_floor": floor / cost.median,
                     "operators": cost.operators,
                     "captured": cost.captured,

@@ -66,6 +66,28 @@ def floor_bytes(engine: Engine, kind: str) -> int:
     return int(total + passes * (each * width + seen_bytes) + (once + levels * head) * width)
 
 
+def floor_flops(engine: Engine, kind: str) -> int:
+    """Return the operations that a step must do: two for every weight and row that meets it.
+
+    Rows are nodes times guidance branches times images. Attention over the cache is counted for the
+    target alone, and nothing for norms, softmax and acceptance.
+    """
+    g, target = engine.geometry, engine.verifying.target
+    rows = g.rows * g.nodes
+    seen = g.prefix + int(engine.state.length.max()) + g.nodes
+    layout = engine.verifying.cache.layout
+    attention = 4 * layout.layers * rows * seen * target.config.n_head * target.config.head_dim
+    head = target.output.weight.numel()
+    total = 2 * rows * (sum(_numbers(block) for block in target.layers) + head) + attention
+    drafting = engine.drafting
+    if kind != "step" or drafting is None:
+        return total
+    drafter = drafting.drafter
+    each = _numbers(drafter.fc) + sum(_numbers(block) for block in drafter.layers) + head
+    # Every node but the last level's leaves is expanded once, and the accepted ones are caught up on.
+    return total + 2 * g.rows * (g.depth + 1) * each
+
+
 # --- timing -------------------------------------------------------------------------------------
 
 

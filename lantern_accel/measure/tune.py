@@ -142,7 +142,11 @@ def measure_rates(
             taken: list[list[float]] = taken,
             visits: list[list[float]] = visits,
         ) -> None:
+            # A device that tells lengths late runs a step more on an image that is complete: no visit.
+            complete = int(engine.state.length) + 1 >= engine.geometry.tokens
             step()
+            if complete:
+                return
             last = int(engine.state.last_length)
             path = engine.state.last_path[0].tolist()
             for depth in range(min(max(last, 0) + 1, len(PROBE))):

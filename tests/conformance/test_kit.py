@@ -110,7 +110,7 @@ def short(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_three_parts(attend):
-    """Multiply as a GPU does that makes a float32 product of three in TF32: values lose their last bits."""
+    """Multiply as a GPU that makes a float32 product of three in TF32: values lose their last bits."""
 
     def wrong(q, kv, layer, mask):
         out = attend(q, kv, layer, mask)
@@ -127,7 +127,9 @@ def restless(scan):
 
     def wrong(weights):
         found = scan(weights)
-        return torch.where(found > found[..., -1:] / 2, found * (1 + 1e-7 * (next(times) % 3)), found)
+        return torch.where(
+            found > found[..., -1:] / 2, found * (1 + 1e-7 * (next(times) % 3)), found
+        )
 
     return wrong
 
@@ -277,7 +279,9 @@ def test_a_cache_is_not_judged_by_how_attention_rounds(monkeypatch, check):
         cache, _, v = numeric._filled(backend, torch.float32)
         # One visible slot a query: its value comes back through products, and not bit for bit.
         slots = cache.layout.capacity
-        one = backend.mask(torch.eye(slots, dtype=torch.bool).expand(numeric.ROWS, 1, -1, -1), v.dtype)
+        one = backend.mask(
+            torch.eye(slots, dtype=torch.bool).expand(numeric.ROWS, 1, -1, -1), v.dtype
+        )
         q = torch.zeros(numeric.ROWS, slots, numeric.HEADS, numeric.WIDTH)
         through = backend.attend(q, cache, 0, one)[:, : numeric.CAPACITY]
         assert not torch.equal(through, v[0]) and torch.allclose(through, v[0], atol=3e-7)

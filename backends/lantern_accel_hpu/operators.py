@@ -51,7 +51,7 @@ FALLBACKS = {
     "aten::bincount": "its shape depends on data; compare with an arange and sum",
 }
 
-#: Operators that fill a tensor; torch takes them apart into ``full``, with a bool scalar for a bool dtype.
+#: Operators that fill a tensor; torch makes ``full`` of them, with a bool scalar for a bool dtype.
 FILLED = _aten("zeros ones new_zeros new_ones zeros_like ones_like")
 
 UNLISTED = "no kernel is listed for it"

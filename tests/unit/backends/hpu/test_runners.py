@@ -341,7 +341,7 @@ def test_no_memory_for_a_capture_is_an_error_with_figures(opened: Open) -> None:
     def step() -> None:
         raise RuntimeError("Allocation failed for size::4294967296 (4096)MB")
 
-    says = r"ran out of memory while running the step when it asked for 4.00 GiB: 0.25 GiB of 94.00 GiB are"
+    says = r"ran out of memory while running the step when it asked for 4.00 GiB: 0.25 GiB of 94.00 GiB"
     with pytest.raises(BackendError, match=says):
         backend.capture(step, "step")
 

@@ -160,7 +160,7 @@ class Compiled(Warmed):
                 raise
             raise BackendError(
                 f"torch.compile cannot make one graph of the {self.name}: "
-                f"{faults.first_line(error)}; use the mode 'eager', and report it"
+                f"{' '.join(str(error).splitlines()[:2])}; use the mode 'eager', and report it"
             ) from error
         super()._prepare()
 

@@ -63,6 +63,10 @@ class DeviceBackend(Backend):
         """Multiply by a weight that was packed, or by one that could not be."""
         return linear(x, weight, bias)
 
+    def scan(self, weights: Tensor) -> Tensor:
+        """Add one weight after the other: torch does so here in double, in one thread a row."""
+        return weights.cumsum(-1)
+
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
         return cache.attend(q, *self.by_head(kv, layer, mask.shape[-1]), mask)

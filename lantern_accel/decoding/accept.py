@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import draw
+from lantern_accel.decoding.logits import Scan, draw
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.device.operations import flags
+from lantern_accel.device.operations import flags, two_level_scan
 from lantern_accel.strategy.values import Acceptance, Residual, Tried
 
 #: Smaller sums of weights than this are taken for nothing.
@@ -205,6 +205,7 @@ def accept_sampling(
     uniforms: Tensor,
     bonus_uniform: Tensor,
     allowed: Tensor | None = None,
+    scan: Scan = two_level_scan,
 ) -> Accepted:
     """Walk down the tree, trying the children of the accepted node in order.
 
@@ -212,6 +213,7 @@ def accept_sampling(
     ``[B, sum(max_children)]``: one for each level and sibling slot. A draft x is kept where
     ``u <= A(x) / q(x)``; after a refusal the distribution becomes the residual. ``allowed`` bool
     ``[B, T, V]``: the codes that may follow each node, read by the official residual; None: any.
+    ``scan`` makes the running sums of the bonus token's draw.
     """
     batch, _, vocab = probs.shape
     node = torch.zeros(batch, dtype=tree.tokens.dtype, device=probs.device)
@@ -269,7 +271,7 @@ def accept_sampling(
         length = length + alive
         p = torch.where(alive.unsqueeze(-1), row(probs, node), p)
     paid = torch.stack(prices, 1) if prices else probs.new_zeros(batch, 0)
-    bonus = draw(p, bonus_uniform, node.dtype)
+    bonus = draw(p, bonus_uniform, node.dtype, scan)
     return Accepted(torch.stack(path, 1), length, bonus, p, paid)
 
 

@@ -196,7 +196,7 @@ class Drafting:
                 q = distribution(logits, self.filters)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
                 used += groups * width
-                picks = draw_without_replacement(q, here, self.ops.index)
+                picks = draw_without_replacement(q, here, self.ops.index, self.ops.scan)
                 dists.append(q)
             codes = picks.flatten(1).index_select(1, picks_at)
             tokens.append(codes)

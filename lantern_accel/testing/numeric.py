@@ -231,7 +231,9 @@ def decisions(backend: Backend) -> Measured:
                 rule = Rule(LanternPP(k=5, lam=lam), "aggregate", table.to(device))
                 u = uniforms.to(device)
                 tests = sum(tree.max_children)
-                found = accept_sampling(tree, probs.to(device), rule, u[:, :tests], u[:, -1])
+                found = accept_sampling(
+                    tree, probs.to(device), rule, u[:, :tests], u[:, -1], scan=backend.scan
+                )
                 got.append([t.cpu() for t in (found.path, found.length, found.bonus)])
             for one, other in zip(*got, strict=True):
                 if not torch.equal(one, other):

@@ -294,6 +294,7 @@ int64_t sdp_choice(
 
 struct Lent {
   at::Tensor device, host;
+  bool written = false;
 };
 
 at::Tensor lend(const at::Tensor& tensor, std::vector<Lent>& lent, const char* name) {
@@ -306,7 +307,7 @@ at::Tensor lend(const at::Tensor& tensor, std::vector<Lent>& lent, const char* n
   }
   // What is empty may be an output that the operator sizes.
   lent.push_back({tensor, tensor.numel() ? host(tensor) : at::empty(
-      tensor.sizes(), tensor.options().device(at::kCPU))});
+      tensor.sizes(), tensor.options().device(at::kCPU)), false});
   return lent.back().host;
 }
 
@@ -338,6 +339,7 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   recipe(name, *stack, first);
   for (size_t i = first; i < stack->size(); ++i) {
     auto& value = (*stack)[i];
+    const size_t before = lent.size();
     if (value.isTensor()) {
       value = lend(value.toTensor(), lent, name.c_str());
     } else if (value.isTensorList()) {
@@ -352,10 +354,13 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     } else if (value.isDevice()) {
       value = c10::Device(at::kCPU);
     }
+    const auto* alias = schema.arguments()[i - first].alias_info();
+    for (size_t one = before; one < lent.size(); ++one)
+      lent[one].written = alias != nullptr && alias->isWrite();
   }
   op.redispatchBoxed(ON_CPU, stack);
-  if (schema.is_mutable())
-    for (const auto& one : lent) narrow(one.host);
+  for (const auto& one : lent)
+    if (one.written) narrow(one.host);
   for (const auto& one : lent) {
     if (one.device.numel() || !one.host.numel()) continue;
     one.device.resize_(one.host.sizes());

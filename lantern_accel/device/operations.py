@@ -292,7 +292,8 @@ def two_level_scan(weights: Tensor) -> Tensor:
     blocks = -(-size // SCAN_BLOCK)
     if blocks == 1:
         return _running(weights)
-    x = F.pad(weights, (0, blocks * SCAN_BLOCK - size)).unflatten(-1, (blocks, SCAN_BLOCK))
+    padded = F.pad(weights, (0, blocks * SCAN_BLOCK - size))
+    x = padded.reshape(*weights.shape[:-1], blocks, SCAN_BLOCK)
     inner = _running(x)
     ends = inner[..., -1]
     after = _running(ends).unsqueeze(-1)

@@ -233,16 +233,17 @@ def targets(folder: Path) -> list[dict[str, Any]]:
             for value, asked in _figures(path, step, figure, bound):
                 better = best is None or (value > best[0] if least else value < best[0])
                 best = (value, asked, options) if better else best
-        value, asked, options = best or (None, bound, None)
-        met = None if value is None else value >= asked if least else value <= asked
+        judged: tuple[float | None, float, str | None] = best or (None, bound, None)
+        reached, asked, chosen = judged
+        met = None if reached is None else reached >= asked if least else reached <= asked
         found.append(
             {
                 "size": size,
                 "step": step,
                 "figure": figure,
                 "asked": asked,
-                "found": value,
-                "options": options,
+                "found": reached,
+                "options": chosen,
                 "met": met,
             }
         )

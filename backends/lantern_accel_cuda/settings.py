@@ -7,6 +7,8 @@ decoder would be computed in TF32 otherwise, which torch allows cuDNN by default
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _depth: list[tuple[bool, bool, bool]] = []
@@ -32,7 +34,7 @@ class Pinned:
 
 
 def _now() -> tuple[bool, bool, bool]:
-    backends = torch.backends
+    backends: Any = torch.backends
     return (
         bool(backends.cuda.cudnn_sdp_enabled()),
         bool(backends.cudnn.allow_tf32),
@@ -41,6 +43,6 @@ def _now() -> tuple[bool, bool, bool]:
 
 
 def _set(values: tuple[bool, bool, bool]) -> None:
-    backends = torch.backends
+    backends: Any = torch.backends
     backends.cuda.enable_cudnn_sdp(values[0])
     backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = values[1:]

@@ -72,7 +72,8 @@ def floor_flops(engine: Engine, kind: str) -> int:
     Rows are nodes times guidance branches times images. Attention over the cache is counted for the
     target alone, and nothing for norms, softmax and acceptance.
     """
-    g, target = engine.geometry, engine.verifying.target
+    g = engine.geometry
+    target: Any = engine.verifying.target
     rows = g.rows * g.nodes
     seen = g.prefix + int(engine.state.length.max()) + g.nodes
     layout = engine.verifying.cache.layout
@@ -81,11 +82,11 @@ def floor_flops(engine: Engine, kind: str) -> int:
     total = 2 * rows * (sum(_numbers(block) for block in target.layers) + head) + attention
     drafting = engine.drafting
     if kind != "step" or drafting is None:
-        return total
-    drafter = drafting.drafter
+        return int(total)
+    drafter: Any = drafting.drafter
     each = _numbers(drafter.fc) + sum(_numbers(block) for block in drafter.layers) + head
     # Every node but the last level's leaves is expanded once, and the accepted ones are caught up on.
-    return total + 2 * g.rows * (g.depth + 1) * each
+    return int(total + 2 * g.rows * (g.depth + 1) * each)
 
 
 # --- timing -------------------------------------------------------------------------------------

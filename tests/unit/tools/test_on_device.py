@@ -84,7 +84,7 @@ def test_a_tree_that_is_not_installed_is_found_all_the_same(
     (found,) = importlib.metadata.distributions(path=[site])
     assert found.metadata["Name"] == "lantern-accel"
     points = {one.name: one.value for one in found.entry_points if one.group == "lantern_accel"}
-    assert set(points) == {"cpu", "cuda", "hpu", "null"}
+    assert {"cpu", "cuda", "hpu", "null"} <= set(points)
     assert points["cpu"] == "lantern_accel_cpu"
 
 

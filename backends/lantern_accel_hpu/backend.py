@@ -55,10 +55,10 @@ class DeviceBackend(HPUOps, Backend):
         self.simulated = bridge.software
         self.kernels = bridge.kernels
         self.mode = mode
-        self._module = module
+        self.module = module
         real = bridge.hpu is not None and not bridge.software
         self._meter = EnergyMeter(module) if real else None
-        self._watch = Watch(bridge)
+        self.watch = Watch(bridge)
         self._replays: list[Warmed] = []
 
     @classmethod
@@ -76,7 +76,7 @@ class DeviceBackend(HPUOps, Backend):
         """Read ``source`` a step late, by a copy on a stream of its own and an event."""
         if self.bridge.hpu is None:
             return super().host_copy(source)
-        return EventCopy(source, self.bridge, self._watch)
+        return EventCopy(source, self.bridge, self.watch)
 
     def allocate(self, layout: KVLayout) -> KVCache:
         """Allocate a cache; raises BackendError with the rows that fit where memory is short."""
@@ -95,8 +95,8 @@ class DeviceBackend(HPUOps, Backend):
         hpu, meter = self.bridge.hpu, self._meter
         kernels = ", ".join(self.kernels.names) or "none"
         notes = [f"mode: {self.mode}", f"fused kernels: {kernels}"]
-        if self._module is not None:
-            notes.append(f"module {self._module}")
+        if self.module is not None:
+            notes.append(f"module {self.module}")
         if self.simulated:
             notes.insert(0, SOFTWARE)
         if meter is not None and meter.reason:
@@ -156,7 +156,7 @@ class DeviceBackend(HPUOps, Backend):
         kind = kinds.get(self.mode, Warmed)
         if kind is Graphed and name == "prefill":
             kind = Warmed
-        replay = kind(self._watch, step, name)
+        replay = kind(self.watch, step, name)
         self._replays.append(replay)
         return replay
 
@@ -167,7 +167,7 @@ class DeviceBackend(HPUOps, Backend):
             self.bridge.synchronize()
         except RuntimeError as error:
             raise self.explain(error) or error from error
-        self._watch.settle()
+        self.watch.settle()
 
     def stopwatch(self) -> Stopwatch:
         """Measure between two events on the current stream, without the host's share."""

@@ -170,10 +170,10 @@ class Bridge:
         """Return the options of ``hpu_backend`` that keep a step correct; None where it has none.
 
         ``use_inplace_index_copy`` writes a cache in place and drops the copy at the end of the graph;
-        where one graph writes the same cache twice (verification, then commit), what was written last
-        is lost. ``reassign_copy_`` and ``reassign_full_copy`` move writes of state to an earlier part
-        of a graph that was left, past readers of the old value. ``use_eager_fallback`` leaves graphs
-        without a word; it stays where the user set PT_HPU_USE_EAGER_FALLBACK.
+        where one graph writes the same cache twice (a drafter's: to catch up, then at each level), what
+        was written last is lost. ``reassign_copy_`` and ``reassign_full_copy`` move writes of state to
+        an earlier part of a graph that was left, past readers of the old value. ``use_eager_fallback``
+        leaves graphs without a word; it stays where the user set PT_HPU_USE_EAGER_FALLBACK.
         """
         wanted = [name for name in UNSAFE if hasattr(self.config, name)]
         if environment.keeps_fallback(os.environ):

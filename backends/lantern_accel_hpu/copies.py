@@ -79,6 +79,13 @@ class EventCopy(HostCopy):
             self._watch.settle()
         return value
 
+    def clear(self) -> None:
+        """Forget what was posted and not read; waits for it, since its memory is written again."""
+        while self._posted:
+            self._oldest()
+        self._waiting.clear()
+        self._watch.settle()
+
     def _oldest(self) -> Tensor:
         slot = self._posted.popleft()
         try:

@@ -402,3 +402,47 @@ def test_a_card_serves_one_process(on_software_hpu: Run, tmp_path: Path) -> None
     changed = {"LANTERN_HPU_SOFTWARE_LOCKS": locks, "LANTERN_HPU_SOFTWARE_MODULES": "1"}
     shown = passes(on_software_hpu(BUSY, script=HOLD, **changed))
     assert "name another card with --device hpu:N" in shown
+
+
+FIRST_CONTACT = """
+import contextlib, os, sys, pytest, torch
+from support import gaudi
+from lantern_accel.cli import main
+from lantern_accel_hpu import bridge, cards, checks, faults, kernels
+
+check, planted = sys.argv[1:]
+if check == "kernels.traced":  # the vendor's wrapper as its double, for the software HPU has no kernels
+    real = bridge.Bridge.from_software
+    def with_kernels():
+        made = real()
+        object.__setattr__(made, "kernels", bridge.Kernels(sdpa=gaudi.FusedSDPA))
+        return made
+    bridge.Bridge.from_software = with_kernels
+    if planted == "yes":
+        kernels.RECOMPUTE = None
+elif check == "cards.index":
+    os.environ["HABANA_VISIBLE_MODULES"] = "2,3"
+    real = cards.choose
+    def choose(index, environ):
+        chosen = real(index, environ)
+        if planted == "yes":  # the driver is told another module
+            environ.update({cards.VISIBLE: "5", cards.MODULE: "5"})
+        return chosen
+    cards.choose = choose
+elif planted == "yes" and check == "cards.errors":
+    faults.BUSY = faults.ABSENT = faults.BUSY + faults.ABSENT
+elif planted == "yes" and check == "graphs.fallback":
+    os.environ["PT_HPU_USE_EAGER_FALLBACK"] = "1"
+sys.argv = ["lantern-accel", "conform", "hpu", "--software", "--only", check]
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "check", ["kernels.traced", "cards.index", "cards.errors", "graphs.fallback"]
+)
+def test_a_fault_of_first_contact_is_caught_by_name(on_software_hpu: Run, check: str) -> None:
+    assert f"passed: {check}" in passes(on_software_hpu(check, "no", script=FIRST_CONTACT))
+    done = on_software_hpu(check, "yes", script=FIRST_CONTACT)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"failed: {check}" in done.stdout

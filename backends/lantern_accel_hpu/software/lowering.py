@@ -148,7 +148,8 @@ def reordered(module: GraphModule, parts: Sequence[Sequence[Node]]) -> GraphModu
     # The clusters themselves keep the order of the graph as far as their inputs allow.
     first = {node: at for at, node in enumerate(module.graph.nodes)}
     order = _by_inputs(members, unit, first)
-    graph, copied = Graph(), {}
+    graph = Graph()
+    copied: dict[Node, Node] = {}
     for index in order:
         for node in members[index]:
             copied[node] = graph.node_copy(node, copied.__getitem__)

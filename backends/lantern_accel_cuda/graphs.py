@@ -78,15 +78,20 @@ class GraphReplay(Replay):
 class _Take:
     """One capture under way; :meth:`cut` ends a graph and begins the next."""
 
-    def __init__(self, pool: Any, first: str) -> None:
+    def __init__(self, device: torch.device, pool: Any, first: str) -> None:
         self._pool = pool
+        self._device = device
         self.graphs: list[tuple[str, torch.cuda.CUDAGraph]] = []
+        self.bookkeeping = 0
+        """Bytes that beginning the graphs allocated: older torch keeps a seed and an offset for each."""
         self._begin(first)
 
     def _begin(self, phase: str) -> None:
+        before = torch.cuda.memory_allocated(self._device)
         graph = torch.cuda.CUDAGraph()
         # Work that another thread of this process gives to the GPU does not concern this capture.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self.bookkeeping += max(torch.cuda.memory_allocated(self._device) - before, 0)
         self.graphs.append((phase, graph))
 
     def cut(self, phase: str) -> None:
@@ -133,7 +138,7 @@ class Recorder:
         began = time.perf_counter()
         run = step if self._compile == "off" else compiled(step, self._compile, name)
         if self._stream is None:
-            self._stream = stream_of(self.device)
+            self._stream = stream_of(self.device, "capture")
         stream = self._stream
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
@@ -161,7 +166,7 @@ class Recorder:
         reserved = torch.cuda.memory_reserved(self.device)
         allocated = torch.cuda.memory_allocated(self.device)
         with torch.cuda.stream(stream):
-            self._take = take = _Take(self._pool, name)
+            self._take = take = _Take(self.device, self._pool, name)
             try:
                 run()
             finally:
@@ -169,7 +174,8 @@ class Recorder:
                 take.end()
         replay = GraphReplay(name, self.device, take.graphs)
         replay.nbytes = max(torch.cuda.memory_reserved(self.device) - reserved, 0)
-        self.bytes_kept += max(torch.cuda.memory_allocated(self.device) - allocated, 0)
+        kept = torch.cuda.memory_allocated(self.device) - allocated - take.bookkeeping
+        self.bytes_kept += max(kept, 0)
         self._made.add(replay)
         return replay
 

@@ -12,10 +12,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lantern_accel.device.backend import (
     Backend,
     DeviceFacts,
+    HostCopy,
     KVCache,
     KVLayout,
     MemoryUse,
@@ -25,17 +27,12 @@ from lantern_accel.device.backend import (
     Support,
 )
 from lantern_accel.errors import BackendError
-from lantern_accel_hpu import operators
+from lantern_accel_hpu import faults, operators
 from lantern_accel_hpu.bridge import Bridge
-from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed
+from lantern_accel_hpu.copies import EventCopy
+from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch
 from lantern_accel_hpu.kernels import HPUOps
-from lantern_accel_hpu.meters import (
-    EnergyMeter,
-    EventStopwatch,
-    cache_too_large,
-    is_out_of_memory,
-    out_of_memory,
-)
+from lantern_accel_hpu.meters import EnergyMeter, EventStopwatch
 
 SOFTWARE = "software HPU: correctness only, its times are not a Gaudi's"
 
@@ -49,30 +46,25 @@ class DeviceBackend(HPUOps, Backend):
     name = "hpu"
     version = "0.2.0"
 
-    def __init__(self, index: int, bridge: Bridge, mode: str = "eager") -> None:
-        if bridge.hpu is not None:
-            count = int(bridge.hpu.device_count())
-            if index >= count:
-                raise BackendError(
-                    f"backend 'hpu' failed in open: the bridge gives this process {count} of the "
-                    "devices that the driver shows; name another one with "
-                    f"HABANA_VISIBLE_MODULES={index} and open hpu:0, and check with hl-smi that no "
-                    "other process holds it"
-                )
+    def __init__(self, bridge: Bridge, mode: str = "eager", module: int | None = None) -> None:
+        bridge.acquire()
         if mode == "graph":
             bridge.new_graph()  # so that a mode that this bridge lacks is refused now
-        super().__init__(torch.device("hpu", index))
+        super().__init__(torch.device("hpu", 0))  # whichever card it is
         self.bridge = bridge
         self.simulated = bridge.software
         self.kernels = bridge.kernels
         self.mode = mode
-        self._meter = EnergyMeter(index) if bridge.hpu is not None and not bridge.software else None
+        self.module = module
+        real = bridge.hpu is not None and not bridge.software
+        self._meter = EnergyMeter(module) if real else None
+        self.watch = Watch(bridge)
         self._replays: list[Warmed] = []
 
     @classmethod
     def for_tracing(cls) -> DeviceBackend:
         """Return a backend for fake tensors: the plain kernels, and no device behind them."""
-        return cls(0, Bridge(None))
+        return cls(Bridge(None))
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase for torch's profiler; a compiled step has no phases."""
@@ -80,19 +72,22 @@ class DeviceBackend(HPUOps, Backend):
             return super().phase(name)
         return torch.profiler.record_function(f"lantern.{name}")
 
-    # host_copy stays the reference: Gaudi's serving stack reports that pinned memory is not supported
-    # there, and without it a copy that does not wait for the device is not one that is known to work.
+    def host_copy(self, source: Tensor) -> HostCopy:
+        """Read ``source`` a step late, by a copy on a stream of its own and an event."""
+        if self.bridge.hpu is None:
+            return super().host_copy(source)
+        return EventCopy(source, self.bridge, self.watch)
 
     def allocate(self, layout: KVLayout) -> KVCache:
         """Allocate a cache; raises BackendError with the rows that fit where memory is short."""
         memory = self.bridge.memory()
         if memory and layout.nbytes > memory["Limit"] - memory["InUse"]:
-            raise cache_too_large(layout, memory)
+            raise faults.cache_too_large(layout, memory)
         try:
             return super().allocate(layout)
         except RuntimeError as error:
-            if memory and is_out_of_memory(error):
-                raise cache_too_large(layout, memory) from error
+            if memory and faults.is_out_of_memory(error):
+                raise faults.cache_too_large(layout, memory) from error
             raise
 
     def facts(self) -> DeviceFacts:
@@ -100,6 +95,8 @@ class DeviceBackend(HPUOps, Backend):
         hpu, meter = self.bridge.hpu, self._meter
         kernels = ", ".join(self.kernels.names) or "none"
         notes = [f"mode: {self.mode}", f"fused kernels: {kernels}"]
+        if self.module is not None:
+            notes.append(f"module {self.module}")
         if self.simulated:
             notes.insert(0, SOFTWARE)
         if meter is not None and meter.reason:
@@ -159,14 +156,18 @@ class DeviceBackend(HPUOps, Backend):
         kind = kinds.get(self.mode, Warmed)
         if kind is Graphed and name == "prefill":
             kind = Warmed
-        replay = kind(self.bridge, step, name)
+        replay = kind(self.watch, step, name)
         self._replays.append(replay)
         return replay
 
     def synchronize(self) -> None:
-        """Wait for all streams of the device."""
+        """Wait for all streams of the device; then report what compiled late."""
         self.bridge.flush()
-        self.bridge.synchronize()
+        try:
+            self.bridge.synchronize()
+        except RuntimeError as error:
+            raise self.explain(error) or error from error
+        self.watch.settle()
 
     def stopwatch(self) -> Stopwatch:
         """Measure between two events on the current stream, without the host's share."""
@@ -175,10 +176,8 @@ class DeviceBackend(HPUOps, Backend):
         return EventStopwatch(self.bridge)
 
     def explain(self, error: Exception) -> BackendError | None:
-        """Turn the bridge's refusal to allocate into an error that says what is free."""
-        if isinstance(error, RuntimeError) and is_out_of_memory(error):
-            return out_of_memory("while decoding", self.bridge.memory(), error)
-        return None
+        """Say what an error of the bridge or its driver means and what to do."""
+        return faults.explain(error, "decoding", self.bridge.memory())
 
     def memory(self) -> MemoryUse:
         """Read the bridge's memory statistics."""
@@ -200,8 +199,9 @@ class DeviceBackend(HPUOps, Backend):
 
         ``buckets.step`` and ``buckets.prefill`` count functions that were warmed up, ``buckets.graphs``
         the graphs that were made for them. ``late.*``: what rose in a step after its warm-up; should be
-        absent.
+        absent. Waits for the device, since what it has yet to compile is not counted yet.
         """
+        self.synchronize()
         found = self.bridge.metrics()
         for replay in self._replays:
             for key, count in (
@@ -217,7 +217,7 @@ class DeviceBackend(HPUOps, Backend):
         return None if self._meter is None else self._meter.millijoules()
 
     def close(self) -> None:
-        """Free captured graphs that are still held."""
+        """Free captured graphs that are still held; the card itself is kept until the process ends."""
         for replay in self._replays:
             with contextlib.suppress(RuntimeError):
                 replay.release()

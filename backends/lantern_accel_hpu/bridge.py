@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.errors import BackendError
+from lantern_accel_hpu import environment, faults
 
+#: Settings of ``hpu_backend`` that must be off for a step that writes its own state.
+UNSAFE = ("use_inplace_index_copy", "reassign_copy_", "reassign_full_copy", "use_eager_fallback")
 METRICS = ("graph_compilation", "cpu_fallback", "recipe_cache")
 
 
@@ -42,13 +46,16 @@ class Kernels:
 class Bridge:
     """A loaded bridge: ``hpu`` is ``habana_frameworks.torch.hpu`` or a stand-in; None traces only.
 
-    ``lazy``: operators are collected and run as graphs (the only mode with HPUGraph).
+    ``lazy``: operators are collected and run as graphs (the only mode with HPUGraph). ``config``: the
+    settings of ``hpu_backend``; None where this SDK has none. ``first_use`` allocates on the device.
     """
 
     hpu: Any
     software: bool = False
     lazy: bool = False
     kernels: Kernels = Kernels()
+    config: Any = None
+    first_use: Callable[[], object] = lambda: None
 
     @classmethod
     def from_sdk(cls, *, fused: bool) -> Bridge:
@@ -63,21 +70,59 @@ class Bridge:
                 f"habana_frameworks does not load: {reason}; use the torch and the "
                 "habana-torch-plugin of one Gaudi image, and see docs/gaudi.md"
             ) from error
-        return cls(hpu, lazy=bool(is_lazy()), kernels=_fused() if fused else Kernels())
+        return cls(
+            hpu,
+            lazy=bool(is_lazy()),
+            kernels=_fused() if fused else Kernels(),
+            config=_config(),
+            first_use=_allocate,
+        )
 
     @classmethod
     def from_software(cls) -> Bridge:
         """Build and load the software HPU; raises BackendError where it cannot be."""
         from lantern_accel_hpu import software
 
-        return cls(software.enable(), software=True)
+        hpu = software.enable()
+        from lantern_accel_hpu.software import config
+
+        return cls(hpu, software=True, config=config, first_use=_allocate)
 
     # --- device --------------------------------------------------------------------------------
+
+    def acquire(self) -> None:
+        """Take the card, allocate on it and wait for it; raises BackendError where that fails.
+
+        The driver gives a card at its first use, so that a busy one would otherwise be noticed only
+        when a model is loaded.
+        """
+        if self.hpu is None:
+            return
+        try:
+            self.hpu.current_device()
+            self.first_use()
+            self.hpu.synchronize()
+        except (RuntimeError, AssertionError) as error:
+            raise faults.explain(error, "being opened", self._figures()) or BackendError(
+                f"the Gaudi cannot be opened: {faults.first_line(error)}; check with hl-smi that it is "
+                "listed and that no other process holds it, and see docs/gaudi.md"
+            ) from error
+
+    def _figures(self) -> dict[str, int]:
+        with contextlib.suppress(RuntimeError, AssertionError):
+            return self.memory()
+        return {}
 
     def synchronize(self) -> None:
         """Wait for all streams of the device; nothing to wait for where the bridge only traces."""
         if self.hpu is not None:
             self.hpu.synchronize()
+
+    def copy_stream(self) -> Any:
+        """Return the one stream of this process that copies to the host; made when it is first used."""
+        if not _STREAMS:
+            _STREAMS.append(self.hpu.Stream())
+        return _STREAMS[0]
 
     def flush(self) -> None:
         """Send what lazy mode has collected; in eager mode everything was sent already."""
@@ -122,20 +167,18 @@ class Bridge:
     # --- compiling and capturing ---------------------------------------------------------------
 
     def compile_options(self) -> dict[str, bool] | None:
-        """Return the options of ``hpu_backend`` that keep a step correct.
+        """Return the options of ``hpu_backend`` that keep a step correct; None where it has none.
 
-        Its pass ``use_inplace_index_copy`` writes a cache in place and drops the copy at the end of
-        the graph; where one graph writes the same cache twice (verification, then commit), what was
-        written last is lost. None where this SDK has no such option, and on the software HPU.
+        ``use_inplace_index_copy`` writes a cache in place and drops the copy at the end of the graph;
+        where one graph writes the same cache twice (a drafter's: to catch up, then at each level), what
+        was written last is lost. ``reassign_copy_`` and ``reassign_full_copy`` move writes of state to
+        an earlier part of a graph that was left, past readers of the old value. ``use_eager_fallback``
+        leaves graphs without a word; it stays where the user set PT_HPU_USE_EAGER_FALLBACK.
         """
-        if self.software or self.hpu is None:
-            return None
-        with contextlib.suppress(ImportError):
-            from habana_frameworks.torch.dynamo.compile_backend import config
-
-            if hasattr(config, "use_inplace_index_copy"):
-                return {"use_inplace_index_copy": False}
-        return None
+        wanted = [name for name in UNSAFE if hasattr(self.config, name)]
+        if environment.keeps_fallback(os.environ):
+            wanted = [name for name in wanted if name != "use_eager_fallback"]
+        return dict.fromkeys(wanted, False) or None
 
     def new_graph(self) -> Any:
         """Return an empty HPUGraph; raises BackendError where the bridge has none (eager mode)."""
@@ -157,6 +200,23 @@ class Bridge:
 
 
 _CAPTURE = threading.Lock()
+_STREAMS: list[Any] = []
+
+
+def _allocate() -> None:
+    """Use the device once: the driver then gives this process its card."""
+    import torch
+
+    torch.zeros(1, device="hpu:0").add_(1)
+
+
+def _config() -> Any:
+    """Return the settings of ``hpu_backend``, a module; None where this SDK has none."""
+    with contextlib.suppress(ImportError):
+        from habana_frameworks.torch.dynamo.compile_backend import config
+
+        return config
+    return None
 
 
 def _fused() -> Kernels:

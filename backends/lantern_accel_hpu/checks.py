@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lantern_accel.errors import BackendError
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, on_card, within
-from lantern_accel_hpu import operators
+from lantern_accel_hpu import cards, operators
+from lantern_accel_hpu.graphs import Compiled
 from lantern_accel_hpu.kernels import HPUOps
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
+
+#: What a driver says, and what whoever reads it must be told.
+TOLD = {
+    "synStatus=20 [Device already acquired] Device acquire failed.": "another process holds it",
+    "synStatus=26 [Generic failure] Device acquire failed.": "another process holds it",
+    "synStatus=8 [Device not found] Device acquire failed. No devices found.": "no free Gaudi",
+    "Graph compile failed. synStatus=synStatus 26 [Generic failure].": "compiler refused a graph",
+    "synStatus=17 [Device reset]": "the Gaudi stopped working",
+}
 
 #: Largest difference of a fused kernel from the plain operators, for values of about 1.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -112,12 +124,102 @@ def writes(backend: Backend) -> Measured:
         for buffer in cache.buffers:
             buffer.zero_()
         (replay or step)()
+        backend.synchronize()  # what comes after is no part of the step
         found.append(torch.stack([buffer.cpu() for buffer in cache.buffers]))
         if replay is not None:
             replay.release()
     if not torch.equal(*found):
         raise Failed("a captured function that writes to a cache twice loses one of the two writes")
     return Measured("two writes in one captured function are both kept")
+
+
+def traced(backend: Backend) -> Measured:
+    """Trace every fused kernel as a step calls it: one that breaks the graph ends the first prefill."""
+    assert isinstance(backend, HPUOps)
+    found = [name for name in ("sdpa", "rms_norm", "rotary") if getattr(backend.kernels, name)]
+    if not found:
+        on_card(backend, "Habana's kernels run on it alone")
+        raise NotApplicable("this SDK has no fused kernels, or fused=false was asked for")
+    x = _random(10, ROWS, NODES, HEADS, WIDTH).to(backend.device)
+    weight = torch.ones(WIDTH, device=backend.device)
+    angles = torch.zeros(1, NODES, 1, WIDTH // 2, device=backend.device)
+    seen = torch.ones(ROWS, 1, NODES, NODES, dtype=torch.bool).to(backend.device)
+
+    def attend(x: Tensor, seen: Tensor) -> Tensor:
+        return backend.attend_dense(x, x, x, backend.mask(seen, x.dtype))
+
+    def normalise(x: Tensor, seen: Tensor) -> Tensor:
+        return backend.rms_norm(x, weight, 1e-5)
+
+    def turn(x: Tensor, seen: Tensor) -> Tensor:
+        return backend.rotate(x, backend.rotary(angles.cos(), angles.sin()))
+
+    for name, run in (("sdpa", attend), ("rms_norm", normalise), ("rotary", turn)):
+        if name not in found:
+            continue
+        try:
+            torch.compile(run, backend="eager", fullgraph=True, dynamic=False)(x, seen)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            said = " ".join(str(error).splitlines()[:2])
+            raise Failed(f"the kernel {name} cannot be part of one graph: {said}") from error
+    return Measured(f"{len(found)} kernels traced in one graph each")
+
+
+def cards_index(backend: Any) -> Measured:
+    """Show that torch's hpu:0 is the card that was asked for; torch knows no other index."""
+    if backend.device != torch.device("hpu", 0):
+        raise Failed(
+            f"the device is {backend.device}; torch knows hpu:0 alone, whichever card it is"
+        )
+    wanted = backend.module
+    if wanted is None:
+        return Measured("hpu:0, a card of the driver's choice")
+    if cards.module(os.environ) != wanted:
+        raise Failed(
+            f"module {wanted} was asked for, and the driver reads {cards.module(os.environ)}"
+        )
+    given = getattr(backend.bridge.hpu, "module_id", lambda: wanted)()
+    if given != wanted:
+        raise Failed(f"module {wanted} was asked for, and this process has module {given}")
+    return Measured(f"hpu:0 is module {wanted}")
+
+
+def cards_errors(backend: Backend) -> Measured:
+    """Give the driver's texts about a busy, absent or lost card: each is told with a way out."""
+    for text, words in TOLD.items():
+        found = backend.explain(RuntimeError(text))
+        if not isinstance(found, BackendError) or words not in str(found):
+            raise Failed(f"{text!r} is told as {str(found)!r}; it should say {words!r}")
+    return Measured(f"{len(TOLD)} texts of the driver are told with a way out")
+
+
+def fallback(backend: Any) -> Measured:
+    """Compile writes around an operator that may have no kernel: it is named, or the order is kept.
+
+    Parts of a graph that is left for an operator can write state before others have read it.
+    """
+    if backend.bridge.config is None or backend.bridge.lazy:
+        raise NotApplicable("this mode of the bridge has no hpu_backend")
+    state, seen, other, last = (torch.zeros(4, device=backend.device) for _ in range(4))
+    places = torch.tensor([3, 2, 1, 0], device=backend.device)
+
+    def step() -> None:
+        seen.copy_(other[places] * 0 + state)
+        state.add_(1)
+        last.copy_(state[places])
+
+    try:
+        with torch.inference_mode():
+            replay = Compiled(backend.watch, step, "check")
+    except BackendError as error:
+        if "has no kernel that hpu_backend takes" not in str(error):
+            raise
+        return Measured("an operator without a kernel is named")
+    runs = int(state[0].cpu())
+    replay.release()
+    if not bool((seen.cpu() == runs - 1).all()) or not bool((last.cpu() == runs).all()):
+        raise Failed("a step that leaves its graph for an operator reads state that it wrote later")
+    return Measured(f"{runs} runs read state before they wrote it")
 
 
 def checks() -> dict[str, Callable[[Backend], Measured]]:
@@ -128,4 +230,8 @@ def checks() -> dict[str, Callable[[Backend], Measured]]:
         "kernels.norm": norm,
         "kernels.rotary": rotary,
         "kernels.writes": writes,
+        "kernels.traced": traced,
+        "graphs.fallback": fallback,
+        "cards.index": cards_index,
+        "cards.errors": cards_errors,
     }

@@ -30,6 +30,7 @@ OPTIONS = {
     "software": "true runs on the software HPU: no Gaudi, correct results, no meaning in its times",
 }
 LAZY = "PT_HPU_LAZY_MODE"
+FALLBACK = "PT_HPU_USE_EAGER_FALLBACK"
 PCI_VENDOR = "0x1da3"
 """Habana Labs; /sys/class/accel also lists other makers' accelerators."""
 
@@ -113,11 +114,18 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     _set(environ, LAZY, "1" if mode == "graph" else "0")
     # Without it the bridge does not count which recipes it finds and which it misses.
     _set(environ, "PT_HPU_ENABLE_CACHE_METRICS", "1")
+    # An operator without a kernel shall be named; silently leaving the graph can reorder state.
+    _set(environ, FALLBACK, "0")
 
 
 def _set(environ: MutableMapping[str, str], name: str, value: str) -> None:
     if name not in environ or environ[name] == _ours.get(name):
         environ[name] = _ours[name] = value
+
+
+def keeps_fallback(environ: Mapping[str, str]) -> bool:
+    """Return whether the user wants graphs to be left for operators that ``hpu_backend`` lacks."""
+    return environ.get(FALLBACK, "0").lower() in ("1", "on", "yes", "true", "y", "t")
 
 
 def loaded_mode() -> str | None:
@@ -203,7 +211,10 @@ def release(version: str) -> tuple[str, ...]:
 
 
 def devices(root: Path = Path("/")) -> list[str]:
-    """List the Gaudis the driver shows: /dev/accel/accelN, or /dev/hlN before driver 1.13."""
+    """List the Gaudis the driver shows: /dev/accel/accelN, or /dev/hlN before driver 1.13.
+
+    Which node is which module is the driver's to know; see :mod:`lantern_accel_hpu.cards`.
+    """
     found = []
     for node in sorted((root / "dev/accel").glob("accel[0-9]*")):
         vendor = root / "sys/class/accel" / node.name / "device/vendor"

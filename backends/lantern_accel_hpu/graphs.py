@@ -18,8 +18,8 @@ import torch
 
 from lantern_accel.device.backend import Replay
 from lantern_accel.errors import BackendError, LanternWarning
+from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
-from lantern_accel_hpu.meters import is_out_of_memory, out_of_memory
 
 Step = Callable[[], None]
 
@@ -29,6 +29,50 @@ WARM_UPS = 3
 WATCHED = ("graph_compilation.TotalNumber", "cpu_fallback.TotalNumber", "recipe_cache.TotalMiss")
 
 
+class Watch:
+    """Watches the bridge's counters while warmed functions run; nothing may rise then.
+
+    A device compiles and falls back behind the host's back, so a reading right after a launch sees
+    nothing of it: counters are read before the first run, and again only when the device was waited for
+    (:meth:`settle`). What the host does between two requests is in no window.
+    """
+
+    def __init__(self, bridge: Bridge) -> None:
+        self.bridge = bridge
+        self._ran: dict[Warmed, None] = {}
+        self._before: dict[str, int] = {}
+
+    def counts(self) -> dict[str, int]:
+        """Read the counters of the bridge and of torch.compile."""
+        return {**self.bridge.metrics(), "graphs": _dynamo_graphs()}
+
+    def runs(self, replay: Warmed) -> None:
+        """Note that a warmed function is about to run."""
+        if not self._ran:
+            self.bridge.flush()  # what was collected before is not its own
+            self._before = self.counts()
+        self._ran[replay] = None
+
+    def settle(self) -> None:
+        """Report what rose since the first run that was not yet settled; the device was waited for."""
+        if not self._ran:
+            return
+        after, ran = self.counts(), list(self._ran)
+        self._ran.clear()
+        rise = _rise(self._before, after)
+        if not rise:
+            return
+        last = ran[-1]
+        new = [name for name in rise if not any(name in one.late for one in ran)]
+        for name, count in rise.items():
+            last.late[name] = last.late.get(name, 0) + count
+        if new:
+            names = " and the ".join(one.name for one in ran)
+            warnings.warn(
+                late_warning(names, self._before, after, new), LanternWarning, stacklevel=3
+            )
+
+
 class Warmed(Replay):
     """A step that was warmed up on this bridge; subclasses say how it runs.
 
@@ -36,23 +80,27 @@ class Warmed(Replay):
     should stay empty.
     """
 
-    def __init__(self, bridge: Bridge, step: Step, name: str) -> None:
+    def __init__(self, watch: Watch, step: Step, name: str) -> None:
         super().__init__(step)
         self.name = name
         self.late: dict[str, int] = {}
-        self._bridge = bridge
-        before, began = self._counts(), time.perf_counter()
+        self._watch = watch
+        self._bridge = bridge = watch.bridge
+        bridge.synchronize()
+        watch.settle()
+        before, began = watch.counts(), time.perf_counter()
         held = bridge.memory().get("InUse", 0)
         try:
             self._prepare()
         except RuntimeError as error:
             self._step = None
-            if is_out_of_memory(error):
-                raise out_of_memory(f"running the {name}", bridge.memory(), error) from error
+            known = faults.explain(error, f"running the {name}", bridge.memory())
+            if known is not None:
+                raise known from error
             raise
         self.seconds = time.perf_counter() - began
         self.nbytes = max(bridge.memory().get("InUse", 0) - held, 0)
-        self.compiled = _rise(before, self._counts())
+        self.compiled = _rise(before, watch.counts())
 
     @property
     def graphs(self) -> int:
@@ -62,10 +110,10 @@ class Warmed(Replay):
     def _prepare(self) -> None:
         """Run until a run compiles nothing."""
         for _ in range(WARM_UPS):
-            before = self._counts()
+            before = self._watch.counts()
             self._run()
             self._bridge.synchronize()
-            if not _rise(before, self._counts()):
+            if not _rise(before, self._watch.counts()):
                 break
 
     def _run(self) -> None:
@@ -74,28 +122,11 @@ class Warmed(Replay):
         self._bridge.flush()
 
     def __call__(self) -> None:
-        """Run the step once; a compilation or a fall-back that it causes is reported."""
+        """Run the step once; the watch reports what it compiles or lets fall back, when it is known."""
         if self._step is None:
             raise BackendError("this replay was released; capture the step again")
-        # What was collected before is not this step's.
-        self._bridge.flush()
-        before = self._counts()
+        self._watch.runs(self)
         self._run()
-        self._report(before)
-
-    def _report(self, before: dict[str, int]) -> None:
-        after = self._counts()
-        rise = _rise(before, after)
-        if not rise:
-            return
-        new = [name for name in rise if name not in self.late]
-        for name, count in rise.items():
-            self.late[name] = self.late.get(name, 0) + count
-        if new:
-            warnings.warn(late_warning(self.name, before, after, new), LanternWarning, stacklevel=3)
-
-    def _counts(self) -> dict[str, int]:
-        return {**self._bridge.metrics(), "graphs": _dynamo_graphs()}
 
 
 class Compiled(Warmed):
@@ -103,8 +134,8 @@ class Compiled(Warmed):
 
     captured = True
 
-    def __init__(self, bridge: Bridge, step: Step, name: str) -> None:
-        options: Any = bridge.compile_options()
+    def __init__(self, watch: Watch, step: Step, name: str) -> None:
+        options: Any = watch.bridge.compile_options()
         self._compiled: Any = torch.compile(
             own_code(step, name),
             backend="hpu_backend",
@@ -112,7 +143,7 @@ class Compiled(Warmed):
             dynamic=False,
             options=options,
         )
-        super().__init__(bridge, step, name)
+        super().__init__(watch, step, name)
 
     @property
     def graphs(self) -> int:
@@ -123,11 +154,13 @@ class Compiled(Warmed):
         try:
             self._compiled()
         except torch._dynamo.exc.TorchDynamoException as error:
-            if is_out_of_memory(error):
+            if operators := faults.fallback_nodes(error):
+                raise faults.left_the_graph(self.name, operators) from error
+            if faults.explain(error, "") is not None:
                 raise
             raise BackendError(
                 f"torch.compile cannot make one graph of the {self.name}: "
-                f"{str(error).splitlines()[0]}; use the mode 'eager', and report it"
+                f"{' '.join(str(error).splitlines()[:2])}; use the mode 'eager', and report it"
             ) from error
         super()._prepare()
 
@@ -153,9 +186,9 @@ class Graphed(Warmed):
 
     captured = True
 
-    def __init__(self, bridge: Bridge, step: Step, name: str) -> None:
-        self._graph: Any = bridge.new_graph()
-        super().__init__(bridge, step, name)
+    def __init__(self, watch: Watch, step: Step, name: str) -> None:
+        self._graph: Any = watch.bridge.new_graph()
+        super().__init__(watch, step, name)
 
     @property
     def graphs(self) -> int:
@@ -164,10 +197,10 @@ class Graphed(Warmed):
 
     def _prepare(self) -> None:
         # Once outside: a fall-back would abort the process's capture, and here it can be named.
-        before = self._counts()
+        before = self._watch.counts()
         super()._run()
         self._bridge.synchronize()
-        fell = fallen(before, self._counts())
+        fell = fallen(before, self._watch.counts())
         if fell:
             raise cannot_capture(self.name, ", ".join(fell))
         assert self._step is not None
@@ -175,7 +208,7 @@ class Graphed(Warmed):
             with self._bridge.capturing(self._graph):
                 self._step()  # executes as well: on this device a capture is a run
         except RuntimeError as error:
-            fell = fallen(before, self._counts())
+            fell = fallen(before, self._watch.counts())
             self._graph.reset()
             if fell or "fallback" in str(error):
                 raise cannot_capture(self.name, ", ".join(fell) or operator_in(error)) from error

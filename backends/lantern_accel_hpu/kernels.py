@@ -21,6 +21,10 @@ from lantern_accel_hpu.bridge import Kernels
 SLOTS = 128
 
 
+#: FusedSDPA's kernel that keeps no scores, the bridge's own default for attention without gradients.
+RECOMPUTE = True
+
+
 def index_dtype() -> torch.dtype:
     """Return int32, which Gaudi's kernels take, where this torch takes it too (2.8 on); else int64."""
     index = torch.zeros(1, dtype=torch.int32, device="meta")
@@ -94,7 +98,11 @@ class HPUOps(TensorOps):
         if self.kernels.sdpa is not None:
             # Causal and a mask exclude each other there; a tree's mask says all there is to say.
             softmax = "fp32" if q.dtype == torch.bfloat16 else "None"
-            out: Tensor = self.kernels.sdpa.apply(q, k, v, mask, 0.0, mask is None, scale, softmax)
+            # The mode of recomputing is said: left out, the wrapper asks the bridge for it, in a module
+            # that Dynamo does not trace, and a step would not be one graph.
+            out: Tensor = self.kernels.sdpa.apply(
+                q, k, v, mask, 0.0, mask is None, scale, softmax, RECOMPUTE
+            )
             return out
         if mask is None:
             steps = torch.arange(k.shape[2], device=q.device, dtype=torch.int32)

@@ -1,17 +1,13 @@
-"""What is measured on a Gaudi: time between events, energy, and the memory that is left."""
+"""What is measured on a Gaudi: time between events, and energy."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.device.operations import KVLayout
-from lantern_accel.errors import BackendError
 from lantern_accel_hpu.bridge import Bridge
 
 
@@ -43,10 +39,10 @@ class EnergyMeter:
     """The card's energy counter through habana-pyhlml; ``reason`` says why there is none.
 
     The library counts all cards of the machine and knows nothing of the process's choice, so the card
-    is found by its module number: HABANA_VISIBLE_MODULES or HLS_MODULE_ID, else the only card there is.
+    is found by its ``module`` number (see :mod:`lantern_accel_hpu.cards`), else it is the only one.
     """
 
-    def __init__(self, index: int, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, module: int | None = None) -> None:
         self.reason = ""
         self.driver: str | None = None
         self._read: Callable[[], int] | None = None
@@ -59,7 +55,7 @@ class EnergyMeter:
             with contextlib.redirect_stdout(io.StringIO()):  # it prints where its driver is missing
                 pyhlml.hlmlInit()
             self.driver = _text(pyhlml.hlmlGetDriverVersion())
-            handle = _card(pyhlml, index, environ)
+            handle = _card(pyhlml, module)
         except Exception as error:  # the library raises classes that it makes when it loads
             self.reason = f"no energy meter: habana-pyhlml says {error}"
             return
@@ -82,58 +78,16 @@ class EnergyMeter:
             return None
 
 
-def _card(pyhlml: Any, index: int, environ: Mapping[str, str]) -> Any | None:
-    """Return the library's handle of the process's card ``index``; None where that is not told."""
+def _card(pyhlml: Any, module: int | None) -> Any | None:
+    """Return the library's handle of the card ``module``; None where that is not told."""
     count = int(pyhlml.hlmlDeviceGetCount())
     handles = [pyhlml.hlmlDeviceGetHandleByIndex(i) for i in range(count)]
-    visible = environ.get("HABANA_VISIBLE_MODULES") or environ.get("HLS_MODULE_ID") or ""
-    modules = [int(word) for word in re.findall(r"\d+", visible)]
-    if index < len(modules):
-        for handle in handles:
-            if int(pyhlml.hlmlDeviceGetModuleID(handle)) == modules[index]:
-                return handle
-        return None
-    return handles[index] if count == 1 else None
+    if module is None:
+        return handles[0] if count == 1 else None
+    numbers = [int(pyhlml.hlmlDeviceGetModuleID(handle)) for handle in handles]
+    return handles[numbers.index(module)] if module in numbers else None
 
 
 def _text(value: Any) -> str | None:
     text = value.decode() if isinstance(value, bytes) else str(value)
     return text.strip() or None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is the bridge's refusal to allocate."""
-    return bool(re.search(r"(?i)allocation failed|out of memory|\boom\b", str(error)))
-
-
-def out_of_memory(
-    what: str, memory: Mapping[str, int], error: BaseException | None = None
-) -> BackendError:
-    """Return the error for work that found no memory: what was asked and what was free."""
-    found = re.search(r"size::\s*(\d+)", str(error)) if error is not None else None
-    asked = f" when it asked for {_gib(int(found[1]))}" if found else ""
-    return BackendError(
-        f"the device ran out of memory {what}{asked}: {_free(memory)}; decode fewer images together "
-        "(batch_size) or use a smaller tree"
-    )
-
-
-def cache_too_large(layout: KVLayout, memory: Mapping[str, int]) -> BackendError:
-    """Return the error for a cache that does not fit, with the most rows that would."""
-    row = layout.nbytes // max(layout.rows, 1)
-    fits = min(max(memory["Limit"] - memory["InUse"], 0) // max(row, 1), layout.rows)
-    return BackendError(
-        f"the device has no room for a key-value cache of {_gib(layout.nbytes)}: {_free(memory)}; at "
-        f"most {fits} of its {layout.rows} rows fit (a guided image takes two), so decode fewer "
-        "images together (batch_size)"
-    )
-
-
-def _free(memory: Mapping[str, int]) -> str:
-    if "Limit" not in memory or "InUse" not in memory:
-        return "the bridge does not say how much is free"
-    return f"{_gib(memory['Limit'] - memory['InUse'])} of {_gib(memory['Limit'])} are free"
-
-
-def _gib(size: int) -> str:
-    return f"{max(size, 0) / 2**30:.2f} GiB"

@@ -34,6 +34,13 @@ EXCEPTIONS = {
     "aten::copy": "a write to a buffer inside a graph; hpu_backend takes it by name",
 }
 
+#: What hpu_backend takes by name, without asking whether there is a kernel: functions that a graph has in
+#: place of writes, and views.
+BY_NAME = frozenset(EXCEPTIONS) | _aten(
+    "alias as_strided as_strided_scatter clamp clone copy_ full select_scatter slice slice_scatter "
+    "split squeeze sum view _unsafe_view"
+)
+
 #: Operators that run although they are listed as kernels: hpu_backend leaves the graph for them.
 FALLBACKS = {
     "aten::index": "advanced indexing; use index_select or gather",
@@ -43,6 +50,11 @@ FALLBACKS = {
     "aten::_unique2": "its shape depends on data",
     "aten::bincount": "its shape depends on data; compare with an arange and sum",
 }
+
+#: Operators that fill a tensor; torch makes ``full`` of them, with a bool scalar for a bool dtype.
+FILLED = _aten("zeros ones new_zeros new_ones zeros_like ones_like")
+
+UNLISTED = "no kernel is listed for it"
 
 #: Operators that make complex numbers of real ones.
 COMPLEX = _aten("complex polar view_as_complex _fft_r2c")
@@ -127,12 +139,17 @@ def has_kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> s
         return "hpu_backend leaves the graph for an int64 permute; cast to int32 first"
     if base in ("aten::mul", "aten::full") and isinstance(args[1], bool):
         return "hpu_backend leaves the graph for a bool scalar; use 0 or 1"
+    if base in FILLED and _dtype_made(base, args, kwargs) == torch.bool:
+        return (
+            "hpu_backend takes it apart into a full with a bool scalar, and leaves the graph for that; "
+            "use lantern_accel.device.operations.flags"
+        )
     numbers = _flat((args, [*kwargs.values()]))
     if any(isinstance(one, float) and one != one for one in numbers):
         return "hpu_backend leaves the graph for a NaN scalar"
     if full in listed() or _composite(func.name()):
         return ""
-    return "no kernel is listed for it"
+    return UNLISTED
 
 
 def has_dtype(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -198,6 +215,14 @@ def _flat(value: Any) -> Iterator[Any]:
             yield from _flat(one)
     else:
         yield value
+
+
+def _dtype_made(base: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype | None:
+    """Return the dtype of what an operator of ``FILLED`` makes."""
+    if kwargs.get("dtype") is not None:
+        found: torch.dtype = kwargs["dtype"]
+        return found
+    return args[0].dtype if args and isinstance(args[0], Tensor) else torch.get_default_dtype()
 
 
 def _promoted(args: tuple[Any, ...]) -> torch.dtype | None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.device.spec import BackendSpec, Probe
-from lantern_accel_hpu import environment
+from lantern_accel.errors import BackendError
+from lantern_accel_hpu import cards, environment
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -72,13 +73,22 @@ class Spec(BackendSpec):
         return trouble or Probe.found(*devices)
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
-        """Load the bridge and open Gaudi ``index``; options as :meth:`configured` takes them."""
+        """Choose and acquire Gaudi ``index``; options as :meth:`configured` takes them.
+
+        Whichever it is, torch knows it as ``hpu:0``. Raises BackendError where it is busy or gone.
+        """
         from lantern_accel_hpu.backend import DeviceBackend
         from lantern_accel_hpu.bridge import Bridge
 
         settings = environment.Settings.read(options) if options else self.settings
-        if settings.is_software(os.environ):
-            bridge = Bridge.from_software()
-        else:
-            bridge = Bridge.from_sdk(fused=settings.fused)
-        return DeviceBackend(index, bridge, environment.runner(settings, os.environ))
+        module = cards.choose(index, os.environ)  # before the bridge is loaded
+        try:
+            if settings.is_software(os.environ):
+                bridge = Bridge.from_software()
+            else:
+                bridge = Bridge.from_sdk(fused=settings.fused)
+            return DeviceBackend(bridge, environment.runner(settings, os.environ), module)
+        except BackendError:
+            if not cards.acquired():
+                cards.give_back(os.environ)
+            raise

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import draw
+from lantern_accel.decoding.logits import Scan, draw
 from lantern_accel.decoding.trees import DraftTree
+from lantern_accel.device.operations import flags, two_level_scan
 from lantern_accel.strategy.values import Acceptance, Residual, Tried
 
 #: Smaller sums of weights than this are taken for nothing.
@@ -204,6 +205,7 @@ def accept_sampling(
     uniforms: Tensor,
     bonus_uniform: Tensor,
     allowed: Tensor | None = None,
+    scan: Scan = two_level_scan,
 ) -> Accepted:
     """Walk down the tree, trying the children of the accepted node in order.
 
@@ -211,10 +213,11 @@ def accept_sampling(
     ``[B, sum(max_children)]``: one for each level and sibling slot. A draft x is kept where
     ``u <= A(x) / q(x)``; after a refusal the distribution becomes the residual. ``allowed`` bool
     ``[B, T, V]``: the codes that may follow each node, read by the official residual; None: any.
+    ``scan`` makes the running sums of the bonus token's draw.
     """
     batch, _, vocab = probs.shape
     node = torch.zeros(batch, dtype=tree.tokens.dtype, device=probs.device)
-    alive = torch.ones(batch, dtype=torch.bool, device=probs.device)
+    alive = flags(True, batch, device=probs.device)
     length = torch.zeros_like(node)
     prices: list[Tensor] = []
     path = [node]
@@ -229,7 +232,7 @@ def accept_sampling(
 
     for depth, width in enumerate(tree.max_children):
         first, count = at(tree.first_child, node), at(tree.num_children, node)
-        taken = torch.zeros_like(alive)
+        taken = flags(False, batch, device=probs.device)
         chosen = node
         price = torch.zeros(batch, device=probs.device)
         left = None if rule.budget is None else rule.budget.expand(batch)
@@ -268,7 +271,7 @@ def accept_sampling(
         length = length + alive
         p = torch.where(alive.unsqueeze(-1), row(probs, node), p)
     paid = torch.stack(prices, 1) if prices else probs.new_zeros(batch, 0)
-    bonus = draw(p, bonus_uniform, node.dtype)
+    bonus = draw(p, bonus_uniform, node.dtype, scan)
     return Accepted(torch.stack(path, 1), length, bonus, p, paid)
 
 

@@ -69,6 +69,8 @@ def _enter_slots(
     kept = on_path.any(dim=1)
     others = (~kept).cumsum(1, dtype=node.dtype) + accepted.length.unsqueeze(1)
     place = torch.where(kept, tree.depth, others)
-    place = torch.where(open_.unsqueeze(1), place, node) + state.length.unsqueeze(1)
+    # Positions before they are read again: a compiler may write the new length before what reads it late.
+    following = state.length.unsqueeze(1) + node
+    place = following.gather(1, torch.where(open_.unsqueeze(1), place, node))
     state.slot_of.scatter_(1, place, window)
     state.place_of.scatter_(1, window, place)

@@ -16,7 +16,7 @@ from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.decoding.trees import DraftTree, TreeTables
-from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.device.operations import KVCache, TensorOps, flags
 from lantern_accel.nn.transformer import Pass
 from lantern_accel.strategy.values import DynamicTree
 
@@ -98,9 +98,9 @@ class Drafting:
     def _prefix_visible(self, state: State) -> Tensor:
         """Return which slots are not hidden caption pads, bool ``[M, L]``."""
         rest = self.cache.layout.capacity - self.prefix
-        ones = torch.ones(self.branches.masks, rest, dtype=torch.bool, device=self.slots.device)
+        ones = flags(True, self.branches.masks, rest, device=self.slots.device)
         if not self.drafter.config.mask_padding:
-            head = torch.ones_like(state.prefix_mask[:, : self.prefix])
+            head = flags(True, len(state.prefix_mask), self.prefix, device=self.slots.device)
         else:
             head = state.prefix_mask[:, : self.prefix]
         return torch.cat((head, ones), dim=1)
@@ -159,7 +159,7 @@ class Drafting:
         committed = self.branches.masked(past) & self._prefix_visible(state)[:, : self.base]
         seen = self.branches.masked(seen)
         rest = self.cache.layout.capacity - self.base - seen.shape[-1]
-        hidden = torch.zeros(*seen.shape[:2], rest, dtype=torch.bool, device=seen.device)
+        hidden = flags(False, *seen.shape[:2], rest, device=seen.device)
         visible = torch.cat((committed.unsqueeze(1).expand(-1, count, -1), seen, hidden), dim=-1)
         out: Tensor = self.drafter(
             self._rows(codes), features, self._pass(state, cells, place, visible)
@@ -196,7 +196,7 @@ class Drafting:
                 q = distribution(logits, self.filters)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
                 used += groups * width
-                picks = draw_without_replacement(q, here, self.ops.index)
+                picks = draw_without_replacement(q, here, self.ops.index, self.ops.scan)
                 dists.append(q)
             codes = picks.flatten(1).index_select(1, picks_at)
             tokens.append(codes)
@@ -241,7 +241,7 @@ class Drafting:
         origin = [torch.zeros(batch, 1, dtype=self.ops.index, device=device)]
         beam_flat = torch.arange(k, dtype=self.ops.index, device=device).expand(batch, -1)
         features = features.expand(-1, k, -1)
-        seen = torch.zeros(batch, k, self.geometry.scratch, dtype=torch.bool, device=device)
+        seen = flags(False, batch, k, self.geometry.scratch, device=device)
         eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
         for level in range(tree.depth):
             first = level * k

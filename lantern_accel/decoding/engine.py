@@ -50,7 +50,7 @@ class Engine(Running):
         self.strategy, self.sampling, self.ops = strategy, sampling, ops
         dtype, device = place_of(target)
         self.dials = Dials(strategy, sampling, g.tokens, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops.scan)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
         guidance = Guidance(
@@ -79,7 +79,7 @@ class Engine(Running):
             root = logits.argmax(dim=-1).to(self.ops.index)
         else:
             weights = distribution(logits, self.filters)
-            root = draw(weights, state.uniforms[:, 0, -1], self.ops.index)
+            root = draw(weights, state.uniforms[:, 0, -1], self.ops.index, self.ops.scan)
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
         state.step.fill_(1)
@@ -120,4 +120,4 @@ class Engine(Running):
         if self.rule.residual == "official" and self.verifying.guidance.allowed is not None:
             allowed = logits > float("-inf")
         probs = distribution(logits, self.filters)
-        return accept_sampling(tree, probs, self.rule, tests, bonus, allowed)
+        return accept_sampling(tree, probs, self.rule, tests, bonus, allowed, self.ops.scan)

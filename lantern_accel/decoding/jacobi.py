@@ -74,7 +74,7 @@ class JacobiEngine(Running):
         )
         # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
         counts = () if sampling.greedy else window.siblings
-        self.siblings = Siblings(counts, ops.index, device)
+        self.siblings = Siblings(counts, ops.index, device, ops.scan)
         reach = max(self.fresh.reach, config.row_tokens if counts else 1)
         kept = min(2 * window.length + reach, tokens)
         self.geometry = g = WindowGeometry(
@@ -94,7 +94,7 @@ class JacobiEngine(Running):
             noisy=self.noisy,
         )
         self.dials = Dials(strategy, sampling, tokens, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops.scan)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
         guidance = Guidance(self.dials.scale if sampling.guided else None, image_scale, allowed)
@@ -124,7 +124,7 @@ class JacobiEngine(Running):
         self.ring.write(self.state.q, self.state.length.unsqueeze(1), weights.unsqueeze(1))
         if self.noisy:
             return (weights.log() + gumbel(uniforms)).argmax(dim=-1).to(self.ops.index)
-        return draw(weights, uniforms[:, -1], self.ops.index)
+        return draw(weights, uniforms[:, -1], self.ops.index, self.ops.scan)
 
     def _draft(self, newest: Tensor, uniforms: Tensor) -> None:
         """Draw fresh drafts for the positions behind ``newest [B]``, the last that a pass has seen."""
@@ -144,7 +144,8 @@ class JacobiEngine(Running):
             drawn = (rows.log() + self._noise(targets)).argmax(dim=-1).to(self.ops.index)
         else:
             first = self._columns[0]
-            drawn = draw(rows, uniforms[:, first : first + targets.shape[1]], self.ops.index)
+            here = uniforms[:, first : first + targets.shape[1]]
+            drawn = draw(rows, here, self.ops.index, self.ops.scan)
         state.tokens.scatter_(1, targets.clamp(max=n), drawn)
         if not self.sampling.greedy:
             self.ring.write(state.q, targets, rows)
@@ -229,7 +230,7 @@ class JacobiEngine(Running):
             return compare(x, chain.log() + self._noise(positions), self.rule)
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         anew = self.window.tail == "anew"
-        coupled = couple(x, chain, q, self.rule, tests, draws, anew=anew)
+        coupled = couple(x, chain, q, self.rule, tests, draws, anew=anew, scan=self.ops.scan)
         if others is None or shares is None:
             return coupled
         assert coupled.left is not None

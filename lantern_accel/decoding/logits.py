@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lantern_accel.device.operations import two_level_scan
 from lantern_accel.strategy.values import Sampling
+
+#: Running sums of weights ``[..., V]``, as :meth:`TensorOps.scan` makes them.
+Scan = Callable[[Tensor], Tensor]
 
 
 def guide(
@@ -39,23 +44,23 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
     return torch.where(logits < kth, float("-inf"), logits)
 
 
-def _keep_top_p(logits: Tensor, p: float | Tensor) -> Tensor:
+def _keep_top_p(logits: Tensor, p: float | Tensor, scan: Scan) -> Tensor:
     ordered, index = logits.sort(dim=-1, descending=True)
     mass = ordered.softmax(dim=-1)
     # A code goes when the codes before it already hold more than p.
-    drop = (mass.cumsum(-1) - mass) > p
+    drop = (scan(mass) - mass) > p
     return logits.scatter(-1, index, torch.where(drop, float("-inf"), ordered))
 
 
-def _keep_top_k_then_p(logits: Tensor, k: int, p: float | Tensor) -> Tensor:
+def _keep_top_k_then_p(logits: Tensor, k: int, p: float | Tensor, scan: Scan) -> Tensor:
     """Apply both filters, sorting the k values that the first leaves in place of the vocabulary."""
     if k <= 0 or k >= logits.shape[-1]:
-        return _keep_top_p(logits, p)
+        return _keep_top_p(logits, p, scan)
     ordered, index = logits.topk(k, dim=-1)
     kth = ordered[..., -1:]
     within = torch.where(logits < kth, float("-inf"), logits).softmax(dim=-1)
     mass = within.gather(-1, index)
-    total = mass.cumsum(-1)
+    total = scan(mass)
     inside = torch.where(total - mass > p, float("-inf"), ordered)
     # Further values equal to the k-th come after it, one by one, as long as there is room below p.
     further = (logits == kth).scatter(-1, index, False)
@@ -68,12 +73,14 @@ def _keep_top_k_then_p(logits: Tensor, k: int, p: float | Tensor) -> Tensor:
 class Filters:
     """How logits become a distribution in a step: what has a shape, and the values that are data.
 
-    ``temperature`` and ``top_p``: float32 ``[1]`` on the device, or numbers.
+    ``temperature`` and ``top_p``: float32 ``[1]`` on the device, or numbers. ``scan``: the device's
+    running sums.
     """
 
     sampling: Sampling
     temperature: Tensor | float
     top_p: Tensor | float
+    scan: Scan = two_level_scan
 
     @classmethod
     def of(cls, sampling: Sampling) -> Filters:
@@ -96,25 +103,35 @@ def distribution(logits: Tensor, filters: Filters | Sampling) -> Tensor:
     if sampling.top_p >= 1:
         x = _keep_top_k(x, sampling.top_k)
     elif sampling.order == "top_k_first":
-        x = _keep_top_k_then_p(x, sampling.top_k, p)
+        x = _keep_top_k_then_p(x, sampling.top_k, p, filters.scan)
     else:
-        x = _keep_top_k(_keep_top_p(x, p), sampling.top_k)
+        x = _keep_top_k(_keep_top_p(x, p, filters.scan), sampling.top_k)
     return x.softmax(dim=-1)
 
 
-def draw(weights: Tensor, uniform: Tensor, index: torch.dtype = torch.int64) -> Tensor:
+def draw(
+    weights: Tensor,
+    uniform: Tensor,
+    index: torch.dtype = torch.int64,
+    scan: Scan = two_level_scan,
+) -> Tensor:
     """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum) and uniforms ``[...]``.
+
+    ``scan`` makes the running sums, none of them below the one before it.
 
     The uniforms are below ``1 - 2**-22`` (see :mod:`lantern_accel.decoding.uniforms`), so that rounding
     cannot push a draw past the last code with a weight.
     """
-    total = weights.cumsum(dim=-1)
+    total = scan(weights)
     bar = uniform.unsqueeze(-1) * total[..., -1:]
     return (total <= bar).sum(dim=-1, dtype=index).clamp(max=weights.shape[-1] - 1)
 
 
 def draw_without_replacement(
-    weights: Tensor, uniforms: Tensor, index: torch.dtype = torch.int64
+    weights: Tensor,
+    uniforms: Tensor,
+    index: torch.dtype = torch.int64,
+    scan: Scan = two_level_scan,
 ) -> Tensor:
     """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``.
 
@@ -123,7 +140,7 @@ def draw_without_replacement(
     """
     picks = []
     for r in range(uniforms.shape[-1]):
-        pick = draw(weights, uniforms[..., r], index)
+        pick = draw(weights, uniforms[..., r], index, scan)
         picks.append(pick)
         if r + 1 < uniforms.shape[-1]:
             weights = weights.scatter(-1, pick.unsqueeze(-1), 0.0)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import draw, draw_without_replacement
+from lantern_accel.decoding.logits import Scan, draw, draw_without_replacement
+from lantern_accel.device.operations import flags, two_level_scan
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,14 @@ class Tried:
 class Siblings:
     """Draws and tries the siblings of a chain's first drafts; ``counts[d]`` of draft d + 1."""
 
-    def __init__(self, counts: tuple[int, ...], index: torch.dtype, device: torch.device) -> None:
-        self.counts, self.index = counts, index
+    def __init__(
+        self,
+        counts: tuple[int, ...],
+        index: torch.dtype,
+        device: torch.device,
+        scan: Scan = two_level_scan,
+    ) -> None:
+        self.counts, self.index, self.scan = counts, index, scan
         self.total = sum(counts)
         self.widest = max(counts, default=0)
         first = [sum(counts[:d]) for d in range(len(counts))]
@@ -49,7 +56,7 @@ class Siblings:
         drawn = []
         for d, count in enumerate(self.counts):
             u = uniforms[:, sum(self.counts[:d]) :][:, :count]
-            drawn.append(draw_without_replacement(others[:, d], u, self.index))
+            drawn.append(draw_without_replacement(others[:, d], u, self.index, self.scan))
         return torch.cat(drawn, dim=1)
 
     def attempt(
@@ -83,7 +90,7 @@ class Siblings:
         place = refused.clamp(max=len(self.counts) - 1)
         first, number = self.first.index_select(0, place), self.number.index_select(0, place)
         others = row(q, place).scatter(-1, at(x, place).unsqueeze(-1), 0.0)
-        taken = torch.zeros_like(has)
+        taken = flags(False, *has.shape, device=has.device)
         node = first
         for rank in range(self.widest):
             total = others.sum(-1, keepdim=True)
@@ -103,10 +110,10 @@ class Siblings:
             taken = taken | kept
         here = refused.clamp(max=tokens.shape[1] - 2)
         # The replacement, now that its siblings' share is gone; then the token after an accepted one.
-        replaced = draw(left, at(draws, here), self.index)
+        replaced = draw(left, at(draws, here), self.index, self.scan)
         replaced = torch.where(taken, at(siblings, node), replaced)
         following = row(after, node)
-        then = draw(following, at(draws, here + 1), self.index)
+        then = draw(following, at(draws, here + 1), self.index, self.scan)
         order = torch.arange(tokens.shape[1], dtype=self.index, device=tokens.device)
         hit = (order == refused.unsqueeze(1)) & has.unsqueeze(1)
         tokens = torch.where(hit, replaced.unsqueeze(1), tokens)

@@ -95,7 +95,7 @@ class TreeTables:
         group = [groups.get(i, 0) for i in range(self.nodes)]
 
         def table(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=index, device=device).expand(batch, -1)
+            return torch.tensor(values, dtype=index, device=device).expand(batch, -1).contiguous()
 
         return {
             "parent": table(self.parents),
@@ -104,7 +104,7 @@ class TreeTables:
             "num_children": table([len(kids) for kids in self.children]),
             "row_rank": table(self.row_ranks),
             "group": table(group),
-            "visible": self.visible.to(device).expand(batch, -1, -1),
+            "visible": self.visible.to(device).expand(batch, -1, -1).contiguous(),
         }
 
 

@@ -12,7 +12,7 @@ from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.device.operations import KVCache, TensorOps, flags
 from lantern_accel.nn.transformer import Pass, dense_visible
 
 
@@ -52,7 +52,8 @@ class Verifying:
         g = self.geometry
         x = self.target.embed_prefix(state.condition)
         seen = dense_visible(state.prefix_mask, g.prefix)
-        rest = seen.new_zeros(len(seen), 1, g.prefix, self.cache.layout.capacity - g.prefix)
+        hidden = self.cache.layout.capacity - g.prefix
+        rest = flags(False, len(seen), 1, g.prefix, hidden, device=seen.device)
         mask = self.ops.mask(torch.cat((seen, rest), dim=-1), x.dtype)
         place = self.slots[: g.prefix].expand(g.rows, -1)
         cos, sin = self.branches.prompt_rotary(
@@ -84,7 +85,8 @@ class Verifying:
         rest = self.cache.layout.capacity - slots
         if slots < g.target_slots or not rest:
             return seen
-        return torch.cat((seen, seen.new_zeros(len(seen), g.nodes, rest)), dim=-1)
+        hidden = flags(False, len(seen), g.nodes, rest, device=seen.device)
+        return torch.cat((seen, hidden), dim=-1)
 
     def verify(self, state: State, tree: DraftTree) -> tuple[Tensor, Tensor]:
         """Run every node of the tree in one pass; features ``[R, T, D]`` and guided logits [B, T, V].

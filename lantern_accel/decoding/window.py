@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.verify import Verifying
+from lantern_accel.device.operations import flags
 from lantern_accel.nn.transformer import Pass
 
 
@@ -170,7 +171,7 @@ class WindowPass:
         rest = v.cache.layout.capacity - g.target_slots
         parts = [prompt, v.branches.masked(past), mine]
         if rest:
-            parts.append(mine.new_zeros(len(prompt), nodes, rest))
+            parts.append(flags(False, len(prompt), nodes, rest, device=mine.device))
         visible = torch.cat(parts, dim=-1)
         mask = v.ops.mask(visible.unsqueeze(1), v.target.weight.dtype)
         address = v.ops.address(v.cache, v.branches.rows(torch.cat((slots, self.scratch), dim=1)))

@@ -168,7 +168,11 @@ class Tuner:
         taken, visits = ([[0.0] * width for width in PROBE] for _ in range(2))
 
         def watched() -> None:
+            # A device that tells lengths late runs a step more on an image that is complete: no visit.
+            complete = int(engine.state.length) + 1 >= engine.geometry.tokens
             ready.step()
+            if complete:
+                return
             last = int(engine.state.last_length)
             path = engine.state.last_path[0].tolist()
             for depth in range(min(max(last, 0) + 1, len(PROBE))):

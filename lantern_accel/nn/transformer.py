@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.device.operations import KVCache, TensorOps, flags
 
 REFERENCE = TensorOps()
 
@@ -82,7 +82,8 @@ def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:
     rows, prefix = prefix_mask.shape
     index = torch.arange(length, dtype=torch.int32, device=prefix_mask.device)
     causal = index[:, None] >= index[None, :]
-    keys = torch.cat((prefix_mask, prefix_mask.new_ones(rows, length - prefix)), dim=1)
+    after = flags(True, rows, length - prefix, device=prefix_mask.device)
+    keys = torch.cat((prefix_mask, after), dim=1)
     visible = causal & keys[:, None, :] | (index[:, None] == index[None, :])
     return visible.unsqueeze(1)
 

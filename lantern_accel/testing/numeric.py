@@ -56,6 +56,27 @@ def _holds(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:
         for name, got, want in zip(("keys", "values"), found, (k[layer], v[layer]), strict=True):
             if not torch.equal(got[..., :WIDTH].cpu(), want):
                 return f"{name} of layer {layer}"
+    return _seen(backend, cache, k, v)
+
+
+def _seen(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:
+    """Say in which layer attention over all slots does not see ``k, v``; empty where it does.
+
+    What is read must be what attention reads: compared with float64, within attention's tolerance.
+    """
+    dtype = cache.layout.dtype
+    q = _random(4, ROWS, 5, HEADS, WIDTH).to(dtype)
+    seen = torch.zeros(ROWS, 1, 5, cache.layout.capacity, dtype=torch.bool)
+    seen[..., :CAPACITY] = True
+    mask = backend.mask(seen.to(backend.device), dtype)
+    for layer in range(LAYERS):
+        scores = torch.einsum("rthd,rlhd->rhtl", q.double(), k[layer].double())
+        want = torch.einsum(
+            "rhtl,rlhd->rthd", (scores * WIDTH**-0.5).softmax(-1), v[layer].double()
+        )
+        got = backend.attend(q.to(backend.device), cache, layer, mask).cpu().double()
+        if not (got - want).abs().max() <= TOLERANCE[dtype]:
+            return f"what attention sees of layer {layer}"
     return ""
 
 
@@ -64,8 +85,8 @@ def round_trip(backend: Backend) -> Measured:
     for dtype in _dtypes(backend):
         cache, k, v = _filled(backend, dtype)
         if wrong := _holds(backend, cache, k, v):
-            raise Failed(f"{wrong} in {dtype} do not come back as they were written")
-    return Measured("what is written is read, slot by slot")
+            raise Failed(f"what was written in {dtype} does not come back (seen in {wrong})")
+    return Measured("what is written is read, bit for bit, and seen by attention")
 
 
 def sentinels(backend: Backend) -> Measured:
@@ -210,7 +231,9 @@ def decisions(backend: Backend) -> Measured:
                 rule = Rule(LanternPP(k=5, lam=lam), "aggregate", table.to(device))
                 u = uniforms.to(device)
                 tests = sum(tree.max_children)
-                found = accept_sampling(tree, probs.to(device), rule, u[:, :tests], u[:, -1])
+                found = accept_sampling(
+                    tree, probs.to(device), rule, u[:, :tests], u[:, -1], scan=backend.scan
+                )
                 got.append([t.cpu() for t in (found.path, found.length, found.bonus)])
             for one, other in zip(*got, strict=True):
                 if not torch.equal(one, other):
@@ -227,6 +250,40 @@ def _run(
 ) -> Tensor:
     tiny.start(engine, seed, prefill)
     return engine.run(step).tokens
+
+
+#: Codes of the vocabularies that draws are checked on, LlamaGen's and Anole's among them.
+VOCABS = (48, 1000, 16384, 65536)
+
+
+def scan(backend: Backend) -> Measured:
+    """Sum weights up and draw by them: never falling, the same every time, and no code without weight."""
+    drawn = 0
+    for vocab in VOCABS:
+        for rows in (1, 3):
+            sharp = 6 * _random(vocab + rows, rows, vocab)
+            weights = sharp.softmax(-1)
+            weights[:, ::3] = 0.0  # as the filters leave them
+            given = weights.to(backend.device)
+            first = backend.scan(given).cpu()
+            for _ in range(10):
+                if not torch.equal(backend.scan(given).cpu(), first):
+                    raise Failed(f"{vocab} codes, {rows} rows: the same weights give other sums")
+            if not bool((first.diff(dim=-1) >= 0).all()):
+                raise Failed(f"{vocab} codes, {rows} rows: the running sums fall")
+            exact = weights.double().cumsum(-1)
+            within(float((first - exact).abs().max()), 1e-5, f"running sums of {vocab} codes")
+            uniforms = torch.rand(512, generator=torch.Generator().manual_seed(vocab))
+            for row in range(rows):
+                codes = torch.searchsorted(first[row], uniforms * first[row, -1], right=True)
+                if not bool((weights[row, codes] > 0).all()):
+                    raise Failed(f"{vocab} codes, {rows} rows: a code without weight was drawn")
+                low = exact[row, codes] - weights[row, codes].double()
+                aim = uniforms.double() * exact[row, -1]
+                off = torch.maximum(low - aim, aim - exact[row, codes]).max()
+                within(float(off), 1e-5, f"draws from {vocab} codes")
+                drawn += len(codes)
+    return Measured(f"{drawn} draws from sums that never fall and repeat bit for bit")
 
 
 def greedy(backend: Backend) -> Measured:
@@ -380,6 +437,7 @@ CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "attention.float64": attention,
     "accept.ties": ties,
     "accept.decisions": decisions,
+    "draw.scan": scan,
     "decode.greedy": greedy,
     "decode.allowed": allowed,
     "decode.distribution": distribution,

@@ -16,7 +16,7 @@ from lantern_accel.cli import main
 from lantern_accel.device.backend import Backend, HostCopy, MemoryUse, Replay, Stopwatch
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
-from lantern_accel.testing import CHECKS, Measured, NeedsCard, run_checks, static
+from lantern_accel.testing import CHECKS, Measured, NeedsCard, numeric, run_checks, static
 from lantern_accel.testing.kit import Report, checks_of, select
 from lantern_accel_cpu.backend import DeviceBackend
 
@@ -104,6 +104,45 @@ def stale_step(real):
     )
 
 
+def short(x: torch.Tensor) -> torch.Tensor:
+    """Keep TF32's eleven bits of each float32."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def in_three_parts(attend):
+    """Multiply as a GPU that makes a float32 product of three in TF32: values lose their last bits."""
+
+    def wrong(q, kv, layer, mask):
+        out = attend(q, kv, layer, mask)
+        if out.dtype != torch.float32:
+            return out
+        return short(out) + short(out - short(out))
+
+    return wrong
+
+
+def restless(scan):
+    """Add in another order every time, as a long row is scanned in pieces."""
+    times = count()
+
+    def wrong(weights):
+        found = scan(weights)
+        return torch.where(
+            found > found[..., -1:] / 2, found * (1 + 1e-7 * (next(times) % 3)), found
+        )
+
+    return wrong
+
+
+def falling(scan):
+    def wrong(weights):
+        found = scan(weights)
+        found[..., 1::2] -= 2e-6
+        return found
+
+    return wrong
+
+
 def refusing(rule: str) -> Plant:
     """Give the backend a rule against one operator that every step runs."""
     rules = {rule: lambda func, args, kwargs: "too hot" if "argmax" in func.name() else ""}
@@ -171,6 +210,10 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a lost layer", "kv.round_trip",
      method("write", lambda real: lambda kv, layer, *rest: real(kv, 0, *rest))),
     ("a write that spills", "kv.sentinels", method("write", spilling)),
+    ("a scan that is not repeatable", "draw.scan", method("scan", restless)),
+    ("a scan that falls", "draw.scan", method("scan", falling)),
+    ("a cache that attention does not read", "kv.round_trip",
+     method("attend", lambda real: lambda q, kv, layer, mask: real(q, kv, 0, mask))),
     ("a buffer that moves", "kv.addresses", after_commit(rebinding)),
     ("a mask that is ignored", "attention.float64",
      method("mask", lambda real: lambda seen, dtype: real(torch.ones_like(seen), dtype))),
@@ -227,6 +270,22 @@ def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch):
         assert torch.equal(drawn.tokens, again.tokens)
         chosen = select(["decode.weights_from_outside", "replay"])
         assert run_checks(pipeline.backend, chosen).passed
+
+
+@pytest.mark.parametrize("check", ["kv.round_trip", "kv.sentinels"])
+def test_a_cache_is_not_judged_by_how_attention_rounds(monkeypatch, check):
+    with open_backend("cpu") as backend:
+        method("attend", in_three_parts)(monkeypatch, backend)
+        cache, _, v = numeric._filled(backend, torch.float32)
+        # One visible slot a query: its value comes back through products, and not bit for bit.
+        slots = cache.layout.capacity
+        one = backend.mask(
+            torch.eye(slots, dtype=torch.bool).expand(numeric.ROWS, 1, -1, -1), v.dtype
+        )
+        q = torch.zeros(numeric.ROWS, slots, numeric.HEADS, numeric.WIDTH)
+        through = backend.attend(q, cache, 0, one)[:, : numeric.CAPACITY]
+        assert not torch.equal(through, v[0]) and torch.allclose(through, v[0], atol=3e-7)
+        assert run_checks(backend, {check: CHECKS[check]}).passed
 
 
 def test_a_static_failure_names_the_source_line(monkeypatch):

@@ -299,3 +299,150 @@ def test_it_does_not_take_the_name_of_a_real_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "hpu", ModuleType("torch.hpu"), raising=False)
     with pytest.raises(BackendError, match=r"already has a device 'hpu'.*unset LANTERN_HPU"):
         register.__wrapped__()
+
+
+LOWERED = """
+import sys, pytest, torch
+from lantern_accel.device.plugins import choose_device
+from lantern_accel.errors import BackendError
+from lantern_accel_hpu import bridge
+from lantern_accel_hpu.software import hpu
+
+backend = choose_device("hpu", {"software": True, "mode": "compile"}).open()
+from lantern_accel.testing import checks_of, run_check
+device = backend.device
+
+def writes():
+    return run_check(backend, "kernels.writes", checks_of(backend)["kernels.writes"]).state
+
+assert writes() == "passed"
+# The pass that makes index_copy write in place loses the second of two writes.
+real = bridge.Bridge.compile_options
+bridge.Bridge.compile_options = lambda self: {"use_eager_fallback": False}
+assert writes() == "failed"
+bridge.Bridge.compile_options = real
+
+# An operator that hpu_backend leaves the graph for is named by default.
+state, seen, other, last = (torch.zeros(4, device=device) for _ in range(4))
+places = torch.tensor([3, 2, 1, 0], device=device)
+
+def step():
+    seen.copy_(other[places] * 0 + state)
+    state.add_(1)
+    last.copy_(state[places])
+
+with pytest.raises(BackendError, match="index has no kernel that hpu_backend takes"):
+    backend.capture(step, "step")
+
+def run(options):
+    state.zero_()
+    compiled = torch.compile(step, backend="hpu_backend", fullgraph=True, dynamic=False, options=options)
+    compiled()
+    torch._dynamo.reset()
+    return seen.tolist()
+
+step()
+assert seen.tolist() == [0.0] * 4
+# Allowed to fall back, parts of the graph write state before others have read it, whichever pass is off.
+safe = dict.fromkeys(bridge.UNSAFE[:3], False)
+assert run({**safe, "use_eager_fallback": True}) == [1.0] * 4
+assert run({"use_eager_fallback": True}) == [1.0] * 4
+
+# A broadcast view is no input of a recipe.
+wide = torch.zeros(1, device=device).expand(4)
+def broad():
+    seen.copy_(wide + 1)
+with pytest.raises(BackendError, match="stride of 0; make it contiguous"):
+    backend.capture(broad, "step")
+
+# Integers are 32 bits wide, and recipes are counted by shape.
+big = torch.tensor([2**31 + 5], device=device)
+assert big.tolist() == [-(2**31) + 5]
+assert (torch.tensor([2**31 - 1], device=device) + 1).tolist() == [-(2**31)]
+def missed():
+    return dict(hpu.metrics.metric_global("recipe_cache").stats())["TotalMiss"]
+torch.ones(3, device=device).exp()
+before = missed()
+torch.ones(3, device=device).exp()
+assert missed() == before
+torch.ones(5, device=device).exp()
+assert missed() > before
+print("fine")
+"""
+
+
+def test_the_bridges_passes_show_in_the_numbers(on_software_hpu: Run) -> None:
+    assert "fine" in passes(on_software_hpu(script=LOWERED))
+
+
+BUSY = """
+import pytest
+from lantern_accel.device.plugins import choose_device
+from lantern_accel.errors import BackendError
+import subprocess, sys
+with pytest.raises(BackendError, match="another process holds it.*synStatus=26") as told:
+    choose_device("hpu", {"software": True}).open()
+print(told.value)
+"""
+
+HOLD = """
+import subprocess, sys
+from lantern_accel.device.plugins import choose_device
+backend = choose_device("hpu", {"software": True}).open()
+assert str(backend.device) == "hpu:0"
+print("held", flush=True)
+done = subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, text=True)
+print(done.stdout, done.stderr)
+assert done.returncode == 0
+"""
+
+
+def test_a_card_serves_one_process(on_software_hpu: Run, tmp_path: Path) -> None:
+    locks = str(tmp_path / "locks")
+    changed = {"LANTERN_HPU_SOFTWARE_LOCKS": locks, "LANTERN_HPU_SOFTWARE_MODULES": "1"}
+    shown = passes(on_software_hpu(BUSY, script=HOLD, **changed))
+    assert "name another card with --device hpu:N" in shown
+
+
+FIRST_CONTACT = """
+import contextlib, os, sys, pytest, torch
+from support import gaudi
+from lantern_accel.cli import main
+from lantern_accel_hpu import bridge, cards, checks, faults, kernels
+
+check, planted = sys.argv[1:]
+if check == "kernels.traced":  # the vendor's wrapper as its double, for the software HPU has no kernels
+    real = bridge.Bridge.from_software
+    def with_kernels():
+        made = real()
+        object.__setattr__(made, "kernels", bridge.Kernels(sdpa=gaudi.FusedSDPA))
+        return made
+    bridge.Bridge.from_software = with_kernels
+    if planted == "yes":
+        kernels.RECOMPUTE = None
+elif check == "cards.index":
+    os.environ["HABANA_VISIBLE_MODULES"] = "2,3"
+    real = cards.choose
+    def choose(index, environ):
+        chosen = real(index, environ)
+        if planted == "yes":  # the driver is told another module
+            environ.update({cards.VISIBLE: "5", cards.MODULE: "5"})
+        return chosen
+    cards.choose = choose
+elif planted == "yes" and check == "cards.errors":
+    faults.BUSY = faults.ABSENT = faults.BUSY + faults.ABSENT
+elif planted == "yes" and check == "graphs.fallback":
+    os.environ["PT_HPU_USE_EAGER_FALLBACK"] = "1"
+sys.argv = ["lantern-accel", "conform", "hpu", "--software", "--only", check]
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "check", ["kernels.traced", "cards.index", "cards.errors", "graphs.fallback"]
+)
+def test_a_fault_of_first_contact_is_caught_by_name(on_software_hpu: Run, check: str) -> None:
+    assert f"passed: {check}" in passes(on_software_hpu(check, "no", script=FIRST_CONTACT))
+    done = on_software_hpu(check, "yes", script=FIRST_CONTACT)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"failed: {check}" in done.stdout

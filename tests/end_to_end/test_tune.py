@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lantern_accel
+from lantern_accel.device.operations import HostCopy
 from lantern_accel.errors import LanternWarning
 from lantern_accel.measure import tune
 from lantern_accel.strategy import store as tuned
@@ -157,3 +158,35 @@ def test_only_static_trees_are_tuned(command, tiny_model):
 @pytest.mark.parametrize("widths", [(2,), (5, 3, 2, 2, 1, 1)])
 def test_the_measuring_tree_is_a_tree(widths):
     assert max(map(len, StaticTree(paths=tune.probe_paths(widths)).paths)) == len(widths)
+
+
+class Late(HostCopy):
+    """Tells a length two steps late."""
+
+    lag = 2
+
+    def __init__(self, source):
+        super().__init__(source)
+        self._posted = []
+
+    def post(self):
+        self._posted.append(self._source.clone())
+
+    def read(self):
+        return self._posted.pop(0)
+
+    def clear(self):
+        self._posted.clear()
+
+
+def test_a_step_on_a_complete_image_is_no_refused_visit(tiny_model, tmp_path, monkeypatch):
+    found = []
+    for kind in (HostCopy, Late):
+        with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
+            monkeypatch.setattr(pipeline.backend, "host_copy", kind)
+            progress = tune._resume(tmp_path / "none.json", {})
+            strategy = pipeline.strategy("eagle")
+            path = tmp_path / "progress.json"
+            tune.measure_rates(pipeline, strategy, 1.0, ["red heart"], progress, path, print)
+            found.append((progress.visits, progress.taken))
+    assert found[0] == found[1] and found[0][0][0][0] > 0

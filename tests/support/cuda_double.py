@@ -101,6 +101,7 @@ class Graph:
         assert self._double.capturing is None, "one capture at a time"
         assert self._double.current.side, "a capture on the default stream is illegal"
         self._pool = pool
+        self._double.allocated += self._double.bookkeeping
         self._double.log(f"capture_begin {capture_error_mode}")
         self._double.capturing = self
         self._tape = _Tape()
@@ -128,6 +129,8 @@ class Graph:
         self._tape.run()
 
     def reset(self) -> None:
+        if not self.was_reset and self._tape is not None:
+            self._double.allocated -= self._double.bookkeeping
         self.was_reset = True
         self._tape = None
         if not any(one._tape for one in self._double.graphs if one._pool == self._pool):
@@ -184,6 +187,8 @@ class CudaDouble:
         self.pools: dict[Any, int] = {}
         self.free, self.total = 20 * 2**30, 24 * 2**30
         self.allocated = 0
+        #: Bytes that older torch allocates when a capture begins, until its graph is reset.
+        self.bookkeeping = 0
         self.lost = ""
         self.capability = (8, 6)
         self.allocations = 0
@@ -256,8 +261,9 @@ class CudaDouble:
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch.cuda.nvtx, "range", self.range)
         # Page-locked memory needs a driver.
-        from lantern_accel_cuda import copies
+        from lantern_accel_cuda import copies, handles
 
+        monkeypatch.setattr(handles, "_streams", {})
         monkeypatch.setattr(copies, "pinned_like", torch.empty_like)
 
 

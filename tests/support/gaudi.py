@@ -9,6 +9,8 @@ Sources: habana_frameworks 1.19 (hpu/graphs.py, HPUGraph.cpp, cpu_fallback.cpp, 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -59,8 +61,13 @@ class Gaudi:
     ``log``: what was called, in order. ``without_kernel``: operators (``aten::sort``) that fall back.
     """
 
-    def __init__(self, *, lazy: bool = False, limit: int = 94 * GIB) -> None:
+    def __init__(self, *, lazy: bool = False, limit: int = 94 * GIB, modules: int = 1) -> None:
         self.log: list[str] = []
+        #: Modules that other processes hold, and the one that this process got.
+        self.busy: set[int] = set()
+        self.all_modules = range(modules)
+        self.module: int | None = None
+        self._pending: list[Callable[[], None]] = []
         self.without_kernel: set[str] = set()
         self.in_use, self.limit = 1 * GIB, limit
         self.capturing_graph: Any = None
@@ -81,17 +88,49 @@ class Gaudi:
     def is_available(self) -> bool:
         return True
 
+    def is_initialized(self) -> bool:
+        return self.module is not None
+
     def device_count(self) -> int:
-        return 1
+        return len(_listed() or self.all_modules)
 
     def get_device_name(self, device=None) -> str:
         return "GAUDI2"
 
     def current_device(self) -> int:
+        """Acquire a card as the driver does (device.cpp), and return the only index there is."""
+        if self.module is not None:
+            return 0
+        named, listed = os.environ.get("HLS_MODULE_ID"), _listed()
+        if named is not None:
+            if int(named) in self.all_modules and int(named) not in self.busy:
+                self.module = int(named)
+                return 0
+            if listed:  # another card may be taken in its place only where none is named
+                raise RuntimeError("synStatus=20 [Device already acquired] Device acquire failed.")
+        free = [one for one in listed or self.all_modules if one not in self.busy]
+        if not list(self.all_modules):
+            raise RuntimeError(
+                "synStatus=8 [Device not found] Device acquire failed. No devices found."
+            )
+        if not free:
+            raise RuntimeError("synStatus=26 [Generic failure] Device acquire failed.")
+        self.module = free[0]
         return 0
 
     def synchronize(self) -> None:
         self.log.append("synchronize")
+        self.finish()
+
+    def finish(self) -> None:
+        """Own addition: let what the device has yet to compile be compiled, and counted."""
+        pending, self._pending = self._pending, []
+        for one in pending:
+            one()
+
+    def later(self, what: Callable[[], None]) -> None:
+        """Own addition: do ``what`` (compile, fall back) when the device is waited for."""
+        self._pending.append(what)
 
     def memory_stats(self, device=None) -> dict[str, int]:
         return {"Limit": self.limit, "InUse": self.in_use, "MaxInUse": self.in_use, "NumAllocs": 3}
@@ -112,6 +151,9 @@ class Gaudi:
 
     def default_stream(self, device=None) -> Stream:
         return self.first_stream
+
+    def Stream(self, device=None, priority=0) -> Stream:
+        return Stream(self)
 
     @contextlib.contextmanager
     def stream(self, stream) -> Iterator[None]:
@@ -167,6 +209,10 @@ class Stream:
         self.bridge.log.append("stream.synchronize")
 
 
+def _listed() -> list[int]:
+    return [int(one) for one in re.findall(r"\d+", os.environ.get("HABANA_VISIBLE_MODULES", ""))]
+
+
 class Event:
     def __init__(self, bridge: Gaudi) -> None:
         self.bridge, self.at = bridge, 0.0
@@ -183,6 +229,7 @@ class Event:
 
     def synchronize(self) -> None:
         self.bridge.log.append("event.synchronize")
+        self.bridge.finish()
 
     def elapsed_time(self, end_event) -> float:
         return 1000 * (end_event.at - self.at)
@@ -241,8 +288,17 @@ def _overwrite(old: Any, new: Any) -> None:
 # --- fused kernels ------------------------------------------------------------------------------
 
 
+@torch._dynamo.disable
+def recompute_sdp_enabled() -> bool:
+    """``habana_frameworks.torch.hpu.recompute_sdp_enabled``: in a module that Dynamo skips."""
+    return True
+
+
 class FusedSDPA(torch.autograd.Function):
-    """Attention as Habana documents it: positional, heads first, causal or a mask but not both."""
+    """Attention as Habana documents it: positional, heads first, causal or a mask but not both.
+
+    As in the vendor's wrapper, who leaves out ``recompute_mode`` (eight arguments) has it asked for.
+    """
 
     @staticmethod
     def forward(
@@ -261,6 +317,8 @@ class FusedSDPA(torch.autograd.Function):
         return_dropout_mask=False,
         return_attn_probs=False,
     ):
+        if recompute_mode is None:
+            recompute_mode = recompute_sdp_enabled()
         if is_causal and attn_mask is not None:
             raise AssertionError("is_causal and a mask exclude each other")
         if softmax_mode == "fp32" and q.dtype != torch.bfloat16:

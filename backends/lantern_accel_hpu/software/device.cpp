@@ -22,11 +22,19 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sstream>
+#include <unordered_set>
 
 namespace {
 
@@ -34,6 +42,63 @@ constexpr auto HPU = c10::DeviceType::HPU;
 const c10::Device DEVICE(HPU, 0);
 const c10::DispatchKeySet ON_CPU(c10::DispatchKey::CPU);
 const c10::DispatchKeySet ON_HPU(c10::DispatchKey::HPU);
+
+// --- which card this process has ------------------------------------------------------------
+
+// As the driver does it: a card serves one process, from its first use until it ends. HLS_MODULE_ID
+// names one; else any free one is given, of those that HABANA_VISIBLE_MODULES lists. A card is a file
+// that is locked. LANTERN_HPU_SOFTWARE_MODULES says how many there are (8).
+std::mutex acquiring;
+int64_t held = -1;
+
+std::vector<int64_t> numbers(const char* name) {
+  std::vector<int64_t> found;
+  const char* text = std::getenv(name);
+  std::string word;
+  for (const char* at = text; at != nullptr; ++at) {
+    if (*at >= '0' && *at <= '9') {
+      word += *at;
+      continue;
+    }
+    if (!word.empty()) found.push_back(std::stol(word));
+    word.clear();
+    if (*at == 0) break;
+  }
+  return found;
+}
+
+bool lock(int64_t module) {
+  const char* chosen = std::getenv("LANTERN_HPU_SOFTWARE_LOCKS");
+  const std::string folder =
+      chosen ? chosen : "/tmp/lantern_accel_software_hpu_" + std::to_string(getuid());
+  mkdir(folder.c_str(), 0700);
+  const std::string path = folder + "/module" + std::to_string(module);
+  const int file = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  TORCH_CHECK(file >= 0, "software HPU: cannot open ", path, "; set LANTERN_HPU_SOFTWARE_LOCKS");
+  if (flock(file, LOCK_EX | LOCK_NB) == 0) return true;  // closed when the process ends
+  close(file);
+  return false;
+}
+
+int64_t acquire() {
+  const std::lock_guard<std::mutex> one(acquiring);
+  if (held >= 0) return held;
+  const auto given = numbers("LANTERN_HPU_SOFTWARE_MODULES");
+  const int64_t count = given.empty() ? 8 : given[0];
+  const auto listed = numbers("HABANA_VISIBLE_MODULES");
+  const auto named = numbers("HLS_MODULE_ID");
+  if (!named.empty()) {
+    if (named[0] < count && lock(named[0])) return held = named[0];
+    TORCH_CHECK(listed.empty(), "synStatus=20 [Device already acquired] Device acquire failed.");
+  }
+  TORCH_CHECK(count > 0, "synStatus=8 [Device not found] Device acquire failed. No devices found.");
+  for (int64_t module = 0; module < count; ++module) {
+    const bool may =
+        listed.empty() || std::find(listed.begin(), listed.end(), module) != listed.end();
+    if (may && lock(module)) return held = module;
+  }
+  TORCH_CHECK(false, "synStatus=26 [Generic failure] Device acquire failed.");
+}
 
 // --- memory ---------------------------------------------------------------------------------
 
@@ -50,6 +115,7 @@ void release(void* data) {
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
+    if (held < 0) acquire();
     if (size == 0) return {nullptr, nullptr, &release, DEVICE};
     const auto bytes = static_cast<int64_t>(size);
     TORCH_CHECK_WITH(
@@ -102,8 +168,49 @@ std::mutex counting;
 std::map<std::string, int64_t> kernels;
 
 void count(const std::string& name) {
-  const std::lock_guard<std::mutex> held(counting);
+  const std::lock_guard<std::mutex> one(counting);
   ++kernels[name];
+}
+
+// A recipe is compiled for an operator, the shapes and dtypes of its tensors, and its numbers.
+std::unordered_set<std::string> recipes;
+int64_t hits = 0, misses = 0;
+
+void describe(std::ostringstream& out, const c10::IValue& value) {
+  if (value.isTensor()) {
+    const auto& tensor = value.toTensor();
+    if (tensor.defined()) out << tensor.scalar_type() << tensor.sizes();
+  } else if (value.isTensorList() || value.isOptionalTensorList() || value.isList()) {
+    for (const c10::IValue one : value.toListRef()) describe(out, one);
+  } else if (value.isInt()) {
+    out << value.toInt();
+  } else if (value.isDouble()) {
+    out << value.toDouble();
+  } else if (value.isBool()) {
+    out << value.toBool();
+  } else if (value.isString()) {
+    out << value.toStringRef();
+  }
+  out << ';';
+}
+
+void recipe(const std::string& name, const torch::jit::Stack& stack, size_t first) {
+  std::ostringstream key;
+  key << name;
+  for (size_t i = first; i < stack.size(); ++i) describe(key, stack[i]);
+  const std::lock_guard<std::mutex> one(counting);
+  ++(recipes.insert(key.str()).second ? misses : hits);
+}
+
+// Integers are computed in 32 bits: what is wider wraps, unless PT_ENABLE_INT64_SUPPORT asks for 64.
+bool narrows() {
+  const char* asked = std::getenv("PT_ENABLE_INT64_SUPPORT");
+  return asked == nullptr || std::string(asked) == "0";
+}
+
+void narrow(const at::Tensor& on_host) {
+  if (on_host.defined() && on_host.scalar_type() == at::kLong && on_host.numel() && narrows())
+    on_host.copy_(on_host.to(at::kInt));
 }
 
 // --- operators that make, view and copy storage ---------------------------------------------
@@ -154,6 +261,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
   count("aten::_copy_from");
   auto target = ours(to) ? host(to) : to;
   target.copy_(ours(from) ? host(from) : from);
+  if (ours(to)) narrow(target);
   return to;
 }
 
@@ -186,6 +294,7 @@ int64_t sdp_choice(
 
 struct Lent {
   at::Tensor device, host;
+  bool written = false;
 };
 
 at::Tensor lend(const at::Tensor& tensor, std::vector<Lent>& lent, const char* name) {
@@ -198,7 +307,7 @@ at::Tensor lend(const at::Tensor& tensor, std::vector<Lent>& lent, const char* n
   }
   // What is empty may be an output that the operator sizes.
   lent.push_back({tensor, tensor.numel() ? host(tensor) : at::empty(
-      tensor.sizes(), tensor.options().device(at::kCPU))});
+      tensor.sizes(), tensor.options().device(at::kCPU)), false});
   return lent.back().host;
 }
 
@@ -208,7 +317,10 @@ at::Tensor give_back(const at::Tensor& result, const std::vector<Lent>& lent) {
     if (one.host.is_same(result)) return one.device;
   auto out = at::empty_strided(
       result.sizes(), result.strides(), result.options().device(DEVICE));
-  if (result.numel() > 0) host(out).copy_(result);
+  if (result.numel() > 0) {
+    host(out).copy_(result);
+    narrow(host(out));
+  }
   if (result.unsafeGetTensorImpl()->is_wrapped_number())
     out.unsafeGetTensorImpl()->set_wrapped_number(true);
   return out;
@@ -224,8 +336,10 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         "software HPU: the view ", name, " has no kernel");
   std::vector<Lent> lent;
   const size_t first = stack->size() - schema.arguments().size();
+  recipe(name, *stack, first);
   for (size_t i = first; i < stack->size(); ++i) {
     auto& value = (*stack)[i];
+    const size_t before = lent.size();
     if (value.isTensor()) {
       value = lend(value.toTensor(), lent, name.c_str());
     } else if (value.isTensorList()) {
@@ -240,8 +354,13 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     } else if (value.isDevice()) {
       value = c10::Device(at::kCPU);
     }
+    const auto* alias = schema.arguments()[i - first].alias_info();
+    for (size_t one = before; one < lent.size(); ++one)
+      lent[one].written = alias != nullptr && alias->isWrite();
   }
   op.redispatchBoxed(ON_CPU, stack);
+  for (const auto& one : lent)
+    if (one.written) narrow(one.host);
   for (const auto& one : lent) {
     if (one.device.numel() || !one.host.numel()) continue;
     one.device.resize_(one.host.sizes());
@@ -299,15 +418,21 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
 TORCH_LIBRARY(lantern_software_hpu, m) {
   m.def("memory() -> int[]", [] { return std::vector<int64_t>{in_use, peak, limit}; });
   m.def("reset_peak() -> ()", [] { peak = in_use.load(); });
+  m.def("acquire() -> int", [] { return acquire(); });
+  m.def("acquired() -> bool", [] { return held >= 0; });
+  m.def("recipes() -> int[]", [] {
+    const std::lock_guard<std::mutex> one(counting);
+    return std::vector<int64_t>{misses, hits};
+  });
   m.def("set_limit(int bytes) -> ()", [](int64_t bytes) { limit = bytes; });
   m.def("kernels() -> Dict(str, int)", [] {
-    const std::lock_guard<std::mutex> held(counting);
+    const std::lock_guard<std::mutex> one(counting);
     c10::Dict<std::string, int64_t> found;
     for (const auto& [name, times] : kernels) found.insert(name, times);
     return found;
   });
   m.def("reset_kernels() -> ()", [] {
-    const std::lock_guard<std::mutex> held(counting);
+    const std::lock_guard<std::mutex> one(counting);
     kernels.clear();
   });
 }

@@ -1,19 +1,20 @@
 """What stands in for Habana's ``hpu_backend`` of torch.compile on the software HPU.
 
-Dynamo and AOT autograd are torch's own, so that guards, graphs and their number are real; only the
-last step, from an FX graph to a recipe, is missing: the graph is run operator by operator.
+Dynamo and AOT autograd are torch's own, so that guards, graphs and their number are real. The bridge's
+passes over a graph are modelled (see :mod:`~lantern_accel_hpu.software.lowering`); only the last step,
+from there to a recipe, is missing: the graph is run operator by operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from lantern_accel_hpu.software import metrics
+from lantern_accel_hpu.software import config, lowering, metrics
 
 BACKEND = "hpu_backend"
 
@@ -34,22 +35,28 @@ DECOMPOSED = (
 graphs: list[tuple[torch._ops.OpOverload, ...]] = []
 
 
-def _keep(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Count a graph and return a function that runs it."""
-    from torch._functorch._aot_autograd.utils import make_boxed_func
+def _compiler(settings: Mapping[str, bool]) -> Callable[..., Any]:
+    """Return what compiles a graph of AOT autograd under the settings of one call of torch.compile."""
 
-    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
-    targets = (node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload))
-    graphs.append(tuple(dict.fromkeys(targets)))
-    for node in nodes:
-        # Tracing takes results on hpu for contiguous, the CPU's kernels keep the order of strides: a
-        # view of the one may need a copy of the other. No value here aliases one that is written.
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
-    graph.recompile()
-    metrics.graph_compilation.add()
-    boxed: Callable[..., Any] = make_boxed_func(graph.forward)
-    return boxed
+    def compile_(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Count a graph, take it through the bridge's passes and return a function that runs it."""
+        from torch._functorch._aot_autograd.utils import make_boxed_func
+
+        lowered = lowering.lower(graph, settings, example_inputs)
+        nodes = [node for node in lowered.graph.nodes if node.op == "call_function"]
+        targets = (node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload))
+        graphs.append(tuple(dict.fromkeys(targets)))
+        for node in nodes:
+            # Tracing takes results on hpu for contiguous, the CPU's kernels keep the order of strides:
+            # a view of the one may need a copy of the other. No value here aliases one that is written.
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+        lowered.recompile()
+        metrics.graph_compilation.add()
+        boxed: Callable[..., Any] = make_boxed_func(lowered.forward)
+        return boxed
+
+    return compile_
 
 
 def _full_like(
@@ -66,18 +73,28 @@ def _full_like(
     return torch.full(like.shape, value, dtype=dtype or like.dtype, device=device or like.device)
 
 
-def register() -> None:
-    """Register the compiler under the bridge's name."""
+def _backend(
+    graph: GraphModule, example_inputs: Sequence[Any], options: Mapping[str, bool] | None = None
+) -> Callable[..., Any]:
+    """Compile one graph of Dynamo; ``options`` are settings of this one call."""
     from torch._decomp import get_decompositions
-    from torch._dynamo import register_backend
     from torch._dynamo.backends.common import aot_autograd
 
     taken_apart = get_decompositions([getattr(torch.ops.aten, name) for name in DECOMPOSED])
     taken_apart[torch.ops.aten.full_like.default] = _full_like
-    compiler = aot_autograd(
-        fw_compiler=_keep,
-        decompositions=taken_apart,
-        # As in the bridge, writes to inputs (caches, state) stay inside the graph.
-        keep_inference_input_mutations=True,
-    )
-    register_backend(compiler, name=BACKEND)
+    with config.patched(options) as settings:
+        compiler = aot_autograd(
+            fw_compiler=_compiler(settings),
+            decompositions=taken_apart,
+            # As in the bridge, writes to inputs (caches, state) stay inside the graph.
+            keep_inference_input_mutations=True,
+        )
+        compiled: Callable[..., Any] = compiler(graph, example_inputs)
+    return compiled
+
+
+def register() -> None:
+    """Register the compiler under the bridge's name."""
+    from torch._dynamo import register_backend
+
+    register_backend(_backend, name=BACKEND)

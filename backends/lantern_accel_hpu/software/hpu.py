@@ -6,7 +6,9 @@ device and one stream, and all work is done when a call returns.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,10 +34,12 @@ __all__ = [
     "mem_get_info",
     "memory_stats",
     "metrics",
+    "module_id",
     "reset_kernels",
     "reset_peak_memory_stats",
     "set_device",
     "set_memory_limit",
+    "stream",
     "synchronize",
 ]
 
@@ -45,8 +49,8 @@ def _lazy_init() -> None:
 
 
 def is_initialized() -> bool:
-    """True: registering is initialising."""
-    return True
+    """Return whether this process has a card."""
+    return bool(torch.ops.lantern_software_hpu.acquired())
 
 
 def is_available() -> bool:
@@ -65,8 +69,14 @@ def get_device_name(device: Any = None) -> str:
 
 
 def current_device() -> int:
-    """Return the index of the only device."""
+    """Acquire a card and return its index, 0; raises RuntimeError with the driver's words."""
+    torch.ops.lantern_software_hpu.acquire()
     return 0
+
+
+def module_id() -> int:
+    """Own addition: return the module number of this process's card."""
+    return int(torch.ops.lantern_software_hpu.acquire())
 
 
 def set_device(device: Any) -> None:
@@ -117,6 +127,12 @@ class Stream:
 def current_stream(device: Any = None) -> Stream:
     """Return the one stream."""
     return Stream()
+
+
+@contextlib.contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    """Run the block on a stream; there is one."""
+    yield
 
 
 def default_stream(device: Any = None) -> Stream:

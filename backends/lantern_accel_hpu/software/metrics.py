@@ -31,9 +31,24 @@ class Metric:
 graph_compilation = Metric("graph_compilation")
 
 
+class Recipes(Metric):
+    """Recipes of single operators that were compiled, and those that were there: misses and hits."""
+
+    def stats(self) -> list[tuple[str, int]]:
+        """Return the counts since the process began."""
+        import torch
+
+        misses, hits = torch.ops.lantern_software_hpu.recipes()
+        return [("TotalMiss", int(misses)), ("TotalHit", int(hits))]
+
+
+recipe_cache = Recipes("recipe_cache")
+
+
 def metric_global(name: str) -> Metric | None:
     """Return a counter; None for those that say nothing here.
 
     ``cpu_fallback`` is one: every operator of the software HPU runs on the CPU, by design.
     """
-    return graph_compilation if name == "graph_compilation" else None
+    counters = {"graph_compilation": graph_compilation, "recipe_cache": recipe_cache}
+    return counters.get(name)

@@ -260,3 +260,38 @@ def test_dynamo_makes_one_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> No
             torch._dynamo.reset()
             found = torch._dynamo.explain(engine.step)()
             assert (found.graph_count, found.graph_break_count) == (1, 0)
+
+
+def test_opening_again_takes_no_new_stream(opened: Opened) -> None:
+    """cuBLAS keeps a workspace for every stream that a product ran on."""
+    backend, double = opened
+    count, _ = _counter()
+    backend.capture(lambda: count.add_(1), "step")
+    backend.host_copy(count).post()
+    backend.close()
+    streams = {line.split(" waits")[0] for line in double.done if line.startswith("side")}
+    again = type(backend)(0, backend.options)
+    again.device = backend.device
+    again.capture(lambda: count.add_(1), "step")
+    again.host_copy(count).post()
+    assert {line.split(" waits")[0] for line in double.done if line.startswith("side")} == streams
+    again.close()
+
+
+def test_what_float32_means_is_pinned_while_a_gpu_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def now() -> tuple[bool, bool]:
+        return torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.allow_tf32
+
+    monkeypatch.setattr("lantern_accel_cuda.settings._depth", [])
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = now()
+    assert before == (True, True)
+    backend, _ = doubled_backend(monkeypatch)
+    other, _ = doubled_backend(monkeypatch)
+    assert now() == (False, False)
+    backend.close()
+    backend.close()
+    assert now() == (False, False)
+    other.close()
+    assert now() == before

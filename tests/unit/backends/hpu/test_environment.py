@@ -19,6 +19,7 @@ from lantern_accel_hpu.spec import Spec
 VARIABLES = (
     "PT_HPU_LAZY_MODE",
     "PT_HPU_ENABLE_CACHE_METRICS",
+    "PT_HPU_USE_EAGER_FALLBACK",
     "LANTERN_HPU_MODE",
     "LANTERN_HPU_SOFTWARE",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
@@ -74,7 +75,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch):
 def test_the_mode_sets_the_bridges_variable(mode: str, lazy: str) -> None:
     environ: dict[str, str] = {}
     Spec(Settings(mode=mode)).prepare(environ)
-    assert environ == {"PT_HPU_LAZY_MODE": lazy, "PT_HPU_ENABLE_CACHE_METRICS": "1"}
+    assert environ == {
+        "PT_HPU_LAZY_MODE": lazy,
+        "PT_HPU_ENABLE_CACHE_METRICS": "1",
+        "PT_HPU_USE_EAGER_FALLBACK": "0",
+    }
 
 
 def test_what_the_user_set_stays_and_what_we_set_may_change() -> None:

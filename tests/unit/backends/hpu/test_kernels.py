@@ -69,7 +69,30 @@ def test_the_kernel_is_told_the_scale_and_a_softmax_in_float32() -> None:
     mask = ops.mask(torch.ones(ROWS, 1, STEPS, STEPS, dtype=torch.bool), torch.float32)
     ops.attend_dense(q, q, q, mask)
     ops.attend_dense(q.bfloat16(), q.bfloat16(), q.bfloat16(), mask.bfloat16())
-    assert calls == [(0.0, False, 0.25, "None"), (0.0, False, 0.25, "fp32")]
+    assert calls == [(0.0, False, 0.25, "None", True), (0.0, False, 0.25, "fp32", True)]
+
+
+# Dynamo makes the context of every autograd function this way.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@torch.inference_mode()
+def test_the_kernel_is_called_so_that_a_step_stays_one_graph() -> None:
+    """With eight arguments the vendor's wrapper asks a module that Dynamo does not trace."""
+    ops = HPUOps()
+    ops.kernels = FUSED
+    q = random(1, ROWS, STEPS, HEADS, WIDTH)
+    mask = ops.mask(torch.ones(ROWS, 1, STEPS, STEPS, dtype=torch.bool), torch.float32)
+
+    def prefill(q: Tensor, mask: Tensor) -> Tensor:
+        return ops.attend_dense(q, q, q, mask)
+
+    def eight(q: Tensor, mask: Tensor) -> Tensor:
+        return gaudi.FusedSDPA.apply(q, q, q, mask, 0.0, False, 0.25, "None")
+
+    compiled = torch.compile(prefill, backend="eager", fullgraph=True, dynamic=False)
+    close(compiled(q, mask), prefill(q, mask))
+    broken = torch.compile(eight, backend="eager", fullgraph=True, dynamic=False)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        broken(q.transpose(1, 2), mask)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,9 +21,9 @@ from support.gaudi import (
 )
 
 from lantern_accel.errors import BackendError
-from lantern_accel_hpu import environment
+from lantern_accel_hpu import bridge, cards, environment
 from lantern_accel_hpu.backend import DeviceBackend
-from lantern_accel_hpu.bridge import Bridge
+from lantern_accel_hpu.bridge import UNSAFE, Bridge
 from lantern_accel_hpu.meters import EnergyMeter
 from lantern_accel_hpu.spec import Spec
 
@@ -31,8 +32,8 @@ from lantern_accel_hpu.spec import Spec
 def sdk(monkeypatch: pytest.MonkeyPatch):
     """Install a double of the SDK as modules, with the kernels that are named."""
 
-    def make(*, lazy: bool = False, kernels: bool = True) -> Gaudi:
-        hpu = Gaudi(lazy=lazy)
+    def make(*, lazy: bool = False, kernels: bool = True, modules: int = 1) -> Gaudi:
+        hpu = Gaudi(lazy=lazy, modules=modules)
         marks: list[str] = hpu.log
         parts: dict[str, dict[str, Any]] = {
             "": {},
@@ -45,7 +46,7 @@ def sdk(monkeypatch: pytest.MonkeyPatch):
             ".torch.utils.internal": {"is_lazy": lambda: lazy},
             ".torch.dynamo": {},
             ".torch.dynamo.compile_backend": {},
-            ".torch.dynamo.compile_backend.config": {"use_inplace_index_copy": True},
+            ".torch.dynamo.compile_backend.config": dict.fromkeys(UNSAFE, True),
             ".torch.hpex": {},
         }
         if kernels:
@@ -70,6 +71,13 @@ def sdk(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("LANTERN_HPU_SOFTWARE", raising=False)
     monkeypatch.delenv("LANTERN_HPU_MODE", raising=False)
     monkeypatch.setattr(environment, "_ours", {})
+    # Tensors of the device need a real bridge; the driver's part of a first use is current_device().
+    monkeypatch.setattr(bridge, "_allocate", lambda: None)
+    monkeypatch.setattr(cards, "_taken", [])
+    monkeypatch.setattr(cards, "_before", {})
+    for name in (cards.VISIBLE, cards.MODULE, environment.FALLBACK):
+        monkeypatch.setenv(name, "")  # so that whatever a test sets is undone
+        monkeypatch.delenv(name)
     return make
 
 
@@ -115,12 +123,14 @@ def test_the_device_opens_through_the_documented_api(sdk, monkeypatch) -> None:
     backend.close()
 
 
-def test_the_compiler_is_kept_from_losing_writes(sdk) -> None:
+def test_the_compiler_is_kept_from_losing_and_reordering_writes(sdk, monkeypatch) -> None:
     sdk()
-    assert Bridge.from_sdk(fused=True).compile_options() == {"use_inplace_index_copy": False}
-    vars(sys.modules["habana_frameworks.torch.dynamo.compile_backend.config"]).pop(
-        "use_inplace_index_copy"
-    )
+    assert Bridge.from_sdk(fused=True).compile_options() == dict.fromkeys(UNSAFE, False)
+    monkeypatch.setenv("PT_HPU_USE_EAGER_FALLBACK", "1")  # what the user set stays
+    assert "use_eager_fallback" not in (Bridge.from_sdk(fused=True).compile_options() or {})
+    config = sys.modules["habana_frameworks.torch.dynamo.compile_backend.config"]
+    for name in UNSAFE:
+        vars(config).pop(name)
     assert Bridge.from_sdk(fused=True).compile_options() is None
 
 
@@ -152,10 +162,57 @@ def test_an_sdk_that_refuses_to_load_says_why(sdk, monkeypatch: pytest.MonkeyPat
         Spec().open(0, {})
 
 
-def test_a_second_card_is_named_by_the_environment(sdk) -> None:
-    sdk()
-    with pytest.raises(BackendError, match=r"gives this process 1 of .* HABANA_VISIBLE_MODULES=1"):
+# --- cards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "module"),
+    [("", 3, 3), ("", 7, 7), ("2,5", 0, 2), ("2,5", 1, 5), ("4", 0, 4)],
+)
+def test_any_card_is_opened_as_the_only_one_torch_knows(
+    sdk, monkeypatch: pytest.MonkeyPatch, visible: str, index: int, module: int
+) -> None:
+    hpu = sdk(modules=8)
+    if visible:
+        monkeypatch.setenv("HABANA_VISIBLE_MODULES", visible)
+    backend = Spec().open(index, {})
+    assert (hpu.module, str(backend.device)) == (module, "hpu:0")
+    assert f"module {module}" in backend.facts().notes
+    assert Spec().open(index, {}).device == backend.device  # again in the same process
+    with pytest.raises(BackendError, match=r"has opened hpu:\d, and a process has one Gaudi"):
+        Spec().open(index + 1, {})
+
+
+def test_without_a_wish_the_driver_gives_a_free_card(sdk) -> None:
+    hpu = sdk(modules=8)
+    hpu.busy = {0, 1}
+    backend = Spec().open(0, {})
+    assert hpu.module == 2
+    assert not [note for note in backend.facts().notes if note.startswith("module")]
+
+
+def test_a_card_that_cannot_be_had_says_which_and_why(sdk, monkeypatch: pytest.MonkeyPatch) -> None:
+    hpu = sdk(modules=8)
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "2,5")
+    with pytest.raises(BackendError, match=r"no hpu:2: HABANA_VISIBLE_MODULES=2,5 leaves 2 Gaudis"):
+        Spec().open(2, {})
+    hpu.busy = {5}
+    with pytest.raises(BackendError, match="module number 5 cannot be opened: another process"):
         Spec().open(1, {})
+    # Not another card in its place; and what failed leaves no trace, so that a free one can be opened.
+    assert hpu.module is None
+    assert os.environ["HABANA_VISIBLE_MODULES"] == "2,5" and "HLS_MODULE_ID" not in os.environ
+    assert hpu.module is None and Spec().open(0, {}) and hpu.module == 2
+
+
+def test_a_card_used_before_is_not_exchanged(sdk, monkeypatch: pytest.MonkeyPatch) -> None:
+    hpu = sdk(modules=8)
+    hpu.current_device()
+    with pytest.raises(BackendError, match=r"set HABANA_VISIBLE_MODULES=3 before Python starts"):
+        Spec().open(3, {})
+    monkeypatch.setenv("HLS_MODULE_ID", "4")
+    with pytest.raises(BackendError, match="HLS_MODULE_ID=4 gives this process another"):
+        Spec().open(3, {})
 
 
 # --- energy -------------------------------------------------------------------------------------
@@ -165,7 +222,8 @@ def test_a_second_card_is_named_by_the_environment(sdk) -> None:
     ("environ", "modules", "millijoules", "reason"),
     [
         ({}, (3,), 7000, ""),
-        ({"HABANA_VISIBLE_MODULES": "5,2"}, (0, 2, 5), 7002, ""),
+        ({"HABANA_VISIBLE_MODULES": "5"}, (0, 2, 5), 7002, ""),
+        ({"HABANA_VISIBLE_MODULES": "5,2", "HLS_MODULE_ID": "2"}, (0, 2, 5), 7001, ""),
         ({"HLS_MODULE_ID": "2"}, (0, 2, 5), 7001, ""),
         ({}, (0, 1), None, "several Gaudis; set HABANA_VISIBLE_MODULES"),
         ({"HABANA_VISIBLE_MODULES": "9"}, (0, 1), None, "several Gaudis"),
@@ -179,16 +237,16 @@ def test_the_card_is_found_by_its_module(
     reason: str,
 ) -> None:
     hlml(monkeypatch, modules)
-    meter = EnergyMeter(0, environ)
+    meter = EnergyMeter(cards.module(environ))
     assert meter.millijoules() == millijoules
     assert reason in meter.reason
 
 
 def test_no_meter_is_a_reason_and_nothing_on_the_output(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "pyhlml", None)
-    assert "habana-pyhlml is not installed" in EnergyMeter(0).reason
+    assert "habana-pyhlml is not installed" in EnergyMeter().reason
     hlml(monkeypatch, (0,), fails="Lib not initialized")
-    meter = EnergyMeter(0)
+    meter = EnergyMeter()
     assert meter.millijoules() is None
     assert meter.reason == "no energy meter: habana-pyhlml says Lib not initialized"
     assert capsys.readouterr().out == ""  # the library prints, and --json writes there
@@ -196,7 +254,7 @@ def test_no_meter_is_a_reason_and_nothing_on_the_output(monkeypatch, capsys) -> 
 
 def test_a_meter_that_fails_later_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     hlml(monkeypatch, (0,))
-    meter = EnergyMeter(0)
+    meter = EnergyMeter()
 
     def lost(device: int) -> int:
         raise RuntimeError("AIP Lost")
@@ -211,7 +269,7 @@ def test_a_meter_that_fails_later_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
     hpu = Gaudi(limit=2 * GIB)
-    backend = on_cpu(DeviceBackend(0, Bridge(hpu)))
+    backend = on_cpu(DeviceBackend(Bridge(hpu)))
     layout = backend.kv_layout(36, 16, 1400, 20, 64, torch.bfloat16)
     row = layout.nbytes // 16
     says = (
@@ -231,7 +289,7 @@ def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_error_while_decoding_is_explained_where_it_is_the_memorys() -> None:
-    backend = DeviceBackend(0, Bridge(Gaudi()))
+    backend = DeviceBackend(Bridge(Gaudi()))
     refused = RuntimeError("Allocation failed for size::1073741824 (1024)MB")
     says = "ran out of memory while decoding when it asked for 1.00 GiB: 93.00 GiB of 94.00 GiB are"
     assert says in str(backend.explain(refused))
@@ -247,7 +305,7 @@ def test_counters_name_what_fell_back_and_leave_hits_out() -> None:
     hpu.compile(3)
     hpu.fall_back("aten::sort.stable")
     hpu.counted["recipe_cache"] = Metric(TotalHit=9, RecipeHit={"r": 9}, TotalMiss=2, RecipeMiss={})
-    assert DeviceBackend(0, Bridge(hpu)).counters() == {
+    assert DeviceBackend(Bridge(hpu)).counters() == {
         "graph_compilation.TotalNumber": 3,
         "graph_compilation.TotalTime": 3000,
         "cpu_fallback.TotalNumber": 1,

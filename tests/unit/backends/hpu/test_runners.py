@@ -17,9 +17,10 @@ from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
-from lantern_accel_hpu.graphs import Graphed
+from lantern_accel_hpu.graphs import Graphed, Watch
 
 STEPS = 200
+COMPILE = torch.compile
 Open = Callable[..., tuple[DeviceBackend, Gaudi]]
 
 
@@ -37,7 +38,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
         )
         hpu.compile_calls = []  # type: ignore[attr-defined]
         monkeypatch.setattr(torch, "compile", compiling(hpu, hpu.compile_calls))  # type: ignore[attr-defined]
-        return on_cpu(DeviceBackend(0, bridge, mode)), hpu
+        return on_cpu(DeviceBackend(bridge, mode)), hpu
 
     return make
 
@@ -207,9 +208,9 @@ def test_a_fall_back_in_a_capture_names_the_operator_and_the_way_out(opened: Ope
 
 def test_graphs_are_refused_where_the_bridge_has_none() -> None:
     with pytest.raises(BackendError, match=r"no HPUGraph, which only lazy mode has; use the mode"):
-        DeviceBackend(0, Bridge(Gaudi(lazy=False)), "graph")
+        DeviceBackend(Bridge(Gaudi(lazy=False)), "graph")
     with pytest.raises(BackendError, match="no HPUGraph"):
-        Graphed(Bridge(Gaudi(lazy=False)), lambda: None, "step")
+        Graphed(Watch(Bridge(Gaudi(lazy=False))), lambda: None, "step")
 
 
 @pytest.mark.parametrize("mode", ["eager", "compile"])
@@ -239,10 +240,59 @@ def test_what_compiles_or_falls_back_after_warm_up_is_reported_once(
     with pytest.warns(LanternWarning, match=says) as caught:
         for _ in range(3):
             replay()
+            backend.synchronize()
     assert len(caught) == 1
     counters = backend.counters()
     assert counters["late.graph_compilation.TotalNumber"] == 6
     assert counters["cpu_fallback.aten::sort.stable"] == 3
+
+
+def test_what_compiles_behind_the_hosts_back_is_seen_when_the_device_was_waited_for(
+    opened: Open,
+) -> None:
+    """Right after a launch the counters say nothing yet; what the host does between is not counted."""
+    backend, hpu = opened("eager")
+    source = torch.zeros(1)
+    progress = backend.host_copy(source)
+    replay = backend.capture(lambda: None, "step")
+    hpu.compile()  # loading a request, say
+    replay()
+    hpu.later(lambda: hpu.compile(2))
+    progress.post()
+    with pytest.warns(LanternWarning, match=r"the step was .* graph_compilation.TotalNumber by 2:"):
+        progress.read()
+    hpu.compile()  # decoding pixels, say
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replay()
+        assert backend.counters()["late.graph_compilation.TotalNumber"] == 2
+
+
+@torch.inference_mode()
+def test_a_request_is_loaded_and_read_without_a_recipe_of_its_own(opened: Open) -> None:
+    backend, hpu = opened("eager")
+    engine, prefill, step = _captured(backend, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny.start(engine, 1, prefill)
+        hpu.log.clear()
+        engine.run(step, on_progress=lambda count: None)
+    # Steps run without a look at the counters, and the host waits for events alone.
+    assert "synchronize" not in hpu.log
+    assert hpu.log.count("event.synchronize") >= 1
+
+
+def test_an_operator_that_leaves_the_graph_is_named_by_default(opened: Open, monkeypatch) -> None:
+    backend, _ = opened("compile")
+
+    def leaves(module: Any, inputs: Any) -> Any:
+        raise AssertionError("Eager fallback in nodes: ['sort:torch.ops.aten.sort.stable']")
+
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **_: COMPILE(function, backend=leaves, fullgraph=True)
+    )
+    with pytest.raises(BackendError, match=r"as one graph: aten.sort.stable has no kernel"):
+        backend.capture(adding(torch.ones(2)), "step")
 
 
 def test_warm_up_goes_on_until_a_run_compiles_nothing(opened: Open) -> None:
@@ -291,9 +341,7 @@ def test_no_memory_for_a_capture_is_an_error_with_figures(opened: Open) -> None:
     def step() -> None:
         raise RuntimeError("Allocation failed for size::4294967296 (4096)MB")
 
-    says = (
-        r"ran out of memory running the step when it asked for 4.00 GiB: 0.25 GiB of 94.00 GiB are"
-    )
+    says = r"ran out of memory while running the step when it asked for 4.00 GiB: 0.25 GiB of 94.00 GiB"
     with pytest.raises(BackendError, match=says):
         backend.capture(step, "step")
 

@@ -1,0 +1,97 @@
+"""Small buffers read by the host while the Gaudi runs on."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.device.backend import HostCopy
+from lantern_accel_hpu import faults
+from lantern_accel_hpu.bridge import Bridge
+from lantern_accel_hpu.graphs import Watch
+
+#: Copies that may be under way at once.
+SLOTS = 4
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A snapshot on the device, its copy on the host, and the events that order the two."""
+
+    snapshot: Tensor
+    host: Tensor
+    taken: Any
+    copied: Any
+
+
+class EventCopy(HostCopy):
+    """Copies on a stream of its own and waits for an event, never for the whole device.
+
+    ``post`` takes a snapshot in the order of the steps, so that the next step may overwrite the source;
+    the way to the host then runs beside that step. Host memory is not pinned: serving stacks differ on
+    whether the bridge supports it, and a pageable copy is correct either way.
+    """
+
+    lag = 1
+
+    def __init__(self, source: Tensor, bridge: Bridge, watch: Watch) -> None:
+        super().__init__(source)
+        self._bridge, self._watch = bridge, watch
+        self._stream = bridge.copy_stream()
+        self._free = deque(self._slot() for _ in range(SLOTS))
+        self._posted: deque[_Slot] = deque()
+        self._waiting: deque[Tensor] = deque()
+        # Once now, so that no request compiles it.
+        self.post()
+        self.read()
+
+    def _slot(self) -> _Slot:
+        source = self._source
+        return _Slot(
+            snapshot=torch.empty_like(source),
+            host=torch.empty(source.shape, dtype=source.dtype, device="cpu"),
+            taken=self._bridge.hpu.Event(),
+            copied=self._bridge.hpu.Event(),
+        )
+
+    def post(self) -> None:
+        """Start a copy of what the buffer holds after the work given so far."""
+        if not self._free:  # nobody read for a while: bring the oldest home first
+            self._waiting.append(self._oldest())
+        slot, hpu = self._free.popleft(), self._bridge.hpu
+        slot.snapshot.copy_(self._source)
+        self._bridge.flush()
+        slot.taken.record(hpu.current_stream())
+        slot.taken.wait(self._stream)
+        with hpu.stream(self._stream):
+            slot.host.copy_(slot.snapshot, non_blocking=True)
+            slot.copied.record(self._stream)
+        self._posted.append(slot)
+
+    def read(self) -> Tensor:
+        """Return the oldest posted copy that was not read yet, on the host."""
+        value = self._waiting.popleft() if self._waiting else self._oldest()
+        if not self._posted:
+            self._watch.settle()
+        return value
+
+    def clear(self) -> None:
+        """Forget what was posted and not read; waits for it, since its memory is written again."""
+        while self._posted:
+            self._oldest()
+        self._waiting.clear()
+        self._watch.settle()
+
+    def _oldest(self) -> Tensor:
+        slot = self._posted.popleft()
+        try:
+            slot.copied.synchronize()
+        except RuntimeError as error:
+            raise faults.explain(error, "decoding") or error from error
+        value = slot.host.clone()
+        self._free.append(slot)
+        return value

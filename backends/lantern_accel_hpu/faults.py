@@ -1,0 +1,192 @@
+"""What an error from the bridge means, and the way out, in one sentence each.
+
+Texts: habana_frameworks 1.19 (``device.cpp``, ``graph.cpp``, ``passes.py``) and reports of its users.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from lantern_accel.device.backend import KVLayout
+from lantern_accel.errors import BackendError, DeviceLostError
+
+#: What the driver's status numbers mean for whoever asked for a card.
+BUSY = (20, 22, 23, 24, 26)
+ABSENT = (8, 16)
+#: After these the card, or this process's use of it, is gone.
+LOST = (7, 17, 31, 37, 42)
+LOST_WORDS = ("critical error", "device reset", "device is lost", "device not operational")
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from or while handling, the innermost last."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def status(error: BaseException) -> int | None:
+    """Return the driver's status (``synStatus=26``, ``synStatus 26``) in an error's chain."""
+    for one in chain(error):
+        if found := re.search(r"synStatus\s*[= ]\s*(?:synStatus\s+)?(\d+)", str(one)):
+            return int(found[1])
+    return None
+
+
+def explain(
+    error: BaseException, doing: str, memory: Mapping[str, int] | None = None
+) -> BackendError | None:
+    """Turn an error of the bridge into one that says what to do; None for any other error.
+
+    ``doing`` continues "while", such as ``"decoding"``; ``memory``: the allocator's figures.
+    """
+    told = [one for one in chain(error) if isinstance(one, RuntimeError | AssertionError)]
+    if isinstance(error, BackendError) or not told:
+        return None
+    text = " ".join(" ".join(str(one).split()) for one in told)
+    code = status(error)
+    if "device acquire failed" in text.lower():
+        return not_acquired(error)
+    if is_lost(error):
+        return DeviceLostError(
+            f"the Gaudi stopped working while {doing} ({first_line(error)}); the batch in progress is "
+            "lost, what was returned or written before is kept; start a new process, and if it "
+            "happens again look at hl-smi and at the kernel's log (dmesg, habanalabs)"
+        )
+    if is_out_of_memory(error):
+        return out_of_memory(f"while {doing}", memory or {}, told[-1])
+    if "graph compile failed" in text.lower():
+        known = f" (synStatus {code})" if code is not None else ""
+        return BackendError(
+            f"Gaudi's graph compiler refused a graph while {doing}{known}; open the device with the "
+            "mode 'eager' (LANTERN_HPU_MODE=eager), with the option fused=false, or with a smaller "
+            "batch, and report it with the log that PT_HPU_METRICS_FILE and LOG_LEVEL_ALL=3 write"
+        )
+    return None
+
+
+def not_acquired(error: BaseException, root: Path = Path("/")) -> BackendError:
+    """Say why the driver gave this process no card, and which process has it."""
+    code = status(error)
+    named = os.environ.get("HLS_MODULE_ID") or os.environ.get("HABANA_VISIBLE_MODULES")
+    card = f"the Gaudi with module number {named}" if named else "a Gaudi"
+    said = f"the driver says: {first_line(error)}"
+    if code in ABSENT:
+        return BackendError(
+            f"there is no free Gaudi for this process ({said}); check with hl-smi that one is listed "
+            "and with HABANA_VISIBLE_MODULES and HABANA_VISIBLE_DEVICES that it is not hidden"
+        )
+    held = holders(root)
+    who = (
+        f"; held now by {', '.join(held)}"
+        if held
+        else "; no process of this container holds it, so look on the host: fuser -v /dev/accel/*"
+    )
+    return BackendError(
+        f"{card} cannot be opened: another process holds it, since a Gaudi serves one process at a "
+        f"time ({said}){who}; end that process, or name another card with --device hpu:N"
+    )
+
+
+def holders(root: Path = Path("/")) -> list[str]:
+    """Name the processes that have a Gaudi's device node open, as ``python (pid 12)``."""
+    found = []
+    for process in sorted((root / "proc").glob("[0-9]*"), key=lambda one: one.name.zfill(12)):
+        if process.name == str(os.getpid()):
+            continue
+        try:
+            open_files = [os.readlink(one) for one in (process / "fd").iterdir()]
+            if any(re.match(r"/dev/(accel/accel|hl)\d+$", path) for path in open_files):
+                name = (process / "comm").read_text().strip()
+                found.append(f"{name} (pid {process.name})")
+        except OSError:  # it has ended, or belongs to another user
+            continue
+    return found
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether the card, or this process's use of it, is gone."""
+    texts = [str(one).lower() for one in chain(error) if isinstance(one, RuntimeError)]
+    if any("graph compile failed" in text or "acquire failed" in text for text in texts):
+        return False
+    return status(error) in LOST or any(word in text for text in texts for word in LOST_WORDS)
+
+
+def fallback_nodes(error: BaseException) -> tuple[str, ...]:
+    """Return the operators for which ``hpu_backend`` would have left the graph, as it names them.
+
+    It names nodes when it places them (``Node: sort_1 requires fallback: True``), and operators when it
+    sums a graph up.
+    """
+    for one in chain(error):
+        if found := re.search(r"Node: (\w+) requires fallback: True", str(one)):
+            return (re.sub(r"(_\d+)?$", "", found[1], count=1),)
+        if found := re.search(r"Eager fallback in nodes: \[([^\]]*)\]", str(one)):
+            nodes = re.findall(r"'[^':]*:(?:torch\.ops\.)?([^']+)'", found[1])
+            return tuple(dict.fromkeys(nodes))
+    return ()
+
+
+def left_the_graph(name: str, operators: tuple[str, ...]) -> BackendError:
+    """Return the error for operators that ``hpu_backend`` cannot keep in the graph of a step."""
+    return BackendError(
+        f"the {name} cannot be compiled as one graph: {', '.join(operators)} has no kernel that "
+        "hpu_backend takes in this SDK; it would leave the graph for it, and what such a step writes "
+        "to its buffers can then be read too early. Use the mode 'eager' (LANTERN_HPU_MODE=eager), "
+        "which is correct and slower, and report the operator"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the line of an error's chain that the driver wrote, or else its first line."""
+    lines = [line.strip() for one in chain(error) for line in str(one).splitlines()]
+    syn = [line for line in lines if "synStatus" in line or "acquire" in line.lower()]
+    return (syn or [line for line in lines if line] or [type(error).__name__])[0]
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is the bridge's refusal to allocate, or was raised from one."""
+    texts = (str(one) for one in chain(error) if isinstance(one, RuntimeError))
+    return any(re.search(r"(?i)allocation failed|out of memory|\boom\b", text) for text in texts)
+
+
+def out_of_memory(
+    what: str, memory: Mapping[str, int], error: BaseException | None = None
+) -> BackendError:
+    """Return the error for work that found no memory: what was asked and what was free."""
+    found = re.search(r"size::\s*(\d+)", str(error)) if error is not None else None
+    asked = f" when it asked for {_gib(int(found[1]))}" if found else ""
+    return BackendError(
+        f"the device ran out of memory {what}{asked}: {_free(memory)}; decode fewer images together "
+        "(batch_size) or use a smaller tree"
+    )
+
+
+def cache_too_large(layout: KVLayout, memory: Mapping[str, int]) -> BackendError:
+    """Return the error for a cache that does not fit, with the most rows that would."""
+    row = layout.nbytes // max(layout.rows, 1)
+    fits = min(max(memory["Limit"] - memory["InUse"], 0) // max(row, 1), layout.rows)
+    return BackendError(
+        f"the device has no room for a key-value cache of {_gib(layout.nbytes)}: {_free(memory)}; at "
+        f"most {fits} of its {layout.rows} rows fit (a guided image takes two), so decode fewer "
+        "images together (batch_size)"
+    )
+
+
+def _free(memory: Mapping[str, int]) -> str:
+    if "Limit" not in memory or "InUse" not in memory:
+        return "the bridge does not say how much is free"
+    return f"{_gib(memory['Limit'] - memory['InUse'])} of {_gib(memory['Limit'])} are free"
+
+
+def _gib(size: int) -> str:
+    return f"{max(size, 0) / 2**30:.2f} GiB"

@@ -1,0 +1,38 @@
+"""What stands in for the settings of ``hpu_backend`` (``dynamo.compile_backend.config``) in software.
+
+Names and defaults are the bridge's; only those that change what a graph computes are here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+#: An index_copy that is copied back to its own input becomes index_copy_, and the copy goes.
+use_inplace_index_copy = True
+#: A write of state goes to the part of a split graph that its value comes from.
+reassign_copy_ = True
+#: As above, for a copy into a new tensor; it changes no value, and is here for its name.
+reassign_full_copy = True
+
+
+def use_eager_fallback() -> bool:
+    """Return whether a graph is left for an operator without a kernel, as the environment says."""
+    return os.environ.get("PT_HPU_USE_EAGER_FALLBACK", "1") not in ("0", "off", "no", "false")
+
+
+@contextmanager
+def patched(options: Mapping[str, bool] | None) -> Iterator[dict[str, bool]]:
+    """Yield the settings with those of one call of torch.compile; raises for one that there is not."""
+    found = {
+        "use_inplace_index_copy": use_inplace_index_copy,
+        "reassign_copy_": reassign_copy_,
+        "reassign_full_copy": reassign_full_copy,
+        "use_eager_fallback": use_eager_fallback(),
+    }
+    for name, value in (options or {}).items():
+        if name not in found:
+            raise AttributeError(f"hpu_backend has no setting {name!r}")
+        found[name] = value
+    yield found

@@ -1,0 +1,196 @@
+"""What the bridge does to a graph between AOT autograd and its own compiler, as far as it is public.
+
+Placement, the pass that makes ``index_copy`` write in place, partitions where the graph is left, the pass
+that moves writes of state between partitions, and the order in which torch's fuser lists a partition's
+nodes. The result is one flat graph in the order in which a Gaudi would run it, so that whatever these
+passes lose or reorder shows in the numbers. Sources: habana_frameworks 1.19, ``passes.py``,
+``partitioner.py`` and ``shared_layer.py`` of its ``dynamo/compile_backend``; torch's ``fuser_utils.py``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupport
+
+from lantern_accel_hpu import operators
+
+aten = torch.ops.aten
+
+
+def lower(
+    module: GraphModule, settings: Mapping[str, bool], inputs: Sequence[Any] = ()
+) -> GraphModule:
+    """Return the graph as the bridge would run it; raises AssertionError where it may not be left.
+
+    An input that is a broadcast view (stride 0) is refused: what a recipe reads must lie in memory.
+    """
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    for name, one in zip(names, inputs, strict=False):
+        if isinstance(one, torch.Tensor):
+            pairs = zip(one.shape, one.stride(), strict=True)
+            if any(size > 1 and not stride for size, stride in pairs):
+                raise AssertionError(
+                    f"the input {name}, {list(one.shape)}, has a stride of 0; make it contiguous"
+                )
+    eager = place(module)
+    if eager and not settings["use_eager_fallback"]:
+        raise AssertionError(f"Node: {eager[0]} requires fallback: True")
+    if settings["use_inplace_index_copy"]:
+        reinplace(module)
+    parts = partitions(module)
+    if settings["reassign_copy_"]:
+        reassign(module, parts)
+    return reordered(module, parts)
+
+
+def place(module: GraphModule) -> list[Node]:
+    """Mark each node's placement; return the operators for which the graph is left."""
+    eager = []
+    for node in module.graph.nodes:
+        node.meta["placement"] = "eager"
+        if node.op != "call_function":
+            continue
+        node.meta["placement"] = "hpu_cluster"
+        if isinstance(node.target, torch._ops.OpOverload):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _value)
+            if why_left(node.target, args, kwargs):
+                node.meta["placement"] = "eager"
+                eager.append(node)
+    return eager
+
+
+def why_left(target: Any, args: Any, kwargs: Any) -> str:
+    """Say why a graph is left for an operator; "" where it stays."""
+    why = operators.has_kernel(target, args, kwargs)
+    return "" if why == operators.UNLISTED and target._schema.name in operators.BY_NAME else why
+
+
+def _value(node: Node) -> Any:
+    return node.meta.get("val")
+
+
+def reinplace(module: GraphModule) -> None:
+    """Let an ``index_copy`` of an input that is copied back to it write in place.
+
+    As there: the input has two users, that and a ``copy_``; whether the ``copy_`` takes this very value
+    is not looked at, so that of two writes in one graph the second is lost.
+    """
+    replaced: dict[Node, Node] = {}
+    for node in module.graph.nodes:
+        if node.target is not aten.index_copy.default:
+            continue
+        users = list(node.args[0].users)
+        copies = [user for user in users if user.target is aten.copy_.default]
+        left = any(user.meta["placement"] == "eager" and user.op != "output" for user in node.users)
+        if len(users) == 2 and copies and not left:
+            node.target = aten.index_copy_.default
+            replaced[copies[0]] = node
+    for copy, node in replaced.items():
+        copy.replace_all_uses_with(node)
+        module.graph.erase_node(copy)
+
+
+class _Clusters(OperatorSupport):
+    """What stays in a cluster."""
+
+    def is_node_supported(self, submodules: Any, node: Node) -> bool:
+        return bool(node.meta["placement"] == "hpu_cluster")
+
+
+def partitions(module: GraphModule) -> list[list[Node]]:
+    """Return the clusters of a graph: all of it where nothing leaves it, else by torch's partitioner."""
+    inside = [node for node in module.graph.nodes if node.meta["placement"] == "hpu_cluster"]
+    outside = [node for node in module.graph.nodes if node.op == "call_function"]
+    if len(inside) == len(outside):
+        return [inside]
+    found = CapabilityBasedPartitioner(
+        module, _Clusters(), allows_single_node_partition=True
+    ).propose_partitions()
+    place_of = {node: at for at, node in enumerate(module.graph.nodes)}
+    return [sorted(one.nodes, key=place_of.__getitem__) for one in found]
+
+
+def reassign(module: GraphModule, parts: list[list[Node]]) -> None:
+    """Move each write of an input into the cluster that its value comes from.
+
+    As there: who reads the old value afterwards is not looked at.
+    """
+    home = {node: part for part in parts for node in part}
+    for node in module.graph.nodes:
+        if node.target is not aten.copy_.default or node.args[0].op != "placeholder":
+            continue
+        here, there = home.get(node), home.get(node.args[1])
+        if here is None or there is None or here is there:
+            continue
+        here.remove(node)
+        there.append(node)
+        home[node] = there
+
+
+def reordered(module: GraphModule, parts: Sequence[Sequence[Node]]) -> GraphModule:
+    """Return the graph in the order of its clusters, each in the order of torch's fuser."""
+    unit: dict[Node, int] = {}
+    members: list[list[Node]] = []
+    for part in parts:
+        if part:
+            unit.update(dict.fromkeys(part, len(members)))
+            members.append(breadth_first(part))
+    for node in module.graph.nodes:
+        if node not in unit:
+            unit[node] = len(members)
+            members.append([node])
+    # The clusters themselves keep the order of the graph as far as their inputs allow.
+    first = {node: at for at, node in enumerate(module.graph.nodes)}
+    order = _by_inputs(members, unit, first)
+    graph = Graph()
+    copied: dict[Node, Node] = {}
+    for index in order:
+        for node in members[index]:
+            copied[node] = graph.node_copy(node, copied.__getitem__)
+    return GraphModule(module, graph)
+
+
+def _by_inputs(
+    members: list[list[Node]], unit: Mapping[Node, int], first: Mapping[Node, int]
+) -> list[int]:
+    waits = {
+        index: {unit[one] for node in nodes for one in node.all_input_nodes} - {index}
+        for index, nodes in enumerate(members)
+    }
+    # A unit stands where its last node stood, as the fuser inserts it; the output is last.
+    last = {index: max(first[node] for node in nodes) for index, nodes in enumerate(members)}
+    order: list[int] = []
+    done: set[int] = set()
+    left = sorted(waits, key=last.__getitem__)
+    while left:
+        ready = next(index for index in left if waits[index] <= done)
+        left.remove(ready)
+        order.append(ready)
+        done.add(ready)
+    return order
+
+
+def breadth_first(nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes in the order of torch's fuser before it was made stable: first come, first served.
+
+    A write of state may come before a reader that has a longer chain of inputs.
+    """
+    inside = set(nodes)
+    waits = {node: sum(one in inside for one in node.all_input_nodes) for node in nodes}
+    queue = deque(node for node in nodes if not waits[node])
+    order = []
+    while queue:
+        node = queue.popleft()
+        order.append(node)
+        for user in node.users:
+            if user in inside:
+                waits[user] -= 1
+                if not waits[user]:
+                    queue.append(user)
+    return order

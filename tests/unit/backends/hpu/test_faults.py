@@ -1,0 +1,110 @@
+"""A card that is busy, absent or lost, and a compiler that refuses: what the user is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from support.gaudi import Gaudi
+
+from lantern_accel.errors import BackendError, DeviceLostError
+from lantern_accel_hpu import faults
+from lantern_accel_hpu.backend import DeviceBackend
+from lantern_accel_hpu.bridge import Bridge
+
+
+def test_a_busy_card_is_told_when_it_is_opened_and_not_when_a_model_is_loaded() -> None:
+    hpu = Gaudi()
+    hpu.busy = {0}
+    says = r"cannot be opened: another process holds it.*synStatus=26.*--device hpu:N"
+    with pytest.raises(BackendError, match=says):
+        DeviceBackend(Bridge(hpu))
+    with pytest.raises(BackendError, match=r"no free Gaudi .*synStatus=8 .*check with hl-smi"):
+        DeviceBackend(Bridge(Gaudi(modules=0)))
+
+
+def test_the_first_allocation_is_part_of_opening() -> None:
+    def refused() -> None:
+        raise RuntimeError("Allocation failed for size::1024 (0)MB")
+
+    with pytest.raises(BackendError, match="ran out of memory while being opened"):
+        DeviceBackend(Bridge(Gaudi(), first_use=refused))
+
+    def strange() -> None:
+        raise RuntimeError("libSynapse: something else")
+
+    with pytest.raises(BackendError, match=r"cannot be opened: libSynapse: .*check with hl-smi"):
+        DeviceBackend(Bridge(Gaudi(), first_use=strange))
+
+
+def test_the_process_that_holds_a_card_is_named(tmp_path: Path) -> None:
+    for pid, name, opened in ((12, "python", "/dev/accel/accel3"), (13, "bash", "/dev/null")):
+        folder = tmp_path / "proc" / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "comm").write_text(f"{name}\n")
+        os.symlink(opened, folder / "fd/4")
+    (tmp_path / "proc/14/fd").mkdir(parents=True)  # one that ended meanwhile
+    assert faults.holders(tmp_path) == ["python (pid 12)"]
+    busy = RuntimeError("synStatus=26 [Generic failure] Device acquire failed.")
+    assert "held now by python (pid 12); end that" in str(faults.not_acquired(busy, tmp_path))
+    nobody = str(faults.not_acquired(busy, tmp_path / "empty"))
+    assert "look on the host: fuser" in nobody
+
+
+LOST = "synStatus=17 [Device is in reset] Device synchronize failed"
+REFUSED = "Graph compile failed. synStatus=synStatus 26 [Generic failure]. "
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        (LOST, DeviceLostError, "stopped working while decoding .synStatus=17"),
+        ("Synapse detected a device critical error", DeviceLostError, "start a new process"),
+        (REFUSED, BackendError, r"compiler refused a graph while decoding \(synStatus 26\); open"),
+        ("Allocation failed for size::4096 (0)MB", BackendError, "ran out of memory while decod"),
+    ],
+)
+def test_the_drivers_texts_become_sentences(text: str, kind: type, says: str) -> None:
+    backend = DeviceBackend(Bridge(Gaudi()))
+    for error in (RuntimeError(text), _wrapped(text)):
+        found = backend.explain(error)
+        assert type(found) is kind
+        with pytest.raises(kind, match=says):
+            raise found
+
+
+def _wrapped(text: str) -> Exception:
+    """Return the error as torch.compile raises it on."""
+    try:
+        try:
+            raise RuntimeError(text)
+        except RuntimeError as inner:
+            raise torch._dynamo.exc.TorchDynamoException("backend='hpu_backend' raised") from inner
+    except Exception as error:
+        return error
+
+
+def test_a_card_lost_while_it_is_waited_for_is_told() -> None:
+    hpu = Gaudi()
+    backend = DeviceBackend(Bridge(hpu))
+
+    def lost() -> None:
+        raise RuntimeError(LOST)
+
+    hpu.later(lost)
+    with pytest.raises(DeviceLostError, match="hl-smi"):
+        backend.synchronize()
+    assert backend.explain(ValueError("Device acquire failed")) is None
+
+
+def test_the_operator_that_would_leave_the_graph_is_named() -> None:
+    text = "Eager fallback in nodes: ['sort:torch.ops.aten.sort.default', 'i:aten.index.Tensor']"
+    operators = faults.fallback_nodes(_wrapped(text))
+    assert operators == ("aten.sort.default", "aten.index.Tensor")
+    assert "aten.sort.default, aten.index.Tensor has no kernel" in str(
+        faults.left_the_graph("step", operators)
+    )
+    assert faults.fallback_nodes(_wrapped("Node: sort_12 requires fallback: True")) == ("sort",)
+    assert faults.fallback_nodes(RuntimeError("no")) == ()

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Backend
-from lantern_accel.device.inference import inferring
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import STEP_PHASES
@@ -70,9 +69,11 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.phase = before
 
 
-@inferring
 def count_launches(engine: Running) -> dict[str, int]:
-    """Run prefill and one eager step of a loaded engine; return the operators of each phase."""
+    """Run prefill and one eager step of a loaded engine; return the operators of each phase.
+
+    Called in inference mode, as steps run.
+    """
     counter = LaunchCounter()
     with engine.ops.listen(counter.within), counter:
         with counter.within("prefill"):

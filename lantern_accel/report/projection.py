@@ -223,6 +223,7 @@ class _Shapes(TensorOps):
 
 
 @cache
+@torch.inference_mode()
 def size_work(name: str) -> dict[str, dict[str, Work]]:
     """Return the work of a vanilla and of an EAGLE step of a published size at batch 1.
 
@@ -252,7 +253,6 @@ def _with_layers(manifest: Any, layers: int) -> Any:
     return manifest.model_copy(update={"target": target})
 
 
-@torch.inference_mode()
 def _engine_of_shapes(manifest: Any, strategy: Strategy) -> Engine:
     ops = _Shapes()
     with torch.device("meta"):

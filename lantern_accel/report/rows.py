@@ -236,9 +236,14 @@ def detail_of(strategy: Strategy) -> str:
             words.append(f"siblings {' '.join(map(str, tree.siblings))}")
     else:
         words = [f"chain of {tree.length}"]
-    fields = rule.model_dump(exclude={"kind"})
-    symbols = {"k": "k", "delta": "δ", "lam": "λ"}
-    words += [f"{symbols[name]} {value:g}" for name, value in fields.items()]
+    fields = rule.model_dump(exclude={"kind"}) if rule.relaxed else {}
+    symbols = {"delta": "δ", "lam": "λ"}
+    words += [
+        f"{symbols.get(name, name)} {value:g}" if isinstance(value, float | int) else str(value)
+        for name, value in fields.items()
+    ]
+    if strategy.tv_budget is not None:
+        words.append(f"TV {strategy.tv_budget:g} at most")
     if fields and strategy.residual != "aggregate":
         words.append(f"{strategy.residual} residual")
     return ", ".join(words)

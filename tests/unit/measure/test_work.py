@@ -46,11 +46,14 @@ def test_operations_are_those_that_torch_counts(backend, strategy, batch):
         with FlopCounterMode(display=False) as counter:
             engine.step()
     g = engine.geometry
-    # A static step attends to every slot of its caches, the drafter's scratch included.
-    found = work.step_needs(engine, seen=g.prefix + g.tokens)
-    nodes = (g.depth + 1) + sum(work.drafted_levels(engine)) if engine.drafting else 0
-    scratch = 4 * g.rows * nodes * g.scratch * g.dim
-    matrices = found["draft"][0] + found["verify"][0] + scratch
+    # A static step attends to every slot of its caches, the drafter's own number of them.
+    seen = g.target_slots - g.nodes
+    found = work.step_needs(engine, seen=seen)
+    matrices = found["draft"][0] + found["verify"][0]
+    if engine.drafting is not None:
+        nodes = g.depth + 1 + sum(work.drafted_levels(engine))
+        layers = len(engine.drafting.drafter.layers)
+        matrices += 4 * g.rows * nodes * (g.drafter_slots - seen) * g.dim * layers
     assert matrices == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 

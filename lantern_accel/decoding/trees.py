@@ -95,7 +95,8 @@ class TreeTables:
         group = [groups.get(i, 0) for i in range(self.nodes)]
 
         def table(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=index, device=device).expand(batch, -1).contiguous()
+            one = torch.tensor(values, dtype=index)
+            return one.expand(batch, -1).contiguous().to(device)
 
         return {
             "parent": table(self.parents),
@@ -104,7 +105,7 @@ class TreeTables:
             "num_children": table([len(kids) for kids in self.children]),
             "row_rank": table(self.row_ranks),
             "group": table(group),
-            "visible": self.visible.to(device).expand(batch, -1, -1).contiguous(),
+            "visible": self.visible.expand(batch, -1, -1).contiguous().to(device),
         }
 
 

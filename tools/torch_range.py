@@ -22,6 +22,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,12 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.files import cache_dir, write_json, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The oldest, two middle and the newest release of the range in pyproject.toml.
+#: The oldest, two middle and the newest release of the range that pyproject.toml claims.
 VERSIONS = ("2.6.0", "2.9.0", "2.11.0", "2.13.0")
 #: Tests of arithmetic, decoding and loading, which torch can break; the rest reads and writes files.
 TESTS = tuple(f"tests/unit/{name}" for name in ("decoding", "device", "strategy", "families"))
+#: What takes part in a run; a change of documents is none.
+RUNS = ("lantern_accel", "backends", "profiles", "tests", "pyproject.toml")
 #: Free bytes that an environment is begun with: torch, its CUDA libraries and their archives.
 SPACE = 10e9
 #: What an environment says about itself.
@@ -135,15 +138,9 @@ def run(
     code = None
     with open(log, "wb") as stream:
         try:
-            code = subprocess.run(
-                list(command),
-                cwd=folder,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=limit,
-            ).returncode
+            piped: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+            piped |= {"stdout": stream, "cwd": folder, "env": dict(environ)}
+            code = subprocess.run(list(command), timeout=limit, **piped).returncode
         except subprocess.TimeoutExpired:
             stream.write(f"\nstopped after {limit / 60:.0f} minutes\n".encode())
         except OSError as error:
@@ -185,31 +182,35 @@ class Place:
         log, environ = self.results / "install.log", self.environ()
         free = shutil.disk_usage(self.folder).free
         if not self.environment.is_dir() and free < SPACE:
-            short = f"failed: {free / 1e9:.0f} GB free in {self.folder}, {SPACE / 1e9:.0f} needed"
-            return _counts(0, 1, 0, [short]) | {"seconds": 0.0}
+            note = f"failed: {free / 1e9:.0f} GB free in {self.folder}, {SPACE / 1e9:.0f} needed"
+            return _counts(0, 1, 0, [note]) | {"seconds": 0.0}
         make = [python, "-m", "venv", str(self.environment)]
         fill = [self.program("python"), "-m", "pip", "install", "--quiet"]
         fill += [f"torch=={self.version}", "-e", ".[test]"]
+        # What was asked for, written when it is there: a kept environment is not filled again.
+        done = self.environment / "installed.txt"
+        asked_for = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        whole = done.is_file() and done.read_text(encoding="utf-8") == asked_for
         seconds = 0.0
-        for command in ([] if self.environment.is_dir() else [make]) + [fill]:
+        for command in [] if whole else [make, fill]:
             code, took = run(command, log, environ, self.limit, ROOT)
             seconds += took
             if code != 0:
                 return _counts(0, 1, 0, [f"failed: {last_lines(log)}"]) | {"seconds": seconds}
-        asked = subprocess.run(
-            [self.program("python"), "-c", FACTS], capture_output=True, text=True, env=environ
-        )
+        ask = [self.program("python"), "-c", FACTS]
+        asked = subprocess.run(ask, capture_output=True, text=True, env=environ)
         if asked.returncode:
             note = f"failed: {_line(asked.stderr[-160:])}"
             return _counts(0, 1, 0, [note]) | {"seconds": seconds}
+        done.write_text(asked_for, encoding="utf-8")
         return _counts(1, 0, 0, []) | {"seconds": seconds, "facts": json.loads(asked.stdout)}
 
     def execute(self, stage: Stage) -> dict[str, Any]:
         """Run a stage and read its result; without one, the last lines of its log are the note."""
         folder = ROOT if stage.program == "python" else self.results
-        aim = str(self.results / stage.result)
-        arguments = [word.replace(stage.result, aim) for word in stage.arguments]
+        say("running", label=f"{self.version} {stage.name}", style="bold")
         result, log = self.results / stage.result, self.results / f"{Path(stage.result).stem}.log"
+        arguments = [word.replace(stage.result, str(result)) for word in stage.arguments]
         result.unlink(missing_ok=True)
         command = [self.program(stage.program), *arguments]
         code, seconds = run(command, log, self.environ(), self.limit, folder)
@@ -233,13 +234,15 @@ def last_lines(log: Path, count: int = 3) -> str:
 
 
 def commit() -> str:
-    """Return the commit of the tree, with ``+`` if files differ from it."""
-    words = ["describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
-    try:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    except OSError:
+    """Return the last commit that changed what runs here, with ``+`` if files differ from it."""
+
+    def git(*words: str) -> str:
+        command = ["git", *words, "--", *RUNS]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    if shutil.which("git") is None:
         return "unknown"
-    return done.stdout.strip() or "unknown"
+    return git("log", "-1", "--format=%h", "--abbrev=10") + "+" * bool(git("status", "--porcelain"))
 
 
 # --- what is kept, and the page ---------------------------------------------------------------------
@@ -290,10 +293,8 @@ def page(found: Mapping[str, Any], names: Sequence[str]) -> str:
         cells = [cell(ran.get(name)) for name in names]
         spent = sum(ran[name]["seconds"] for name in names if name in ran)
         ends = [facts.get("index", ""), f"{spent:.0f}" if ran else "", row.get("commit", "")]
-        lines.append(
-            f"| {facts.get('torch', version)} | {facts.get('python', '')} | "
-            + " | ".join(cells + ends) + " |"
-        )  # fmt: skip
+        cells = [facts.get("torch", version), facts.get("python", ""), *cells, *ends]
+        lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
         "Seconds are those of the stages, without the installation, on a machine that may be busy:",
@@ -325,25 +326,23 @@ def torch_range(
     keep: Path = typer.Option(None, help="Make the environments in this folder, and keep them."),
     python: str = typer.Option(sys.executable, help="The Python that environments are made with."),
     minutes: float = typer.Option(60, min=0.1, help="Stop a stage after so many minutes."),
+    jobs: int = typer.Option(1, min=1, help="Stages of a release that run at a time."),
     again: bool = typer.Option(False, help="Run releases again that passed."),
 ) -> None:
     """Run tests, conformance and the first command under several releases of torch."""
     wanted = list(dict.fromkeys(versions or VERSIONS))
-    for version in wanted:
-        if len(_order(version)) != 3:
-            raise RequestError(f"{version!r} is no release of torch; write it as 2.6.0")
+    if wrong := [version for version in wanted if len(_order(version)) != 3]:
+        raise RequestError(f"{wrong[0]!r} is no release of torch; write it as 2.6.0")
     folder = (keep or cache_dir() / "torch-range").resolve()
     kept = output.with_suffix(".json")
     found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {"versions": {}}
     found |= {"machine": platform.machine(), "system": platform.system(), "tests": list(TESTS)}
     plan, now = stages(), commit()
-    names = [stage.name for stage in plan]
-    rows = found["versions"]
+    names, rows = [stage.name for stage in plan], found["versions"]
 
     def write() -> None:
         write_json(kept, found)
-        text = page(found, names)
-        write_whole(output, lambda stream: stream.write(text.encode()))
+        write_whole(output, lambda stream: stream.write(page(found, names).encode()))
 
     failed = []
     for version in wanted:
@@ -353,22 +352,25 @@ def torch_range(
             say("passed before", label=version, style="dim")
             continue
         place = Place(version, folder, 60 * minutes)
-        say("installing", label=f"{version} install", style="bold")
+        say(f"installing; logs are in {folder}", label=version, style="bold")
         row["stages"]["install"] = installed = place.install(python)
         row["facts"] = installed.pop("facts", {})
         write()
-        for number, stage in enumerate(plan, 1) if not installed["failed"] else ():
-            label = f"{version} {stage.name} ({number} of {len(plan)})"
-            if stage.name not in row["stages"]:
-                say(f"running, log in {place.results}", label=label, style="bold")
-                row["stages"][stage.name] = place.execute(stage)
-                write()
-            one = row["stages"][stage.name]
-            say(f"{cell(one)}, {one['seconds']:.0f} s", label=label)
+        missing = [] if installed["failed"] else [s for s in plan if s.name not in row["stages"]]
+        with ThreadPoolExecutor(jobs) as pool:
+            running = {pool.submit(place.execute, stage): stage.name for stage in missing}
+            try:
+                for done in as_completed(running):
+                    one = row["stages"][running[done]] = done.result()
+                    write()
+                    say(f"{cell(one)}, {one['seconds']:.0f} s", label=f"{version} {running[done]}")
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         if not finished(row, ["install", *names]):
             failed.append(version)
-            for one in row["stages"].values():
-                for note in (n for n in one["notes"] if n.startswith("failed")):
+            for note in (note for one in row["stages"].values() for note in one["notes"]):
+                if note.startswith("failed"):
                     say(note, label=version, style="bold red")
         if keep is None:
             place.remove()

@@ -183,7 +183,7 @@ class Place:
         log, environ = self.results / "install.log", self.environ()
         free = shutil.disk_usage(self.folder).free
         if not self.environment.is_dir() and free < SPACE:
-            note = f"failed: {free / 1e9:.0f} GB free in {self.folder}, {SPACE / 1e9:.0f} needed"
+            note = f"failed: {free / 1e9:.0f} GB are free, {SPACE / 1e9:.0f} needed"
             return _counts(0, 1, 0, [note]) | {"seconds": 0.0}
         make = [python, "-m", "venv", str(self.environment)]
         fill = [self.program("python"), "-m", "pip", "install", "--quiet"]
@@ -220,6 +220,7 @@ class Place:
             found = stage.read(result)
             if code == 1 and not found["failed"]:
                 found = _counts(0, 1, 0, [f"failed: exit code 1: {last_lines(log)}"])
+        found["notes"] = [note.replace(f"{self.folder}{os.sep}", "") for note in found["notes"]]
         return found | {"seconds": round(seconds, 1)}
 
     def remove(self) -> None:

@@ -158,11 +158,14 @@ def test_a_stage_without_a_result_or_too_slow_is_a_failure(
     here.results.mkdir()
     (here.environment / "bin").mkdir(parents=True)
     program = here.environment / "bin" / "lantern-accel"
-    program.write_text("#!/bin/sh\necho no kernel for that; exit 3\n")
+    program.write_text("#!/bin/sh\necho no kernel in $0; exit 3\n")
     program.chmod(0o755)
     stage = tool.stages()[0]
     found = here.execute(stage)
-    assert (found["failed"], found["notes"]) == (1, ["failed: no kernel for that"])
+    assert (found["failed"], found["notes"]) == (
+        1,
+        ["failed: no kernel in torch-2.6.0/bin/lantern-accel"],
+    )
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     found = here.execute(stage)
     assert found["failed"] == 1 and found["seconds"] < 30

@@ -78,7 +78,7 @@ def choose_strategies(
 def fresh_name(device: str) -> str:
     """Return a name that no other run has."""
     moment = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M")
-    return f"{device.replace(':', '-')}-{moment}-{secrets.token_hex(2)}"
+    return f"{device.replace(':', '-')}-{moment}-{secrets.token_hex(4)}"
 
 
 def command_of(arguments: Sequence[str]) -> str:

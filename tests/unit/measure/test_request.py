@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,10 @@ Usage = namedtuple("Usage", "total used free")
 
 def pipeline(conditioning: str = "text") -> Any:
     target = SimpleNamespace(conditioning=conditioning, num_classes=1000)
-    model = SimpleNamespace(manifest=SimpleNamespace(target=target))
-    return SimpleNamespace(model=model, check_prompts=lambda prompts: None)
+    family = SimpleNamespace(examples=lambda manifest: ())
+    model = SimpleNamespace(manifest=SimpleNamespace(target=target), family=family)
+    backend = SimpleNamespace(inference=nullcontext)
+    return SimpleNamespace(model=model, backend=backend, check_prompts=lambda prompts: None)
 
 
 def test_blank_lines_are_left_out(tmp_path: Path) -> None:

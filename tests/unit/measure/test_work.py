@@ -25,6 +25,9 @@ class Plain(Backend):
     def synchronize(self):
         pass
 
+    def scan(self, weights):  # without the products that the reference adds up by
+        return weights.cumsum(-1)
+
     def attend_dense(self, q, k, v, mask):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5

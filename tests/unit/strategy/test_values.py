@@ -11,6 +11,8 @@ from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, SMALL_8
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import (
     STRATEGIES,
+    TREE_STRATEGIES,
+    WINDOW_STRATEGIES,
     ChainTree,
     DynamicTree,
     Exact,
@@ -19,6 +21,7 @@ from lantern_accel.strategy.values import (
     NoTree,
     Sampling,
     Strategy,
+    Window,
     named_strategy,
     validated,
 )
@@ -30,13 +33,18 @@ def named(name: str) -> Strategy:
 
 def test_names_are_the_papers_combinations() -> None:
     points = {name: (named(name).tree, named(name).acceptance) for name in STRATEGIES}
-    assert points == {
+    assert {name: points[name] for name in TREE_STRATEGIES} == {
         "vanilla": (NoTree(), Exact()),
         "eagle": (NAIVE_EXTEND_57, Exact()),
         "eagle2": (EAGLE2_TREE, Exact()),
         "lantern": (EAGLE2_TREE, Lantern()),
         "lantern++": (NAIVE_EXTEND_57, LanternPP()),
     }
+    windows = {name: points[name] for name in WINDOW_STRATEGIES}
+    assert windows["scd"] == (Window(), Exact())
+    assert windows["lantern-jacobi"] == (Window(), Lantern())
+    assert windows["lantern++-jacobi"] == (Window(), LanternPP())
+    assert all(isinstance(tree, Window) for tree, _ in windows.values())
     assert {named(name).residual for name in STRATEGIES} == {"aggregate"}
     assert [named(name).name for name in STRATEGIES] == list(STRATEGIES)
 
@@ -58,7 +66,7 @@ def test_a_models_own_defaults_are_used() -> None:
         ("latern", r"unknown strategy 'latern'; did you mean .*lantern"),
         ("Eagle-2", r"did you mean eagle2"),
         ("lantern+", r"did you mean lantern"),
-        ("zzz", r"known: eagle, eagle2, lantern, lantern\+\+, vanilla"),
+        ("zzz", r"known: eagle, eagle2, lantern, .*scd.*vanilla"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(name: str, message: str) -> None:

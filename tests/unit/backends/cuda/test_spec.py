@@ -65,6 +65,12 @@ def test_a_cpu_build_of_torch_is_told_before_torch_is_imported(
     assert probe.install == "install a CUDA build of torch from pytorch.org"
 
 
+@pytest.fixture(autouse=True)
+def _no_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the first allocation: the double says what a card is, but holds no memory."""
+    monkeypatch.setattr("lantern_accel.device.plugins._first_use", lambda backend: None)
+
+
 @pytest.fixture
 def two_cards(monkeypatch: pytest.MonkeyPatch) -> CudaDouble:
     double = CudaDouble()

@@ -91,7 +91,8 @@ def test_a_tree_that_is_not_installed_is_found_all_the_same(
 def _stored(out: Path) -> None:
     measured = invented_run()
     assert not isinstance(measured.ceilings, str)
-    rates = {"copy_bytes_per_s": 1e11, "read_bytes_per_s": 1e11}
+    rates: dict[str, Any] = {"copy_bytes_per_s": 1e11, "read_bytes_per_s": 1e11}
+    rates["matmul_flops"] = {"bfloat16": 1e11}
     costs = [
         Cost(kind="vanilla", label="vanilla", batch=1, nodes=1, ms=[20.0], vanilla_ms=[20.0],
              floor_bytes=int(1.6e9)),

@@ -99,13 +99,13 @@ class DeviceBackend(Backend):
             return self.kernels.linear(x, weight, bias)
         return linear(x, weight, bias)
 
-    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
-        """Keep a mask boolean for the native kernels, which read visible slots only."""
-        return visible if self.kernels is not None else super().mask(visible, dtype)
-
     def scan(self, weights: Tensor) -> Tensor:
         """Add one weight after the other: torch does so here in double, in one thread a row."""
         return weights.cumsum(-1)
+
+    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        """Keep a mask boolean for the native kernels, which read visible slots only."""
+        return visible if self.kernels is not None else super().mask(visible, dtype)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""

@@ -209,6 +209,7 @@ class Pipeline:
                         on_bucket(done[-1], time.perf_counter() - began)
             self.engines.warmed = done
 
+    @inferring
     def engine(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
     ) -> Ready:

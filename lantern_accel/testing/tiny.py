@@ -22,6 +22,7 @@ from lantern_accel.strategy.values import (
     Sampling,
     StaticTree,
     Strategy,
+    Window,
     named_strategy,
 )
 
@@ -73,11 +74,16 @@ def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
     return out
 
 
-def tiny_strategy(name: str, vocab: int = 48) -> Strategy:
-    """Return a strategy by name over trees that suit a tiny model of ``vocab`` codes."""
+def tiny_strategy(name: str, vocab: int = 48, tokens: int = 36) -> Strategy:
+    """Return a strategy by name over trees that suit a tiny model of ``vocab`` codes.
+
+    Images have ``tokens`` tokens; a window is at most half as long.
+    """
     static = parse_tree("0,1,2,00,01,10,000")
     assert isinstance(static, StaticTree)
     chosen = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))
+    if isinstance(chosen.tree, Window):
+        chosen = chosen.override(window=max(min(chosen.tree.length, tokens // 2), 4))
     return chosen.override(k=min(K, vocab - 3) if "lantern" in name else None)
 
 
@@ -103,7 +109,7 @@ def tiny_engine(
         target,
         drafter,
         backend,
-        tiny_strategy(strategy, vocab),
+        tiny_strategy(strategy, vocab, model.manifest.target.num_tokens),
         sampling,
         batch=batch,
         neighbours=model.neighbours,

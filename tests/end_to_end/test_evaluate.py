@@ -80,7 +80,7 @@ def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
     assert done.returncode == 2
     assert "another settings" in done.stderr
     out.write_text("{}")
-    assert "no evaluation of this version" in command(*words).stderr
+    assert "is not an evaluation of this version" in command(*words).stderr
 
 
 def test_what_cannot_be_measured_is_said(command, undrafted_model, class_model, tmp_path):
@@ -91,7 +91,7 @@ def test_what_cannot_be_measured_is_said(command, undrafted_model, class_model, 
     )  # fmt: skip
     assert done.returncode == 0
     assert "left out frontier: the model has no drafter" in done.stderr
-    assert "left out likelihood: there are no images of this model's kind" in done.stderr
+    assert "left out likelihood: there are no images for this kind of model" in done.stderr
     done = command(
         "evaluate", "--model", class_model, "--quick", "-o", tmp_path / "c.json",
         "--part", "distances",

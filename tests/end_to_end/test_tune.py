@@ -182,11 +182,10 @@ class Late(HostCopy):
 def test_a_step_on_a_complete_image_is_no_refused_visit(tiny_model, tmp_path, monkeypatch):
     found = []
     for kind in (HostCopy, Late):
+        monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / kind.__name__))
         with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
             monkeypatch.setattr(pipeline.backend, "host_copy", kind)
-            progress = tune._resume(tmp_path / "none.json", {})
-            strategy = pipeline.strategy("eagle")
-            path = tmp_path / "progress.json"
-            tune.measure_rates(pipeline, strategy, 1.0, ["red heart"], progress, path, print)
-            found.append((progress.visits, progress.taken))
+            tuner = tune.Tuner(pipeline, pipeline.strategy("eagle"), 1.0, ["red heart"])
+            tuner.measure_rates()
+            found.append((tuner.progress.visits, tuner.progress.taken))
     assert found[0] == found[1] and found[0][0][0][0] > 0

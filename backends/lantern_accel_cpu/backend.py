@@ -122,12 +122,18 @@ class DeviceBackend(Backend):
             return self.kernels.rms_norm(x, weight, eps)
         return super().rms_norm(x, weight, eps)
 
-    def swiglu(self, x: Tensor) -> Tensor:
-        """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
-        if self._native(x):
-            assert self.kernels is not None
-            return self.kernels.swiglu(x)
-        return super().swiglu(x)
+    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
+        """Return the rotations as complex numbers; compilers and native kernels take them as they are."""
+        if torch.compiler.is_compiling() or self.kernels is not None:
+            return cos, sin
+        return torch.complex(cos, sin)
+
+    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
+        """Rotate adjacent pairs of ``x [R, T, ..., d]`` by one complex product, in float32."""
+        if torch.compiler.is_compiling() or self.kernels is not None:
+            return super().rotate(x, rotary)
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * rotary).flatten(-2).to(x.dtype)
 
     def rotate_write(
         self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
@@ -147,21 +153,15 @@ class DeviceBackend(Backend):
             out = trunk.run(self.kernels, blocks, x, at, taps, norm)
         return out if out is not None else super().trunk(blocks, x, at, taps, norm)
 
+    def swiglu(self, x: Tensor) -> Tensor:
+        """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
+        if self._native(x):
+            assert self.kernels is not None
+            return self.kernels.swiglu(x)
+        return super().swiglu(x)
+
     def _native(self, x: Tensor) -> bool:
         return self.kernels is not None and real(x) and not x.requires_grad
-
-    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
-        """Return the rotations as complex numbers; compilers and native kernels take them as they are."""
-        if torch.compiler.is_compiling() or self.kernels is not None:
-            return cos, sin
-        return torch.complex(cos, sin)
-
-    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
-        """Rotate adjacent pairs of ``x [R, T, ..., d]`` by one complex product, in float32."""
-        if torch.compiler.is_compiling() or self.kernels is not None:
-            return super().rotate(x, rotary)
-        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * rotary).flatten(-2).to(x.dtype)
 
     def facts(self) -> DeviceFacts:
         """Describe the processor and its memory."""

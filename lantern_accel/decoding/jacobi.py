@@ -17,7 +17,7 @@ from lantern_accel.decoding.logits import Filters, distribution, draw
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.siblings import Siblings
-from lantern_accel.decoding.target import Target, place_of
+from lantern_accel.decoding.target import Target, place_of, row_of
 from lantern_accel.decoding.trees import tree_size
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, WindowState
@@ -49,7 +49,7 @@ class JacobiEngine(Running):
     ) -> None:
         window, config = strategy.tree, target.config
         assert isinstance(window, Window)
-        tokens = config.num_tokens
+        tokens, row = config.num_tokens, row_of(config)
         if window.length > tokens:
             raise StrategyError(
                 f"the window has {window.length} tokens, but an image has {tokens}; choose a shorter one"
@@ -66,7 +66,7 @@ class JacobiEngine(Running):
             window.fresh,
             ahead,
             tokens,
-            config.row_tokens,
+            row,
             config.vocab_size,
             allowed,
             ops.index,
@@ -75,7 +75,7 @@ class JacobiEngine(Running):
         # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
         counts = () if sampling.greedy else window.siblings
         self.siblings = Siblings(counts, ops.index, device, ops.scan)
-        reach = max(self.fresh.reach, config.row_tokens if counts else 1)
+        reach = max(self.fresh.reach, row if counts else 1)
         kept = min(2 * window.length + reach, tokens)
         self.geometry = g = WindowGeometry(
             batch=batch,

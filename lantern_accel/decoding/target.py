@@ -6,6 +6,7 @@ branches), ``T`` positions, ``D`` the target's width, ``V`` codes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -38,10 +39,6 @@ class TargetSizes(Sizes, Protocol):
     def num_tokens(self) -> int: ...
     @property
     def prefix_length(self) -> int: ...
-    @property
-    def row_tokens(self) -> int:
-        """Tokens from one position to the one below it."""
-        ...
 
 
 class DrafterSizes(Sizes, Protocol):
@@ -121,3 +118,15 @@ class Drafter(Protocol):
 def place_of(target: Target) -> tuple[torch.dtype, torch.device]:
     """Return the dtype and the device of a target's weights."""
     return target.weight.dtype, target.weight.device
+
+
+def row_of(config: TargetSizes) -> int:
+    """Return how many tokens lie between a position and the one below it.
+
+    ``config.row_tokens`` says so; a family without it has square images, or drafts from the left.
+    """
+    row = getattr(config, "row_tokens", None)
+    if row is None:
+        side = math.isqrt(config.num_tokens)
+        row = side if side * side == config.num_tokens else 1
+    return int(row)

@@ -363,7 +363,7 @@ def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
     def write(self, kv, layer, address, k, v):
         real(self, kv, layer, address, k, v)
         if k.shape[1] < kv.layout.capacity:
-            kv.keys[layer] += 1
+            kv.keys[layer].add_(1)
 
     monkeypatch.setattr(DeviceBackend, "write", write)
     assert main(["conform", "cpu", "--only", "kv"]) == 1

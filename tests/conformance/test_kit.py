@@ -368,7 +368,7 @@ def test_a_failure_is_exit_code_1_and_the_others_still_run(monkeypatch, capsys):
     monkeypatch.setattr(DeviceBackend, "write", write)
     assert main(["conform", "cpu", "--only", "kv"]) == 1
     out = capsys.readouterr().out
-    assert "failed: kv.slots" in out
+    assert "failed: kv.sentinels" in out
     assert "passed: kv.round_trip" in out
 
 

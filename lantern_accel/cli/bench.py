@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -78,6 +79,6 @@ def bench(
             command=asked.command_of(sys.argv[1:]),
             options=options,
         )
-        told = lambda text: say(text, to_stderr=True, style="dim")  # noqa: E731
+        told = partial(say, to_stderr=True, style="dim")
         run = Profiler(pipeline, request, output, resume=True, say=told).measure()
     typer.echo(json.dumps(plain_rows(run), indent=2) if as_json else table(run))

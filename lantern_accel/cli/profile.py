@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -106,7 +107,7 @@ def profile(
             trace=trace,
             conform=None if quick else run_checks,
         )
-        told = lambda text: say(text, to_stderr=True, style="dim")  # noqa: E731
+        told = partial(say, to_stderr=True, style="dim")
         run = Profiler(pipeline, request, output, resume=resume, say=told).measure()
     say(f"{output} ({run.name}, {len(run.cells)} cells)", label="wrote", style="bold green")
     say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")

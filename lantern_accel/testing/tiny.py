@@ -13,6 +13,7 @@ from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Conditions
 from lantern_accel.families.random_weights import RandomModel, fill_random
 from lantern_accel.families.registry import families, family, family_names
@@ -63,10 +64,14 @@ def tiny_model(
 def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the families and strategies to check: all with the first family, some with the others.
 
-    A tiny model without a drafter is checked with what needs none.
+    A tiny model without a drafter is checked with what needs none. Raises :class:`ModelError` where no
+    family is installed: checks that run nothing would all pass.
     """
     out: list[tuple[str, str]] = []
-    for number, kind in enumerate(families()):
+    kinds = list(families())
+    if not kinds:
+        raise ModelError("no family of models is installed; reinstall lantern-accel")
+    for number, kind in enumerate(kinds):
         drafts = kind.tiny().drafter is not None
         for strategy in strategies:
             if (number == 0 or strategy in FEWER) and (drafts or strategy in WITHOUT):

@@ -15,8 +15,8 @@ import lantern_accel.decoding.engine as engine_module
 from lantern_accel.cli import main
 from lantern_accel.device.backend import Backend, HostCopy, MemoryUse, Replay, Stopwatch
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.errors import BackendError
-from lantern_accel.testing import CHECKS, Measured, NeedsCard, numeric, run_checks, static
+from lantern_accel.errors import BackendError, ModelError
+from lantern_accel.testing import CHECKS, Measured, NeedsCard, numeric, run_checks, static, tiny
 from lantern_accel.testing.kit import Report, checks_of, select
 from lantern_accel_cpu.backend import DeviceBackend
 
@@ -376,3 +376,9 @@ def test_an_unknown_check_is_named(capsys):
     with pytest.raises(BackendError, match="did you mean static"):
         select("statik")
     assert main(["conform", "nowhere"]) == 2
+
+
+def test_without_a_family_nothing_passes(monkeypatch):
+    monkeypatch.setattr("lantern_accel.testing.tiny.families", lambda: iter(()))
+    with pytest.raises(ModelError, match="no family of models is installed"):
+        tiny.cases(("vanilla",))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.running import Running
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, Strategy, Window
@@ -27,6 +28,8 @@ def engine_for(
 
     Raises :class:`StrategyError` as the engines do.
     """
+    if isinstance(strategy.tree, Window) and strategy.tree.paces:
+        return PacedEngine(target, ops, strategy, sampling, batch=batch, neighbours=neighbours)
     if isinstance(strategy.tree, Window):
         return JacobiEngine(target, ops, strategy, sampling, batch=batch, neighbours=neighbours)
     return Engine(target, drafter, ops, strategy, sampling, batch=batch, neighbours=neighbours)

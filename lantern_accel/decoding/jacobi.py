@@ -46,7 +46,9 @@ class JacobiEngine(Running):
         *,
         batch: int = 1,
         neighbours: Tensor | None = None,
+        longest: JacobiEngine | None = None,
     ) -> None:
+        """``longest``: an engine of a longer window, whose buffers this one steps on."""
         window, config = strategy.tree, target.config
         assert isinstance(window, Window)
         tokens, row = config.num_tokens, row_of(config)
@@ -76,7 +78,8 @@ class JacobiEngine(Running):
         counts = () if sampling.greedy else window.siblings
         self.siblings = Siblings(counts, ops.index, device, ops.scan)
         reach = max(self.fresh.reach, row if counts else 1)
-        kept = min(2 * window.length + reach, tokens)
+        most = window.length if longest is None else longest.window.length
+        kept = min(2 * most + reach, tokens)
         self.geometry = g = WindowGeometry(
             batch=batch,
             branches=sampling.branches,
@@ -93,18 +96,31 @@ class JacobiEngine(Running):
             widest=self.siblings.widest,
             noisy=self.noisy,
         )
-        self.dials = Dials(strategy, sampling, tokens, device)
+        if longest is None:
+            self._own(target, neighbours)
+        else:
+            self.dials, self.filters, self.rule = longest.dials, longest.filters, longest.rule
+            self.verifying, self.ring, self.state = longest.verifying, longest.ring, longest.state
+            self._progress = longest._progress
+        self.forward = WindowPass(self.verifying, g, counts)
+        #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
+        self._columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
+        self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
+
+    def _own(self, target: Target, neighbours: Tensor | None) -> None:
+        """Make the buffers that every window of one state steps on."""
+        g, strategy, sampling, ops = self.geometry, self.strategy, self.sampling, self.ops
+        _, device = place_of(target)
+        self.dials = Dials(strategy, sampling, g.tokens, device)
         self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops.scan)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
-        guidance = Guidance(self.dials.scale if sampling.guided else None, image_scale, allowed)
+        scale = self.dials.scale if sampling.guided else None
+        guidance = Guidance(scale, image_scale, target.allowed())
         layout, _ = cache_layouts(g, target, None, ops)
         self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance)
-        self.forward = WindowPass(self.verifying, g, counts)
-        self.ring = Ring(max(g.kept, 1), tokens, 2 * window.length, batch, ops.index, device)
-        #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
-        self._columns = (ahead, ahead, self.siblings.total, self.siblings.widest, window.length)
-        self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
+        ahead = 2 * self.window.length
+        self.ring = Ring(max(g.kept, 1), g.tokens, ahead, g.batch, ops.index, device)
         self.state = WindowState(g, target.condition_buffer(g.rows), ops.index, device)
         self._progress = ops.host_copy(self.state.length)
 
@@ -149,6 +165,12 @@ class JacobiEngine(Running):
         state.tokens.scatter_(1, targets.clamp(max=n), drawn)
         if not self.sampling.greedy:
             self.ring.write(state.q, targets, rows)
+
+    def widen(self) -> None:
+        """Draw the fresh drafts that this window needs after steps of a shorter one."""
+        now = (self.state.step - 1).clamp(max=self.geometry.tokens - 1)
+        uniforms = self.state.uniforms.index_select(1, now).squeeze(1)
+        self._draft(self.state.newest, uniforms)
 
     def _noise(self, positions: Tensor) -> Tensor:
         """Return the Gumbel noise of positions ``[B, T]``, float32 ``[B, T, V]``."""
@@ -257,13 +279,17 @@ class JacobiEngine(Running):
         state, g = self.state, self.geometry
         positions = state.length.unsqueeze(1) + self.ahead
         state.tokens.scatter_(1, positions.clamp(max=g.tokens), coupled.tokens)
-        self._draft(state.length + self.window.length, uniforms)
+        # A longer window may have seen more before this one.
+        newest = torch.maximum(state.newest, state.length + self.window.length)
+        state.newest.copy_(newest)
+        self._draft(newest, uniforms)
         open_ = state.length + 1 < g.tokens
         length = (state.length + coupled.count).clamp(max=g.tokens - 1)
         gained = length - state.length
         entry = self.forward.chain
         # Drafts past the end of the image are dropped, and counted nowhere.
-        state.histogram.add_((entry == (gained - 1).unsqueeze(1)) & open_.unsqueeze(1))
+        accepted = (entry == (gained - 1).unsqueeze(1)) & open_.unsqueeze(1)
+        state.histogram[:, : len(entry)].add_(accepted)
         state.steps.add_(open_)
         used = (entry[:-1] < gained.unsqueeze(1)) & open_.unsqueeze(1)
         state.price.add_(torch.where(used, coupled.price, 0.0).sum(dim=1))

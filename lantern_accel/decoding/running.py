@@ -166,7 +166,7 @@ class Running(ABC):
         complete, then every ``check_every`` steps, and every eighth step where progress is wanted; a
         device that lets its copies lag runs that many steps more (no-ops on complete images).
         """
-        g, state = self.geometry, self.state
+        g = self.geometry
         replay = step or self.step
         earliest = -(-(g.tokens - 1) // (g.depth + 1))
         posted: list[int] = []
@@ -188,6 +188,11 @@ class Running(ABC):
                 break
         while posted:  # so that the next request does not read this one's
             known()
+        return self.decoded()
+
+    def decoded(self) -> Decoded:
+        """Return the tokens and counters of the request, on the host."""
+        g, state = self.geometry, self.state
         return Decoded(
             state.tokens[:, : g.tokens].to("cpu", torch.int64, copy=True),
             state.steps.to("cpu", torch.int64, copy=True),

@@ -49,7 +49,8 @@ class WindowState:
     """What a window's step reads and updates in place; nothing here changes its address.
 
     ``length [B]``: the last known token's position, whose keys and values the next pass writes.
-    ``tokens [B, N + 1]``: known ones, then drafts; column N is trash. ``q`` float32 ``[B, K + 1, V]``:
+    ``newest [B]``: the last position that a pass has predicted. ``tokens [B, N + 1]``: known ones, then
+    drafts; column N is trash. ``q`` float32 ``[B, K + 1, V]``:
     what the drafts were drawn from, a ring of K positions and a trash row. It is as wide as the
     vocabulary of *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own
     distributions. ``histogram [B, D + 1]``: steps by accepted drafts.
@@ -70,6 +71,7 @@ class WindowState:
 
         self.condition = condition
         self.length = ints(g.batch)
+        self.newest = ints(g.batch)
         self.tokens = ints(g.batch, g.tokens + 1)
         masks = g.rows if g.own_prompts else g.batch
         self.prefix_mask = torch.zeros(masks, g.prefix, dtype=torch.bool, device=device)

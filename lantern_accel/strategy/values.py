@@ -8,6 +8,7 @@ window, without a drafter; ``lantern-jacobi`` and ``lantern++-jacobi`` are this 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -30,6 +31,7 @@ from lantern_accel.strategy.rules import (
 __all__ = [
     "NO_DRAFTER",
     "RULES",
+    "AUTO",
     "STRATEGIES",
     "TREE_STRATEGIES",
     "WINDOW_STRATEGIES",
@@ -43,6 +45,7 @@ __all__ = [
     "LanternPP",
     "NeighbourSpace",
     "NoTree",
+    "Pace",
     "Path",
     "Residual",
     "Sampling",
@@ -125,6 +128,18 @@ class DynamicTree(Value):
         return self
 
 
+class Pace(Value):
+    """A length that a window may be cut to, and what is known of its steps; length 1 is plain decoding.
+
+    ``cost``: a step's time relative to a plain one, on the device at hand; ``worth``: tokens that a step
+    brings, on average over prompts. None: not known.
+    """
+
+    length: int = Field(ge=1, le=256)
+    cost: float | None = Field(None, gt=0, allow_inf_nan=False)
+    worth: float | None = Field(None, ge=1, allow_inf_nan=False)
+
+
 class Window(Value):
     """A window of drafts that the target itself improves from step to step: no drafter, no tree.
 
@@ -138,6 +153,9 @@ class Window(Value):
 
     ``siblings``: alternatives that are tried where one of the first drafts is refused, one count for
     each of them (SJD-PAC's proactive drafting; what they are drawn from is this project's).
+
+    ``paces``: shorter lengths between which the host moves by how many drafts were accepted, and the
+    whole one, rising; none: every step is ``length`` long.
     """
 
     kind: Literal["window"] = "window"
@@ -147,9 +165,15 @@ class Window(Value):
     fresh: Fresh = "above"
     tail: Literal["coupled", "anew", "gumbel"] = "coupled"
     siblings: tuple[Annotated[int, Field(ge=1, le=16)], ...] = ()
+    paces: tuple[Pace, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> Window:
+        lengths = [pace.length for pace in self.paces]
+        if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != self.length):
+            raise ValueError(f"paces of lengths {lengths} do not rise to the window's {self.length}")
+        if lengths and (self.siblings or self.tail == "gumbel"):
+            raise ValueError("a window with siblings or Gumbel noise keeps one length; leave paces out")
         if len(self.siblings) >= self.length:
             raise ValueError(
                 f"siblings of {len(self.siblings)} drafts, but a window of {self.length} tokens has "
@@ -219,8 +243,10 @@ class Strategy(Value):
     @property
     def bucket(self) -> tuple[Any, ...]:
         """What fixes the shape of a step: all but the name and the values that are data."""
+        # What a pace costs and brings is data: the host reads it.
+        hidden: Any = {"name": True, "paces": {"__all__": {"cost", "worth"}}}
         return (
-            self.tree.model_dump_json(exclude={"name"}),
+            self.tree.model_dump_json(exclude=hidden),
             self.acceptance.bucket,
             self.residual,
             self.neighbour_space,
@@ -293,6 +319,10 @@ def _dumped(rule: Any) -> dict[str, Any]:
     return dict(rule.model_dump()) if isinstance(rule, BaseModel) else dict(rule)
 
 
+#: The fastest of what is allowed, chosen for the device, the model, the batch and the picture.
+AUTO = "auto"
+#: Lengths of auto's window where nothing was measured; 1 is plain decoding.
+AUTO_LENGTHS = (1, 2, 4, 8, 16, 32)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.
@@ -301,6 +331,11 @@ STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES)
 _WINDOWS = ", ".join(map(repr, WINDOW_STRATEGIES))
 #: For errors: the strategies that work on a model without a drafter.
 NO_DRAFTER = f"'vanilla', {_WINDOWS}"
+
+
+def paced(lengths: Sequence[int]) -> Window:
+    """Return a window of the longest of ``lengths``, which the host may cut to the others."""
+    return Window(length=max(lengths), paces=tuple(Pace(length=one) for one in sorted(lengths)))
 
 
 def named_strategy(
@@ -313,6 +348,7 @@ def named_strategy(
 ) -> Strategy:
     """Return the strategy called ``name`` over the given trees; unknown names raise with the nearest."""
     points: dict[str, tuple[Any, Any]] = {
+        AUTO: (paced(AUTO_LENGTHS), Exact()),
         "vanilla": (NoTree(), Exact()),
         "eagle": (static, Exact()),
         "eagle2": (dynamic, Exact()),

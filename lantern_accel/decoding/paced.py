@@ -1,0 +1,201 @@
+"""A window whose length changes from step to step: engines of several lengths on one state.
+
+Where drafts are accepted a long window pays, where they are not plain decoding does, and what a step of
+each costs is the device's. The host moves between them late, by the counters that it reads anyway; a step
+itself is one of a few fixed ones, which a device captures each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.logits import distribution, draw
+from lantern_accel.decoding.pacing import Block, ByAcceptance, PaceRule, Probing
+from lantern_accel.decoding.running import Decoded, Running
+from lantern_accel.decoding.target import Target
+from lantern_accel.decoding.window import WindowPass
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.strategy.values import Pace, Sampling, Strategy, Window
+
+#: Steps between two looks at the lengths, on a device whose copies lag.
+LAGGING_BLOCK = 8
+
+
+class PlainStep:
+    """A step that drafts nothing, on the state of a window: one token, drawn from the target."""
+
+    def __init__(self, engine: JacobiEngine) -> None:
+        self.engine = engine
+        one = replace(engine.geometry, nodes=1, depth=0)
+        self.forward = WindowPass(engine.verifying, one, ())
+
+    def step(self) -> None:
+        """Decode one token per image. No value is read by the host."""
+        engine, state, n = self.engine, self.engine.state, self.engine.geometry.tokens
+        now = state.step.clamp(max=n - 1)
+        newest = state.length.unsqueeze(1)
+        with engine.ops.phase("verify"):
+            x = state.tokens.gather(1, newest)
+            logits = self.forward.logits(state.length, state.start, state.prefix_mask, x)
+        with engine.ops.phase("accept"):
+            if engine.sampling.greedy:
+                token = logits[:, 0].argmax(dim=-1).to(engine.ops.index)
+            else:
+                uniforms = state.uniforms.index_select(1, now).squeeze(1)
+                p = distribution(logits, engine.filters)
+                engine.ring.write(state.q, newest + 1, p)
+                token = draw(p[:, 0], uniforms[:, -1], engine.ops.index, engine.ops.scan)
+        with engine.ops.phase("commit"):
+            state.tokens.scatter_(1, (newest + 1).clamp(max=n), token.unsqueeze(1))
+            open_ = state.length + 1 < n
+            state.histogram[:, 0].add_(open_)
+            state.steps.add_(open_)
+            state.last_length.copy_(torch.where(open_, 0, -1))
+            state.length.add_(open_)
+            state.newest.copy_(torch.maximum(state.newest, state.length))
+            state.step.add_(1)
+
+
+class PacedEngine(Running):
+    """Decodes ``batch`` images a call in windows of changing length, on static buffers.
+
+    ``rule`` chooses lengths; None: by acceptance, once the window's paces have costs, and before that by
+    timing the steps of the image that is being decoded. Raises as :class:`JacobiEngine` does.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        ops: TensorOps,
+        strategy: Strategy,
+        sampling: Sampling,
+        *,
+        batch: int = 1,
+        neighbours: Tensor | None = None,
+        rule: PaceRule | None = None,
+    ) -> None:
+        window, tokens = strategy.tree, target.config.num_tokens
+        assert isinstance(window, Window) and window.paces
+        fitting = [pace.length for pace in window.paces if pace.length <= tokens]
+        engines: dict[int, JacobiEngine] = {}
+        longest: JacobiEngine | None = None
+        for length in sorted((one for one in fitting if one > 1), reverse=True):
+            cut = window.model_copy(update={"length": length, "paces": ()})
+            one = strategy.model_copy(update={"tree": cut})
+            engines[length] = JacobiEngine(
+                target, ops, one, sampling, batch=batch, neighbours=neighbours, longest=longest
+            )
+            longest = longest or engines[length]
+        assert longest is not None, "an image of one token is decoded plainly"
+        self.engines, self.longest, self.chosen = engines, longest, rule
+        self.plain = PlainStep(longest) if 1 in fitting else None
+        self.now = max(engines)
+        self.strategy, self.sampling, self.ops = strategy, sampling, ops
+        self.geometry, self.dials = longest.geometry, longest.dials
+        self.verifying, self.state = longest.verifying, longest.state
+        self._progress = longest._progress
+        #: Milliseconds per step of each length that was timed since the engine was made.
+        self.times: dict[int, list[float]] = {}
+        #: Replaced by captured functions where a device captures.
+        self.functions = self.host_functions()
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths that a step may have, rising; 1 is plain decoding."""
+        return sorted([*self.engines, *([1] if self.plain else [])])
+
+    @property
+    def paces(self) -> tuple[Pace, ...]:
+        """What is known of those lengths."""
+        assert isinstance(self.strategy.tree, Window)
+        return tuple(pace for pace in self.strategy.tree.paces if pace.length in self.lengths)
+
+    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
+        super().configure(strategy, sampling)
+        for engine in self.engines.values():
+            engine.strategy, engine.sampling = strategy, sampling
+
+    def host_functions(self) -> dict[str, Callable[[], None]]:
+        """Return what a device captures beside prefill: a step of each length, and moving up to it."""
+        found = {f"step {length}": engine.step for length, engine in self.engines.items()}
+        if self.plain is not None:
+            found["step 1"] = self.plain.step
+        shortest = min(self.lengths)
+        longer = {n: e for n, e in self.engines.items() if n > shortest}
+        return found | {f"widen {length}": engine.widen for length, engine in longer.items()}
+
+    def prefill(self) -> None:
+        """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
+        self.longest.prefill()
+
+    def step(self) -> None:
+        """One step of the present length. No value is read by the host."""
+        self.functions[f"step {self.now}"]()
+
+    def move(self, length: int) -> None:
+        """Go on with another length; a longer one gets the fresh drafts that it needs."""
+        if length > self.now:
+            self.functions[f"widen {length}"]()
+        self.now = length
+
+    def _pacing(self) -> PaceRule:
+        if self.chosen is not None:
+            return self.chosen
+        if all(pace.cost is not None for pace in self.paces):
+            return ByAcceptance(self.paces)
+        return Probing(self.paces, self.times)
+
+    def run(
+        self,
+        step: Callable[[], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+        check_every: int = 1,
+    ) -> Decoded:
+        """Step until every image is complete; call :meth:`start` first.
+
+        ``step`` runs in place of a step of the present length. The host reads the lengths after every
+        step, where the device's copies lag after every few and late, and gives the rule what they gained.
+        """
+        tokens, replay, rule = self.geometry.tokens, step or self.step, self._pacing()
+        lag = self._progress.lag
+        every = LAGGING_BLOCK if lag else 1
+        self.now = max(self.engines)  # what prefill has drawn drafts for
+        self.move(rule.begin())
+        known = [1] * self.geometry.batch
+        posted: list[tuple[int, bool]] = []
+        fresh, at = True, time.perf_counter()
+        for index in range(1, tokens):
+            replay()
+            if index % every:
+                continue
+            self._progress.post()
+            posted.append((self.now, fresh))
+            fresh = False
+            if len(posted) == 1 and lag:
+                continue
+            length, first = posted.pop(0)
+            lengths = [one + 1 for one in self._progress.read().tolist()]
+            now = time.perf_counter()
+            if not first:  # the first steps of a length also warm it up
+                self.times.setdefault(length, []).append(1e3 * (now - at) / every)
+            pairs = zip(lengths, known, strict=True)
+            gained = tuple(after - before for after, before in pairs if before < tokens)
+            known, at, left = lengths, now, tokens - min(lengths)
+            if on_progress is not None:
+                on_progress(tokens - left)
+            if not left:
+                break
+            chosen = rule.told(Block(length, every, gained, left))
+            if chosen != self.now:
+                self.move(chosen)
+                fresh = True
+        while posted:  # so that the next request does not read this one's
+            posted.pop()
+            self._progress.read()
+        return self.decoded()

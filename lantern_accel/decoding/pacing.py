@@ -1,0 +1,163 @@
+"""How long the next window is: a rule that reads how many drafts were accepted, and nothing else.
+
+Whatever the rule, the images follow the target's distribution, as long as it reads counts only. How many
+drafts a step keeps is settled by the tests up to the first that fails. What lies behind it was drawn from
+the distributions that are kept with it, given everything before it, whether or not the next window covers
+it: so no choice that is made from such counts changes the law of a draft that is still to be tested. A
+rule that looked at the drafts themselves could drop just those that it dislikes, and would bias the
+images; it is not given them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+from lantern_accel.strategy.values import Pace
+
+#: Tokens per step by length, where nothing was measured: the bundled model at temperature 1.
+USUAL_WORTH = {1: 1.0, 2: 1.45, 4: 1.9, 8: 2.3, 12: 2.6, 16: 2.9, 24: 3.2, 32: 3.4, 64: 3.9}
+#: Steps over which recent acceptance is averaged.
+MEMORY = 16
+#: Plain steps after which acceptance is taken for the usual one again, to a third.
+REST = 64
+#: Another length must promise this much more than the present one.
+GAIN = 1.05
+
+
+@dataclass(frozen=True)
+class Block:
+    """Steps of one length: how many, the tokens that each unfinished image gained, and what is left.
+
+    ``left``: tokens that the slowest image lacks after the block.
+    """
+
+    length: int
+    steps: int
+    gained: tuple[int, ...]
+    left: int
+
+
+class PaceRule(Protocol):
+    """Chooses lengths among those of a window; gets counts only."""
+
+    def begin(self) -> int:
+        """Return the length of an image's first steps."""
+        ...
+
+    def told(self, block: Block) -> int:
+        """Return the length of the next steps, after those of ``block``."""
+        ...
+
+
+def usual_worth(length: int) -> float:
+    """Return the tokens per step of a length by :data:`USUAL_WORTH`, between its points by a line."""
+    known = sorted(USUAL_WORTH)
+    if length in USUAL_WORTH:
+        return USUAL_WORTH[length]
+    if length > known[-1]:
+        return USUAL_WORTH[known[-1]]
+    high = next(one for one in known if one > length)
+    low = max(one for one in known if one < length)
+    share = (length - low) / (high - low)
+    return USUAL_WORTH[low] + share * (USUAL_WORTH[high] - USUAL_WORTH[low])
+
+
+@dataclass
+class ByAcceptance:
+    """The length that promises most tokens per second, given how many drafts were accepted of late.
+
+    What a length brings beyond one token is taken for its usual share times how well the last steps
+    did compared with theirs. Raises no length above what the image still lacks.
+    """
+
+    paces: Sequence[Pace]
+    now: int = 0
+    fit: float = field(default=1.0, init=False)
+
+    def begin(self) -> int:
+        self.fit = 1.0
+        self.now = self.best(None)
+        return self.now
+
+    def told(self, block: Block) -> int:
+        share = 1.0 - (1.0 - 1.0 / MEMORY) ** block.steps
+        usual = self._worth(block.length) - 1.0
+        if block.length == 1 or usual <= 0:
+            # Nothing was drafted: what was learned fades.
+            self.fit += (1.0 - self.fit) * block.steps / (3 * REST)
+        elif block.gained:
+            mean = sum(block.gained) / (len(block.gained) * block.steps)
+            self.fit += share * ((mean - 1.0) / usual - self.fit)
+        self.now = self.best(block.left)
+        return self.now
+
+    def best(self, left: int | None) -> int:
+        """Return the length to go on with, ``left`` tokens before the end."""
+        speed = {pace.length: self._promise(pace, left) for pace in self.paces}
+        most = max(speed, key=lambda length: speed[length])
+        if self.now in speed and speed[most] < GAIN * speed[self.now]:
+            return self.now
+        return most
+
+    def _worth(self, length: int) -> float:
+        given = {pace.length: pace.worth for pace in self.paces}[length]
+        return usual_worth(length) if given is None else given
+
+    def _promise(self, pace: Pace, left: int | None) -> float:
+        worth = 1.0 + max(self.fit, 0.0) * (self._worth(pace.length) - 1.0)
+        if left is not None:
+            worth = min(worth, max(left, 1))
+        return worth / (pace.cost or 1.0)
+
+
+@dataclass
+class Probing:
+    """Times a few steps of each length while an image is decoded, then goes on by acceptance.
+
+    Shorter lengths come first; one whose step costs more than any acceptance could pay for ends it, since
+    longer ones cost more still. ``times``: milliseconds per step, by length, filled in by the engine.
+    """
+
+    paces: Sequence[Pace]
+    times: dict[int, list[float]]
+    steps: int = 4
+    _spent: int = field(default=0, init=False)
+    _queue: list[int] = field(default_factory=list, init=False)
+    _after: ByAcceptance | None = field(default=None, init=False)
+
+    def begin(self) -> int:
+        self._queue = sorted(pace.length for pace in self.paces)
+        self._after, self._spent = None, 0
+        return self._queue[0]
+
+    def told(self, block: Block) -> int:
+        if self._after is not None:
+            return self._after.told(block)
+        self._spent += block.steps
+        if self._spent < self.steps:
+            return self._queue[0]
+        self._spent = 0
+        timed = self.times.get(block.length, [])
+        if len(self._queue) > 1 and block.left > 2 * self._queue[1] and not self._hopeless(timed):
+            self._queue.pop(0)
+            return self._queue[0]
+        self._after = ByAcceptance(costs_of(self.paces, self.times))
+        return self._after.begin()
+
+    def _hopeless(self, timed: Sequence[float]) -> bool:
+        plain = self.times.get(1)
+        return bool(plain and timed) and median(timed) > self._queue[0] * median(plain)
+
+
+def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace, ...]:
+    """Return the paces that were timed, with their costs relative to the shortest's step."""
+    known = [pace for pace in paces if times.get(pace.length)]
+    if not known:
+        return tuple(paces)
+    plain = median(times[known[0].length])
+    return tuple(
+        pace.model_copy(update={"cost": median(times[pace.length]) / plain}) for pace in known
+    )

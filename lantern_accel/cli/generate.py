@@ -234,6 +234,8 @@ def _summary(result: GenerationResult) -> None:
         label="decoded",
         style="bold",
     )
+    if stats.auto is not None:
+        say(stats.auto, label="auto", style="bold")
     tree = stats.strategy.tree
     shape = f"the tree {getattr(tree, 'name', tree.kind)}"
     if isinstance(tree, StaticTree):

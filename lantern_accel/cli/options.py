@@ -53,7 +53,7 @@ def settings_parameters(*leave_out: str) -> list[inspect.Parameter]:
 
 def _kind(annotation: Any, shown: str) -> Any:
     """Return the type of a field on the command line: the first plain one of its union."""
-    plain = [one for one in typing.get_args(annotation) if one in (int, float, str)]
+    plain = [one for one in typing.get_args(annotation) if one in (bool, int, float, str)]
     return str if shown == "str" or not plain else plain[0]
 
 

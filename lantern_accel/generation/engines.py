@@ -14,6 +14,7 @@ from torch import Tensor
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.neighbours import cached_neighbour_table
+from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Backend, Replay
 from lantern_accel.device.entry_points import why
@@ -40,6 +41,26 @@ class Ready:
         """Free what the captured functions hold."""
         self.prefill.release()
         self.step.release()
+
+
+class Moving(Replay):
+    """A step that is one of several captured ones, as the engine says."""
+
+    def __init__(self, step: Callable[[], None], parts: Sequence[Replay]) -> None:
+        super().__init__(step)
+        self.parts = parts
+        self.captured = all(one.captured for one in parts)
+        self.nbytes = sum(one.nbytes for one in parts)
+        self.seconds = sum(one.seconds for one in parts)
+
+    def expect(self, calls: int) -> None:
+        for one in self.parts:
+            one.expect(calls // len(self.parts))
+
+    def release(self) -> None:
+        super().release()
+        for one in self.parts:
+            one.release()
 
 
 def bucket(images: int) -> int:
@@ -138,14 +159,19 @@ class Engines:
                     batch=batch,
                     neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
                 )
-                self._ready[key] = Ready(
-                    engine,
-                    self._capture(engine.prefill, "prefill"),
-                    self._capture(engine.step, "step"),
-                )
+                prefill = self._capture(engine.prefill, "prefill")
+                self._ready[key] = Ready(engine, prefill, self._steps(engine))
         self._ready.move_to_end(key)
         self._ready[key].engine.configure(strategy, sampling)
         return self._ready[key]
+
+    def _steps(self, engine: Running) -> Replay:
+        """Capture an engine's step, or each of the functions that it moves between."""
+        if not isinstance(engine, PacedEngine):
+            return self._capture(engine.step, "step")
+        parts = {name: self._capture(one, name) for name, one in engine.host_functions().items()}
+        engine.functions.update(parts)
+        return Moving(engine.step, list(parts.values()))
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:
         """Capture a function; where the device cannot and was not told to, run it as it is and warn."""

@@ -23,6 +23,7 @@ from lantern_accel.errors import (
     RequestError,
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Size
+from lantern_accel.generation.auto import Auto, said
 from lantern_accel.generation.engines import Engines, Ready, explained
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
@@ -33,7 +34,7 @@ from lantern_accel.generation.result import GenerationResult, PhaseSeconds, gene
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.memory.room import Room
 from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.values import NeighbourSpace, Sampling, Strategy, validated
+from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy, validated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,6 +63,7 @@ class Pipeline:
         self.backend = backend
         self.dtype = dtype
         self.engines = Engines(model, backend, Room(model, backend, dtype))
+        self.auto = Auto(model, backend, dtype)
         self._otherwise = otherwise
         self._lock = threading.Lock()
         self._drawing: int | None = None
@@ -215,9 +217,11 @@ class Pipeline:
     ) -> Ready:
         """Return the engine of these settings with its captured functions, made on first use.
 
-        ``shape``: that of the conditions it will start from, where a model's are not all alike.
+        ``auto`` stands for what is chosen for this batch. ``shape``: that of the conditions it will start from, where a model's are not all alike.
         """
-        return self.engines.get(batch, strategy, sampling, shape)
+        return self.engines.get(
+            batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
+        )
 
     # --- generation ----------------------------------------------------------------------------
 
@@ -260,6 +264,7 @@ class Pipeline:
         other = self._otherwise(error)
         self.model, self.backend, self.dtype = other.model, other.backend, other.dtype
         self.engines, self._otherwise = other.engines, other._otherwise
+        self.auto = other.auto
 
     @inferring
     def _draw(
@@ -289,7 +294,10 @@ class Pipeline:
             chunks = [wanted[at : at + batch] for at in range(0, len(wanted), batch)]
             sizes = [self.engines.padded(len(chunk), strategy, sampling) for chunk in chunks]
             counts = [(size, sizes.count(size)) for size in dict.fromkeys(sizes)]
-            self.engines.expect(counts, strategy, sampling, shape)
+            for size, times in counts:
+                chosen = self.auto.resolve(strategy, size, sampling)
+                self.engines.expect([(size, times)], chosen, sampling, shape)
+            used = self.auto.resolve(strategy, sizes[0], sampling)
             for chunk, size in zip(chunks, sizes, strict=True):
                 ready = self.engine(size, strategy, sampling, shape)
                 engine, spare = ready.engine, size - len(chunk)
@@ -315,9 +323,13 @@ class Pipeline:
                     on_images(len(images), made)
                 images += made
                 parts.append(done)
+                self.auto.learn(engine, strategy, size, sampling)
                 self._otherwise = None  # this device serves
         seconds = PhaseSeconds(text=text.seconds, total=total.seconds, **spent)
-        stats = generation_stats(self, request, parts, seconds, batch, buffers)
+        served = request.model_copy(update={"strategy": used})
+        stats = generation_stats(self, served, parts, seconds, batch, buffers)
+        if strategy.name == AUTO:
+            stats = stats.model_copy(update={"auto": said(used)})
         drawn = torch.cat([p.tokens for p in parts]).clone()
         columns = request.num_images if only is None else 0
         return GenerationResult(images, drawn, stats, columns)

@@ -12,9 +12,9 @@ from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
 from lantern_accel.generation.settings import Settings, check_prompts, read_settings
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.presets import preset_for
-from lantern_accel.strategy.values import Sampling, Strategy, validated
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy, validated
 
-DEFAULT_STRATEGY = "lantern++"
+DEFAULT_STRATEGY = AUTO
 #: A strategy over the tree that was tuned for a device, from the strategy and the temperature.
 Tuned = Callable[[Strategy, float], Strategy]
 

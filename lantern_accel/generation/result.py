@@ -67,6 +67,7 @@ class GenerationStats(BaseModel):
     model: str
     weights_hash: str
     strategy: Strategy
+    auto: str | None = Field(None, description="what auto stood for; None: the strategy was named")
     sampling: Sampling
     seed: int
     batch_size: int

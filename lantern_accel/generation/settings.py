@@ -31,9 +31,14 @@ class Settings(BaseModel):
         "Published settings by name; `lantern-accel models --presets` lists them."
     )
     strategy: str | Strategy | None = _said(
-        "vanilla, eagle, eagle2, lantern, lantern++ (the default); without a drafter scd, sjd, "
-        "scd-gumbel, sjd-pac, lantern-jacobi or lantern++-jacobi.",
+        "auto (the default: the fastest here that is allowed), vanilla, eagle, eagle2, lantern, "
+        "lantern++; without a drafter scd, sjd, scd-gumbel, sjd-pac, lantern-jacobi or "
+        "lantern++-jacobi.",
         "-s",
+    )
+    relaxed: bool | None = _said(
+        "Whether auto may relax acceptance (default: no); no also refuses a relaxed strategy.",
+        "--relaxed/--no-relaxed",
     )
     num_images: int | None = _said("Images per prompt.", "-n", ge=1, le=MOST_IMAGES)
     seed: int | None = _said("Fixes the images; drawn and printed if left out.", ge=0, lt=SEEDS)

@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import NoTree, Strategy, named_strategy, parse_rule
+from lantern_accel.strategy.values import AUTO, NoTree, Strategy, named_strategy, parse_rule
 
+#: Changes that belong to one strategy, with those to ask for in place of auto.
+ONE = {
+    "tree": "'eagle' or 'lantern++'",
+    "window": "'scd'",
+    "accept": "'lantern++' or 'lantern-jacobi'",
+    "k": "'lantern++' or 'lantern++-jacobi'",
+    "delta": "'lantern' or 'lantern-jacobi'",
+    "lam": "'lantern++' or 'lantern++-jacobi'",
+    "residual": "'lantern++'",
+    "neighbour_space": "'lantern++'",
+}
 #: What :func:`choose_strategy` takes beside a name.
 CHANGES = (
     "tree",
@@ -18,6 +29,7 @@ CHANGES = (
     "residual",
     "neighbour_space",
     "tv_budget",
+    "relaxed",
 )
 
 
@@ -33,6 +45,9 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
 
         changes["tree"] = parse_tree(changes["tree"])
     accept = changes.pop("accept", None)
+    relaxed = changes.pop("relaxed", None)
+    if strategy == AUTO:
+        return _automatic(defaults, relaxed, {**changes, "accept": accept})
     if isinstance(accept, str):
         accept = parse_rule(accept)
     if isinstance(strategy, Strategy):
@@ -51,7 +66,31 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
         if not isinstance(strategy, Strategy) and accept.kind != chosen.acceptance.kind:
             name = f"{name} with {accept.kind}"
         chosen = chosen.override(acceptance=accept, name=name)
-    return chosen.override(**changes)
+    chosen = chosen.override(**changes)
+    if relaxed is False and chosen.acceptance.relaxed:
+        raise StrategyError(
+            f"the strategy {chosen.name!r} is relaxed, and the request asks for an exact one; leave "
+            "one of the two out"
+        )
+    return chosen
+
+
+def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> Strategy:
+    """Return the strategy that is chosen later; raises StrategyError for what belongs to one strategy."""
+    for name, ask in ONE.items():
+        if changes.get(name) is not None:
+            option = "lambda" if name == "lam" else name.replace("_", "-")
+            raise StrategyError(
+                f"the strategy 'auto' chooses its own drafts and rule, so {option} has no place; name "
+                f"the strategy that it belongs to, such as {ask}"
+            )
+    chosen = named_strategy(AUTO, static=defaults.static_tree, dynamic=defaults.dynamic_tree)
+    budget = changes.get("tv_budget")
+    if relaxed is False and budget is not None:
+        raise StrategyError("an exact strategy spends no total variation; leave tv_budget out")
+    if relaxed or budget is not None:
+        chosen = chosen.override(acceptance=defaults.lantern_pp, tv_budget=budget)
+    return chosen
 
 
 def _check_tree(named: Strategy, tree: Any) -> None:

@@ -1,0 +1,154 @@
+"""``auto``: what a batch is decoded with, from what is known of this device, and learning it.
+
+A choice that `lantern-accel tune` or earlier requests left is used as it is. Without one the first
+requests time a few steps of every window length while they draw, and the costs are then kept for good: from there on a seed gives the same image again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lantern_accel.decoding.paced import PacedEngine
+from lantern_accel.decoding.pacing import USUAL_WORTH, costs_of, usual_worth
+from lantern_accel.device.backend import Backend
+from lantern_accel.families.base import Model
+from lantern_accel.strategy.choices import (
+    Choice,
+    known_worth,
+    read_choice,
+    with_worth,
+    write_choice,
+)
+from lantern_accel.strategy.values import AUTO, Pace, Sampling, Strategy, Window, paced
+
+#: Timed steps of a length after which its cost is kept.
+SETTLED = 8
+#: Lengths on a device that captures every one of them.
+CAPTURED_LENGTHS = (1, 4, 16)
+
+
+class Auto:
+    """Chooses for one loaded model on one device."""
+
+    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
+        self.model, self.backend, self.dtype = model, backend, dtype
+        self._known: dict[str, Choice | None] = {}
+
+    def key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
+        """Return everything that a choice depends on."""
+        import lantern_accel
+
+        facts = self.backend.facts()
+        return {
+            "lantern_accel": lantern_accel.__version__,
+            "model": self.model.manifest.name,
+            "weights_hash": self.model.weights_hash,
+            "backend": f"{self.backend.name} {self.backend.version}",
+            "device_name": facts.name,
+            "notes": sorted(facts.notes),
+            "threads": facts.threads,
+            "torch": torch.__version__,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "captured": bool(self.backend.support("capture")),
+            "batch": batch,
+            "temperature": round(sampling.temperature, 1),
+            "filters": [sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
+            "acceptance": strategy.acceptance.model_dump(mode="json"),
+            "budget": strategy.tv_budget,
+        }
+
+    def resolve(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
+        """Return what auto stands for at this batch; any other strategy as it is."""
+        if strategy.name != AUTO:
+            return strategy
+        found = self.choice(strategy, batch, sampling)
+        if found is not None and not (found.strategy.needs_drafter and self.model.drafter is None):
+            return found.strategy
+        assert isinstance(strategy.tree, Window)
+        window = strategy.tree
+        if self.backend.support("capture"):
+            window = paced(CAPTURED_LENGTHS)
+        relaxed = strategy.acceptance.relaxed
+        worth = known_worth(self.model.weights_hash, sampling.temperature, relaxed)
+        window = window.model_copy(update={"paces": with_worth(window.paces, worth)})
+        if self.backend.simulated:  # its times are no device's: steps are taken to cost alike
+            even = tuple(pace.model_copy(update={"cost": 1.0}) for pace in window.paces)
+            window = window.model_copy(update={"paces": even})
+        return strategy.model_copy(update={"tree": window})
+
+    def choice(self, strategy: Strategy, batch: int, sampling: Sampling) -> Choice | None:
+        """Return what is kept for this batch and these settings; None: nothing yet."""
+        key = self.key(strategy, batch, sampling)
+        name = repr(key)
+        if self._known.get(name) is None:
+            self._known[name] = read_choice(key)
+        return self._known[name]
+
+    def learn(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> None:
+        """Take what a request's steps have cost; keep the choice once every length was timed enough."""
+        if asked.name != AUTO or not isinstance(engine, PacedEngine) or self.backend.simulated:
+            return
+        if self.choice(asked, batch, sampling) is not None:
+            return
+        times = engine.times
+        enough = [length for length, each in times.items() if len(each) >= SETTLED]
+        if 1 not in enough or len(enough) < min(len(times), len(engine.lengths)):
+            return
+        paces = learnt(engine, times)
+        speedup = max((pace.worth or 1.0) / (pace.cost or 1.0) for pace in paces)
+        strategy = engine.strategy.model_copy(update={"tree": cut(engine.strategy, paces)})
+        choice = Choice(
+            key=self.key(asked, batch, sampling),
+            strategy=strategy,
+            speedup=speedup,
+            source="while drawing",
+        )
+        self.keep(choice)
+
+    def keep(self, choice: Choice) -> None:
+        """Use a choice from now on, and write it to the cache where there is one."""
+        self._known[repr(choice.key)] = choice
+        try:
+            write_choice(choice)
+        except OSError:  # a cache that cannot be written: this process alone knows it
+            pass
+
+
+def learnt(engine: PacedEngine, times: dict[int, list[float]]) -> tuple[Pace, ...]:
+    """Return the paces that were timed with their costs, and a worth for each that has none."""
+    return tuple(
+        pace if pace.worth is not None else pace.model_copy(update={"worth": usual_worth(pace.length)})
+        for pace in costs_of(engine.paces, times)
+    )
+
+
+def cut(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
+    """Return a strategy's window with only the paces that could ever pay, the shortest always.
+
+    A length goes where a step costs more than the most that its drafts can bring.
+    """
+    assert isinstance(strategy.tree, Window)
+    kept = tuple(p for p in paces if p.length == 1 or (p.cost or 1.0) < p.length)
+    if len(kept) == 1:  # plain decoding alone: a window has two tokens at least, and is never used
+        kept = paces[:2]
+    return strategy.tree.model_copy(update={"length": kept[-1].length, "paces": kept})
+
+
+def said(strategy: Strategy) -> str:
+    """Write what auto stands for in a few words, with the predicted speed-up where costs are known."""
+    rule = "relaxed" if strategy.acceptance.relaxed else "exact"
+    if not isinstance(strategy.tree, Window) or not strategy.tree.paces:
+        return f"{strategy.name} ({rule})"
+    paces = strategy.tree.paces
+    longest = paces[-1].length
+    what = f"windows of up to {longest} tokens, moved by acceptance ({rule})"
+    if any(pace.cost is None for pace in paces):
+        return f"{what}, measured as it draws"
+    best = max(paces, key=lambda p: (p.worth or USUAL_WORTH[1]) / (p.cost or 1.0))
+    speed = (best.worth or 1.0) / (best.cost or 1.0)
+    if best.length == 1:
+        return f"plain decoding ({rule}): no draft pays here at this batch"
+    return f"{what}, mostly {best.length}; predicted {speed:.1f}x plain"
+

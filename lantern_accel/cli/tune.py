@@ -1,8 +1,10 @@
-"""``lantern-accel tune``: the fastest static tree for this device and model."""
+"""``lantern-accel tune``: what is fastest on this device with this model, kept for later requests."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -19,15 +21,28 @@ def register(app: typer.Typer) -> None:
 def tune(
     device: str = typer.Option("auto"),
     model: str = typer.Option("lantern-emoji"),
-    strategy: str = typer.Option("lantern++", help="eagle or lantern++ (they have static trees)."),
+    strategy: str = typer.Option(
+        "auto", help="auto (windows, trees and plain decoding), or eagle or lantern++ (their tree)."
+    ),
+    batch: list[int] = typer.Option(
+        [1, 2, 4, 8, 16, 32], min=1, max=bounds.MOST_BATCH, help="Batch sizes that auto is for."
+    ),
     temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE),
+    relaxed: bool = typer.Option(False, "--relaxed", help="Choose for auto with --relaxed."),
+    tv_budget: float = typer.Option(None, help="Choose for auto with this budget."),
+    budget: float = typer.Option(
+        None, min=1, max=bounds.MOST_SECONDS, help="Seconds that choosing for auto may take."
+    ),
     dtype: str = typer.Option("auto"),
     threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),
     option: list[str] = OPTION,
-    repeats: int = typer.Option(5, min=1, max=bounds.MOST_SAMPLES, help="Decodings per finalist."),
+    repeats: int = typer.Option(3, min=1, max=bounds.MOST_SAMPLES, help="Decodings per finalist."),
     output: Path = typer.Option(None, "--output", "-o", help="Also write the evidence here."),
 ) -> None:
-    """Measure acceptance and step costs here, and keep the best tree; generate then uses it."""
+    """Measure acceptance and step costs here, and keep what is fastest; generate then uses it.
+
+    An interrupted run goes on when the same command is given again.
+    """
     import lantern_accel
     from lantern_accel.errors import StrategyError
     from lantern_accel.files import write_json
@@ -35,6 +50,26 @@ def tune(
 
     options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+        told = partial(say, to_stderr=True, style="dim")
+        if strategy == "auto":
+            from lantern_accel.measure.choosing import choose
+
+            asked = pipeline.strategy("auto", relaxed=relaxed or None, tv_budget=tv_budget)
+            sizes = list(dict.fromkeys(batch))
+            choices, evidence = choose(
+                pipeline,
+                asked,
+                temperature=temperature,
+                batches=sizes,
+                repeats=repeats,
+                budget=budget,
+                say=told,
+            )
+            _tell(choices, sizes)
+            if output is not None:
+                made = [one.sealed().model_dump(mode="json") for one in choices]
+                write_json(output, evidence.model_dump(mode="json") | {"choices": made})
+            return
         from lantern_accel.measure.tune import tune as find  # torch, which the device precedes
         from lantern_accel.strategy.store import tuned_path
 
@@ -46,7 +81,7 @@ def tune(
             chosen,
             temperature=temperature,
             repeats=repeats,
-            say=lambda text: say(text, to_stderr=True, style="dim"),
+            say=told,
         )
     if output is not None:
         write_json(output, found.model_dump(mode="json"))
@@ -61,3 +96,14 @@ def tune(
         f"{found.tokens_per_second:.0f} tokens/s, {ratio:.2f}x vanilla", label="speed", style="bold"
     )
     say(str(tuned_path(found.key)), label="kept", style="bold")
+
+
+def _tell(choices: list[Any], batches: list[int]) -> None:
+    """Print what was chosen per batch, and where it is kept."""
+    from lantern_accel.generation.auto import said
+    from lantern_accel.strategy.choices import choices_dir
+
+    for size, choice in zip(batches, choices, strict=True):
+        speed = f"{said(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
+        say(speed, label=f"batch {size}", style="bold green")
+    say(str(choices_dir()), label="kept in", style="bold")

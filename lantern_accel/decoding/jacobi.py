@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.accept import Rule
 from lantern_accel.decoding.coupling import Coupled, compare, couple, gumbel
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
@@ -36,6 +37,11 @@ class JacobiEngine(Running):
     Raises :class:`StrategyError` for a window that is longer than the image, and where a relaxed rule
     lacks its neighbour table.
     """
+
+    geometry: WindowGeometry
+    filters: Filters
+    rule: Rule
+    ring: Ring
 
     def __init__(
         self,

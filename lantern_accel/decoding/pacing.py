@@ -10,6 +10,7 @@ images; it is not given them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -21,8 +22,10 @@ from lantern_accel.strategy.values import Pace
 USUAL_WORTH = {1: 1.0, 2: 1.45, 4: 1.9, 8: 2.3, 12: 2.6, 16: 2.9, 24: 3.2, 32: 3.4, 64: 3.9}
 #: Steps over which recent acceptance is averaged.
 MEMORY = 16
-#: Plain steps after which acceptance is taken for the usual one again, to a third.
+#: Plain steps after which a third is left of what was learned.
 REST = 64
+#: The most that the odds of acceptance are taken to shift, as a logarithm.
+MOST_SHIFT = 4.0
 #: Another length must promise this much more than the present one.
 GAIN = 1.05
 
@@ -65,52 +68,75 @@ def usual_worth(length: int) -> float:
     return USUAL_WORTH[low] + share * (USUAL_WORTH[high] - USUAL_WORTH[low])
 
 
+def tokens_of(rate: float, length: int) -> float:
+    """Return the tokens per step of a window whose drafts are each accepted at ``rate``, as a chain."""
+    return float(length) if rate >= 1 else (1.0 - rate**length) / (1.0 - rate)
+
+
+def rate_of(tokens: float, length: int) -> float:
+    """Return the rate at which a window of ``length`` brings so many tokens per step."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_of(middle, length) < tokens else (low, middle)
+    return low
+
+
 @dataclass
 class ByAcceptance:
     """The length that promises most tokens per second, given how many drafts were accepted of late.
 
-    What a length brings beyond one token is taken for its usual share times how well the last steps
-    did compared with theirs. Raises no length above what the image still lacks.
+    Each length has a usual rate at which its drafts are accepted. One number, ``shift``, says by how much
+    the odds of the last steps were better or worse than usual; it holds for all lengths alike.
     """
 
     paces: Sequence[Pace]
     now: int = 0
-    fit: float = field(default=1.0, init=False)
+    shift: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._odds: dict[int, float] = {}
+        for pace in self.paces:
+            worth = usual_worth(pace.length) if pace.worth is None else pace.worth
+            rate = min(max(rate_of(worth, pace.length), 1e-4), 1 - 1e-4)
+            self._odds[pace.length] = rate / (1 - rate)
 
     def begin(self) -> int:
-        self.fit = 1.0
+        """Return the length that usually promises most."""
+        self.shift, self.now = 0.0, 0
         self.now = self.best(None)
         return self.now
 
     def told(self, block: Block) -> int:
-        share = 1.0 - (1.0 - 1.0 / MEMORY) ** block.steps
-        usual = self._worth(block.length) - 1.0
-        if block.length == 1 or usual <= 0:
-            # Nothing was drafted: what was learned fades.
-            self.fit += (1.0 - self.fit) * block.steps / (3 * REST)
+        """Return the length that promises most after what a block's steps have brought."""
+        if block.length == 1:  # nothing was drafted: what was learned fades
+            self.shift *= (1 - 1 / REST) ** block.steps
         elif block.gained:
+            expected = self.promise(block.length)
             mean = sum(block.gained) / (len(block.gained) * block.steps)
-            self.fit += share * ((mean - 1.0) / usual - self.fit)
+            share = 1 - (1 - 1 / MEMORY) ** block.steps
+            # To first order the tokens beyond one go with the odds.
+            self.shift += share * (mean - expected) / max(expected - 1, 0.5)
+            self.shift = min(max(self.shift, -MOST_SHIFT), MOST_SHIFT)
         self.now = self.best(block.left)
         return self.now
 
+    def promise(self, length: int) -> float:
+        """Return the tokens that a step of this length is expected to bring now."""
+        odds = self._odds[length] * math.exp(self.shift)
+        return tokens_of(odds / (1 + odds), length)
+
     def best(self, left: int | None) -> int:
         """Return the length to go on with, ``left`` tokens before the end."""
-        speed = {pace.length: self._promise(pace, left) for pace in self.paces}
+        speed = {}
+        for pace in self.paces:
+            worth = self.promise(pace.length)
+            worth = worth if left is None else min(worth, max(left, 1))
+            speed[pace.length] = worth / (pace.cost or 1.0)
         most = max(speed, key=lambda length: speed[length])
         if self.now in speed and speed[most] < GAIN * speed[self.now]:
             return self.now
         return most
-
-    def _worth(self, length: int) -> float:
-        given = {pace.length: pace.worth for pace in self.paces}[length]
-        return usual_worth(length) if given is None else given
-
-    def _promise(self, pace: Pace, left: int | None) -> float:
-        worth = 1.0 + max(self.fit, 0.0) * (self._worth(pace.length) - 1.0)
-        if left is not None:
-            worth = min(worth, max(left, 1))
-        return worth / (pace.cost or 1.0)
 
 
 @dataclass
@@ -148,8 +174,10 @@ class Probing:
         return self._after.begin()
 
     def _hopeless(self, timed: Sequence[float]) -> bool:
-        plain = self.times.get(1)
-        return bool(plain and timed) and median(timed) > self._queue[0] * median(plain)
+        plain = self.times.get(1, [])
+        if not plain or not timed:
+            return False
+        return median(timed) > self._queue[0] * median(plain)
 
 
 def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace, ...]:
@@ -157,7 +185,6 @@ def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace
     known = [pace for pace in paces if times.get(pace.length)]
     if not known:
         return tuple(paces)
-    plain = median(times[known[0].length])
-    return tuple(
-        pace.model_copy(update={"cost": median(times[pace.length]) / plain}) for pace in known
-    )
+    ms = {pace.length: median(times[pace.length]) for pace in known}
+    plain = ms[known[0].length]
+    return tuple(pace.model_copy(update={"cost": ms[pace.length] / plain}) for pace in known)

@@ -1,11 +1,13 @@
 """``auto``: what a batch is decoded with, from what is known of this device, and learning it.
 
 A choice that `lantern-accel tune` or earlier requests left is used as it is. Without one the first
-requests time a few steps of every window length while they draw, and the costs are then kept for good: from there on a seed gives the same image again.
+requests time a few steps of every window length while they draw, and the costs are then kept for good:
+from there on a seed gives the same image again.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -110,16 +112,16 @@ class Auto:
     def keep(self, choice: Choice) -> None:
         """Use a choice from now on, and write it to the cache where there is one."""
         self._known[repr(choice.key)] = choice
-        try:
+        with suppress(OSError):  # a cache that cannot be written: this process alone knows it
             write_choice(choice)
-        except OSError:  # a cache that cannot be written: this process alone knows it
-            pass
 
 
 def learnt(engine: PacedEngine, times: dict[int, list[float]]) -> tuple[Pace, ...]:
     """Return the paces that were timed with their costs, and a worth for each that has none."""
     return tuple(
-        pace if pace.worth is not None else pace.model_copy(update={"worth": usual_worth(pace.length)})
+        pace
+        if pace.worth is not None
+        else pace.model_copy(update={"worth": usual_worth(pace.length)})
         for pace in costs_of(engine.paces, times)
     )
 
@@ -151,4 +153,3 @@ def said(strategy: Strategy) -> str:
     if best.length == 1:
         return f"plain decoding ({rule}): no draft pays here at this batch"
     return f"{what}, mostly {best.length}; predicted {speed:.1f}x plain"
-

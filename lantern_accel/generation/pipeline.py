@@ -217,7 +217,8 @@ class Pipeline:
     ) -> Ready:
         """Return the engine of these settings with its captured functions, made on first use.
 
-        ``auto`` stands for what is chosen for this batch. ``shape``: that of the conditions it will start from, where a model's are not all alike.
+        ``auto`` stands for what is chosen for this batch. ``shape``: that of the conditions it will start
+        from, where a model's are not all alike.
         """
         return self.engines.get(
             batch, self.auto.resolve(strategy, batch, sampling), sampling, shape

@@ -29,9 +29,9 @@ from lantern_accel.strategy.rules import (
 )
 
 __all__ = [
+    "AUTO",
     "NO_DRAFTER",
     "RULES",
-    "AUTO",
     "STRATEGIES",
     "TREE_STRATEGIES",
     "WINDOW_STRATEGIES",
@@ -171,9 +171,13 @@ class Window(Value):
     def _fits(self) -> Window:
         lengths = [pace.length for pace in self.paces]
         if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != self.length):
-            raise ValueError(f"paces of lengths {lengths} do not rise to the window's {self.length}")
+            raise ValueError(
+                f"paces of lengths {lengths} do not rise to the window's {self.length}"
+            )
         if lengths and (self.siblings or self.tail == "gumbel"):
-            raise ValueError("a window with siblings or Gumbel noise keeps one length; leave paces out")
+            raise ValueError(
+                "a window with siblings or Gumbel noise keeps one length; leave paces out"
+            )
         if len(self.siblings) >= self.length:
             raise ValueError(
                 f"siblings of {len(self.siblings)} drafts, but a window of {self.length} tokens has "

@@ -1,0 +1,303 @@
+"""What ``auto`` decodes with, by measurement: the worth of drafts, the cost of steps, and a final.
+
+Tokens per step of every window length are counted once, since no clock has a part in them. Steps of every
+length are timed in turns within one decoding, for each batch. The best window by these figures then runs
+against plain decoding and, where the model has a drafter and a tree could pay, against a tree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lantern_accel.decoding.paced import PacedEngine
+from lantern_accel.decoding.pacing import Block, PaceRule, costs_of
+from lantern_accel.device.backend import check_clock, inferring
+from lantern_accel.errors import RequestError
+from lantern_accel.generation.auto import cut
+from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.measure import store
+from lantern_accel.measure.prompts import built_in_prompts
+from lantern_accel.measure.record import Cell
+from lantern_accel.measure.rounds import about, interleave
+from lantern_accel.measure.samples import batch_prompts, new_cell, take_sample
+from lantern_accel.strategy.choices import Choice, Measured, choice_path, with_worth
+from lantern_accel.strategy.values import AUTO, AUTO_LENGTHS, Sampling, Strategy, paced
+
+#: Images decoded together while tokens per step are counted, and how often a length is timed.
+COUNTED, TIMED = 8, 6
+#: Batches that are chosen for unless the user names others.
+BATCHES = (1, 2, 4, 8, 16, 32)
+#: A tree of some eight drafts brings at most about so many tokens per step: where its nodes alone cost
+#: more than that many plain steps, it does not run in the final.
+TREE_WORTH, TREE_NODES = 3.0, 8
+#: A window replaces plain decoding where it is at least this much faster in the final.
+PAYS = 1.02
+
+
+class Counted(BaseModel):
+    """Tokens that were gained and steps that they took."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gained: int = 0
+    steps: int = 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        return max(1.0, self.gained / self.steps) if self.steps else 1.0
+
+
+class Evidence(BaseModel):
+    """Everything that was measured so far; kept until the choices are made, so that a run goes on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["lantern_accel.choosing"] = "lantern_accel.choosing"
+    schema_version: Literal[1] = 1
+    settings: dict[str, Any]
+    worth: dict[int, Counted] = {}
+    times: dict[int, dict[int, list[float]]] = {}
+    finals: dict[int, dict[str, Cell]] = {}
+
+    def tokens_per_step(self) -> dict[int, float]:
+        """Return what a step of each length brings."""
+        return {length: one.tokens_per_step for length, one in self.worth.items()}
+
+
+class Steady:
+    """A rule that keeps one length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def begin(self) -> int:
+        return self.length
+
+    def told(self, block: Block) -> int:
+        return self.length
+
+
+class InTurns:
+    """A rule that gives every length a few steps in turns, so that all meet the same disturbances."""
+
+    def __init__(self, lengths: Sequence[int], steps: int) -> None:
+        self.lengths, self.steps, self.taken = list(lengths), steps, 0
+
+    def begin(self) -> int:
+        self.taken = 0
+        return self.lengths[0]
+
+    def told(self, block: Block) -> int:
+        self.taken += block.steps
+        return self.lengths[self.taken // self.steps % len(self.lengths)]
+
+
+class Chooser:
+    """Measures for one pipeline and one temperature; a run that was interrupted goes on."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        asked: Strategy,
+        sampling: Sampling,
+        prompts: Sequence[Prompt],
+        batches: Sequence[int],
+        budget: float | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.pipeline, self.asked, self.sampling = pipeline, asked, sampling
+        self.prompts, self.batches, self.say = list(prompts), list(batches), say
+        self.budget, self.began = budget, time.perf_counter()
+        tokens = pipeline.model.manifest.target.num_tokens
+        self.lengths = [one for one in AUTO_LENGTHS if one <= tokens]
+        key = pipeline.auto.key(asked, 0, sampling)
+        self.path = choice_path(key).with_suffix(".partial")
+        settings = {"key": key, "prompts": self.prompts, "lengths": self.lengths}
+        fresh = Evidence(settings=settings)
+        try:
+            self.evidence = store.resume(self.path, fresh, lambda e: e.settings)
+        except RequestError:  # of other settings, or damaged: the cache's own, nobody's result
+            self.evidence = fresh
+        self.keep = store.Keeper(self.path, self.evidence)
+
+    @property
+    def windows(self) -> Strategy:
+        """Every length on one state, without costs, under another name than auto's."""
+        return self.asked.model_copy(update={"name": "windows", "tree": paced(self.lengths)})
+
+    def _decode(self, batch: int, rule: PaceRule, seed: int) -> tuple[Any, PacedEngine]:
+        prompts = batch_prompts(self.prompts, batch, seed)
+        shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
+        engine = self.pipeline.engine(batch, self.windows, self.sampling, shape).engine
+        assert isinstance(engine, PacedEngine)
+        engine.chosen = rule
+        try:
+            done, _ = self.pipeline.decode_only(prompts, self.windows, self.sampling, seed)
+        finally:
+            engine.chosen = None
+        return done, engine
+
+    def count(self) -> None:
+        """Count tokens per step of every length, over each prompt once."""
+        batch = min(COUNTED, len(self.prompts))
+        rounds = max(1, len(self.prompts) // batch)
+        todo = [n for n in self.lengths if n > 1 and n not in self.evidence.worth]
+        for number, length in enumerate(todo, 1):
+            began = time.perf_counter()
+            found = Counted()
+            for seed in range(rounds):
+                done, _ = self._decode(batch, Steady(length), seed)
+                found.steps += int(done.steps.sum())
+                found.gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
+            self.evidence.worth[length] = found
+            self.keep()
+            left = about((time.perf_counter() - began) * (len(todo) - number))
+            self.say(
+                f"windows of {length}: {found.tokens_per_step:.2f} tokens per step, {left} left here"
+            )
+        self.evidence.worth[1] = Counted(gained=1, steps=1)
+
+    def time(self, batch: int) -> dict[int, list[float]]:
+        """Time steps of every length at a batch, in turns; lengths that cannot pay are left out."""
+        known = self.evidence.times.get(batch)
+        if known is None:
+            # Twice: the first pass leaves out what costs more than its drafts could bring.
+            lengths, known = self.lengths, {}
+            for steps, seed in ((2, 0), (TIMED, 1)):
+                engine = self._decode_timed(batch, lengths, steps, seed)
+                known = {length: list(engine.times.get(length, [])) for length in lengths}
+                costs = {p.length: p.cost or 1.0 for p in costs_of(engine.paces, known)}
+                lengths = [n for n in lengths if n == 1 or costs.get(n, 1.0) < n]
+            self.evidence.times[batch] = {n: ms for n, ms in known.items() if ms}
+            self.keep()
+        return self.evidence.times[batch]
+
+    def _decode_timed(
+        self, batch: int, lengths: Sequence[int], steps: int, seed: int
+    ) -> PacedEngine:
+        shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
+        ready = self.pipeline.engine(batch, self.windows, self.sampling, shape).engine
+        assert isinstance(ready, PacedEngine)
+        ready.times.clear()
+        return self._decode(batch, InTurns(lengths, steps + 1), seed)[1]
+
+    def candidates(self, batch: int) -> dict[str, Strategy]:
+        """Return who runs in the final of a batch, plain decoding first."""
+        times = self.time(batch)
+        paces = with_worth(
+            costs_of(paced(self.lengths).paces, times), self.evidence.tokens_per_step()
+        )
+        window = self.windows.model_copy(update={"tree": cut(self.asked, paces)})
+        found = {"vanilla": self.pipeline.strategy("vanilla"), AUTO: window}
+        near = min(paces, key=lambda p: abs(p.length - TREE_NODES))
+        if self.pipeline.model.drafter is not None and (near.cost or 1.0) < TREE_WORTH:
+            name = "lantern++" if self.asked.acceptance.relaxed else "eagle"
+            tree = self.pipeline.strategy(name, tv_budget=self.asked.tv_budget)
+            found[name] = self.pipeline.tuned(tree, self.sampling.temperature)
+        return found
+
+    def race(self, batch: int, repeats: int) -> dict[str, Cell]:
+        """Decode with every candidate of a batch in turns; return their cells by name."""
+        if batch not in self.evidence.finals:
+            fresh = {
+                name: new_cell(one, batch, self.sampling.temperature)
+                for name, one in self.candidates(batch).items()
+            }
+            self.evidence.finals[batch] = fresh
+        cells = self.evidence.finals[batch]
+        self._check_budget(batch, repeats)
+        self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
+        for cell in (c for c in cells.values() if len(c.samples) < repeats):
+            before = list(cell.samples)
+            take_sample(self.pipeline, cell, self.prompts, seed=0)
+            cell.samples = before
+        for cell in interleave(
+            list(cells.values()), lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
+        ):
+            take_sample(self.pipeline, cell, self.prompts, seed=1 + len(cell.samples))
+            self.keep()
+        return cells
+
+    def _check_budget(self, batch: int, repeats: int) -> None:
+        if self.budget is None:
+            return
+        spent = time.perf_counter() - self.began
+        tokens = self.pipeline.model.manifest.target.num_tokens
+        plain = min(self.evidence.times[batch].get(1, [0.0]))
+        need = 2 * (repeats + 1) * plain * 1e-3 * tokens
+        if spent + need > self.budget:
+            raise RequestError(
+                f"{self.budget:.0f} s are too few: {spent:.0f} s are spent, and the final of batch "
+                f"{batch} takes {need:.0f} s; give more time (what was measured is kept) or fewer batches"
+            )
+
+    def choose(self, batch: int, repeats: int) -> Choice:
+        """Measure one batch and keep what auto is to decode it with."""
+        cells = self.race(batch, repeats)
+        plain = cells["vanilla"].tokens_per_second
+        best = max(cells, key=lambda name: cells[name].tokens_per_second)
+        if cells[best].tokens_per_second < PAYS * plain:
+            best = "vanilla"
+        chosen = cells[best].strategy
+        if best == AUTO:
+            chosen = chosen.model_copy(update={"name": AUTO})
+        choice = Choice(
+            key=self.pipeline.auto.key(self.asked, batch, self.sampling),
+            strategy=chosen,
+            speedup=cells[best].tokens_per_second / plain,
+            source="tune",
+            measured=[
+                Measured(
+                    strategy=cell.strategy,
+                    tokens_per_step=max(1.0, cell.step_compression),
+                    tokens_per_second=cell.tokens_per_second,
+                    speedup=cell.tokens_per_second / plain,
+                )
+                for cell in cells.values()
+            ],
+        )
+        self.pipeline.auto.keep(choice)
+        words = ", ".join(f"{n} {c.tokens_per_second / plain:.2f}x" for n, c in cells.items())
+        self.say(f"batch {batch}: {best} ({words})")
+        return choice
+
+
+@inferring
+def choose(
+    pipeline: Pipeline,
+    asked: Strategy,
+    *,
+    temperature: float | None = None,
+    batches: Sequence[int] = BATCHES,
+    prompts: Sequence[Prompt] | None = None,
+    repeats: int = 3,
+    budget: float | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[list[Choice], Evidence]:
+    """Choose what auto decodes with, for each batch, and keep it in the cache.
+
+    ``asked``: auto, exact or relaxed; ``prompts`` default to the half of the built-in ones that nothing
+    is reported on; ``budget``: seconds at most. Returns the choices and their evidence. Raises
+    RequestError where the budget is too short for a final.
+    """
+    check_clock(pipeline.backend)
+    sampling = pipeline.sampling(temperature=temperature)
+    prompts = built_in_prompts(pipeline, "tuning") if prompts is None else prompts
+    chooser = Chooser(pipeline, asked, sampling, prompts, batches, budget, say)
+    if chooser.evidence.worth:
+        say("going on with what was measured before")
+    chooser.count()
+    choices = []
+    for number, batch in enumerate(chooser.batches, 1):
+        began = time.perf_counter()
+        choices.append(chooser.choose(batch, repeats if batch < 8 else 1))
+        spent = time.perf_counter() - began
+        if number < len(chooser.batches):  # a batch takes about as long as its images do
+            ahead = sum(chooser.batches[number:]) / batch
+            say(f"{about(spent * min(ahead, 8 * (len(chooser.batches) - number)))} left at most")
+    chooser.path.unlink(missing_ok=True)
+    return choices, chooser.evidence

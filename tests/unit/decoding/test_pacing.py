@@ -1,0 +1,95 @@
+"""The rule that chooses a window's length: most tokens per second, from counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from lantern_accel.decoding.pacing import Block, ByAcceptance, Probing, costs_of, usual_worth
+from lantern_accel.strategy.values import Pace
+
+PACES = (
+    Pace(length=1, cost=1.0, worth=1.0),
+    Pace(length=4, cost=1.3, worth=2.0),
+    Pace(length=16, cost=2.2, worth=3.0),
+)
+
+
+def steps(rule: ByAcceptance, length: int, gained: float, count: int, left: int = 200) -> int:
+    now = length
+    for number in range(count):
+        whole = int(gained) + (1 if (number * (gained % 1)) % 1 + gained % 1 >= 1 else 0)
+        now = rule.told(Block(length, 1, (whole,), left))
+    return now
+
+
+def test_it_begins_with_the_best_of_the_usual() -> None:
+    assert ByAcceptance(PACES).begin() == 4
+
+
+def test_much_acceptance_makes_windows_longer() -> None:
+    rule = ByAcceptance(PACES)
+    assert steps(rule, rule.begin(), 4.0, 60) == 16
+
+
+def test_no_acceptance_ends_in_plain_decoding_and_is_tried_again() -> None:
+    rule = ByAcceptance(PACES)
+    assert steps(rule, rule.begin(), 1.0, 60) == 1
+    assert steps(rule, 1, 1.0, 400) == 4
+
+
+def test_nothing_longer_than_what_is_left_pays() -> None:
+    rule = ByAcceptance(PACES)
+    assert steps(rule, rule.begin(), 4.0, 60) == 16
+    assert rule.told(Block(16, 1, (4,), 2)) == 4
+    assert rule.told(Block(4, 1, (1,), 1)) == 1
+
+
+def test_an_image_forgets_the_one_before() -> None:
+    rule = ByAcceptance(PACES)
+    steps(rule, rule.begin(), 1.0, 60)
+    assert rule.begin() == 4
+
+
+def test_small_gains_move_nothing() -> None:
+    rule = ByAcceptance((Pace(length=1, cost=1.0), Pace(length=4, cost=1.0, worth=1.04)), now=1)
+    assert rule.best(None) == 1
+
+
+@pytest.mark.parametrize(
+    ("costs", "visited", "then"),
+    [
+        ({1: 4.0, 4: 5.0, 16: 8.0}, [1, 4, 16], 4),
+        ({1: 4.0, 4: 17.0, 16: 60.0}, [1, 4], 1),  # a fourfold step never pays
+        ({1: 4.0, 4: 4.1, 16: 4.5}, [1, 4, 16], 16),
+    ],
+)
+def test_probing_times_every_length_that_could_pay(
+    costs: dict[int, float], visited: list[int], then: int
+) -> None:
+    times: dict[int, list[float]] = {}
+    rule = Probing(
+        tuple(Pace(length=n, worth=p.worth) for n, p in zip(costs, PACES, strict=True)), times
+    )
+    now, seen, left = rule.begin(), [], 200
+    for _ in range(60):
+        if now not in seen:
+            seen.append(now)
+        times.setdefault(now, []).append(costs[now])
+        gained = round(usual_worth(now))
+        left -= gained
+        now = rule.told(Block(now, 1, (gained,), left))
+        if rule._after is not None:
+            break
+    assert seen == visited
+    assert now == then
+
+
+def test_costs_are_relative_to_plain_steps() -> None:
+    found = costs_of(PACES, {1: [4.0, 5.0, 4.0], 16: [8.0]})
+    assert [(p.length, p.cost) for p in found] == [(1, 1.0), (16, 2.0)]
+
+
+def test_usual_worth_lies_between_its_points() -> None:
+    assert usual_worth(1) == 1
+    assert usual_worth(8) < usual_worth(10) < usual_worth(12)
+    assert usual_worth(256) == usual_worth(64)

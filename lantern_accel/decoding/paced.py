@@ -16,10 +16,11 @@ from torch import Tensor
 
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution, draw
-from lantern_accel.decoding.pacing import Block, ByAcceptance, PaceRule, Probing
+from lantern_accel.decoding.pacing import Block, ByAcceptance, PaceRule
 from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.window import WindowPass
+from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Pace, Sampling, Strategy, Window
 
@@ -65,8 +66,8 @@ class PlainStep:
 class PacedEngine(Running):
     """Decodes ``batch`` images a call in windows of changing length, on static buffers.
 
-    ``rule`` chooses lengths; None: by acceptance, once the window's paces have costs, and before that by
-    timing the steps of the image that is being decoded. Raises as :class:`JacobiEngine` does.
+    ``rule`` chooses lengths; None: by acceptance, among the paces whose costs are known, or all of them
+    where none is. Raises as :class:`JacobiEngine` does.
     """
 
     def __init__(
@@ -147,9 +148,32 @@ class PacedEngine(Running):
     def _pacing(self) -> PaceRule:
         if self.chosen is not None:
             return self.chosen
-        if all(pace.cost is not None for pace in self.paces):
-            return ByAcceptance(self.paces)
-        return Probing(self.paces, self.times)
+        timed = tuple(pace for pace in self.paces if pace.cost is not None)
+        return ByAcceptance(timed or self.paces)
+
+    def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 4) -> dict[int, list[float]]:
+        """Time steps of every length in turns, milliseconds; the request must be started again.
+
+        A length whose step costs more than the most that its drafts can bring ends the first round:
+        longer ones cost more still.
+        """
+        times: dict[int, list[float]] = {}
+        lengths = self.lengths
+        middle = self.geometry.tokens // 2
+        for number in range(rounds + 1):
+            for length in list(lengths):
+                self.state.length.fill_(middle)  # what is known there does not change the time
+                self.state.newest.fill_(middle)
+                self.move(length)
+                with watch() as one:
+                    self.step()
+                if number:  # the first round warms up
+                    times.setdefault(length, []).append(1e3 * one.seconds)
+                plain = times.get(1)
+                if plain and times[length][-1] > length * min(plain) and length > 1:
+                    lengths = [each for each in lengths if each < length]
+                    break
+        return times
 
     def run(
         self,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Protocol
 
 from lantern_accel.strategy.values import Pace
@@ -139,52 +138,18 @@ class ByAcceptance:
         return most
 
 
-@dataclass
-class Probing:
-    """Times a few steps of each length while an image is decoded, then goes on by acceptance.
-
-    Shorter lengths come first; one whose step costs more than any acceptance could pay for ends it, since
-    longer ones cost more still. ``times``: milliseconds per step, by length, filled in by the engine.
-    """
-
-    paces: Sequence[Pace]
-    times: dict[int, list[float]]
-    steps: int = 4
-    _spent: int = field(default=0, init=False)
-    _queue: list[int] = field(default_factory=list, init=False)
-    _after: ByAcceptance | None = field(default=None, init=False)
-
-    def begin(self) -> int:
-        self._queue = sorted(pace.length for pace in self.paces)
-        self._after, self._spent = None, 0
-        return self._queue[0]
-
-    def told(self, block: Block) -> int:
-        if self._after is not None:
-            return self._after.told(block)
-        self._spent += block.steps
-        if self._spent < self.steps:
-            return self._queue[0]
-        self._spent = 0
-        timed = self.times.get(block.length, [])
-        if len(self._queue) > 1 and block.left > 2 * self._queue[1] and not self._hopeless(timed):
-            self._queue.pop(0)
-            return self._queue[0]
-        self._after = ByAcceptance(costs_of(self.paces, self.times))
-        return self._after.begin()
-
-    def _hopeless(self, timed: Sequence[float]) -> bool:
-        plain = self.times.get(1, [])
-        if not plain or not timed:
-            return False
-        return median(timed) > self._queue[0] * median(plain)
-
-
 def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace, ...]:
-    """Return the paces that were timed, with their costs relative to the shortest's step."""
+    """Return the paces that were timed, with their costs relative to the shortest's step.
+
+    The least of a length's times counts, since noise makes times long and never short; and no longer
+    window is taken to cost less than a shorter one.
+    """
     known = [pace for pace in paces if times.get(pace.length)]
     if not known:
         return tuple(paces)
-    ms = {pace.length: median(times[pace.length]) for pace in known}
-    plain = ms[known[0].length]
-    return tuple(pace.model_copy(update={"cost": ms[pace.length] / plain}) for pace in known)
+    plain = min(times[known[0].length])
+    least, out = 1.0, []
+    for pace in sorted(known, key=lambda one: one.length):
+        least = max(least, min(times[pace.length]) / plain)
+        out.append(pace.model_copy(update={"cost": least}))
+    return tuple(out)

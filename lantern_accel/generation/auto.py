@@ -1,8 +1,8 @@
 """``auto``: what a batch is decoded with, from what is known of this device, and learning it.
 
-A choice that `lantern-accel tune` or earlier requests left is used as it is. Without one the first
-requests time a few steps of every window length while they draw, and the costs are then kept for good:
-from there on a seed gives the same image again.
+A choice that `lantern-accel tune` or an earlier request left is used as it is. Without one the first
+request of its kind times a few steps of every window length on its own prompt, before it draws, and the
+costs are kept: a seed gives the same image again on the same device.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from lantern_accel.strategy.choices import (
 )
 from lantern_accel.strategy.values import AUTO, Pace, Sampling, Strategy, Window, paced
 
-#: Timed steps of a length after which its cost is kept.
-SETTLED = 8
 #: Lengths on a device that captures every one of them.
 CAPTURED_LENGTHS = (1, 4, 16)
 
@@ -88,42 +86,47 @@ class Auto:
             self._known[name] = read_choice(key)
         return self._known[name]
 
-    def learn(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> None:
-        """Take what a request's steps have cost; keep the choice once every length was timed enough."""
+    def unsettled(
+        self, engine: object, asked: Strategy, batch: int, sampling: Sampling
+    ) -> PacedEngine | None:
+        """Return the engine whose steps are to be timed before auto can use it; None: nothing to time."""
         if asked.name != AUTO or not isinstance(engine, PacedEngine) or self.backend.simulated:
-            return
-        if self.choice(asked, batch, sampling) is not None:
-            return
-        times = engine.times
-        enough = [length for length, each in times.items() if len(each) >= SETTLED]
-        if 1 not in enough or len(enough) < min(len(times), len(engine.lengths)):
-            return
-        paces = learnt(engine, times)
-        speedup = max((pace.worth or 1.0) / (pace.cost or 1.0) for pace in paces)
-        strategy = engine.strategy.model_copy(update={"tree": cut(engine.strategy, paces)})
+            return None
+        return engine if self.choice(asked, batch, sampling) is None else None
+
+    def settle(
+        self, engine: PacedEngine, asked: Strategy, batch: int, sampling: Sampling
+    ) -> Strategy:
+        """Time an engine's steps on the request that it was given, and keep the choice.
+
+        The request must be started again. Returns what auto now stands for.
+        """
+        times = engine.calibrate(self.backend.stopwatch)
+        paces = tuple(
+            pace
+            if pace.worth is not None
+            else pace.model_copy(update={"worth": usual_worth(pace.length)})
+            for pace in costs_of(engine.paces, times)
+        )
+        costs = {pace.length: pace for pace in paces}
+        assert isinstance(engine.strategy.tree, Window)
+        # All lengths stay, so that the engine that was made serves on; those without a cost never run.
+        every = tuple(costs.get(pace.length, pace) for pace in engine.strategy.tree.paces)
+        window = engine.strategy.tree.model_copy(update={"paces": every})
         choice = Choice(
             key=self.key(asked, batch, sampling),
-            strategy=strategy,
-            speedup=speedup,
+            strategy=engine.strategy.model_copy(update={"tree": window, "name": AUTO}),
+            speedup=max((pace.worth or 1.0) / (pace.cost or 1.0) for pace in paces),
             source="while drawing",
         )
         self.keep(choice)
+        return choice.strategy
 
     def keep(self, choice: Choice) -> None:
         """Use a choice from now on, and write it to the cache where there is one."""
         self._known[repr(choice.key)] = choice
         with suppress(OSError):  # a cache that cannot be written: this process alone knows it
             write_choice(choice)
-
-
-def learnt(engine: PacedEngine, times: dict[int, list[float]]) -> tuple[Pace, ...]:
-    """Return the paces that were timed with their costs, and a worth for each that has none."""
-    return tuple(
-        pace
-        if pace.worth is not None
-        else pace.model_copy(update={"worth": usual_worth(pace.length)})
-        for pace in costs_of(engine.paces, times)
-    )
 
 
 def cut(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
@@ -144,10 +147,11 @@ def said(strategy: Strategy) -> str:
     if not isinstance(strategy.tree, Window) or not strategy.tree.paces:
         return f"{strategy.name} ({rule})"
     paces = strategy.tree.paces
-    longest = paces[-1].length
+    longest = max((p.length for p in paces if p.cost is not None), default=paces[-1].length)
     what = f"windows of up to {longest} tokens, moved by acceptance ({rule})"
-    if any(pace.cost is None for pace in paces):
-        return f"{what}, measured as it draws"
+    paces = tuple(pace for pace in paces if pace.cost is not None)
+    if not paces:
+        return what
     best = max(paces, key=lambda p: (p.worth or USUAL_WORTH[1]) / (p.cost or 1.0))
     speed = (best.worth or 1.0) / (best.cost or 1.0)
     if best.length == 1:

@@ -298,7 +298,6 @@ class Pipeline:
             for size, times in counts:
                 chosen = self.auto.resolve(strategy, size, sampling)
                 self.engines.expect([(size, times)], chosen, sampling, shape)
-            used = self.auto.resolve(strategy, sizes[0], sampling)
             for chunk, size in zip(chunks, sizes, strict=True):
                 ready = self.engine(size, strategy, sampling, shape)
                 engine, spare = ready.engine, size - len(chunk)
@@ -306,8 +305,9 @@ class Pipeline:
                 full = [*chunk, *[chunk[-1]] * spare]
                 picked = conditions.pick([index // request.num_images for index in full])
                 rows = self.model.family.rows(self.model, picked, sampling)
+                uniforms = engine.uniforms(request.seed, full)
+                self._settle(ready, rows, uniforms, strategy, sampling)
                 with watch() as prefill:
-                    uniforms = engine.uniforms(request.seed, full)
                     engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                     if spare:  # rows that nobody asked for are finished
                         engine.state.length[len(chunk) :].fill_(engine.geometry.tokens - 1)
@@ -324,9 +324,9 @@ class Pipeline:
                     on_images(len(images), made)
                 images += made
                 parts.append(done)
-                self.auto.learn(engine, strategy, size, sampling)
                 self._otherwise = None  # this device serves
         seconds = PhaseSeconds(text=text.seconds, total=total.seconds, **spent)
+        used = self.auto.resolve(strategy, sizes[0], sampling)
         served = request.model_copy(update={"strategy": used})
         stats = generation_stats(self, served, parts, seconds, batch, buffers)
         if strategy.name == AUTO:
@@ -334,6 +334,16 @@ class Pipeline:
         drawn = torch.cat([p.tokens for p in parts]).clone()
         columns = request.num_images if only is None else 0
         return GenerationResult(images, drawn, stats, columns)
+
+    def _settle(
+        self, ready: Ready, rows: Any, uniforms: Tensor, strategy: Strategy, sampling: Sampling
+    ) -> None:
+        """Time the steps that auto chooses from, where nothing is known of them; then start anew."""
+        batch = ready.engine.geometry.batch
+        engine = self.auto.unsettled(ready.engine, strategy, batch, sampling)
+        if engine is not None:
+            engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
+            engine.configure(self.auto.settle(engine, strategy, batch, sampling), sampling)
 
     @inferring
     def decode_only(
@@ -354,6 +364,8 @@ class Pipeline:
             engine = ready.engine
             rows = self.model.family.rows(self.model, conditions, sampling)
             uniforms = engine.uniforms(seed, list(range(len(prompts))))
+            with explained(self.backend):
+                self._settle(ready, rows, uniforms, strategy, sampling)
             with explained(self.backend), self.backend.stopwatch() as watch:
                 engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                 decoded = engine.run(step or ready.step)

@@ -25,11 +25,14 @@ def pipeline(tiny_model: Path) -> Iterator[Pipeline]:
 
 
 def test_twenty_threads_draw_what_one_draws(pipeline: Pipeline) -> None:
-    alone = [pipeline.generate("red heart", k=3, seed=seed).tokens for seed in range(20)]
+    alone = [
+        pipeline.generate("red heart", strategy="lantern++", k=3, seed=seed).tokens
+        for seed in range(20)
+    ]
     found: dict[int, torch.Tensor] = {}
 
     def draw(seed: int) -> None:
-        found[seed] = pipeline.generate("red heart", k=3, seed=seed).tokens
+        found[seed] = pipeline.generate("red heart", strategy="lantern++", k=3, seed=seed).tokens
 
     threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(20)]
     for thread in threads:
@@ -40,7 +43,10 @@ def test_twenty_threads_draw_what_one_draws(pipeline: Pipeline) -> None:
 
 
 def test_coroutines_draw_what_one_draws(pipeline: Pipeline) -> None:
-    alone = [pipeline.generate("dog face", k=3, seed=seed).tokens for seed in range(4)]
+    alone = [
+        pipeline.generate("dog face", strategy="lantern++", k=3, seed=seed).tokens
+        for seed in range(4)
+    ]
 
     async def draw() -> list[torch.Tensor]:
         calls = [
@@ -52,15 +58,20 @@ def test_coroutines_draw_what_one_draws(pipeline: Pipeline) -> None:
 
 
 def test_a_call_from_within_is_refused_and_harms_nothing(pipeline: Pipeline) -> None:
-    want = pipeline.generate("dog face", k=3, seed=3).tokens
-    for again in (lambda: pipeline.generate("dog face", k=3, seed=4), pipeline.close):
+    want = pipeline.generate("dog face", strategy="lantern++", k=3, seed=3).tokens
+    for again in (
+        lambda: pipeline.generate("dog face", strategy="lantern++", k=3, seed=4),
+        pipeline.close,
+    ):
 
         def progress(known: int, total: int, again: object = again) -> None:
             again()  # type: ignore[operator]
 
         with pytest.raises(RequestError, match="was called again from within"):
-            pipeline.generate("dog face", k=3, seed=3, on_progress=progress)
-        assert torch.equal(pipeline.generate("dog face", k=3, seed=3).tokens, want)
+            pipeline.generate("dog face", strategy="lantern++", k=3, seed=3, on_progress=progress)
+        assert torch.equal(
+            pipeline.generate("dog face", strategy="lantern++", k=3, seed=3).tokens, want
+        )
 
 
 def test_a_closed_pipeline_refuses_to_draw(tiny_model: Path) -> None:
@@ -82,7 +93,7 @@ def test_a_backend_that_cannot_be_closed_keeps_its_images(
         pytest.warns(LanternWarning, match="failed while it was closed .ZeroDivisionError"),
         loaded,
     ):
-        drawn = loaded.generate("red heart", k=3, seed=1)
+        drawn = loaded.generate("red heart", strategy="lantern++", k=3, seed=1)
     assert len(drawn.images) == 1
 
 
@@ -92,15 +103,17 @@ def test_each_batch_is_handed_over_when_it_is_done_and_a_part_is_the_same_images
     words = ["red heart", "dog face"]
     handed: list[tuple[int, int]] = []
     whole = pipeline.generate(
-        words, k=3, num_images=2, seed=5, batch_size=1,
+        words, strategy="lantern++", k=3, num_images=2, seed=5, batch_size=1,
         on_images=lambda first, images: handed.append((first, len(images))),
     )  # fmt: skip
     assert handed == [(0, 1), (1, 1), (2, 1), (3, 1)]
-    part = pipeline.generate(words, k=3, num_images=2, seed=5, batch_size=1, only=[3, 1])
+    part = pipeline.generate(
+        words, strategy="lantern++", k=3, num_images=2, seed=5, batch_size=1, only=[3, 1]
+    )
     assert torch.equal(part.tokens, whole.tokens[[1, 3]])
     for wrong in ([4], [-1], []):
         with pytest.raises(RequestError, match="does not name images of this request"):
-            pipeline.generate(words, k=3, num_images=2, only=wrong)
+            pipeline.generate(words, strategy="lantern++", k=3, num_images=2, only=wrong)
 
 
 def test_batches_are_padded_to_buckets_with_finished_rows(
@@ -108,12 +121,18 @@ def test_batches_are_padded_to_buckets_with_finished_rows(
 ) -> None:
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 8, 9)] == [1, 2, 4, 4, 8, 8, 16]
     pipeline.release_engines()
-    want = pipeline.generate("dog face", k=3, num_images=3, seed=6, batch_size=3)
+    want = pipeline.generate(
+        "dog face", strategy="lantern++", k=3, num_images=3, seed=6, batch_size=3
+    )
     assert [r.engine.geometry.batch for r in pipeline.engines.ready] == [3]
     pipeline.release_engines()
     monkeypatch.setattr(pipeline.backend, "support", lambda capability: Support(True))
-    drawn = pipeline.generate("dog face", k=3, num_images=3, seed=6, batch_size=3)
-    again = pipeline.generate("dog face", k=3, num_images=7, seed=6, batch_size=4)
+    drawn = pipeline.generate(
+        "dog face", strategy="lantern++", k=3, num_images=3, seed=6, batch_size=3
+    )
+    again = pipeline.generate(
+        "dog face", strategy="lantern++", k=3, num_images=7, seed=6, batch_size=4
+    )
     assert [r.engine.geometry.batch for r in pipeline.engines.ready] == [4]
     state = pipeline.engines.ready[0].engine.state
     assert int(state.steps[3]) == 0, "the row that fills the batch took no step"
@@ -123,7 +142,9 @@ def test_batches_are_padded_to_buckets_with_finished_rows(
 
 
 def test_a_result_is_short_in_words_and_a_picture_in_a_notebook(pipeline: Pipeline) -> None:
-    drawn = pipeline.generate(["dog face", "red heart"], k=3, num_images=2, seed=1)
+    drawn = pipeline.generate(
+        ["dog face", "red heart"], strategy="lantern++", k=3, num_images=2, seed=1
+    )
     assert repr(drawn).startswith("<GenerationResult: 4 images, tiny, lantern++, seed 1, ")
     assert drawn._repr_png_().startswith(b"\x89PNG")
     width, height = drawn.images[0].size

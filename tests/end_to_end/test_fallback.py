@@ -58,7 +58,7 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured_and_says_what_it_costs(
     cards.install(monkeypatch, "capture")
     with lantern_accel.load(tiny_model, device="card", dtype="float32") as pipeline:
         with pytest.warns(LanternWarning) as said:
-            drawn = pipeline.generate("red heart", k=3, seed=1)
+            drawn = pipeline.generate("red heart", strategy="lantern++", k=3, seed=1)
         want = [
             rf"the {name} cannot be captured on cpu and runs op" for name in ("prefill", "step")
         ]
@@ -68,7 +68,7 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured_and_says_what_it_costs(
         pipeline.release_engines()
         pipeline.backend.capture_asked = True
         with pytest.raises(BackendError, match="the card is too old"):
-            pipeline.generate("red heart", k=3, seed=1)
+            pipeline.generate("red heart", strategy="lantern++", k=3, seed=1)
 
 
 def test_what_is_no_fault_of_the_device_moves_nothing(
@@ -82,7 +82,7 @@ def test_what_is_no_fault_of_the_device_moves_nothing(
 
         monkeypatch.setattr(pipeline.engines, "_make_room", large)
         with pytest.raises(DoesNotFitError):
-            pipeline.generate("red heart", k=3)
+            pipeline.generate("red heart", strategy="lantern++", k=3)
         assert pipeline.backend.name == "card"
 
 
@@ -94,4 +94,4 @@ def test_a_device_that_has_drawn_is_not_replaced(
         pipeline.generate("red heart", seed=1, strategy="vanilla")
         spec.opened[-1].fails = "use"
         with pytest.raises(BackendError, match="too old"):
-            pipeline.generate("red heart", k=3, seed=1)
+            pipeline.generate("red heart", strategy="lantern++", k=3, seed=1)

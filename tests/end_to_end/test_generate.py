@@ -48,11 +48,11 @@ def test_json_to_standard_output_is_nothing_but_json(command, tiny_model, tmp_pa
 
 def test_the_seed_fixes_the_image_and_is_drawn_and_told_without_one(tiny_model):
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
-        first = pipe.generate("red heart", seed=3, k=3)
-        again = pipe.generate("red heart", seed=3, k=3)
-        other = pipe.generate("red heart", seed=4, k=3)
-        drawn = pipe.generate("red heart", k=3)
-        repeated = pipe.generate("red heart", seed=drawn.stats.seed, k=3)
+        first = pipe.generate("red heart", seed=3, strategy="lantern++", k=3)
+        again = pipe.generate("red heart", seed=3, strategy="lantern++", k=3)
+        other = pipe.generate("red heart", seed=4, strategy="lantern++", k=3)
+        drawn = pipe.generate("red heart", strategy="lantern++", k=3)
+        repeated = pipe.generate("red heart", seed=drawn.stats.seed, strategy="lantern++", k=3)
     assert torch.equal(first.tokens, again.tokens)
     assert first.images[0].tobytes() == again.images[0].tobytes()
     assert not torch.equal(first.tokens, other.tokens)
@@ -71,8 +71,12 @@ def test_greedy_speculation_gives_vanilla_tokens(tiny_model):
 
 def test_many_prompts_and_images_come_in_order_whatever_the_batch(tiny_model):
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipe:
-        whole = pipe.generate(["red heart", "dog face"], num_images=2, seed=1, k=3, batch_size=4)
-        parts = pipe.generate(["red heart", "dog face"], num_images=2, seed=1, k=3)
+        whole = pipe.generate(
+            ["red heart", "dog face"], num_images=2, seed=1, strategy="lantern++", k=3, batch_size=4
+        )
+        parts = pipe.generate(
+            ["red heart", "dog face"], num_images=2, seed=1, strategy="lantern++", k=3
+        )
     assert whole.tokens.shape == (4, 16)
     assert whole.tokens.dtype == torch.int64
     assert len(whole.images) == 4
@@ -99,7 +103,9 @@ def test_class_ids(command, class_model, tmp_path):
         "generate", "3", "--model", class_model, "--k", 3, "-o", tmp_path / "c.png", "--json", "-"
     )
     assert json.loads(done.stdout)["prompts"] == ["3"]
-    result = lantern_accel.generate([0, 6], model=class_model, device="cpu", k=3, seed=0)
+    result = lantern_accel.generate(
+        [0, 6], model=class_model, device="cpu", strategy="lantern++", k=3, seed=0
+    )
     assert result.tokens.shape == (2, 16)
     for wrong in ("7", "-1", "a heart"):
         done = command("generate", "--model", class_model, "-o", tmp_path / "d.png", "--", wrong)

@@ -63,7 +63,7 @@ def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, m
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
         assert pipe.request("dog face", strategy="eagle").strategy.tree == found.tree
         # Another rule, another temperature kind or a tree of one's own: not this one.
-        assert pipe.request("dog face", k=3).strategy.tree.name != "tuned"
+        assert pipe.request("dog face", strategy="lantern++", k=3).strategy.tree.name != "tuned"
         assert (
             pipe.request("dog face", strategy="eagle", temperature=0).strategy.tree.name != "tuned"
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from lantern_accel.decoding.pacing import Block, ByAcceptance, Probing, costs_of, usual_worth
+from lantern_accel.decoding.pacing import Block, ByAcceptance, costs_of, usual_worth
 from lantern_accel.strategy.values import Pace
 
 PACES = (
@@ -53,35 +51,6 @@ def test_an_image_forgets_the_one_before() -> None:
 def test_small_gains_move_nothing() -> None:
     rule = ByAcceptance((Pace(length=1, cost=1.0), Pace(length=4, cost=1.0, worth=1.04)), now=1)
     assert rule.best(None) == 1
-
-
-@pytest.mark.parametrize(
-    ("costs", "visited", "then"),
-    [
-        ({1: 4.0, 4: 5.0, 16: 8.0}, [1, 4, 16], 4),
-        ({1: 4.0, 4: 17.0, 16: 60.0}, [1, 4], 1),  # a fourfold step never pays
-        ({1: 4.0, 4: 4.1, 16: 4.5}, [1, 4, 16], 16),
-    ],
-)
-def test_probing_times_every_length_that_could_pay(
-    costs: dict[int, float], visited: list[int], then: int
-) -> None:
-    times: dict[int, list[float]] = {}
-    rule = Probing(
-        tuple(Pace(length=n, worth=p.worth) for n, p in zip(costs, PACES, strict=True)), times
-    )
-    now, seen, left = rule.begin(), [], 200
-    for _ in range(60):
-        if now not in seen:
-            seen.append(now)
-        times.setdefault(now, []).append(costs[now])
-        gained = round(usual_worth(now))
-        left -= gained
-        now = rule.told(Block(now, 1, (gained,), left))
-        if rule._after is not None:
-            break
-    assert seen == visited
-    assert now == then
 
 
 def test_costs_are_relative_to_plain_steps() -> None:

@@ -50,7 +50,8 @@ def test_coroutines_draw_what_one_draws(pipeline: Pipeline) -> None:
 
     async def draw() -> list[torch.Tensor]:
         calls = [
-            asyncio.to_thread(pipeline.generate, "dog face", k=3, seed=seed) for seed in range(4)
+            asyncio.to_thread(pipeline.generate, "dog face", strategy="lantern++", k=3, seed=seed)
+            for seed in range(4)
         ]
         return [one.tokens for one in await asyncio.gather(*calls)]
 
@@ -165,8 +166,11 @@ def test_settings_that_are_data_share_one_engine(
 
     monkeypatch.setattr(pipeline.backend, "capture", capture)
     changes = [{"temperature": 0.6 + 0.05 * i, "lam": 1.5 + i} for i in range(5)]
-    drawn = [pipeline.generate("dog face", k=3, seed=2, **one).tokens for one in changes]
+    drawn = [
+        pipeline.generate("dog face", strategy="lantern++", k=3, seed=2, **one).tokens
+        for one in changes
+    ]
     assert captured == ["prefill", "step"]
     pipeline.release_engines()
-    fresh = pipeline.generate("dog face", k=3, seed=2, **changes[-1]).tokens
+    fresh = pipeline.generate("dog face", strategy="lantern++", k=3, seed=2, **changes[-1]).tokens
     assert torch.equal(fresh, drawn[-1])

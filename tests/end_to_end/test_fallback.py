@@ -25,7 +25,18 @@ def test_the_command_draws_on_the_cpu_with_one_line(
 ) -> None:
     spec = cards.install(monkeypatch, fails)
     out = tmp_path / "a.png"
-    words = ["generate", "red heart", "--model", str(tiny_model), "--k", "3", "-o", str(out)]
+    words = [
+        "generate",
+        "red heart",
+        "--model",
+        str(tiny_model),
+        "--strategy",
+        "lantern++",
+        "--k",
+        "3",
+        "-o",
+        str(out),
+    ]
     assert main(words) == 0
     said = capsys.readouterr().err
     assert said.startswith("warning: device auto: cpu serves in place of card (")
@@ -44,7 +55,18 @@ def test_a_card_that_was_asked_for_ends_with_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cards.install(monkeypatch, fails)
-    words = ["generate", "red heart", "--model", str(tiny_model), "--device", "card", "--k", "3"]
+    words = [
+        "generate",
+        "red heart",
+        "--model",
+        str(tiny_model),
+        "--device",
+        "card",
+        "--strategy",
+        "lantern++",
+        "--k",
+        "3",
+    ]
     words += ["-o", str(tmp_path / "a.png")]
     assert main(words) == 2
     said = capsys.readouterr().err

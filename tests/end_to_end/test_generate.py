@@ -100,7 +100,18 @@ def test_progress_ends_at_the_total(tiny_model):
 
 def test_class_ids(command, class_model, tmp_path):
     done = command(
-        "generate", "3", "--model", class_model, "--k", 3, "-o", tmp_path / "c.png", "--json", "-"
+        "generate",
+        "3",
+        "--model",
+        class_model,
+        "--strategy",
+        "lantern++",
+        "--k",
+        3,
+        "-o",
+        tmp_path / "c.png",
+        "--json",
+        "-",
     )
     assert json.loads(done.stdout)["prompts"] == ["3"]
     result = lantern_accel.generate(
@@ -144,15 +155,17 @@ REFUSED = [
     (["--model", "lantern-emojy"], "did you mean lantern-emoji"),
     (["--strategy", "lantern", "--delta", "0"], "delta"),
     (["--strategy", "lantern", "--delta", "1.5"], "delta"),
-    (["--lambda", "0.5"], "lambda"),
-    (["--k", "48"], "k = 48"),
-    (["--k", "5000"], "k = 5000"),
+    (["--strategy", "lantern++", "--lambda", "0.5"], "lambda"),
+    (["--lambda", "2"], "name the strategy that it belongs to"),
+    (["--tree", "0,1"], "such as 'eagle' or 'lantern++'"),
+    (["--strategy", "lantern++", "--k", "48"], "k = 48"),
+    (["--strategy", "lantern++", "--k", "5000"], "k = 5000"),
     (["--strategy", "eagle", "--lambda", "2"], "has no lambda"),
     (["--residual", "best"], "residual"),
     (["--tree", "chain:0"], "length"),
     (["--tree", "1,2"], "no sibling of rank 0"),
     (["--tree", "0,00,0100"], "has no parent"),
-    (["--tree", "chain:16"], "16 drafts deep"),
+    (["--strategy", "eagle", "--tree", "chain:16"], "16 drafts deep"),
     (["--dtype", "float8"], "float8"),
     (["--temperature", "-1"], "temperature"),
     (["--top-p", "0"], "top_p"),
@@ -178,7 +191,9 @@ def test_an_empty_prompt_is_refused(command, tiny_model, prompt):
 
 
 def test_a_model_without_a_drafter_says_how_to_get_one(command, undrafted_model, tmp_path):
-    done = command("generate", "dog", "--model", undrafted_model, "-o", tmp_path / "x.png")
+    words = ("generate", "dog", "--model", undrafted_model, "-o", tmp_path / "x.png")
+    assert command(*words).returncode == 0, "auto needs no drafter"
+    done = command(*words, "--strategy", "lantern++")
     assert done.returncode == 2
     assert "lantern-accel train drafter" in done.stderr
     done = command(

@@ -74,8 +74,8 @@ def test_the_whole_pipeline_makes_a_model_that_draws(command, work):
     )
     assert done.returncode == 0, done.stderr
     done = command(
-        "generate", "red square", "--model", work / "model", "--k", 3, "--seed", 0,
-        "-o", work / "square.png", "--json", "-",
+        "generate", "red square", "--model", work / "model", "--strategy", "lantern++",
+        "--k", 3, "--seed", 0, "-o", work / "square.png", "--json", "-",
     )  # fmt: skip
     stats = json.loads(done.stdout)
     assert stats["model"] == "squares"

@@ -10,7 +10,7 @@ from lantern_accel.quality.interval import mean, paired, share
 from lantern_accel.strategy.values import Strategy
 
 #: Images decoded together here; another number would give each other random numbers.
-BATCH = 6
+BATCH = 8
 #: No bound, where the budget is the bound.
 MOST_LAMBDA = 1e6
 

@@ -27,7 +27,7 @@ class Settings(_Part):
     positions: int = Field(4000, ge=10, description="token positions whose distribution is read")
     cfg: tuple[float, ...] = Field((1.0, 3.0, 7.5), description="guidance scales of ambiguity")
     interchange_k: tuple[int, ...] = (1, 10, 100)
-    frontier_prompts: int = Field(12, ge=1, description="images per point of the frontier")
+    frontier_prompts: int = Field(8, ge=1, description="images per point of the frontier")
     lantern_k: tuple[int, ...] = (10, 100)
     delta: tuple[float, ...] = (0.1, 0.2, 0.4, 0.6)
     lantern_pp_k: tuple[int, ...] = (10, 100)

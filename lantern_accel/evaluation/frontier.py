@@ -23,16 +23,16 @@ def strategies(pipeline: Pipeline, settings: Settings) -> Iterator[Strategy]:
     vocab = pipeline.model.target.config.vocab_size
     for name in ("eagle", "eagle2"):
         yield pipeline.strategy(name)
+    for k in (k for k in settings.budget_k if k < vocab):
+        for budget in settings.tv_budget:
+            yield pipeline.strategy("lantern", k=k, delta=1.0, tv_budget=budget)
+            yield pipeline.strategy("lantern++", k=k, lam=MOST_LAMBDA, tv_budget=budget)
     for k in (k for k in settings.lantern_k if k < vocab):
         for delta in settings.delta:
             yield pipeline.strategy("lantern", k=k, delta=delta)
     for k in (k for k in settings.lantern_pp_k if k < vocab):
         for lam in settings.lam:
             yield pipeline.strategy("lantern++", k=k, lam=lam)
-    for k in (k for k in settings.budget_k if k < vocab):
-        for budget in settings.tv_budget:
-            yield pipeline.strategy("lantern", k=k, delta=1.0, tv_budget=budget)
-            yield pipeline.strategy("lantern++", k=k, lam=MOST_LAMBDA, tv_budget=budget)
 
 
 def frontier(

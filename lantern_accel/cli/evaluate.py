@@ -63,7 +63,7 @@ def evaluate(
     import lantern_accel
     from lantern_accel.errors import RequestError, did_you_mean
     from lantern_accel.evaluation.schema import PARTS, Settings
-    from lantern_accel.training.progress import console_progress
+    from lantern_accel.quality.progress import console_progress
 
     for name in part:
         if name not in PARTS:
@@ -96,6 +96,7 @@ def evaluate(
             say(str(grid), label="wrote", style="bold green")
             return
         from lantern_accel.evaluation.run import evaluate as measure
+        from lantern_accel.training.heldout import EmojiImages
 
         settings = Settings.quick(seed) if quick else Settings(seed=seed)
         report = measure(
@@ -103,6 +104,7 @@ def evaluate(
             output,
             settings,
             images=images,
+            source=EmojiImages(settings.images, settings.seed),
             plots=plots,
             parts=tuple(part) or PARTS,
             progress=console_progress,

@@ -39,8 +39,8 @@ def register(app: typer.Typer) -> None:
 @train.command("data")
 def data() -> None:
     """Fetch the openly licensed emoji sets and render them to the cache."""
+    from lantern_accel.quality.progress import console_progress
     from lantern_accel.training.data import prepare_data
-    from lantern_accel.training.progress import console_progress
 
     with _disk(Path("the cache")):
         made = prepare_data(progress=console_progress())
@@ -79,9 +79,9 @@ def _stage(
 
     # Choose the device before torch is imported: some vendors read the environment then.
     found = choose_device(device, options)
+    from lantern_accel.quality.progress import console_progress
     from lantern_accel.training import workspace
     from lantern_accel.training.device import TrainDevice
-    from lantern_accel.training.progress import console_progress
 
     chosen = workspace.read_config(getattr(workspace, kind), config, **overrides)
     opened = TrainDevice(found.open(), chosen.precision)
@@ -213,10 +213,10 @@ def drafter(
     import lantern_accel
     from lantern_accel.checkpoints.bundle import bundled_models
     from lantern_accel.errors import DataError
+    from lantern_accel.quality.progress import console_progress
     from lantern_accel.training.anymodel import run_model_drafter
     from lantern_accel.training.device import TrainDevice
     from lantern_accel.training.objective import DrafterTrainConfig
-    from lantern_accel.training.progress import console_progress
     from lantern_accel.training.workspace import read_config, with_drafter
 
     chosen = read_config(DrafterTrainConfig, config, **over)

@@ -7,6 +7,7 @@ strategy and one set of sampling settings; calls with other prompts reuse all of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.geometry import cache_layouts, geometry_of, tables_of
 from lantern_accel.decoding.logits import Filters, distribution, draw
+from lantern_accel.decoding.pricing import path_prices
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.decoding.state import State
@@ -120,4 +122,10 @@ class Engine(Running):
         if self.rule.residual == "official" and self.verifying.guidance.allowed is not None:
             allowed = logits > float("-inf")
         probs = distribution(logits, self.filters)
-        return accept_sampling(tree, probs, self.rule, tests, bonus, allowed, self.ops.scan)
+        accepted = accept_sampling(tree, probs, self.rule, tests, bonus, allowed, self.ops.scan)
+        if self.accounting == "exact" and self.rule.relaxed:
+            price = path_prices(
+                tree, probs, self.rule, tests, accepted.path, accepted.length, allowed
+            )
+            accepted = replace(accepted, price=price)
+        return accepted

@@ -6,6 +6,8 @@ the window: ``verify -> accept -> commit``, and fresh drafts at its end.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
 from lantern_accel.decoding.geometry import cache_layouts, check
 from lantern_accel.decoding.logits import Filters, distribution, draw
+from lantern_accel.decoding.pricing import window_prices
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.siblings import Siblings
@@ -259,6 +262,9 @@ class JacobiEngine(Running):
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         anew = self.window.tail == "anew"
         coupled = couple(x, chain, q, self.rule, tests, draws, anew=anew, scan=self.ops.scan)
+        if self.accounting == "exact" and self.rule.relaxed:
+            price = window_prices(x, chain, q, self.rule, tests, coupled.count)
+            coupled = replace(coupled, price=price)
         if others is None or shares is None:
             return coupled
         assert coupled.left is not None

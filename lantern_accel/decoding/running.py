@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -57,6 +57,9 @@ class Running(ABC):
     verifying: Verifying
     drafting: Drafting | None = None
     state: Any
+    #: How a step prices relaxation: by a bound that every step can afford, or exactly, on the host, in
+    #: steps that run operator by operator (:mod:`~.pricing`).
+    accounting: Literal["bound", "exact"] = "bound"
     _progress: HostCopy
 
     @abstractmethod

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lantern_accel.evaluation.features import FeatureNet, in_parts, to_pixels
 from lantern_accel.evaluation.interchange import psnr
 from lantern_accel.evaluation.schema import Memorisation, Nearest, StrategyDistance
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.quality.distance import kernel_distance
+from lantern_accel.quality.distance import kernel_distance, permutation_test
+from lantern_accel.quality.interval import mean
+from lantern_accel.quality.maps import FeatureNet, in_parts, to_pixels
 from lantern_accel.strategy.values import Strategy
 
 
@@ -42,9 +43,11 @@ def distances(
     rows = []
     for strategy in [vanilla, *named]:
         images, _ = _draw(pipeline, prompts, strategy, seed + 1)
-        kid = None
+        kid, p_value, detectable = None, None, None
         if net is not None and vectors is not None:
-            kid = kernel_distance(net.vectors(images), vectors)
+            drawn = net.vectors(images)
+            kid = kernel_distance(drawn, vectors)
+            p_value, detectable = permutation_test(drawn, vectors)
         relaxed, tokens = greedy, greedy_tokens
         if strategy is not vanilla:
             relaxed, tokens = _draw(pipeline, prompts, strategy, seed, temperature=0.0)
@@ -56,9 +59,11 @@ def distances(
                 strategy=strategy,
                 images=len(prompts),
                 kid=kid,
+                p_value=p_value,
+                detectable=detectable,
                 greedy_psnr=float(psnr(relaxed, greedy).mean()),
                 greedy_feature_distance=gap,
-                greedy_same_tokens=float((tokens == greedy_tokens).double().mean()),
+                greedy_same_tokens=mean((tokens == greedy_tokens).double().mean(1).tolist()),
             )
         )
         say(f"{strategy.name}: {rows[-1].model_dump_json(exclude={'strategy'}, exclude_none=True)}")

@@ -1,4 +1,4 @@
-"""Accepted length and total variation against k, delta and lambda: the frontier to choose from."""
+"""Tokens per step and total variation against delta, lambda and a budget: the frontier to choose from."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lantern_accel.evaluation.schema import FrontierPoint, Settings
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.interval import mean, paired, share
 from lantern_accel.strategy.values import Strategy
+
+#: Images decoded together here; another number would give each other random numbers.
+BATCH = 8
+#: No bound, where the budget is the bound.
+MOST_LAMBDA = 1e6
 
 
 def strategies(pipeline: Pipeline, settings: Settings) -> Iterator[Strategy]:
-    """Yield the points: exact decoding over both trees, LANTERN's k and delta, LANTERN++'s k, lambda."""
+    """Yield the points: exact over both trees, LANTERN's k and delta, LANTERN++'s k and lambda, budgets.
+
+    Under a budget a rule may borrow whatever the budget allows.
+    """
     vocab = pipeline.model.target.config.vocab_size
     for name in ("eagle", "eagle2"):
         yield pipeline.strategy(name)
+    for k in (k for k in settings.budget_k if k < vocab):
+        for budget in settings.tv_budget:
+            yield pipeline.strategy("lantern", k=k, delta=1.0, tv_budget=budget)
+            yield pipeline.strategy("lantern++", k=k, lam=MOST_LAMBDA, tv_budget=budget)
     for k in (k for k in settings.lantern_k if k < vocab):
         for delta in settings.delta:
             yield pipeline.strategy("lantern", k=k, delta=delta)
@@ -30,19 +43,32 @@ def frontier(
 ) -> list[FrontierPoint]:
     """Measure every point on the same prompts and random numbers."""
     points = []
+    sampling = pipeline.sampling()
     for strategy in strategies(pipeline, settings):
-        made = pipeline.generate(list(prompts), strategy=strategy, seed=settings.seed).stats
+        relaxed = strategy.acceptance.relaxed
+        steps: list[float] = []
+        moved: list[float] = []
+        for start in range(0, len(prompts), BATCH):
+            chunk = list(prompts[start : start + BATCH])
+            made, _ = pipeline.decode_only(
+                chunk, strategy, sampling, settings.seed + start, exact_price=relaxed
+            )
+            count = made.tokens.shape[1]
+            steps += made.steps.tolist()
+            moved += (made.price.double() / count).tolist()
+        gained = [float(count - 1)] * len(steps)
         points.append(
             FrontierPoint(
                 strategy=strategy,
-                step_compression=made.step_compression,
-                total_variation=made.total_variation,
-                images=made.images,
+                step_compression=paired(share, gained, steps),
+                total_variation=mean(moved),
+                images=len(steps),
             )
         )
         say(
-            f"{strategy.name} {strategy.acceptance.model_dump(exclude={'kind'})}: "
-            f"{made.step_compression:.2f} tokens per step, "
-            f"total variation {made.total_variation:.3f}"
+            f"{strategy.name} {strategy.acceptance.model_dump(exclude={'kind'})}"
+            f"{'' if strategy.tv_budget is None else f' within {strategy.tv_budget:g}'}: "
+            f"{points[-1].step_compression.value:.2f} tokens per step, "
+            f"total variation {points[-1].total_variation.value:.4f}"
         )
     return points

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.backend import inferring
-from lantern_accel.evaluation.features import FeatureNet, in_parts, to_pixels
 from lantern_accel.evaluation.schema import Interchange
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.maps import FeatureNet, in_parts, to_pixels
 from lantern_accel.quality.scoring import tokens_of
 
 

@@ -77,16 +77,19 @@ def frontier(report: Evaluation) -> Any:
             name, text = f"lantern, k = {rule.k}", f"{rule.delta:g}"
         elif isinstance(rule, LanternPP):
             name, text = f"lantern++, k = {rule.k}", f"{rule.lam:g}"
-        where = (point.total_variation, point.step_compression, text)
+        if point.strategy.tv_budget is not None:
+            name = f"{point.strategy.name}, k = {rule.k}, budget"
+            text = f"{point.strategy.tv_budget:g}"
+        where = (point.total_variation.value, point.step_compression.value, text)
         series.setdefault(name, []).append(where)
     for name, points in series.items():
         points.sort()
         axis.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=name)
         for x, y, text in points:
             axis.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
-    axis.set_xlabel("total variation used per token")
+    axis.set_xlabel("total variation per token")
     axis.set_ylabel("tokens per target forward")
-    axis.set_title("numbers: delta, or lambda", fontsize=9)
+    axis.set_title("numbers: delta, lambda, or budget", fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7)
     return figure
@@ -106,7 +109,7 @@ def distances(report: Evaluation) -> Any:
             axes[0].plot((kid.low, kid.high), (i, i), color="black", linewidth=1)
     else:
         axes[0].set_axis_off()
-    same = [row.greedy_same_tokens or 0.0 for row in rows[1:]]
+    same = [row.greedy_same_tokens.value if row.greedy_same_tokens else 0.0 for row in rows[1:]]
     _bars(axes[1], names[1:], same, "greedy: share of equal tokens")
     return figure
 
@@ -151,6 +154,6 @@ def pair_sheet(
     samples: NDArray[np.uint8], nearest: NDArray[np.uint8], path: Path, columns: int = 10
 ) -> None:
     """Write samples above their nearest training images as one PNG."""
-    from lantern_accel.training.encode import save_grid
+    from lantern_accel.quality.sheet import save_grid
 
     save_grid(np.concatenate([samples, nearest], axis=1), path, columns=columns)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -15,7 +14,6 @@ from torch import Tensor
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.evaluation import plots
 from lantern_accel.evaluation.distance import distances, memorisation
-from lantern_accel.evaluation.features import MISSING, NETWORK, FeatureNet, to_pixels
 from lantern_accel.evaluation.frontier import frontier
 from lantern_accel.evaluation.interchange import interchange
 from lantern_accel.evaluation.plots import check_matplotlib
@@ -24,9 +22,10 @@ from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings
 from lantern_accel.evaluation.text import text_ambiguity
 from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.imageset import ImageSet, Source, read_images
+from lantern_accel.quality.maps import MISSING, NETWORK, FeatureNet, to_pixels
+from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
-from lantern_accel.training.imageset import ImageSet, read_images
-from lantern_accel.training.progress import NullProgress, Progress
 
 
 class _Unmeasured(Exception):
@@ -43,11 +42,12 @@ class Evaluator:
         out: Path,
         *,
         images: Path | None = None,
+        source: Source | None = None,
         plots: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.pipeline, self.settings, self.out = pipeline, settings, out
-        self.folder, self.plots = images, plots
+        self.folder, self.source, self.plots = images, source, plots
         self.say = progress if progress is not None else NullProgress()
         self.net = FeatureNet.load()
         self.report = self._report()
@@ -121,31 +121,12 @@ class Evaluator:
             for name, why in found.skipped.items():
                 self.say.log(f"skipped {name}: {why}")
             return ImageSet(found.pixels[:count], found.prompts[:count], found.skipped)
-        from lantern_accel.training.captions import plain_caption
-        from lantern_accel.training.data import load_data
-        from lantern_accel.training.render import SIZE
-
-        if getattr(manifest, "text", None) is None or picture != (SIZE, SIZE):
-            raise _Unmeasured(
-                "there are no images for this kind of model; name a folder of captioned ones "
-                "with --images"
-            )
+        if self.source is None:
+            raise _Unmeasured("there are no images; name a folder of captioned ones with --images")
         try:
-            data = load_data()
+            return self.source.images(manifest, picture, split)
         except LanternError as error:
             raise _Unmeasured(str(error)) from None
-        rows = data.split(split)
-        if not rows:
-            raise _Unmeasured(f"the data has no images in the split {split!r}")
-        # As training draws them: variants of people, and flags, only rarely.
-        weights = np.array([data.records[i].weight for i in rows])
-        draw = np.random.default_rng(self.settings.seed)
-        size = min(count, len(rows))
-        picked = draw.choice(rows, size, replace=False, p=weights / weights.sum()).tolist()
-        style = manifest.defaults.style
-        return ImageSet(
-            data.images[picked], [plain_caption(data.records[i], style) for i in picked]
-        )
 
     def _codes(self, split: str) -> tuple[ImageSet, Tensor]:
         images = self._images(split)
@@ -218,19 +199,15 @@ class Evaluator:
         return distances(self.pipeline, prompts, named, self.settings.seed, self.net, self.say.log)
 
     def _memorisation(self) -> Any:
-        from lantern_accel.training.data import load_data
-
         heldout = self._images("heldout")
-        if self.folder is not None:
+        if self.folder is not None or self.source is None:
             raise _Unmeasured("the images that this model was trained on are not known")
-        data = load_data()
-        rows = data.split("train")
-        names = [(data.records[i].concept, data.records[i].style) for i in rows]
+        trained, names = self.source.trained_on()
         prompts = [str(p) for p in self._prompts(self.settings.memory_images)]
         strategy = "vanilla" if self.pipeline.model.drafter is None else "lantern++"
         made = self.pipeline.generate(prompts, strategy=strategy, seed=self.settings.seed)
         samples = self.pipeline.pixels(made.tokens)
-        pool = torch.from_numpy(data.images[rows])
+        pool = torch.from_numpy(trained)
         found, index = memorisation(samples, prompts, pool, names, torch.from_numpy(heldout.pixels))
         if self.plots is not None:
             path = self.plots / "memorisation.png"
@@ -258,21 +235,29 @@ def evaluate(
     settings: Settings | None = None,
     *,
     images: Path | None = None,
+    source: Source | None = None,
     plots: Path | None = None,
     parts: tuple[str, ...] = PARTS,
     progress: Callable[[], Progress] | None = None,
 ) -> Evaluation:
     """Evaluate a loaded model and write ``out``; a run that was stopped continues where it was.
 
-    ``images``: a folder of captioned images (``lantern_accel.training.imageset``); the bundled
-    model's held-out emoji otherwise. ``plots``: a folder for pictures. Raises :class:`DataError` where
-    ``out`` holds an evaluation of another model or under other settings, and, before anything is
-    measured, where ``plots`` is given and matplotlib is not installed.
+    ``images``: a folder of captioned images (``lantern_accel.quality.imageset``); without one those of
+    ``source``, such as ``lantern_accel.training.heldout.EmojiImages``. ``plots``: a folder for
+    pictures. Raises :class:`DataError` where ``out`` holds an evaluation of another model or under
+    other settings, and, before anything is measured, where ``plots`` is given and matplotlib is not
+    installed.
     """
     if plots is not None:
         check_matplotlib()
     say = progress() if progress is not None else None
     evaluator = Evaluator(
-        pipeline, settings or Settings(), out, images=images, plots=plots, progress=say
+        pipeline,
+        settings or Settings(),
+        out,
+        images=images,
+        source=source,
+        plots=plots,
+        progress=say,
     )
     return evaluator.run(parts)

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lantern_accel.measure.record import Interval
+from lantern_accel.quality.interval import Interval
+from lantern_accel.quality.scores import Ambiguity, Likelihood
 from lantern_accel.strategy.values import Strategy
 
-SCHEMA: Literal[1] = 1
+SCHEMA: Literal[2] = 2
 
 
 class _Part(BaseModel):
@@ -26,11 +27,13 @@ class Settings(_Part):
     positions: int = Field(4000, ge=10, description="token positions whose distribution is read")
     cfg: tuple[float, ...] = Field((1.0, 3.0, 7.5), description="guidance scales of ambiguity")
     interchange_k: tuple[int, ...] = (1, 10, 100)
-    frontier_prompts: int = Field(6, ge=1, description="images per point of the frontier")
+    frontier_prompts: int = Field(8, ge=1, description="images per point of the frontier")
     lantern_k: tuple[int, ...] = (10, 100)
     delta: tuple[float, ...] = (0.1, 0.2, 0.4, 0.6)
     lantern_pp_k: tuple[int, ...] = (10, 100)
     lam: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0)
+    budget_k: tuple[int, ...] = (100,)
+    tv_budget: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05)
     distance_images: int = Field(40, ge=2, description="images per strategy in the distances")
     memory_images: int = Field(
         40, ge=1, description="samples whose nearest training image is searched for"
@@ -50,33 +53,11 @@ class Settings(_Part):
             delta=(0.1, 0.4),
             lantern_pp_k=(10,),
             lam=(2.0, 4.0),
+            budget_k=(10,),
+            tv_budget=(0.02,),
             distance_images=4,
             memory_images=4,
         )
-
-
-class Likelihood(_Part):
-    """Mean negative log-likelihood of real images, nats per token, without guidance."""
-
-    images: str = Field(description="which images")
-    count: int
-    nll: float
-    perplexity: float
-
-
-class Ambiguity(_Part):
-    """How flat next-token distributions are, teacher-forced, at temperature 1 without filters."""
-
-    of: str = Field(description="which tokens")
-    source: str = Field(description="where the figures come from")
-    cfg: float | None = None
-    positions: int
-    vocabulary: int
-    top1_mean: float
-    top1_median: float
-    top1_below_tenth: float = Field(description="share of positions whose likeliest token is < 0.1")
-    top10_mass: float
-    entropy: float = Field(description="nats; ln(vocabulary) is uniform")
 
 
 class Interchange(_Part):
@@ -93,10 +74,12 @@ class FrontierPoint(_Part):
     """What one setting of relaxation gains and costs, sampling at the model's defaults."""
 
     strategy: Strategy
-    step_compression: float = Field(
+    step_compression: Interval = Field(
         description="tokens per target forward: the mean accepted length"
     )
-    total_variation: float = Field(description="relaxed mass used, per token")
+    total_variation: Interval = Field(
+        description="distance between a token's law and the target's, mean over tokens"
+    )
     images: int
 
 
@@ -104,16 +87,20 @@ class StrategyDistance(_Part):
     """How far a strategy's pictures are from exact decoding's.
 
     ``kid``: squared maximum mean discrepancy of network features between the sets, times 1000
-    (unbiased, may be below 0), next to exact decoding under another seed. ``greedy_*``: picture by
-    picture at temperature 0, where exact decoding gives one fixed picture per prompt.
+    (unbiased, may be below 0), next to exact decoding under another seed; ``p_value`` that of a
+    sign-flip permutation test of "both are alike", ``detectable`` the distance that so many images
+    would find in four of five cases. ``greedy_*``: picture by picture at temperature 0, where exact
+    decoding gives one fixed picture per prompt.
     """
 
     strategy: Strategy
     images: int
     kid: Interval | None
+    p_value: float | None
+    detectable: float | None
     greedy_psnr: float | None
     greedy_feature_distance: float | None
-    greedy_same_tokens: float | None
+    greedy_same_tokens: Interval | None
 
 
 class Nearest(_Part):
@@ -137,7 +124,7 @@ class Memorisation(_Part):
 class Evaluation(_Part):
     """One evaluation; a part that could not be measured is None and ``skipped`` says why."""
 
-    schema_version: Literal[1] = SCHEMA
+    schema_version: Literal[2] = SCHEMA
     model: str
     weights_hash: str
     settings: Settings

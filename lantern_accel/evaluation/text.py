@@ -12,7 +12,7 @@ import random
 import statistics
 from collections import Counter, defaultdict
 
-from lantern_accel.evaluation.schema import Ambiguity
+from lantern_accel.quality.scores import Ambiguity
 
 ORDER = 5
 SOURCE = (

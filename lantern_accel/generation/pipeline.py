@@ -353,10 +353,13 @@ class Pipeline:
         sampling: Sampling,
         seed: int,
         step: Callable[[], None] | None = None,
+        exact_price: bool = False,
     ) -> tuple[Decoded, float]:
         """Decode one batch without pixels; return it and the seconds of prefill and decode.
 
         ``step`` runs in place of the captured step (for measurements that look at the state).
+        ``exact_price``: price relaxation exactly, which takes the host's time at every step, in place of
+        the bound that a step adds up.
         """
         with self._alone():
             conditions = self.conditions(prompts)
@@ -368,7 +371,11 @@ class Pipeline:
                 self._settle(ready, rows, uniforms, strategy, sampling)
             with explained(self.backend), self.backend.stopwatch() as watch:
                 engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
-                decoded = engine.run(step or ready.step)
+                engine.accounting = "exact" if exact_price else "bound"
+                try:
+                    decoded = engine.run(engine.step if exact_price else step or ready.step)
+                finally:
+                    engine.accounting = "bound"
         return decoded, watch.seconds
 
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:

@@ -1,25 +1,47 @@
-"""Medians, percentiles and ratios with bootstrap intervals, and the verdict that they allow.
-
-Percentile bootstrap, 95 %, from a fixed seed: the same samples give the same interval.
-"""
+"""Medians, percentiles and ratios with bootstrap intervals, and the verdict that they allow."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lantern_accel.measure.record import Interval, NotMeasured, not_measured
+from lantern_accel.measure.record import NotMeasured, not_measured
+from lantern_accel.quality.interval import (
+    RESAMPLES,
+    Array,
+    Interval,
+    interval,
+    mean,
+    paired,
+    picks,
+    share,
+)
 
-Array = NDArray[np.float64]
+__all__ = [
+    "FEWEST",
+    "RESAMPLES",
+    "SAME",
+    "Array",
+    "Verdict",
+    "digest",
+    "mean",
+    "median",
+    "paired",
+    "percentile",
+    "relative_spread",
+    "share",
+    "speed_ratio",
+    "unpaired_ratio",
+    "verdict",
+]
+
 Verdict = Literal["faster", "slower", "same", "ambiguous"]
 
-RESAMPLES = 2000
 #: Ratios within this of 1, interval and all, are the same speed.
 SAME = 0.05
 #: Samples below which no verdict is given: with five rounds that must all agree, chance alone gives one
@@ -35,35 +57,9 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _picks(n: int, seed: int) -> NDArray[np.int64]:
-    return np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))
-
-
-def _interval(value: Any, draws: Any, n: int) -> Interval:
-    low, high = np.quantile(draws, (0.025, 0.975))
-    return Interval(value=float(value), low=float(low), high=float(high), n=n)
-
-
-def paired(of: Callable[..., Any], *columns: Sequence[float]) -> Interval:
-    """Return a statistic of samples and its interval; entry i of all columns is one sample.
-
-    ``of`` reduces the last axis of every column. Columns are cut to the shortest and resampled
-    together, so that what disturbed a sample disturbs all of its figures.
-    """
-    n = min(len(column) for column in columns)
-    data = [np.asarray(column[:n], dtype=np.float64) for column in columns]
-    picks = _picks(n, 1)
-    return _interval(of(*data), of(*(column[picks] for column in data)), n)
-
-
 def median(samples: Sequence[float]) -> Interval:
     """Return the median of samples and its interval."""
     return paired(lambda x: np.median(x, axis=-1), samples)
-
-
-def mean(samples: Sequence[float]) -> Interval:
-    """Return the mean of samples and its interval."""
-    return paired(lambda x: np.mean(x, axis=-1), samples)
 
 
 def percentile(samples: Sequence[float], p: float) -> Interval | str:
@@ -84,16 +80,11 @@ def speed_ratio(a: Array, b: Array) -> Any:
     return np.median(a, axis=-1) / np.median(b, axis=-1)
 
 
-def share(part: Array, whole: Array) -> Any:
-    """Return the ratio of the sums over the last axis: tokens per step."""
-    return part.sum(axis=-1) / whole.sum(axis=-1)
-
-
 def unpaired_ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Return the ratio of two medians of samples that were not taken together, and its interval."""
     a, b = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
-    draws = speed_ratio(a[_picks(len(a), 3)], b[_picks(len(b), 4)])
-    return _interval(speed_ratio(a, b), draws, min(len(a), len(b)))
+    draws = speed_ratio(a[picks(len(a), 3)], b[picks(len(b), 4)])
+    return interval(speed_ratio(a, b), draws, min(len(a), len(b)))
 
 
 def relative_spread(values: Sequence[float]) -> float | None:

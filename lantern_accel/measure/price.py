@@ -91,7 +91,9 @@ class PriceStudy:
             count = min(BATCH, images - start)
             chunk = [self.prompts[(start + i) % len(self.prompts)] for i in range(count)]
             # Within a call image i has the stream (seed, i), so every chunk has a seed of its own.
-            done, _ = self.pipeline.decode_only(chunk, strategy, sampling, seed + start)
+            done, _ = self.pipeline.decode_only(
+                chunk, strategy, sampling, seed + start, exact_price=strategy.acceptance.relaxed
+            )
             tokens.append(done.tokens)
             moved.append(relaxed_mass(done))
             with self.pipeline.backend.inference():

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.measure.store import LONGEST_NAME
+from lantern_accel.quality.interval import Interval as Interval
 from lantern_accel.strategy.values import Exact, Sampling, Strategy
 
 SCHEMA: Literal[2] = 2
@@ -46,21 +47,6 @@ def is_measured(reading: float | str | None) -> TypeGuard[float]:
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class Interval(_Record):
-    """A figure with its 95 % bootstrap interval over ``n`` samples."""
-
-    value: float
-    low: float
-    high: float
-    n: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Interval:
-        if self.low > self.high:
-            raise ValueError(f"the interval runs from {self.low} down to {self.high}")
-        return self
 
 
 class PromptSet(_Record):

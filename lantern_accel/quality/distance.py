@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lantern_accel.measure.intervals import RESAMPLES
-from lantern_accel.measure.record import Interval
+from lantern_accel.quality.interval import RESAMPLES, Interval
 
 METRIC = "KID x 1000"
 SCALE = 1000.0

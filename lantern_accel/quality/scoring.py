@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.backend import inferring
-from lantern_accel.evaluation.schema import Ambiguity, Likelihood
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.scores import Ambiguity, Likelihood
 from lantern_accel.strategy.values import Sampling
 
 #: Sampling under which rows with and without the prompt are made, as guidance needs them.

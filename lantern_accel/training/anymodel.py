@@ -21,13 +21,13 @@ from lantern_accel.families.base import Conditions, Family, Size
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.imageset import read_images
+from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.quality.scoring import GUIDED, encode_images
 from lantern_accel.training.augment import to_float
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import read_drafter, train_drafter
-from lantern_accel.training.imageset import read_images
 from lantern_accel.training.objective import DrafterTrainConfig, Features, Teacher
-from lantern_accel.training.progress import NullProgress, Progress
 
 HELD_OUT_SHARE = 0.05
 CODES = "codes.pt"
@@ -241,7 +241,7 @@ def run_model_drafter(
 ) -> dict[str, Any]:
     """Train a drafter for a loaded model in ``out``; write ``drafter.safetensors`` and its config.
 
-    ``images``: a folder of captioned images (:mod:`lantern_accel.training.imageset`). Without one the
+    ``images``: a folder of captioned images (:mod:`lantern_accel.quality.imageset`). Without one the
     target draws ``samples`` images of ``prompts`` (of random classes where it takes classes).
     ``size``: width and height in pixels, for a model that draws several sizes; None: its own.
     """

@@ -21,9 +21,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import cache_dir, write_json, write_whole
+from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.training import catalogue, sources
 from lantern_accel.training.captions import STYLES
-from lantern_accel.training.progress import NullProgress, Progress
 from lantern_accel.training.render import (
     SIZE,
     compose,

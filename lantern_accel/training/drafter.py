@@ -22,6 +22,7 @@ from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.families.registry import family
 from lantern_accel.files import write_json
+from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches
 from lantern_accel.training.common import seed_everything
 from lantern_accel.training.device import TrainDevice
@@ -33,7 +34,6 @@ from lantern_accel.training.objective import (
     Teacher,
     neighbourhoods,
 )
-from lantern_accel.training.progress import Progress
 from lantern_accel.training.target import TextTarget, write_weights
 
 

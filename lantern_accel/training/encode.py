@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.vq import VQModel
-from lantern_accel.files import write_whole
+from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.training.augment import flip, random_place, to_float, to_uint8
 from lantern_accel.training.data import EmojiDataset
-from lantern_accel.training.progress import NullProgress, Progress
 from lantern_accel.training.scenes import Scene, render_scene
 
 
@@ -43,17 +40,6 @@ def reconstruct(
         codes.append(code.cpu().numpy())
         out.append(to_uint8(model.decode_codes(code)).cpu().numpy())
     return np.concatenate(out), np.concatenate(codes)
-
-
-def save_grid(images: NDArray[np.uint8], path: Path, columns: int = 12) -> None:
-    """Write images uint8 ``[n, H, W, 3]`` as one PNG, ``columns`` wide."""
-    count, height, width, _ = images.shape
-    rows = -(-count // columns)
-    sheet = np.full((rows * height, columns * width, 3), 200, np.uint8)
-    for i, image in enumerate(images):
-        y, x = divmod(i, columns)
-        sheet[y * height : (y + 1) * height, x * width : (x + 1) * width] = image
-    write_whole(path, lambda stream: Image.fromarray(sheet).save(stream, format="PNG"))
 
 
 def _nearest(model: VQModel, latents: Tensor) -> Tensor:

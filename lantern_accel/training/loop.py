@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern_accel.errors import DataError, LanternError
+from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.training.common import (
     TrainConfig,
     decaying,
@@ -29,7 +30,6 @@ from lantern_accel.training.common import (
 )
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.plots import save_curves
-from lantern_accel.training.progress import NullProgress, Progress
 
 CHECKPOINT = "checkpoint.pt"
 STABLE = "checkpoint-stable.pt"

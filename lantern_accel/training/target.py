@@ -18,13 +18,13 @@ from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfi
 from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.nn.transformer import PrefixRotary
+from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches
 from lantern_accel.training.captions import STYLES
 from lantern_accel.training.common import TrainConfig, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.grow import widen
 from lantern_accel.training.loop import Task, run
-from lantern_accel.training.progress import Progress
 
 
 class TargetConfig(TrainConfig):

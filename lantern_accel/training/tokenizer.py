@@ -19,17 +19,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
-from lantern_accel.evaluation.features import MISSING, FeatureNet
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.files import write_json, write_whole
+from lantern_accel.quality.maps import MISSING, FeatureNet
+from lantern_accel.quality.progress import Progress
+from lantern_accel.quality.sheet import save_grid
 from lantern_accel.training.augment import augment, to_float
 from lantern_accel.training.codebook import CodebookAverage
 from lantern_accel.training.common import TrainConfig, seed_everything
 from lantern_accel.training.data import EmojiDataset
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.encode import psnr, reconstruct, save_grid
+from lantern_accel.training.encode import psnr, reconstruct
 from lantern_accel.training.loop import Task, run
-from lantern_accel.training.progress import Progress
 from lantern_accel.training.render import SIZE
 from lantern_accel.training.scenes import Scene, draw_scenes, render_scene
 

@@ -25,6 +25,7 @@ from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.files import write_json, write_whole
+from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches, SceneTokens
 from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
 from lantern_accel.training.catalogue import COMMON
@@ -34,7 +35,6 @@ from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import TextTargetFeatures, read_drafter, train_drafter
 from lantern_accel.training.encode import encode_dataset, encode_scenes
 from lantern_accel.training.objective import DrafterTrainConfig
-from lantern_accel.training.progress import Progress
 from lantern_accel.training.render import SIZE
 from lantern_accel.training.samples import SampleSheet
 from lantern_accel.training.scenes import SCENE_WORDS, draw_scenes

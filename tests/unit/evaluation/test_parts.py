@@ -17,10 +17,10 @@ import lantern_accel
 from lantern_accel.cli import main
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation.distance import nearest_images
-from lantern_accel.evaluation.features import FeatureNet, to_pixels
 from lantern_accel.evaluation.interchange import interchange, psnr
 from lantern_accel.evaluation.run import evaluate
 from lantern_accel.evaluation.text import NGram, text_ambiguity
+from lantern_accel.quality.maps import FeatureNet, to_pixels
 from lantern_accel.quality.scoring import _logits, likelihood
 
 

@@ -20,11 +20,11 @@ from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
 from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.errors import CheckpointError, DataError, ModelError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.imageset import read_images
 from lantern_accel.training import loop
 from lantern_accel.training.anymodel import Encoded, ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTask
-from lantern_accel.training.imageset import read_images
 from lantern_accel.training.objective import DrafterTrainConfig, choices
 from lantern_accel.training.target import write_weights
 

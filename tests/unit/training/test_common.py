@@ -12,6 +12,13 @@ import torch
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_json, write_whole
+from lantern_accel.quality.progress import (
+    BarProgress,
+    LineProgress,
+    NullProgress,
+    Progress,
+    console_progress,
+)
 from lantern_accel.training.common import (
     TrainConfig,
     decaying,
@@ -20,13 +27,6 @@ from lantern_accel.training.common import (
     load_checkpoint,
     save_checkpoint,
     seed_everything,
-)
-from lantern_accel.training.progress import (
-    BarProgress,
-    LineProgress,
-    NullProgress,
-    Progress,
-    console_progress,
 )
 
 

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from lantern_accel.errors import DataError
-from lantern_accel.evaluation.features import FeatureNet
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
+from lantern_accel.quality.maps import FeatureNet
+from lantern_accel.quality.progress import LineProgress, Progress
 from lantern_accel.training.augment import augment, flip, place, rotate_hue, to_float, to_uint8
 from lantern_accel.training.codebook import CodebookAverage
 from lantern_accel.training.data import EmojiDataset, Record
 from lantern_accel.training.device import TrainDevice, open_train_device
 from lantern_accel.training.encode import encode_dataset, psnr
-from lantern_accel.training.progress import LineProgress, Progress
 from lantern_accel.training.tokenizer import (
     TokenizerConfig,
     TokenizerReport,

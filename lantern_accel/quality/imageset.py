@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,19 @@ class ImageSet:
     pixels: NDArray[np.uint8]
     prompts: list[str | int]
     skipped: dict[str, str] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """Images that a model was trained on, and those that were kept from it."""
+
+    def images(self, manifest: Any, picture: tuple[int, int], split: str) -> ImageSet:
+        """Return captioned images of the split ``"heldout"`` or ``"train"``, (width, height) pixels.
+
+        Raises :class:`DataError` where there are none for this model.
+        """
+
+    def trained_on(self) -> tuple[NDArray[np.uint8], list[tuple[str, str]]]:
+        """Return every training image, uint8 ``[n, H, W, 3]``, with its concept and style."""
 
 
 def middle(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:

@@ -1,0 +1,328 @@
+"""The exact price of a token: the distance between the law that it was drawn from and the target's.
+
+A step's own accounting adds up what each tried draft may move, which no later sibling is seen to undo:
+a bound, cheap enough for every step. Here the law itself is added up, in float64 on the host. With
+
+    law_m(p, q)[y] = min(q, A)[y] + sum over x of (q - min(q, A))[x] law_(m-1)(p', q')[y],
+
+m drafts to go and p', q' as a refusal of x leaves them, what is kept is summed over all codes, and so
+is the last refusal. Refusals before it are summed over the likeliest codes; one more code, drawn from
+the others, stands for the rest. The positive part of ``law - p`` is convex, so that drawing can only
+raise its mean: the price is never below the distance, and equals it where every refusal is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lantern_accel.decoding.accept import Rule, examine, residual
+from lantern_accel.decoding.trees import DraftTree
+from lantern_accel.strategy.values import Tried
+
+#: Numbers in the largest table of one token; what is left sums refusals over this many codes at least.
+AT_ONCE = 1 << 18
+FEWEST = 8
+#: Smaller probabilities are rounding.
+NOTHING = 1e-12
+#: Uniforms of the codes that stand for the rest lie this far apart, on a circle.
+GOLDEN = 0.6180339887498949
+
+
+def host_rule(rule: Rule) -> Rule:
+    """Return a rule whose tensors are on the host, its values float64."""
+
+    def here(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values.cpu().double()
+
+    near = None if rule.neighbours is None else rule.neighbours.cpu().long()
+    return replace(rule, neighbours=near, dials=here(rule.dials), budget=here(rule.budget))
+
+
+@dataclass(frozen=True)
+class _Node:
+    """Where a token is decided: its rule on the codes that matter, the level, and what may stand here."""
+
+    rule: Rule
+    depth: int
+    allowed: Tensor | None
+    limit: int | None
+
+    @property
+    def near(self) -> Tensor | None:
+        rule = self.rule
+        return None if rule.neighbours is None or not rule.acceptance.k else rule.neighbours
+
+    def branches(self, codes: int) -> int:
+        """Return over how many codes a refusal is summed."""
+        reads = max(self.rule.acceptance.k, 1)
+        return self.limit or max(FEWEST, AT_ONCE // (codes * reads))
+
+
+def _certain_law(node: _Node, p: Tensor, codes: Tensor) -> Tensor:
+    """Return the law ``[V]`` of a token whose drafts ``codes [m]`` are certain."""
+    law, weight, now = torch.zeros_like(p), p.new_ones(1), p.unsqueeze(0)
+    left = None if node.rule.budget is None else node.rule.budget.expand(1)
+    for x in codes.split(1):
+        test = examine(node.rule, now, None, x, node.depth, left)
+        law[x] += weight * test.keeps
+        now = residual(node.rule, test, node.allowed)
+        left = _rest(left, test.price, test.keeps)
+        weight = weight * (1 - test.keeps)
+    return law + weight * now[0]
+
+
+def _rest(left: Tensor | None, spent: Tensor, keeps: Tensor) -> Tensor | None:
+    """Return what a refusal leaves of the budget, as the step does."""
+    if left is None:
+        return None
+    rest = (left - spent).clamp(min=0.0) / (1 - keeps).clamp(min=1e-6)
+    return rest.clamp(max=1.0)
+
+
+def _kept(node: _Node, p: Tensor, q: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return ``min(q, A)`` of every code and how many neighbours each absorbs, ``[n, V]`` both."""
+    n, vocab = p.shape
+    x = torch.arange(vocab)
+    near = p[:, :0].unsqueeze(-1)
+    if node.near is not None:
+        table = node.near[:, : node.rule.acceptance.k]
+        near = p.index_select(1, table.flatten()).view(n, vocab, -1)
+    rows = p.unsqueeze(1).expand(n, vocab, vocab)
+    tried = Tried(p, q, near, rows, x.expand(n, vocab), node.depth)
+    absorbed, extra = node.rule.borrowed(tried)
+    if left is not None:
+        extra = torch.minimum(extra, left.unsqueeze(1) * q)
+    return torch.minimum(q, p + extra), absorbed
+
+
+def _last_refusals(node: _Node, p: Tensor, q: Tensor, refused: Tensor, absorbed: Tensor) -> Tensor:
+    """Return the sum over x of ``refused [n, V]`` times the residual after x, ``[n, V]``."""
+    over = (p - q).clamp(min=0.0)
+    total = over.sum(-1, keepdim=True)
+    rule, otherwise, more = node.rule, p, None
+    if rule.residual == "official":
+        even = torch.ones_like(p[:1]) if node.allowed is None else node.allowed.to(p.dtype)
+        otherwise = even / even.sum()
+    if rule.residual != "optimal" and node.near is not None:
+        wide = rule.acceptance.k + (rule.residual == "official")
+        table = node.near[:, :wide]
+        codes = table.flatten().expand(len(p), -1)
+        order = torch.arange(table.shape[1])
+        if rule.residual == "official":  # the neighbours of x count in full
+            change = (p - over).gather(1, codes).view(*p.shape, -1)
+            change = torch.where((absorbed > 0).unsqueeze(-1), change, 0.0)
+        else:  # those whose mass x has absorbed are gone
+            change = -over.gather(1, codes).view(*p.shape, -1)
+            change = torch.where(order < absorbed.unsqueeze(-1), change, 0.0)
+        total = total + change.sum(-1)
+        more = (codes, change)
+    some = total > NOTHING
+    share = torch.where(some, refused / total.clamp(min=NOTHING), 0.0)
+    law = over * share.sum(-1, keepdim=True)
+    if more is not None:
+        law = law.scatter_add(1, more[0], (more[1] * share.unsqueeze(-1)).flatten(1))
+    return law + otherwise * torch.where(some, 0.0, refused).sum(-1, keepdim=True)
+
+
+def _drawn_law(
+    node: _Node, p: Tensor, q: Tensor, left: Tensor | None, drafts: int, uniform: Tensor
+) -> Tensor:
+    """Return the laws ``[n, V]`` with ``drafts`` more to come.
+
+    A refusal is summed over all codes where that is little work; else one code stands for all.
+    """
+    none = q.sum(-1, keepdim=True) <= NOTHING
+    kept, absorbed = _kept(node, p, q, left)
+    refused = (q - kept).clamp(min=0.0)
+    if drafts == 1:
+        law = kept + _last_refusals(node, p, q, refused, absorbed)
+    elif len(p) * p.shape[1] ** 2 * max(node.rule.acceptance.k, 1) <= AT_ONCE:
+        n, vocab = p.shape
+        x = torch.arange(vocab).repeat(n)
+        every = (t.repeat_interleave(vocab, 0) for t in (p, q))
+        budget = None if left is None else left.repeat_interleave(vocab)
+        turned = uniform[:, 1:].repeat_interleave(vocab, 0)
+        after = _refuse(node, *every, x, budget, drafts, turned).view(n, vocab, vocab)
+        law = kept + (refused.unsqueeze(-1) * after).sum(1)
+    else:
+        x = _inverse(refused, uniform[:, 0])
+        after = _refuse(node, p, q, x, left, drafts, uniform[:, 1:])
+        law = kept + refused.sum(-1, keepdim=True) * after
+    return torch.where(none, p, law)
+
+
+def _inverse(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Draw codes ``[n]`` from weights ``[n, V]`` of any sum."""
+    total = weights.cumsum(-1)
+    # A code without weight is never drawn, unless there is no other.
+    return (total <= uniform.unsqueeze(-1) * total[:, -1:]).sum(-1).clamp(max=weights.shape[1] - 1)
+
+
+def _refuse(
+    node: _Node,
+    p: Tensor,
+    q: Tensor,
+    x: Tensor,
+    left: Tensor | None,
+    drafts: int,
+    uniform: Tensor,
+) -> Tensor:
+    """Return the law ``[n, V]`` after codes ``x [n]`` were refused."""
+    test = examine(node.rule, p, q, x, node.depth, left)
+    after = residual(node.rule, test, node.allowed)
+    less = q.scatter(-1, x.unsqueeze(-1), 0.0)
+    less = less / less.sum(-1, keepdim=True).clamp(min=NOTHING)
+    rest = _rest(left, test.price, test.keeps)
+    return _drawn_law(node, after, less, rest, drafts - 1, uniform)
+
+
+def _summed_law(node: _Node, p: Tensor, q: Tensor, drafts: int, uniform: Tensor) -> Tensor:
+    """Return the law ``[V]`` of a token whose ``drafts`` are drawn from ``q [V]`` without replacement.
+
+    ``uniform [drafts]`` picks the refusals that stand for those that are not summed; the law's mean over
+    uniforms is the token's.
+    """
+    left = None if node.rule.budget is None else node.rule.budget.expand(1)
+    now, drafted = p.unsqueeze(0), q.unsqueeze(0)
+    if drafts == 1:
+        return _drawn_law(node, now, drafted, left, 1, uniform.unsqueeze(0))[0]
+    kept, _ = _kept(node, now, drafted, left)
+    refused = (drafted - kept).clamp(min=0.0)[0]
+    count = int((refused > NOTHING).sum())
+    if not count:
+        return kept[0] + torch.where(refused > 0, refused, 0.0).sum() * p
+    top = min(count, node.branches(len(p)))
+    weights, x = refused.topk(top)
+    rest = refused.scatter(0, x, 0.0)
+    if top < count:
+        x = torch.cat((x, _inverse(rest.unsqueeze(0), uniform[:1])))
+        weights = torch.cat((weights, rest.sum().unsqueeze(0)))
+    n = len(x)
+    turned = (uniform[1:] + GOLDEN * torch.arange(n).unsqueeze(1)) % 1.0
+    after = _refuse(
+        node,
+        now.expand(n, -1),
+        drafted.expand(n, -1),
+        x,
+        None if left is None else left.expand(n),
+        drafts,
+        turned,
+    )
+    return kept[0] + (weights.unsqueeze(-1) * after).sum(0)
+
+
+def token_price(
+    rule: Rule,
+    p: Tensor,
+    q: Tensor | None,
+    codes: Tensor,
+    uniform: Tensor,
+    *,
+    depth: int = 0,
+    allowed: Tensor | None = None,
+    branches: int | None = None,
+) -> float:
+    """Return the total variation between a token's law and the target's, or a little more.
+
+    ``p [V]``: the target's distribution; ``q [V]``: what the drafts ``codes [m]`` were drawn from
+    without replacement, None where they are certain; ``uniform [m]``: any uniforms that do not depend on
+    them; ``allowed`` bool ``[V]``: codes that may stand here; ``branches``: sum a refusal over so many
+    codes. Of a relaxed ``rule`` of :func:`host_rule`. Exact for certain drafts and for one drawn draft.
+    """
+    p = p.double() / p.double().sum()
+    codes = codes.long()
+    allowed = None if allowed is None else allowed.unsqueeze(0)
+    if q is None:
+        node = _Node(rule, depth, allowed, branches)
+        return float((_certain_law(node, p, codes) - p).clamp(min=0.0).sum())
+    q = q.double() / q.double().sum().clamp(min=NOTHING)
+    drafts = min(len(codes), int((q > 0).sum()))
+    if not drafts:
+        return 0.0
+    if rule.residual != "official" and not rule.acceptance.reads_distribution:
+        # Codes that are neither drawn nor the target's are left out; as neighbours they weigh nothing.
+        some = ((p > 0) | (q > 0)).nonzero().flatten()
+        if rule.neighbours is not None:
+            place = torch.full((len(p),), len(some)).scatter(0, some, torch.arange(len(some)))
+            table = F.pad(place[rule.neighbours[some]], (0, 0, 0, 1), value=len(some))
+            rule = replace(rule, neighbours=table)
+        nothing = p.new_zeros(1)
+        p, q = torch.cat((p[some], nothing)), torch.cat((q[some], nothing))
+    node = _Node(rule, depth, allowed, branches)
+    law = _summed_law(node, p, q, drafts, uniform.double())
+    return float((law - p).clamp(min=0.0).sum())
+
+
+def _decided(tree: DraftTree, path: Tensor, length: Tensor) -> Iterator[tuple[int, int, int, int]]:
+    """Go through image, level, node and children of every token that a step has tried drafts for."""
+    children = tree.num_children.cpu()
+    for image, kept in enumerate(length.tolist()):
+        for depth in range(min(kept + 1, len(tree.max_children))):
+            node = int(path[image, depth])
+            count = int(children[image, node])
+            if count:
+                yield image, depth, node, count
+
+
+def path_prices(
+    tree: DraftTree,
+    probs: Tensor,
+    rule: Rule,
+    uniforms: Tensor,
+    path: Tensor,
+    length: Tensor,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Return the price of every token of a walk, float32 ``[B, D]``; the host reads the step.
+
+    Arguments as :func:`~.accept.accept_sampling` takes and gives them.
+    """
+    rule = host_rule(rule)
+    out = torch.zeros(len(probs), len(tree.max_children))
+    path, numbers = path.cpu(), uniforms.cpu()
+    for image, depth, node, count in _decided(tree, path, length.cpu()):
+        first = int(tree.first_child[image, node])
+        slot = sum(tree.max_children[:depth])
+        q = None
+        if tree.q is not None and tree.group is not None:
+            q = tree.q[image, tree.group[image, node]].cpu()
+        out[image, depth] = token_price(
+            rule,
+            probs[image, node].cpu(),
+            q,
+            tree.tokens[image, first : first + count].cpu(),
+            numbers[image, slot : slot + count],
+            depth=depth,
+            allowed=None if allowed is None else allowed[image, node].cpu(),
+        )
+    return out.to(probs.device)
+
+
+def window_prices(
+    x: Tensor, p: Tensor, q: Tensor, rule: Rule, tests: Tensor, count: Tensor
+) -> Tensor:
+    """Return the price of every tried draft of a window, float32 ``[B, L - 1]``; the host reads it.
+
+    Arguments as :func:`~.coupling.couple` takes them; ``count [B]`` as it gives it.
+    """
+    rule = host_rule(rule)
+    out = torch.zeros(x.shape)
+    x, p, q, tests = x.cpu(), p.cpu(), q.cpu(), tests.cpu()
+    for image, known in enumerate(count.tolist()):
+        for i in range(min(known, x.shape[1])):
+            here = p[image, i]
+            out[image, i] = token_price(
+                rule,
+                here,
+                q[image, i],
+                x[image, i : i + 1],
+                tests[image, i : i + 1],
+                depth=i,
+                allowed=here > 0,
+            )
+    return out.to(count.device)

@@ -13,7 +13,7 @@ from lantern_accel.decoding.coupling import Coupled, compare, couple, gumbel
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
 from lantern_accel.decoding.geometry import cache_layouts, check
-from lantern_accel.decoding.logits import Filters, distribution, draw
+from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.siblings import Siblings
@@ -74,7 +74,7 @@ class JacobiEngine(Running):
         )
         # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
         counts = () if sampling.greedy else window.siblings
-        self.siblings = Siblings(counts, ops.index, device, ops.scan)
+        self.siblings = Siblings(counts, ops, device)
         reach = max(self.fresh.reach, row if counts else 1)
         kept = min(2 * window.length + reach, tokens)
         self.geometry = g = WindowGeometry(
@@ -94,10 +94,12 @@ class JacobiEngine(Running):
             noisy=self.noisy,
         )
         self.dials = Dials(strategy, sampling, tokens, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops.scan)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
-        guidance = Guidance(self.dials.scale if sampling.guided else None, image_scale, allowed)
+        guidance = Guidance(
+            self.dials.scale if sampling.guided else None, image_scale, allowed, ops
+        )
         layout, _ = cache_layouts(g, target, None, ops)
         self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance)
         self.forward = WindowPass(self.verifying, g, counts)
@@ -124,7 +126,7 @@ class JacobiEngine(Running):
         self.ring.write(self.state.q, self.state.length.unsqueeze(1), weights.unsqueeze(1))
         if self.noisy:
             return (weights.log() + gumbel(uniforms)).argmax(dim=-1).to(self.ops.index)
-        return draw(weights, uniforms[:, -1], self.ops.index, self.ops.scan)
+        return self.ops.draw(weights, uniforms[:, -1])
 
     def _draft(self, newest: Tensor, uniforms: Tensor) -> None:
         """Draw fresh drafts for the positions behind ``newest [B]``, the last that a pass has seen."""
@@ -145,7 +147,7 @@ class JacobiEngine(Running):
         else:
             first = self._columns[0]
             here = uniforms[:, first : first + targets.shape[1]]
-            drawn = draw(rows, here, self.ops.index, self.ops.scan)
+            drawn = self.ops.draw(rows, here)
         state.tokens.scatter_(1, targets.clamp(max=n), drawn)
         if not self.sampling.greedy:
             self.ring.write(state.q, targets, rows)
@@ -230,7 +232,7 @@ class JacobiEngine(Running):
             return compare(x, chain.log() + self._noise(positions), self.rule)
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         anew = self.window.tail == "anew"
-        coupled = couple(x, chain, q, self.rule, tests, draws, anew=anew, scan=self.ops.scan)
+        coupled = couple(x, chain, q, self.rule, tests, draws, anew=anew, ops=self.ops)
         if others is None or shares is None:
             return coupled
         assert coupled.left is not None

@@ -27,32 +27,44 @@ template <class Body> INLINE double sum_of(int64_t n, Body f) {
 
 INLINE int64_t whole(int64_t n) { return (n + W - 1) / W * W; }
 
-// The order of floats as unsigned numbers.
+// The order of floats as unsigned numbers, and back.
 INLINE uint32_t ranked(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
     return u ^ (uint32_t(int32_t(u) >> 31) | 0x80000000u);
 }
+INLINE float unranked(uint32_t r) {
+    uint32_t u = r >> 31 ? r ^ 0x80000000u : ~r;
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
 
-// The k-th largest of n values, 1 <= k <= n: a count by leading bits, then a selection among the few that
-// share the k-th's. The first bits hold sign, exponent and two bits of the fraction.
-float kth_largest(const float* x, int64_t n, int64_t k) {
-    constexpr int LEADING = 11, SIZE = 1 << LEADING;
-    float* some = (float*)scratch(12, n * sizeof(float));
-    if (n > 2048) {
-        uint32_t count[SIZE] = {};
-        for (int64_t i = 0; i < n; ++i) ++count[ranked(x[i]) >> (32 - LEADING)];
-        int bin = SIZE - 1;
-        while (count[bin] < k) k -= count[bin--];
+// The k-th largest of a row of whole vectors without a NaN; `most` is its largest. Halves the range until a
+// count says k, or one value is left: a dozen passes over the row, and no order.
+float kth_largest(const float* x, int64_t all, int64_t k, float most) {
+    uint32_t low = ranked(-INFINITY), high = ranked(most) + 1;  // at least k from low on, fewer from high on
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        float bar = unranked(middle);
+        I count{};
+        for (int64_t i = 0; i < all; i += W) count -= (I)(load<F>(x + i) >= bar);
         int64_t found = 0;
-        for (int64_t i = 0; i < n; ++i)
-            if (int(ranked(x[i]) >> (32 - LEADING)) == bin) some[found++] = x[i];
-        n = found;
-    } else {
-        memcpy(some, x, size_t(n) * sizeof(float));
+        for (int i = 0; i < W; ++i) found += count[i];
+        if (found == k) {
+            F least = splat(INFINITY);
+            for (int64_t i = 0; i < all; i += W) {
+                F v = load<F>(x + i);
+                U in = (U)(v >= bar);
+                least = smaller(least, (F)(((U)v & in) | ((U)splat(INFINITY) & ~in)));
+            }
+            float kth = INFINITY;
+            for (int i = 0; i < W; ++i) kth = kth < least[i] ? kth : least[i];
+            return kth;
+        }
+        (found > k ? low : high) = middle;
     }
-    std::nth_element(some, some + (k - 1), some + n, [](float a, float b) { return a > b; });
-    return some[k - 1];
+    return unranked(low);
 }
 
 // Where top-p cuts: a code stays if it comes before `index` among the equals of `value`, or is larger.
@@ -78,7 +90,7 @@ Cut top_p_cut(const float* x, const float* e, int64_t n, float most, float sum, 
     int64_t* some = (int64_t*)scratch(12, n * sizeof(int64_t));
     for (int bin = 0; bin < BINS; ++bin) {
         // No code of a bin is cut while all up to its end hold no more than p, by a margin for rounding.
-        if (before + mass[bin] <= double(p) - 1e-5) {
+        if (mass[bin] == 0 || before + mass[bin] <= double(p) - 1e-5) {
             before += mass[bin];
             continue;
         }
@@ -140,13 +152,13 @@ void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
         return;
     }
     bool k_first = !(f.p_first && f.top_p), some = f.top_k > 0 && f.top_k < n;
-    if (some && k_first) drop_below(x, all, kth_largest(x, n, f.top_k));
+    if (some && k_first) drop_below(x, all, kth_largest(x, all, f.top_k, most));
     float sum = weigh(x, all, most, out);
     if (f.top_p) {
         Cut cut = top_p_cut(x, out, n, most, sum, *f.top_p);
         for (int64_t i = 0; i < n; ++i)
             if (x[i] < cut.value || (x[i] == cut.value && i >= cut.index)) x[i] = -INFINITY;
-        if (some && !k_first) drop_below(x, all, kth_largest(x, n, f.top_k));
+        if (some && !k_first) drop_below(x, all, kth_largest(x, all, f.top_k, most));
         sum = weigh(x, all, most, out);
     }
     for (int64_t i = 0; i < all; i += W) put(out + i, load<F>(out + i) / sum);

@@ -22,10 +22,11 @@ from lantern_accel.device.backend import (
     Replay,
     Support,
 )
+from lantern_accel.device.sampling import Filter
 from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
-from lantern_accel_cpu.native import trunk
+from lantern_accel_cpu.native import sampling, trunk
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
 from lantern_accel_cpu.training import TrainingOps
 
@@ -102,6 +103,62 @@ class DeviceBackend(Backend):
     def scan(self, weights: Tensor) -> Tensor:
         """Add one weight after the other: torch does so here in double, in one thread a row."""
         return weights.cumsum(-1)
+
+    def guide(
+        self,
+        logits: Tensor,
+        token: Tensor,
+        scale: Tensor | None,
+        image_scale: Tensor | float | None = None,
+        penalties: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return guided logits ``[B, T, V]``, at once where there are native kernels."""
+        out = None
+        if self.kernels is not None:
+            library = self.kernels.library
+            out = sampling.guide(library, logits, token, scale, image_scale, penalties)
+        return (
+            out if out is not None else super().guide(logits, token, scale, image_scale, penalties)
+        )
+
+    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+        """Make probabilities of logits, without a sort where there are native kernels."""
+        out = None
+        if self.kernels is not None:
+            self.kernels.threads()
+            out = sampling.filter(self.kernels.library, logits, given)
+        return out if out is not None else super().filter(logits, given)
+
+    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+        """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]``, uniforms ``[...]``."""
+        out = None
+        if self.kernels is not None:
+            out = sampling.draw(self.kernels.library, weights, uniform.unsqueeze(-1))
+        return out.squeeze(-1) if out is not None else super().draw(weights, uniform)
+
+    def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw different codes ``[..., K]`` from weights ``[..., V]``, uniforms ``[..., K]``."""
+        out = None
+        if self.kernels is not None:
+            out = sampling.draw(self.kernels.library, weights, uniforms)
+        return out if out is not None else super().draw_without_replacement(weights, uniforms)
+
+    def accept(
+        self,
+        tree: Any,
+        logits: Tensor,
+        given: Filter,
+        rule: Any,
+        uniforms: Tensor,
+        bonus_uniform: Tensor,
+        masked: bool,
+    ) -> tuple[Tensor, ...] | None:
+        """Walk down a tree in one native call, where the rule is one of the papers'."""
+        if self.kernels is None:
+            return None
+        self.kernels.threads()
+        library = self.kernels.library
+        return sampling.accept(library, tree, logits, given, rule, uniforms, bonus_uniform, masked)
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Keep a mask boolean for the native kernels, which read visible slots only."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import Scan, draw
+from lantern_accel.decoding.logits import REFERENCE, Filters, distribution
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.device.operations import flags, two_level_scan
+from lantern_accel.device.operations import flags
+from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.values import Acceptance, Residual, Tried
 
 #: Smaller sums of weights than this are taken for nothing.
@@ -198,6 +199,31 @@ def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
     return over / refused.squeeze(-1).clamp(min=1e-6)
 
 
+def accept(
+    tree: DraftTree,
+    logits: Tensor,
+    filters: Filters,
+    rule: Rule,
+    uniforms: Tensor,
+    bonus_uniform: Tensor,
+    *,
+    masked: bool = False,
+) -> Accepted:
+    """Make distributions of guided logits ``[B, T, V]`` and walk down the tree; not for greedy decoding.
+
+    ``masked``: logits of -inf are codes that may not follow. The device does all of it at once where it
+    has a kernel, else :func:`accept_sampling` what follows the distributions.
+    """
+    done = filters.ops.accept(tree, logits, filters.given, rule, uniforms, bonus_uniform, masked)
+    if done is not None:
+        return Accepted(*done)
+    allowed = None
+    if masked and rule.residual == "official":
+        allowed = logits > float("-inf")
+    probs = distribution(logits, filters)
+    return accept_sampling(tree, probs, rule, uniforms, bonus_uniform, allowed, filters.ops)
+
+
 def accept_sampling(
     tree: DraftTree,
     probs: Tensor,
@@ -205,7 +231,7 @@ def accept_sampling(
     uniforms: Tensor,
     bonus_uniform: Tensor,
     allowed: Tensor | None = None,
-    scan: Scan = two_level_scan,
+    ops: SamplingOps = REFERENCE,
 ) -> Accepted:
     """Walk down the tree, trying the children of the accepted node in order.
 
@@ -213,7 +239,7 @@ def accept_sampling(
     ``[B, sum(max_children)]``: one for each level and sibling slot. A draft x is kept where
     ``u <= A(x) / q(x)``; after a refusal the distribution becomes the residual. ``allowed`` bool
     ``[B, T, V]``: the codes that may follow each node, read by the official residual; None: any.
-    ``scan`` makes the running sums of the bonus token's draw.
+    ``ops`` draws the bonus token.
     """
     batch, _, vocab = probs.shape
     node = torch.zeros(batch, dtype=tree.tokens.dtype, device=probs.device)
@@ -271,7 +297,7 @@ def accept_sampling(
         length = length + alive
         p = torch.where(alive.unsqueeze(-1), row(probs, node), p)
     paid = torch.stack(prices, 1) if prices else probs.new_zeros(batch, 0)
-    bonus = draw(p, bonus_uniform, node.dtype, scan)
+    bonus = ops.draw(p, bonus_uniform)
     return Accepted(torch.stack(path, 1), length, bonus, p, paid)
 
 

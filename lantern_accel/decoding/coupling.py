@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import TINY, Rule, examine, residual, residual_price
-from lantern_accel.decoding.logits import Scan, draw
-from lantern_accel.device.operations import two_level_scan
+from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.device.sampling import SamplingOps
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ def couple(
     draws: Tensor,
     *,
     anew: bool = False,
-    scan: Scan = two_level_scan,
+    ops: SamplingOps = REFERENCE,
 ) -> Coupled:
     """Test the drafts and replace what fails.
 
     ``x`` integer ``[B, L - 1]``; ``p`` float32 ``[B, L, V]``, of which the last is the bonus's; ``q``
     float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``. With a
     relaxed ``rule`` A(x) decides what is known and the tail goes on under the exact test. ``anew``: the
-    tail is drawn from p instead (SJD). ``scan`` makes the running sums that draws are made from.
+    tail is drawn from p instead (SJD). ``ops``: the device's, which draws.
     """
     own, bonus = p[:, :-1], p[:, -1:]
     code = x.unsqueeze(-1)
@@ -99,7 +99,7 @@ def couple(
             price = price + torch.where(hit, residual_price(rule, test, row).unsqueeze(1), 0.0)
         # What the relaxed test keeps is known; what it refuses, the exact test refuses too.
         kept = kept | before
-    drawn = draw(torch.cat((left, bonus), dim=1), draws, x.dtype, scan)
+    drawn = ops.draw(torch.cat((left, bonus), dim=1), draws)
     tokens = torch.cat((torch.where(kept, x, drawn[:, :-1]), drawn[:, -1:]), dim=1)
     price = torch.where(order <= count.unsqueeze(1), price, 0.0)
     return Coupled(tokens, count + 1, price, _at(left, first))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import Filters, distribution, draw_without_replacement
+from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.target import Drafter, Target
@@ -196,7 +196,7 @@ class Drafting:
                 q = distribution(logits, self.filters)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
                 used += groups * width
-                picks = draw_without_replacement(q, here, self.ops.index, self.ops.scan)
+                picks = self.ops.draw_without_replacement(q, here)
                 dists.append(q)
             codes = picks.flatten(1).index_select(1, picks_at)
             tokens.append(codes)

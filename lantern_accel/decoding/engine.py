@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, accept_greedy, accept_sampling
+from lantern_accel.decoding.accept import Accepted, accept, accept_greedy
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.geometry import cache_layouts, geometry_of, tables_of
-from lantern_accel.decoding.logits import Filters, distribution, draw
+from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.pricing import path_prices
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Decoded, Running
@@ -52,11 +52,11 @@ class Engine(Running):
         self.strategy, self.sampling, self.ops = strategy, sampling, ops
         dtype, device = place_of(target)
         self.dials = Dials(strategy, sampling, g.tokens, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops.scan)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
         guidance = Guidance(
-            self.dials.scale if sampling.guided else None, image_scale, target.allowed()
+            self.dials.scale if sampling.guided else None, image_scale, target.allowed(), ops
         )
         tables = tables_of(strategy.tree)
         layout, drafter_layout = cache_layouts(g, target, drafter, ops)
@@ -81,7 +81,7 @@ class Engine(Running):
             root = logits.argmax(dim=-1).to(self.ops.index)
         else:
             weights = distribution(logits, self.filters)
-            root = draw(weights, state.uniforms[:, 0, -1], self.ops.index, self.ops.scan)
+            root = self.ops.draw(weights, state.uniforms[:, 0, -1])
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
         state.step.fill_(1)
@@ -118,12 +118,12 @@ class Engine(Running):
     def _accept(self, tree: DraftTree, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
         if self.sampling.greedy:
             return accept_greedy(tree, logits, self.rule)
-        allowed = None
-        if self.rule.residual == "official" and self.verifying.guidance.allowed is not None:
-            allowed = logits > float("-inf")
-        probs = distribution(logits, self.filters)
-        accepted = accept_sampling(tree, probs, self.rule, tests, bonus, allowed, self.ops.scan)
+        masked = self.verifying.guidance.allowed is not None
+        accepted = accept(tree, logits, self.filters, self.rule, tests, bonus, masked=masked)
         if self.accounting == "exact" and self.rule.relaxed:
+            official = self.rule.residual == "official" and masked
+            allowed = logits > float("-inf") if official else None
+            probs = distribution(logits, self.filters)
             price = path_prices(
                 tree, probs, self.rule, tests, accepted.path, accepted.length, allowed
             )

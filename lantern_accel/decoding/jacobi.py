@@ -16,7 +16,7 @@ from lantern_accel.decoding.coupling import Coupled, compare, couple, gumbel
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
 from lantern_accel.decoding.geometry import cache_layouts, check
-from lantern_accel.decoding.logits import Filters, distribution, draw
+from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.pricing import window_prices
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Running
@@ -85,7 +85,7 @@ class JacobiEngine(Running):
         )
         # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
         counts = () if sampling.greedy else window.siblings
-        self.siblings = Siblings(counts, ops.index, device, ops.scan)
+        self.siblings = Siblings(counts, ops, device)
         reach = max(self.fresh.reach, row if counts else 1)
         most = window.length if longest is None else longest.window.length
         kept = min(2 * most + reach, tokens)
@@ -121,11 +121,11 @@ class JacobiEngine(Running):
         g, strategy, sampling, ops = self.geometry, self.strategy, self.sampling, self.ops
         _, device = place_of(target)
         self.dials = Dials(strategy, sampling, g.tokens, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops.scan)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
         scale = self.dials.scale if sampling.guided else None
-        guidance = Guidance(scale, image_scale, target.allowed())
+        guidance = Guidance(scale, image_scale, target.allowed(), ops)
         layout, _ = cache_layouts(g, target, None, ops)
         self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance)
         ahead = 2 * self.window.length
@@ -149,7 +149,7 @@ class JacobiEngine(Running):
         self.ring.write(self.state.q, self.state.length.unsqueeze(1), weights.unsqueeze(1))
         if self.noisy:
             return (weights.log() + gumbel(uniforms)).argmax(dim=-1).to(self.ops.index)
-        return draw(weights, uniforms[:, -1], self.ops.index, self.ops.scan)
+        return self.ops.draw(weights, uniforms[:, -1])
 
     def _draft(self, newest: Tensor, uniforms: Tensor) -> None:
         """Draw fresh drafts for the positions behind ``newest [B]``, the last that a pass has seen."""
@@ -170,7 +170,7 @@ class JacobiEngine(Running):
         else:
             first = self._columns[0]
             here = uniforms[:, first : first + targets.shape[1]]
-            drawn = draw(rows, here, self.ops.index, self.ops.scan)
+            drawn = self.ops.draw(rows, here)
         state.tokens.scatter_(1, targets.clamp(max=n), drawn)
         if not self.sampling.greedy:
             self.ring.write(state.q, targets, rows)
@@ -261,7 +261,7 @@ class JacobiEngine(Running):
             return compare(x, chain.log() + self._noise(positions), self.rule)
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         anew = self.window.tail == "anew"
-        coupled = couple(x, chain, q, self.rule, tests, draws, anew=anew, scan=self.ops.scan)
+        coupled = couple(x, chain, q, self.rule, tests, draws, anew=anew, ops=self.ops)
         if self.accounting == "exact" and self.rule.relaxed:
             price = window_prices(x, chain, q, self.rule, tests, coupled.count)
             coupled = replace(coupled, price=price)

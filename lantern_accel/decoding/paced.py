@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.logits import distribution, draw
+from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.pacing import Block, ByAcceptance, PaceRule
 from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.decoding.target import Target
@@ -51,7 +51,7 @@ class PlainStep:
                 uniforms = state.uniforms.index_select(1, now).squeeze(1)
                 p = distribution(logits, engine.filters)
                 engine.ring.write(state.q, newest + 1, p)
-                token = draw(p[:, 0], uniforms[:, -1], engine.ops.index, engine.ops.scan)
+                token = engine.ops.draw(p[:, 0], uniforms[:, -1])
         with engine.ops.phase("commit"):
             state.tokens.scatter_(1, (newest + 1).clamp(max=n), token.unsqueeze(1))
             open_ = state.length + 1 < n

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import guide
+from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.device.sampling import SamplingOps
 
 
 class HasRotary(Protocol):
@@ -113,20 +114,14 @@ class Guidance:
     scale: Tensor | None
     image_scale: Tensor | float | None
     allowed: Allowed | None
+    ops: SamplingOps = REFERENCE
 
     def __call__(self, logits: Tensor, token: Tensor) -> Tensor:
         """Return logits ``[B, T, V]`` from rows ``[R, T, V]``.
 
         ``token``: the image tokens that they are of, ``[B, T]``, or ``[B]`` where all T are of one.
         """
-        shape: tuple[int, ...] = (len(token), 1)
-        flat = token
-        if token.dim() == 2:
-            shape, flat = token.shape, token.flatten()
-        if self.scale is not None:
-            scale = self.scale.index_select(0, flat).view(shape)
-            logits = guide(logits, scale, self.image_scale)
+        penalties = None
         if self.allowed is not None:
-            kind = self.allowed.kind.index_select(0, flat)
-            logits = logits + self.allowed.penalty.index_select(0, kind).view(*shape, -1)
-        return logits
+            penalties = (self.allowed.kind, self.allowed.penalty)
+        return self.ops.guide(logits, token, self.scale, self.image_scale, penalties)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import Scan, draw, draw_without_replacement
-from lantern_accel.device.operations import flags, two_level_scan
+from lantern_accel.device.operations import TensorOps, flags
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,15 @@ class Siblings:
     def __init__(
         self,
         counts: tuple[int, ...],
-        index: torch.dtype,
+        ops: TensorOps,
         device: torch.device,
-        scan: Scan = two_level_scan,
     ) -> None:
-        self.counts, self.index, self.scan = counts, index, scan
+        self.counts, self.ops, self.index = counts, ops, ops.index
         self.total = sum(counts)
         self.widest = max(counts, default=0)
         first = [sum(counts[:d]) for d in range(len(counts))]
-        self.first = torch.tensor(first, dtype=index, device=device)
-        self.number = torch.tensor(counts, dtype=index, device=device)
+        self.first = torch.tensor(first, dtype=ops.index, device=device)
+        self.number = torch.tensor(counts, dtype=ops.index, device=device)
 
     def draft(self, x: Tensor, q: Tensor, uniforms: Tensor) -> Tensor:
         """Draw siblings ``[B, total]`` of drafts ``x [B, D]`` from ``q [B, D, V]`` without replacement.
@@ -56,7 +54,7 @@ class Siblings:
         drawn = []
         for d, count in enumerate(self.counts):
             u = uniforms[:, sum(self.counts[:d]) :][:, :count]
-            drawn.append(draw_without_replacement(others[:, d], u, self.index, self.scan))
+            drawn.append(self.ops.draw_without_replacement(others[:, d], u))
         return torch.cat(drawn, dim=1)
 
     def attempt(
@@ -110,10 +108,10 @@ class Siblings:
             taken = taken | kept
         here = refused.clamp(max=tokens.shape[1] - 2)
         # The replacement, now that its siblings' share is gone; then the token after an accepted one.
-        replaced = draw(left, at(draws, here), self.index, self.scan)
+        replaced = self.ops.draw(left, at(draws, here))
         replaced = torch.where(taken, at(siblings, node), replaced)
         following = row(after, node)
-        then = draw(following, at(draws, here + 1), self.index, self.scan)
+        then = self.ops.draw(following, at(draws, here + 1))
         order = torch.arange(tokens.shape[1], dtype=self.index, device=tokens.device)
         hit = (order == refused.unsqueeze(1)) & has.unsqueeze(1)
         tokens = torch.where(hit, replaced.unsqueeze(1), tokens)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.device.sampling import SamplingOps
+
 #: Called with a phase's name; the phase runs inside the context that it returns.
 PhaseListener = Callable[[str], AbstractContextManager[object]]
 
@@ -101,13 +103,10 @@ class HostCopy:
         """
 
 
-class TensorOps:
+class TensorOps(SamplingOps):
     """Reference implementation of every operation a device may replace."""
 
     device: torch.device = torch.device("cpu")
-
-    index: torch.dtype = torch.int64
-    """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
 
     listener: PhaseListener | None = None
     """What :meth:`listen` put in place; None outside its block."""
@@ -213,16 +212,6 @@ class TensorOps:
         """Multiply ``x [..., in]`` by a packed weight: ``[..., out]``."""
         return F.linear(x, weight, bias)
 
-    # --- scans ---------------------------------------------------------------------------------
-
-    def scan(self, weights: Tensor) -> Tensor:
-        """Return the running sums of ``weights [..., V]``, none of them below the one before it.
-
-        The same bits every time, for the same weights: draws by inverse CDF depend on it. The reference
-        is :func:`two_level_scan`.
-        """
-        return two_level_scan(weights)
-
     # --- arithmetic ----------------------------------------------------------------------------
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -310,36 +299,3 @@ def flags(value: bool, *shape: int, device: torch.device) -> Tensor:
     which is what ``zeros`` and ``ones`` of this dtype become.
     """
     return torch.full(shape, int(value), dtype=torch.bool, device=device)
-
-
-#: Values that are summed up at once: a matrix product of this width.
-SCAN_BLOCK = 128
-
-
-def _running(x: Tensor) -> Tensor:
-    """Return running sums over the last axis, as a product with a triangle of ones."""
-    at = torch.arange(x.shape[-1], device=x.device, dtype=torch.int32)
-    return x @ (at.unsqueeze(1) <= at).to(x.dtype)
-
-
-def two_level_scan(weights: Tensor) -> Tensor:
-    """Return the running sums of ``weights [..., V]``, at least 0; never falling.
-
-    Blocks of 128 are summed up, then their sums. One scan of a long row is cut into pieces that a GPU
-    adds in the order in which they end, so that the same weights give other sums from run to run, and a
-    scan that adds in pairs may fall by a rounding, where a draw would pick a code without weight. In a
-    product every sum is made in one order, with zeros for what comes later, so that none falls. A
-    block's last weight ends where the next block starts, bit for bit.
-    """
-    size = weights.shape[-1]
-    blocks = -(-size // SCAN_BLOCK)
-    if blocks == 1:
-        return _running(weights)
-    padded = F.pad(weights, (0, blocks * SCAN_BLOCK - size))
-    x = padded.reshape(*weights.shape[:-1], blocks, SCAN_BLOCK)
-    inner = _running(x)
-    ends = inner[..., -1]
-    after = _running(ends).unsqueeze(-1)
-    before = F.pad(after[..., :-1, :], (0, 0, 1, 0))
-    total = torch.where(inner < ends.unsqueeze(-1), torch.minimum(before + inner, after), after)
-    return total.flatten(-2)[..., :size]

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.accept import Rule, accept, accept_greedy
+from lantern_accel.decoding.logits import REFERENCE, Filters
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import DraftTree, TreeTables, parse_tree, tree_paths
 from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.device.operations import KVCache
-from lantern_accel.strategy.values import STRATEGIES, LanternPP
+from lantern_accel.strategy.values import STRATEGIES, LanternPP, Sampling
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, within
 
@@ -215,8 +216,7 @@ def ties(backend: Backend) -> Measured:
 def decisions(backend: Backend) -> Measured:
     """Give logits and uniforms: the decisions are those of the reference on the host."""
     vocab, nodes, batch = 24, 8, 64
-    reference = torch.device("cpu")
-    probs = (2 * _random(7, batch, nodes, vocab)).softmax(-1)
+    logits = 2 * _random(7, batch, nodes, vocab)
     tokens = _random(10, batch, vocab).argsort(-1)[:, :nodes]
     uniforms = torch.rand(batch, 16, generator=torch.Generator().manual_seed(8)).clamp(
         1e-6, 0.999999
@@ -226,14 +226,15 @@ def decisions(backend: Backend) -> Measured:
     for sampled in (False, True):
         for lam in (1.0, 3.0):
             got = []
-            for device in (backend.device, reference):
+            for ops in (backend, REFERENCE):
+                device = ops.device
                 tree = _tree(device, tokens, vocab, sampled)
-                rule = Rule(LanternPP(k=5, lam=lam), "aggregate", table.to(device))
+                dials = torch.tensor([lam], device=device)
+                rule = Rule(LanternPP(k=5, lam=lam), "aggregate", table.to(device), dials)
                 u = uniforms.to(device)
+                filters = Filters(Sampling(top_k=20), 0.9, 1.0, ops)
                 tests = sum(tree.max_children)
-                found = accept_sampling(
-                    tree, probs.to(device), rule, u[:, :tests], u[:, -1], scan=backend.scan
-                )
+                found = accept(tree, logits.to(device), filters, rule, u[:, :tests], u[:, -1])
                 got.append([t.cpu() for t in (found.path, found.length, found.bonus)])
             for one, other in zip(*got, strict=True):
                 if not torch.equal(one, other):

@@ -93,7 +93,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 1; }
+EXPORT int lantern_version() { return 2; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -138,6 +138,16 @@ EXPORT void lantern_swiglu(const void* x, int64_t m, int64_t hidden, void* y, in
     unit->swiglu(x, m, hidden, y, dtype);
 }
 EXPORT void lantern_trunk(const Trunk* given) { unit->trunk(*given); }
+EXPORT void lantern_guide(const Guide* given) { unit->guide(*given); }
+EXPORT void lantern_filter(const Filter* given, const float* logits, int64_t rows, int64_t n, float* out) {
+    unit->filter(*given, logits, rows, n, out);
+}
+// Codes [rows][count] from weights [rows][n] and uniforms [rows][count], without replacement.
+EXPORT void lantern_draw(const float* weights, const float* uniforms, int64_t rows, int64_t n, int64_t count,
+                         int64_t* out) {
+    unit->draw(weights, uniforms, rows, n, count, out);
+}
+EXPORT void lantern_accept(const Accept* given) { unit->accept(*given); }
 
 // Seconds to read the memory once, each thread its share.
 EXPORT double lantern_read_seconds(const void* p, size_t bytes, int threads) {

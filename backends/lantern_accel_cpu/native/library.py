@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 1
+VERSION = 2
 PANEL = 32
 
 
@@ -85,6 +85,40 @@ class Trunk(Structure):
     ]  # fmt: skip
 
 
+class Filter(Structure):
+    _fields_ = [
+        ("temperature", c_void_p), ("top_p", c_void_p), ("top_k", c_int64), ("p_first", c_int32),
+    ]  # fmt: skip
+
+
+class Guide(Structure):
+    _fields_ = [
+        ("logits", c_void_p), ("scale", c_void_p), ("image_scale", c_void_p), ("penalty", c_void_p),
+        ("token", c_void_p), ("kind", c_void_p), ("out", c_void_p), ("images", c_int64),
+        ("count", c_int64), ("vocab", c_int64), ("branches", c_int32), ("whole_image", c_int32),
+    ]  # fmt: skip
+
+
+class Rule(Structure):
+    _fields_ = [
+        ("neighbours", c_void_p), ("dial", c_void_p), ("budget", c_void_p),
+        ("neighbour_stride", c_int64), ("neighbour_width", c_int64), ("k", c_int64),
+        ("kind", c_int32), ("residual", c_int32),
+    ]  # fmt: skip
+
+
+class Accept(Structure):
+    _fields_ = [
+        ("filter", Filter), ("rule", Rule), ("logits", c_void_p), ("tokens", c_void_p),
+        ("first_child", c_void_p), ("num_children", c_void_p), ("group", c_void_p), ("q", c_void_p),
+        ("uniforms", c_void_p), ("bonus_uniform", c_void_p), ("widths", POINTER(c_int32)),
+        ("path", c_void_p), ("length", c_void_p), ("bonus", c_void_p), ("weights", c_void_p),
+        ("price", c_void_p), ("images", c_int64), ("nodes", c_int64), ("vocab", c_int64),
+        ("groups", c_int64), ("uniform_stride", c_int64), ("bonus_stride", c_int64),
+        ("depth", c_int32), ("masked", c_int32),
+    ]  # fmt: skip
+
+
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "version": (c_int, []),
     "sources": (c_char_p, []),
@@ -100,6 +134,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "rms_norm": (None, [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p, c_int32]),
     "swiglu": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int32]),
     "trunk": (None, [POINTER(Trunk)]),
+    "guide": (None, [POINTER(Guide)]),
+    "filter": (None, [POINTER(Filter), c_void_p, c_int64, c_int64, c_void_p]),
+    "draw": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "accept": (None, [POINTER(Accept)]),
     "read_seconds": (c_double, [c_void_p, c_size_t, c_int]),
     "multiply_seconds": (c_double, [c_int64, c_int]),
     "lanes": (c_int, []),
@@ -180,6 +218,6 @@ def describe() -> str:
 
 
 __all__ = [
-    "PANEL", "Attend", "Block", "Cache", "Library", "Linear", "Mask", "Rotary", "RotateWrite", "Trunk",
-    "byref", "describe", "load", "load_or_warn",
+    "PANEL", "Accept", "Attend", "Block", "Cache", "Filter", "Guide", "Library", "Linear", "Mask",
+    "Rotary", "RotateWrite", "Rule", "Trunk", "byref", "describe", "load", "load_or_warn",
 ]  # fmt: skip

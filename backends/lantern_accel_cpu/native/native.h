@@ -85,6 +85,48 @@ struct Trunk {
     int32_t layers, dim, hidden, tap_count, dtype;
     float norm_eps;
 };
+
+// How logits become a distribution: divided by a temperature (null: 1), the top_k largest (0: all) with
+// those that equal the last, then the codes of mass top_p (null: all); p_first: the other way round.
+struct Filter {
+    const float *temperature, *top_p;
+    int64_t top_k;
+    int32_t p_first;
+};
+
+// Logits of B images of T positions each, from rows [branches][B][T][V]. scale: of every token, null for
+// none; kind: of every token, the row of `penalty` that is added, null for none.
+struct Guide {
+    const float *logits, *scale, *image_scale, *penalty;
+    const int64_t *token, *kind;  // [B][T], or [B] with whole_image
+    float* out;
+    int64_t images, count, vocab;
+    int32_t branches, whole_image;
+};
+
+enum RuleKind : int32_t { EXACT = 0, LANTERN = 1, LANTERN_PP = 2 };
+enum Residual : int32_t { OFFICIAL = 0, OPTIMAL = 1, AGGREGATE = 2 };
+
+struct Rule {
+    const int32_t* neighbours;  // [V], neighbour_width of them neighbour_stride apart; or null
+    const float *dial, *budget;  // one number each; no budget: null
+    int64_t neighbour_stride, neighbour_width, k;
+    int32_t kind, residual;
+};
+
+// A tree of B images (decoding/trees.py), its guided logits, and what becomes of it (decoding/accept.py).
+struct Accept {
+    Filter filter;
+    Rule rule;
+    const float* logits;                                             // [B][T][V]
+    const int64_t *tokens, *first_child, *num_children, *group;      // [B][T]
+    const float *q, *uniforms, *bonus_uniform;                       // q [B][groups][V], or null
+    const int32_t* widths;                                           // [depth]
+    int64_t *path, *length, *bonus;                                  // [B][depth + 1], [B], [B]
+    float *weights, *price;                                          // [B][V], [B][depth]
+    int64_t images, nodes, vocab, groups, uniform_stride, bonus_stride;
+    int32_t depth, masked;  // masked: -inf among logits means a code that may not be
+};
 }
 
 struct Seen;  // a Mask as lists of slots
@@ -98,6 +140,10 @@ struct Unit {
     void (*rms_norm)(const void* x, const void* weight, float eps, int64_t m, int64_t n, void* y, int32_t dtype);
     void (*swiglu)(const void* x, int64_t m, int64_t hidden, void* y, int32_t dtype);
     void (*trunk)(const Trunk&);
+    void (*guide)(const Guide&);
+    void (*filter)(const Filter&, const float* logits, int64_t rows, int64_t n, float* out);
+    void (*draw)(const float* weights, const float* uniforms, int64_t rows, int64_t n, int64_t count, int64_t* out);
+    void (*accept)(const Accept&);
     uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
     double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum
     int lanes;

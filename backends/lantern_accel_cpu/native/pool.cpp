@@ -161,7 +161,7 @@ struct Memory {
         void* start = nullptr;
         size_t bytes = 0;
     };
-    Piece pieces[16];
+    Piece pieces[20];
     ~Memory() {
         for (auto& p : pieces) free(p.start);
     }

@@ -1,5 +1,6 @@
 // One instruction set's code: compiled once for each, with its flags and
 // -DUNIT=<name> -DWIDTH=<floats of a register> [-DDOT_PRODUCTS].
+#include "accept.h"
 #include "trunk.h"
 
 namespace {
@@ -44,5 +45,6 @@ double multiply(int64_t rounds) {
 
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
-    TEXT(UNIT), linear, attend, rotate_write, rms_norm, swiglu, trunk, read, multiply, CHAINS * W,
+    TEXT(UNIT), linear, attend, rotate_write, rms_norm, swiglu, trunk, guide, filter, draw, accept,
+    read, multiply, CHAINS * W,
 };

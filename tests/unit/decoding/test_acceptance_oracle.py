@@ -14,7 +14,7 @@ from support.tree_tensors import children_of, depths_of, draft_tree
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Rule, accept_greedy, accept_sampling
-from lantern_accel.decoding.logits import draw, draw_without_replacement
+from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
 
 Kind = Literal["exact", "lantern", "lantern++"]
@@ -118,7 +118,7 @@ def drafted_tokens(s: Situation, probs: Tensor, q: Tensor | None) -> Tensor:
     batch, nodes, width = s.size["batch"], s.size["nodes"], s.size["width"]
     tokens = torch.zeros(batch, nodes, dtype=torch.int64)
     source = q if q is not None else 0.5 * probs + 0.5 / s.size["vocab"]
-    picks = draw_without_replacement(source, s.uniforms(batch, nodes, width))
+    picks = REFERENCE.draw_without_replacement(source, s.uniforms(batch, nodes, width))
     for image, parents in enumerate(s.parents):
         for node, kids in enumerate(children_of(parents)):
             for rank, child in enumerate(kids):
@@ -148,7 +148,7 @@ def test_sampling_decides_as_the_oracle(kind: Kind, residual: Residual, drawn: b
         tests = s.uniforms(batch, sum(tree.max_children))
         bonus = s.uniforms(batch)
         ours = accept_sampling(tree, probs, s.rule, tests, bonus)
-        assert torch.equal(ours.bonus, draw(ours.weights, bonus))
+        assert torch.equal(ours.bonus, REFERENCE.draw(ours.weights, bonus))
         for image in range(batch):
             levels, start = [], 0
             for width in tree.max_children:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lantern_accel.decoding import accept as acceptance
 from lantern_accel.decoding.accept import DraftTest, Rule, accept_sampling
-from lantern_accel.decoding.logits import draw, draw_without_replacement
+from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
 
@@ -87,7 +87,7 @@ def drafted(world: World, kind: Kind, drawn: bool) -> Step:
         q[:, node] = q_tables[depth, tokens[:, node]]
         width = max(base.max_children)
         if drawn:
-            kids = draw_without_replacement(q[:, node], world.uniform(IMAGES, width))
+            kids = REFERENCE.draw_without_replacement(q[:, node], world.uniform(IMAGES, width))
         else:
             # Certain drafts may depend on anything but the coming uniforms; let images differ.
             kids = (q[:, node] + 0.1 * world.uniform(IMAGES, VOCAB)).topk(width).indices
@@ -118,7 +118,7 @@ def continued(world: World, step: Step, rule: Rule) -> tuple[Tensor, Tensor]:
     last = torch.zeros(IMAGES, dtype=torch.int64)
     tokens = []
     for place in range(3):
-        fresh = draw(world.p[place][last], world.uniform(IMAGES))
+        fresh = REFERENCE.draw(world.p[place][last], world.uniform(IMAGES))
         token = torch.where(out.length == place, out.bonus, fresh)
         if place + 1 < drafts.shape[1]:
             token = torch.where(out.length > place, drafts[:, place + 1], token)
@@ -294,7 +294,7 @@ def test_drafts_are_accepted_as_often_as_the_formula_says(rule: Acceptance, draw
     world = World(seed=3)
     p, q, table = world.p[0][0], world.q[0][0], neighbours(world)
     mass, _ = relaxed_mass(rule, table, p)
-    x = draw(q.expand(IMAGES, -1), world.uniform(IMAGES))
+    x = REFERENCE.draw(q.expand(IMAGES, -1), world.uniform(IMAGES))
     tree, probs = one_draft(x, p, q if drawn else None)
     out = accept_sampling(
         tree, probs, Rule(rule, "aggregate", table), world.uniform(IMAGES, 1), world.uniform(IMAGES)

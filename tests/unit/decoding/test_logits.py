@@ -13,9 +13,8 @@ from support.chi_square import misfit
 from support.golden import golden
 
 from lantern_accel.decoding.logits import (
+    REFERENCE,
     distribution,
-    draw,
-    draw_without_replacement,
     guide,
 )
 from lantern_accel.strategy.values import Sampling
@@ -115,7 +114,7 @@ def test_draw_inverts_the_cumulative_distribution(
     weights: list[int], grid: int, scale: float
 ) -> None:
     u = torch.tensor((2 * grid + 1) / 2**24).clamp(max=1 - 2.0**-22)
-    code = int(draw(torch.tensor(weights, dtype=torch.float32) * scale, u))
+    code = int(REFERENCE.draw(torch.tensor(weights, dtype=torch.float32) * scale, u))
     assert weights[code] > 0, "a code without weight is never drawn"
     below, total = sum(weights[:code]), sum(weights)
     assert below / total <= float(u) + 1e-6
@@ -128,7 +127,7 @@ def test_extreme_uniforms_draw_codes_that_have_weight(u: float) -> None:
         weights = torch.rand(5, 16384, generator=torch.Generator().manual_seed(seed))
         weights[:, :7] = 0
         weights[:, 12000:] = 0
-        code = draw(weights / weights.sum(-1, keepdim=True), torch.full((5,), u))
+        code = REFERENCE.draw(weights / weights.sum(-1, keepdim=True), torch.full((5,), u))
         assert (weights.gather(1, code.unsqueeze(1)) > 0).all()
 
 
@@ -136,7 +135,7 @@ def test_draws_follow_the_weights() -> None:
     weights = torch.tensor([0.5, 0.0, 3.0, 1.0, 0.25])
     count = 100_000
     u = torch.rand(count, generator=torch.Generator().manual_seed(0)).clamp(max=1 - 2.0**-22)
-    codes = draw(weights.expand(count, -1), u)
+    codes = REFERENCE.draw(weights.expand(count, -1), u)
     assert misfit(torch.bincount(codes, minlength=5), weights) < 4.9
 
 
@@ -144,7 +143,7 @@ def test_draws_without_replacement_follow_the_conditional_probabilities() -> Non
     weights = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.1])
     count = 100_000
     u = torch.rand(count, 3, generator=torch.Generator().manual_seed(0)).clamp(max=1 - 2.0**-22)
-    codes = draw_without_replacement(weights.expand(count, -1), u)
+    codes = REFERENCE.draw_without_replacement(weights.expand(count, -1), u)
     expected = torch.zeros(5, 5, 5)
     for a, b, c in itertools.permutations([0, 2, 3, 4], 3):
         rest_a = 1 - weights[a]
@@ -160,7 +159,7 @@ def test_draws_without_replacement_follow_the_conditional_probabilities() -> Non
 
 def test_where_codes_run_out_draws_repeat_one_that_has_no_weight_left() -> None:
     weights = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
-    codes = draw_without_replacement(weights, torch.full((1, 4), 0.3))
+    codes = REFERENCE.draw_without_replacement(weights, torch.full((1, 4), 0.3))
     assert codes.tolist() == [[0, 2, 3, 3]]
 
 

@@ -1,0 +1,272 @@
+// From logits to distributions, and draws by inverse CDF: one row of V codes at a time.
+//
+// A division, a comparison and a running sum are what torch computes, bit for bit; a softmax is not, since
+// torch adds in another order. Running sums are kept in double, as torch keeps them.
+#pragma once
+
+#include <algorithm>
+
+#include "native.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t VECTORS = 4;  // independent sums of a loop, so that none waits for the other
+
+// Sum of f(i), a vector at i, over whole vectors; n is a multiple of W.
+template <class Body> INLINE double sum_of(int64_t n, Body f) {
+    F acc[VECTORS] = {};
+    int64_t i = 0;
+    for (; i + VECTORS * W <= n; i += VECTORS * W)
+        for (int64_t j = 0; j < VECTORS; ++j) acc[j] += f(i + j * W);
+    for (; i < n; i += W) acc[0] += f(i);
+    double sum = 0;
+    for (int64_t j = 0; j < VECTORS; ++j) sum += total(acc[j]);
+    return sum;
+}
+
+INLINE int64_t whole(int64_t n) { return (n + W - 1) / W * W; }
+
+// The order of floats as unsigned numbers, and back.
+INLINE uint32_t ranked(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u ^ (uint32_t(int32_t(u) >> 31) | 0x80000000u);
+}
+INLINE float unranked(uint32_t r) {
+    uint32_t u = r >> 31 ? r ^ 0x80000000u : ~r;
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+// The k-th largest of a row of whole vectors without a NaN; `most` is its largest. Halves the range until a
+// count says k, or one value is left: a dozen passes over the row, and no order.
+float kth_largest(const float* x, int64_t all, int64_t k, float most) {
+    uint32_t low = ranked(-INFINITY), high = ranked(most) + 1;  // at least k from low on, fewer from high on
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        float bar = unranked(middle);
+        I count{};
+        for (int64_t i = 0; i < all; i += W) count -= (I)(load<F>(x + i) >= bar);
+        int64_t found = 0;
+        for (int i = 0; i < W; ++i) found += count[i];
+        if (found == k) {
+            F least = splat(INFINITY);
+            for (int64_t i = 0; i < all; i += W) {
+                F v = load<F>(x + i);
+                U in = (U)(v >= bar);
+                least = smaller(least, (F)(((U)v & in) | ((U)splat(INFINITY) & ~in)));
+            }
+            float kth = INFINITY;
+            for (int i = 0; i < W; ++i) kth = kth < least[i] ? kth : least[i];
+            return kth;
+        }
+        (found > k ? low : high) = middle;
+    }
+    return unranked(low);
+}
+
+// Where top-p cuts: a code stays if it comes before `index` among the equals of `value`, or is larger.
+struct Cut {
+    float value;
+    int64_t index;
+};
+
+// Cut codes before which others hold more than p of the mass, largest first and equals by code. x: scaled
+// logits; e: their weights, 0 for what is out already; most: the largest x. Codes are counted by their
+// distance to the largest, and only the bin that the cut falls in is put in order.
+Cut top_p_cut(const float* x, const float* e, int64_t n, float most, float sum, float p) {
+    constexpr int BINS = 2048;
+    constexpr float FINE = 32.0f;
+    double mass[BINS] = {};
+    auto bin_of = [&](int64_t i) {
+        float d = (most - x[i]) * FINE;
+        return d < float(BINS - 1) ? int(d) : BINS - 1;
+    };
+    for (int64_t i = 0; i < n; ++i)
+        if (e[i] > 0) mass[bin_of(i)] += double(e[i] / sum);
+    double before = 0;
+    int64_t* some = (int64_t*)scratch(12, n * sizeof(int64_t));
+    for (int bin = 0; bin < BINS; ++bin) {
+        // No code of a bin is cut while all up to its end hold no more than p, by a margin for rounding.
+        if (mass[bin] == 0 || before + mass[bin] <= double(p) - 1e-5) {
+            before += mass[bin];
+            continue;
+        }
+        int64_t found = 0;
+        for (int64_t i = 0; i < n; ++i)
+            if (e[i] > 0 && bin_of(i) == bin) some[found++] = i;
+        std::sort(some, some + found, [&](int64_t a, int64_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+        for (int64_t j = 0; j < found; ++j) {
+            float own = e[some[j]] / sum;
+            before += double(own);
+            if (float(before) - own > p) return Cut{x[some[j]], some[j]};
+        }
+    }
+    return Cut{-INFINITY, 0};
+}
+
+// Softmax of x where it is above -inf, to e; returns the sum. Weights below 1e-37 are 0.
+INLINE float weigh(const float* x, int64_t all, float most, float* e) {
+    return float(sum_of(all, [&](int64_t i) {
+        F d = load<F>(x + i) - most;
+        F w = (F)((U)exponential(d) & (U)(d > -87.0f));
+        put(e + i, w);
+        return w;
+    }));
+}
+
+// Take x and its weight out where it is less than `least`.
+INLINE void drop_below(float* x, int64_t all, float least) {
+    for (int64_t i = 0; i < all; i += W) {
+        F v = load<F>(x + i);
+        U gone = (U)(v < least);
+        put(x + i, (F)(((U)splat(-INFINITY) & gone) | ((U)v & ~gone)));
+    }
+}
+
+// Probabilities of one row of logits, n of them, to a row of whole(n); what is behind n becomes 0.
+// A row with a NaN, with +inf or without any finite number gives NaN, as torch's softmax does.
+void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
+    int64_t all = whole(n);
+    float* x = (float*)scratch(11, size_t(all) * sizeof(float));
+    float t = f.temperature ? *f.temperature : 1.0f;
+    for (int64_t i = 0; i < n; ++i) x[i] = logits[i] / t;
+    for (int64_t i = n; i < all; ++i) x[i] = -INFINITY;
+    F top = splat(-INFINITY);
+    U bad{};
+    for (int64_t i = 0; i < all; i += W) {
+        F v = load<F>(x + i);
+        bad |= (U)(v != v);
+        top = larger(top, v);
+    }
+    float most = -INFINITY;
+    bool broken = false;
+    for (int i = 0; i < W; ++i) {
+        most = most > top[i] ? most : top[i];
+        broken |= bad[i] != 0;
+    }
+    if (broken || !(most - most == 0.0f)) {
+        for (int64_t i = 0; i < all; ++i) out[i] = i < n ? NAN : 0.0f;
+        return;
+    }
+    bool k_first = !(f.p_first && f.top_p), some = f.top_k > 0 && f.top_k < n;
+    if (some && k_first) drop_below(x, all, kth_largest(x, all, f.top_k, most));
+    float sum = weigh(x, all, most, out);
+    if (f.top_p) {
+        Cut cut = top_p_cut(x, out, n, most, sum, *f.top_p);
+        for (int64_t i = 0; i < n; ++i)
+            if (x[i] < cut.value || (x[i] == cut.value && i >= cut.index)) x[i] = -INFINITY;
+        if (some && !k_first) drop_below(x, all, kth_largest(x, all, f.top_k, most));
+        sum = weigh(x, all, most, out);
+    }
+    for (int64_t i = 0; i < all; i += W) put(out + i, load<F>(out + i) / sum);
+}
+
+// Running sums of n weights, in double. Quarters are summed side by side, and then put behind each other.
+INLINE double* running(const float* w, int64_t n) {
+    double* c = (double*)scratch(13, size_t(n + 1) * sizeof(double));
+    int64_t each = n / 4;
+    double a = 0, b = 0, d = 0, e = 0;
+    for (int64_t i = 0; i < each; ++i) {
+        c[i] = a += double(w[i]);
+        c[each + i] = b += double(w[each + i]);
+        c[2 * each + i] = d += double(w[2 * each + i]);
+        c[3 * each + i] = e += double(w[3 * each + i]);
+    }
+    double before = a;
+    for (int64_t i = each; i < 2 * each; ++i) c[i] += before;
+    before += b;
+    for (int64_t i = 2 * each; i < 3 * each; ++i) c[i] += before;
+    before += d;
+    for (int64_t i = 3 * each; i < 4 * each; ++i) c[i] += before;
+    before += e;
+    for (int64_t i = 4 * each; i < n; ++i) c[i] = before += double(w[i]);
+    return c;
+}
+
+// The first code whose running sum is above u times the whole; the last one where none is.
+INLINE int64_t draw_row(const float* w, int64_t n, float u) {
+    const double* c = running(w, n);
+    float bar = u * float(c[n - 1]);
+    int64_t low = 0, high = n;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (float(c[middle]) <= bar)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < n ? low : n - 1;
+}
+
+// --- whole tensors ---------------------------------------------------------------------------------
+
+struct FilterJob {
+    const Filter* f;
+    const float* logits;
+    int64_t rows, n, each;
+    float* out;
+    static int chunks(void* self, int) {
+        FilterJob& job = *(FilterJob*)self;
+        return int((job.rows + job.each - 1) / job.each);
+    }
+    static void work(void* self, int, int chunk) {
+        FilterJob& job = *(FilterJob*)self;
+        int64_t from = chunk * job.each, to = std::min(from + job.each, job.rows);
+        for (int64_t r = from; r < to; ++r) {
+            if (job.n % W == 0) {
+                filter_row(*job.f, job.logits + r * job.n, job.n, job.out + r * job.n);
+                continue;
+            }
+            float* row = (float*)scratch(14, size_t(whole(job.n)) * sizeof(float));
+            filter_row(*job.f, job.logits + r * job.n, job.n, row);
+            memcpy(job.out + r * job.n, row, size_t(job.n) * sizeof(float));
+        }
+    }
+};
+
+void filter(const Filter& f, const float* logits, int64_t rows, int64_t n, float* out) {
+    FilterJob job{&f, logits, rows, n, (rows + 4 * pool_threads() - 1) / (4 * pool_threads()), out};
+    pool_run(Job{&job, FilterJob::work, nullptr, FilterJob::chunks, 1}, rows * n < (1 << 14));
+}
+
+// Codes [rows][count] from weights [rows][n] and uniforms [rows][count], without replacement.
+void draw(const float* weights, const float* uniforms, int64_t rows, int64_t n, int64_t count, int64_t* out) {
+    float* left = count > 1 ? (float*)scratch(14, size_t(n) * sizeof(float)) : nullptr;
+    for (int64_t r = 0; r < rows; ++r) {
+        const float* w = weights + r * n;
+        for (int64_t c = 0; c < count; ++c) {
+            int64_t code = out[r * count + c] = draw_row(w, n, uniforms[r * count + c]);
+            if (c + 1 == count) break;
+            if (!c) memcpy(left, w, size_t(n) * sizeof(float)), w = left;
+            left[code] = 0.0f;
+        }
+    }
+}
+
+// Guided logits of B images from rows of all branches: u + s (c - u), or InstructPix2Pix's three; where s is
+// at most 1, the conditional row. Then the penalty of codes that a token may not be.
+void guide(const Guide& g) {
+    int64_t n = g.vocab, branch = g.images * g.count * n;
+    for (int64_t b = 0; b < g.images; ++b)
+        for (int64_t t = 0; t < g.count; ++t) {
+            int64_t at = b * g.count + t, token = g.token[g.whole_image ? b : at];
+            const float *c = g.logits + at * n, *second = c + branch, *u = g.branches == 3 ? second + branch : second;
+            float* y = g.out + at * n;
+            float s = g.scale ? g.scale[token] : 1.0f;
+            if (!(s > 1) || g.branches == 1)
+                memcpy(y, c, size_t(n) * sizeof(float));
+            else if (g.branches == 2)
+                for (int64_t i = 0; i < n; ++i) y[i] = u[i] + s * (c[i] - u[i]);
+            else
+                for (int64_t i = 0; i < n; ++i)
+                    y[i] = u[i] + *g.image_scale * (second[i] - u[i]) + s * (c[i] - second[i]);
+            if (!g.penalty) continue;
+            const float* p = g.penalty + g.kind[token] * n;
+            for (int64_t i = 0; i < n; ++i) y[i] += p[i];
+        }
+}
+
+}  // namespace

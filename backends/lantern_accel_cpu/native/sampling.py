@@ -1,0 +1,211 @@
+"""What follows a pass in one native call each: guidance, filters, draws, and the walk down a tree.
+
+Every function returns None for tensors or rules that it has no kernel for: those go the reference's way.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_int32
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.device import sampling
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
+from lantern_accel_cpu.native.library import Accept, Filter, Guide, Library, Rule, byref
+
+KINDS: dict[type, int] = {Exact: 0, Lantern: 1, LanternPP: 2}
+RESIDUALS = {"official": 0, "optimal": 1, "aggregate": 2}
+
+
+def _floats(*tensors: Tensor | None) -> bool:
+    """Return whether these are plain float32 tensors on the CPU, on no way to a gradient."""
+    return all(
+        t is None
+        or (
+            type(t) is Tensor
+            and t.dtype == torch.float32
+            and t.device.type == "cpu"
+            and not t.requires_grad
+        )
+        for t in tensors
+    )
+
+
+def _number(value: Tensor | float, held: list[Tensor]) -> int:
+    """Return the address of a number, as one float32."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor([value], dtype=torch.float32)
+    held.append(value)
+    return value.data_ptr()
+
+
+def _filter(given: sampling.Filter, held: list[Tensor]) -> Filter | None:
+    numbers = [v for v in (given.temperature, given.top_p) if isinstance(v, Tensor)]
+    if not _floats(*numbers):
+        return None
+    top_p = None if given.top_p is None else _number(given.top_p, held)
+    return Filter(_number(given.temperature, held), top_p, given.top_k, given.p_first)
+
+
+def guide(
+    library: Library,
+    logits: Tensor,
+    token: Tensor,
+    scale: Tensor | None,
+    image_scale: Tensor | float | None,
+    penalties: tuple[Tensor, Tensor] | None,
+) -> Tensor | None:
+    """Return guided logits ``[B, T, V]`` (:meth:`SamplingOps.guide`)."""
+    kind, penalty = penalties if penalties is not None else (None, None)
+    if not _floats(logits, scale, penalty) or token.dtype != torch.int64:
+        return None
+    if type(token) is not Tensor or (kind is not None and kind.dtype != torch.int64):
+        return None
+    images = len(token)
+    branches = logits.shape[0] // images
+    if scale is None:
+        if penalty is None:
+            return logits
+        branches, images = 1, logits.shape[0]
+        if images != len(token):
+            return None
+    elif branches != (2 if image_scale is None else 3):
+        return None
+    logits, token, held = logits.contiguous(), token.contiguous(), []
+    _, count, vocab = logits.shape
+    out = logits.new_empty((images, count, vocab))
+    given = Guide(
+        logits=logits.data_ptr(),
+        scale=None if scale is None else scale.data_ptr(),
+        image_scale=None if image_scale is None else _number(image_scale, held),
+        penalty=None if penalty is None else penalty.data_ptr(),
+        token=token.data_ptr(),
+        kind=None if kind is None else kind.data_ptr(),
+        out=out.data_ptr(),
+        images=images,
+        count=count,
+        vocab=vocab,
+        branches=branches,
+        whole_image=token.dim() == 1,
+    )
+    library.guide(byref(given))
+    return out
+
+
+def filter(library: Library, logits: Tensor, given: sampling.Filter) -> Tensor | None:
+    """Return the probabilities ``[..., V]`` that a filter makes of logits."""
+    held: list[Tensor] = []
+    described = _filter(given, held) if _floats(logits) and logits.numel() else None
+    if described is None:
+        return None
+    logits = logits.contiguous()
+    out = torch.empty_like(logits)
+    vocab = logits.shape[-1]
+    library.filter(
+        byref(described), logits.data_ptr(), logits.numel() // vocab, vocab, out.data_ptr()
+    )
+    return out
+
+
+def draw(library: Library, weights: Tensor, uniforms: Tensor) -> Tensor | None:
+    """Draw codes ``[..., K]`` without replacement from ``[..., V]`` with uniforms ``[..., K]``."""
+    if not _floats(weights, uniforms) or not weights.numel() or not uniforms.numel():
+        return None
+    if weights.shape[:-1] != uniforms.shape[:-1]:
+        return None
+    weights, uniforms = weights.contiguous(), uniforms.contiguous()
+    out = torch.empty(uniforms.shape, dtype=torch.int64)
+    vocab, count = weights.shape[-1], uniforms.shape[-1]
+    library.draw(
+        weights.data_ptr(),
+        uniforms.data_ptr(),
+        weights.numel() // vocab,
+        vocab,
+        count,
+        out.data_ptr(),
+    )
+    return out
+
+
+def rule_of(rule: Any) -> Rule | None:
+    """Describe a rule of :mod:`lantern_accel.decoding.accept`, one of the papers' kinds."""
+    acceptance, table = rule.acceptance, rule.neighbours
+    kind = KINDS.get(type(acceptance))
+    if kind is None or (kind and (table is None or rule.dials is None)):
+        return None
+    if not _floats(rule.dials, rule.budget):
+        return None
+    given = Rule(kind=kind, residual=RESIDUALS[rule.residual], k=acceptance.k)
+    if rule.dials is not None and kind:
+        given.dial = rule.dials.data_ptr()
+    if rule.budget is not None:
+        given.budget = rule.budget.data_ptr()
+    if table is not None:
+        if table.dtype != torch.int32 or table.stride(1) != 1 or table.device.type != "cpu":
+            return None
+        given.neighbours = table.data_ptr()
+        given.neighbour_stride, given.neighbour_width = table.stride(0), table.shape[1]
+    return given
+
+
+def accept(
+    library: Library,
+    tree: Any,
+    logits: Tensor,
+    given: sampling.Filter,
+    rule: Any,
+    uniforms: Tensor,
+    bonus_uniform: Tensor,
+    masked: bool,
+) -> tuple[Tensor, ...] | None:
+    """Walk down a tree (:meth:`SamplingOps.accept`); return the fields of an ``Accepted``."""
+    if not _floats(logits, tree.q, uniforms, bonus_uniform) or tree.tokens.dtype != torch.int64:
+        return None
+    held: list[Tensor] = []
+    described, judged = _filter(given, held), rule_of(rule)
+    if described is None or judged is None or type(tree.tokens) is not Tensor:
+        return None
+    if (tree.q is None) != (tree.group is None):
+        return None
+
+    def whole(tensor: Tensor) -> int:
+        tensor = tensor.contiguous()
+        held.append(tensor)
+        return tensor.data_ptr()
+
+    images, nodes, vocab = logits.shape
+    depth = len(tree.max_children)
+    if uniforms.stride(-1) != 1:
+        uniforms = uniforms.contiguous()
+    path = torch.empty((images, depth + 1), dtype=torch.int64)
+    length, bonus = (torch.empty(images, dtype=torch.int64) for _ in range(2))
+    weights, price = logits.new_empty((images, vocab)), logits.new_empty((images, depth))
+    call = Accept(
+        filter=described,
+        rule=judged,
+        logits=whole(logits),
+        tokens=whole(tree.tokens),
+        first_child=whole(tree.first_child),
+        num_children=whole(tree.num_children),
+        uniforms=uniforms.data_ptr(),
+        bonus_uniform=bonus_uniform.data_ptr(),
+        widths=(c_int32 * max(1, depth))(*tree.max_children),
+        path=path.data_ptr(),
+        length=length.data_ptr(),
+        bonus=bonus.data_ptr(),
+        weights=weights.data_ptr(),
+        price=price.data_ptr(),
+        images=images,
+        nodes=nodes,
+        vocab=vocab,
+        uniform_stride=uniforms.stride(0),
+        bonus_stride=bonus_uniform.stride(0),
+        depth=depth,
+        masked=masked,
+    )
+    if tree.q is not None:
+        call.q, call.group, call.groups = whole(tree.q), whole(tree.group), tree.q.shape[1]
+    library.accept(byref(call))
+    return path, length, bonus, weights, price

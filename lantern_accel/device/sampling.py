@@ -1,0 +1,209 @@
+"""From logits to distributions and draws: what a step does with the logits of a pass.
+
+A backend inherits :class:`SamplingOps` through :class:`~.operations.TensorOps` and overrides what its
+device does in one kernel; every method has tensor code as its reference, here or, where it follows a
+paper, in :mod:`lantern_accel.decoding`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: Values that are summed up at once: a matrix product of this width.
+SCAN_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Filter:
+    """How logits become a distribution.
+
+    They are divided by ``temperature``, a number or float32 ``[1]``. The ``top_k`` largest stay with
+    those that equal the last; 0: all. Of these the codes stay before which the larger ones hold at most
+    ``top_p`` of the mass, a number or float32 ``[1]``; None: all. ``p_first``: the other way round.
+    """
+
+    temperature: Tensor | float = 1.0
+    top_k: int = 0
+    top_p: Tensor | float | None = None
+    p_first: bool = False
+
+
+def _running(x: Tensor) -> Tensor:
+    """Return running sums over the last axis, as a product with a triangle of ones."""
+    at = torch.arange(x.shape[-1], device=x.device, dtype=torch.int32)
+    return x @ (at.unsqueeze(1) <= at).to(x.dtype)
+
+
+def two_level_scan(weights: Tensor) -> Tensor:
+    """Return the running sums of ``weights [..., V]``, at least 0; never falling.
+
+    Blocks of 128 are summed up, then their sums. One scan of a long row is cut into pieces that a GPU
+    adds in the order in which they end, so that the same weights give other sums from run to run, and a
+    scan that adds in pairs may fall by a rounding, where a draw would pick a code without weight. In a
+    product every sum is made in one order, with zeros for what comes later, so that none falls. A
+    block's last weight ends where the next block starts, bit for bit.
+    """
+    size = weights.shape[-1]
+    blocks = -(-size // SCAN_BLOCK)
+    if blocks == 1:
+        return _running(weights)
+    padded = F.pad(weights, (0, blocks * SCAN_BLOCK - size))
+    x = padded.reshape(*weights.shape[:-1], blocks, SCAN_BLOCK)
+    inner = _running(x)
+    ends = inner[..., -1]
+    after = _running(ends).unsqueeze(-1)
+    before = F.pad(after[..., :-1, :], (0, 0, 1, 0))
+    total = torch.where(inner < ends.unsqueeze(-1), torch.minimum(before + inner, after), after)
+    return total.flatten(-2)[..., :size]
+
+
+def guide(
+    logits: Tensor, scale: Tensor | None, image_scale: Tensor | float | None = None
+) -> Tensor:
+    """Combine rows ``[cond; uncond]`` by classifier-free guidance, ``u + s (c - u)``.
+
+    ``logits`` float32 ``[2B, T, V]`` with ``scale`` float32 ``[B, T]``; None: rows pass as they are.
+    With ``image_scale`` rows are ``[cond; image only; uncond]`` and the rule is InstructPix2Pix's
+    (arXiv 2211.09800), ``u + s_image (i - u) + s (c - i)``. Where the scale is 1 or less the result is
+    the conditional row, bit for bit.
+    """
+    if scale is None:
+        return logits
+    s = scale.unsqueeze(-1)
+    if image_scale is None:
+        cond, uncond = logits.chunk(2, dim=0)
+        return torch.where(s > 1, uncond + s * (cond - uncond), cond)
+    cond, image, uncond = logits.chunk(3, dim=0)
+    mixed = uncond + image_scale * (image - uncond) + s * (cond - image)
+    return torch.where(s > 1, mixed, cond)
+
+
+class SamplingOps:
+    """Reference implementation of what follows a pass: guidance, filters, draws."""
+
+    index: torch.dtype = torch.int64
+    """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
+
+    def scan(self, weights: Tensor) -> Tensor:
+        """Return the running sums of ``weights [..., V]``, none of them below the one before it.
+
+        The same bits every time, for the same weights: draws by inverse CDF depend on it. The reference
+        is :func:`two_level_scan`.
+        """
+        return two_level_scan(weights)
+
+    def guide(
+        self,
+        logits: Tensor,
+        token: Tensor,
+        scale: Tensor | None,
+        image_scale: Tensor | float | None = None,
+        penalties: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return guided logits ``[B, T, V]`` from float32 rows ``[R, T, V]``, branch by branch.
+
+        ``token`` integer ``[B, T]``, or ``[B]`` where all T are of one: the image tokens that the logits
+        are of. ``scale`` float32 ``[N]``: the guidance of each token (:func:`guide`); None without.
+        ``penalties``: integer ``[N]`` and float32 ``[K, V]``: which row is added to each token's logits.
+        """
+        shape: tuple[int, ...] = (len(token), 1)
+        flat = token
+        if token.dim() == 2:
+            shape, flat = token.shape, token.flatten()
+        if scale is not None:
+            logits = guide(logits, scale.index_select(0, flat).view(shape), image_scale)
+        if penalties is not None:
+            kind, penalty = penalties
+            rows = penalty.index_select(0, kind.index_select(0, flat))
+            logits = logits + rows.view(*shape, -1)
+        return logits
+
+    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+        """Return the float32 probabilities ``[..., V]`` that a filter makes of logits."""
+        x, k, p = logits / given.temperature, given.top_k, given.top_p
+        if p is None:
+            x = _keep_top_k(x, k)
+        elif not given.p_first:
+            x = self._keep_top_k_then_p(x, k, p)
+        else:
+            x = _keep_top_k(self._keep_top_p(x, p), k)
+        return x.softmax(dim=-1)
+
+    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+        """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum), uniforms ``[...]``.
+
+        The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.decoding.uniforms`), so that rounding
+        cannot push a draw past the last code with a weight.
+        """
+        total = self.scan(weights)
+        bar = uniform.unsqueeze(-1) * total[..., -1:]
+        found = (total <= bar).sum(dim=-1, dtype=self.index)
+        return found.clamp(max=weights.shape[-1] - 1)
+
+    def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``.
+
+        Where fewer than K codes have a weight, the rest of the draws repeat code V - 1 with no weight;
+        acceptance skips drafts whose probability is 0.
+        """
+        picks = []
+        for r in range(uniforms.shape[-1]):
+            pick = self.draw(weights, uniforms[..., r])
+            picks.append(pick)
+            if r + 1 < uniforms.shape[-1]:
+                weights = weights.scatter(-1, pick.unsqueeze(-1), 0.0)
+        return torch.stack(picks, dim=-1)
+
+    def accept(
+        self,
+        tree: Any,
+        logits: Tensor,
+        given: Filter,
+        rule: Any,
+        uniforms: Tensor,
+        bonus_uniform: Tensor,
+        masked: bool,
+    ) -> tuple[Tensor, ...] | None:
+        """Filter the rows of a tree that are visited, walk down it and draw the token after it.
+
+        Takes and returns what :func:`lantern_accel.decoding.accept.accept` does, the fields of an
+        ``Accepted``; None where the device has no kernel for this tree or rule, as here: then the tensor
+        code of that module runs. ``masked``: logits of -inf are codes that may not be.
+        """
+        return None
+
+    def _keep_top_p(self, logits: Tensor, p: float | Tensor) -> Tensor:
+        ordered, index = logits.sort(dim=-1, descending=True)
+        mass = ordered.softmax(dim=-1)
+        # A code goes when the codes before it already hold more than p.
+        drop = (self.scan(mass) - mass) > p
+        return logits.scatter(-1, index, torch.where(drop, float("-inf"), ordered))
+
+    def _keep_top_k_then_p(self, logits: Tensor, k: int, p: float | Tensor) -> Tensor:
+        """Apply both filters, sorting the k values that the first leaves in place of the vocabulary."""
+        if k <= 0 or k >= logits.shape[-1]:
+            return self._keep_top_p(logits, p)
+        ordered, index = logits.topk(k, dim=-1)
+        kth = ordered[..., -1:]
+        within = torch.where(logits < kth, float("-inf"), logits).softmax(dim=-1)
+        mass = within.gather(-1, index)
+        total = self.scan(mass)
+        inside = torch.where(total - mass > p, float("-inf"), ordered)
+        # Further values equal to the k-th come after it, one by one, as long as there is room below p.
+        further = (logits == kth).scatter(-1, index, False)
+        before = total[..., -1:] + (further.cumsum(-1, dtype=torch.int32) - 1) * mass[..., -1:]
+        rest = torch.where(further & (before <= p), logits, float("-inf"))
+        return rest.scatter(-1, index, inside)
+
+
+def _keep_top_k(logits: Tensor, k: int) -> Tensor:
+    if k <= 0 or k >= logits.shape[-1]:
+        return logits
+    # Values equal to the k-th stay (LlamaGen and transformers agree on this).
+    kth = logits.topk(k, dim=-1).values[..., -1:]
+    return torch.where(logits < kth, float("-inf"), logits)

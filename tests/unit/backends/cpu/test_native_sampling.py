@@ -1,0 +1,206 @@
+"""Native filters, draws and the walk down a tree, each instruction set against the reference."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, get_args
+
+import pytest
+import torch
+from support import native
+from support.tree_tensors import draft_tree
+from torch import Tensor
+
+from lantern_accel.decoding.accept import Rule, accept, accept_sampling
+from lantern_accel.decoding.logits import REFERENCE, Filters
+from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.device.sampling import Filter
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
+from lantern_accel.strategy.values import Residual, Sampling
+from lantern_accel_cpu.backend import DeviceBackend
+from lantern_accel_cpu.native import sampling
+
+pytestmark = native.needs_native
+UNITS = native.units()
+#: Ragged, whole vectors, and long enough for every way to find the k-th value.
+SIZES = [1, 7, 33, 256, 5000]
+FILTERS = [
+    Filter(),
+    Filter(0.7, top_k=5),
+    Filter(1.3, top_k=2100),
+    Filter(top_p=0.9),
+    Filter(torch.tensor([1.5]), top_k=40, top_p=torch.tensor([0.6])),
+    Filter(0.5, top_k=40, top_p=0.8, p_first=True),
+    Filter(top_k=10**6, top_p=1e-6),
+]
+
+
+def uniform(seed: int, *shape: int) -> Tensor:
+    u = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    return u.clamp(2.0**-24, 1 - 2.0**-20)
+
+
+class Exactly(DeviceBackend):
+    """The reference, with the running sums that the CPU uses."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("given", FILTERS, ids=str)
+def test_filters_keep_what_the_reference_keeps(unit: str, given: Filter) -> None:
+    library = native.kernels(unit).library
+    for size in SIZES:
+        logits = 4 * native.draw(size, 3, 2, size)
+        logits[0] = logits[0].round()  # many ties
+        logits[1, 1, ::3] = float("-inf")
+        logits[1, 1, -1] = 0.0
+        want = REFERENCE.filter(logits, given)
+        got = sampling.filter(library, logits, given)
+        assert got is not None
+        # Which of some equals stays is the sort's to say; how many is not.
+        some = torch.arange(3) > 0 if given.top_p is not None else slice(None)
+        assert torch.equal((got > 1e-37)[some], (want > 1e-37)[some])
+        assert torch.equal((got > 1e-37).sum(-1), (want > 1e-37).sum(-1))
+        assert float((got.sort(-1).values - want.sort(-1).values).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_broken_row_is_seen_in_its_probabilities(unit: str, bad: float) -> None:
+    logits = native.draw(1, 2, 40)
+    logits[0, 17 if bad != -float("inf") else slice(None)] = bad
+    got = sampling.filter(native.kernels(unit).library, logits, Filter(top_k=5, top_p=0.5))
+    assert got is not None
+    assert bool(got[0].isnan().all())
+    assert not bool(got[1].isnan().any())
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_draws_are_those_of_running_sums_in_double(unit: str) -> None:
+    library, reference = native.kernels(unit).library, Exactly()
+    for size in SIZES:
+        weights = native.draw(size, 50, size).exp() * 3
+        weights[weights < 1] = 0.0
+        weights[3] = 0.0
+        u = uniform(size, 50, 4)
+        want = reference.draw_without_replacement(weights, u)
+        assert torch.equal(sampling.draw(library, weights, u), want)
+        alone = sampling.draw(library, weights, u[:, :1])
+        assert alone is not None
+        assert torch.equal(alone[:, 0], reference.draw(weights, u[:, 0]))
+
+
+@pytest.mark.parametrize("image_scale", [None, 1.4])
+@pytest.mark.parametrize("whole", [False, True])
+def test_guidance_is_the_reference_s(image_scale: float | None, whole: bool) -> None:
+    library = native.kernels().library
+    branches, images, count, size = 2 if image_scale is None else 3, 3, 4, 37
+    logits = native.draw(1, branches * images, count, size)
+    scale = torch.tensor([1.0, 4.0, 0.5, 7.5])
+    kind = torch.tensor([0, 1, 1, 0])
+    penalty = torch.zeros(2, size)
+    penalty[1, ::2] = float("-inf")
+    token = torch.randint(0, 4, (images,) if whole else (images, count))
+    for penalties in (None, (kind, penalty)):
+        want = REFERENCE.guide(logits, token, scale, image_scale, penalties)
+        got = sampling.guide(library, logits, token, scale, image_scale, penalties)
+        assert got is not None
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    plain = logits[:images]
+    want = REFERENCE.guide(plain, token, None, None, (kind, penalty))
+    got = sampling.guide(library, plain, token, None, None, (kind, penalty))
+    assert got is not None
+    assert torch.equal(got, want)
+    assert sampling.guide(library, plain, token, None, None, None) is plain
+
+
+RULES: dict[str, Any] = {
+    "exact": Exact(),
+    "lantern": Lantern(k=6, delta=0.3),
+    "lantern++": LanternPP(k=6, lam=3.0),
+}
+
+
+def random_parents(rng: random.Random, nodes: int) -> list[int]:
+    """Return a tree in which nodes have up to four children."""
+    parents, node = [0], 0
+    while len(parents) < nodes:
+        some = rng.randint(node == len(parents) - 1, 4)
+        parents += [node] * min(some, nodes - len(parents))
+        node += 1
+    return parents
+
+
+def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
+    """Return a random tree per image, drafted from a guess at the logits that come with it."""
+    rng = random.Random(seed)
+    batch, nodes = 4, rng.randint(1, 14)
+    shapes = [random_parents(rng, nodes) for _ in range(batch)]
+    logits = 2.5 * native.draw(seed, batch, nodes, vocab)
+    q = (logits + native.draw(seed + 1, batch, nodes, vocab)).softmax(-1)
+    picks = REFERENCE.draw_without_replacement(q, uniform(seed, batch, nodes, 4))
+    tokens = torch.zeros(batch, nodes, dtype=torch.int64)
+    for image, parents in enumerate(shapes):
+        for node in range(1, nodes):
+            parent = parents[node]
+            tokens[image, node] = picks[image, parent, node - parents.index(parent, 1)]
+    return draft_tree(shapes, tokens, q=q if drawn else None), logits
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["q=1", "drawn"])
+@pytest.mark.parametrize("residual", get_args(Residual))
+@pytest.mark.parametrize("kind", RULES)
+def test_a_tree_is_walked_as_the_reference_walks(
+    kind: str, residual: Residual, drawn: bool
+) -> None:
+    refused = accepted = 0
+    for unit in UNITS:
+        backend = DeviceBackend(0, kernels=native.kernels(unit))
+        for seed in range(12):
+            vocab = 29 if seed % 2 else 64
+            tree, logits = situation(100 * seed, vocab, drawn)
+            masked = seed % 3 == 0
+            if masked:
+                logits[..., ::5] = float("-inf")
+            budget = torch.tensor([0.2]) if residual == "optimal" and seed % 2 else None
+            table = None if kind == "exact" else neighbour_table(native.draw(5, vocab, 3), 8)
+            rule = Rule(
+                RULES[kind],
+                residual,
+                table,
+                torch.tensor(RULES[kind].dial_values()),
+                budget,
+            )
+            top_k = 20 if seed % 4 == 1 else 0
+            filters = Filters(Sampling(top_k=top_k, top_p=0.95), 0.9, 0.95, backend)
+            tests, bonus = uniform(seed, 4, sum(tree.max_children)), uniform(seed + 1, 4)
+            got = accept(tree, logits, filters, rule, tests, bonus, masked=masked)
+            probs = backend.filter(logits, filters.given)
+            allowed = logits > float("-inf") if masked else None
+            want = accept_sampling(tree, probs, rule, tests, bonus, allowed, Exactly())
+            assert torch.equal(got.path, want.path)
+            assert torch.equal(got.length, want.length)
+            assert torch.equal(got.bonus, want.bonus)
+            torch.testing.assert_close(got.weights, want.weights, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(got.price, want.price, rtol=1e-4, atol=1e-5)
+            accepted += int(got.length.sum())
+            refused += int((got.length == 0).sum())
+    assert accepted > 20
+    assert refused > 20
+
+
+def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:
+    class Half(NearestCodes):
+        def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+            return 0.5 * px
+
+    backend = DeviceBackend(0, kernels=native.kernels())
+    tree, logits = situation(3, 29, True)
+    table = neighbour_table(native.draw(5, 29, 3), 8)
+    rule = Rule(Half(kind="half", k=4), "aggregate", table, torch.tensor([]))
+    tests, bonus = uniform(1, 4, sum(tree.max_children)), uniform(2, 4)
+    assert backend.accept(tree, logits, Filter(), rule, tests, bonus, False) is None
+    filters = Filters(Sampling(), 1.0, 1.0, backend)
+    assert accept(tree, logits, filters, rule, tests, bonus).path.shape[0] == 4

@@ -69,17 +69,19 @@ class Engine(Running):
         self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance, taps)
         self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
-        self._progress = ops.host_copy(self.state.length)
+        self._watch()
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""
         state = self.state
         features, logits = self.verifying.prefill(state)
         if self.sampling.greedy:
+            weights = logits
             root = logits.argmax(dim=-1).to(self.ops.index)
         else:
             weights = distribution(logits, self.filters)
             root = draw(weights, state.uniforms[:, 0, -1], self.ops.index, self.ops.scan)
+        self.sound.begin(weights)
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
         state.step.fill_(1)
@@ -105,6 +107,7 @@ class Engine(Running):
             )
         with self.ops.phase("commit"):
             commit(self.verifying, state, tree, features, accepted)
+            self.sound.end()
 
     def _draft(self, uniforms: Tensor) -> DraftTree:
         if self.drafting is not None:
@@ -115,9 +118,11 @@ class Engine(Running):
 
     def _accept(self, tree: DraftTree, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
         if self.sampling.greedy:
+            self.sound.note(logits)
             return accept_greedy(tree, logits, self.rule)
         allowed = None
         if self.rule.residual == "official" and self.verifying.guidance.allowed is not None:
             allowed = logits > float("-inf")
         probs = distribution(logits, self.filters)
+        self.sound.note(probs)
         return accept_sampling(tree, probs, self.rule, tests, bonus, allowed, self.ops.scan)

@@ -106,7 +106,7 @@ class JacobiEngine(Running):
         self._columns = (ahead, ahead, self.siblings.total, self.siblings.widest, window.length)
         self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
         self.state = WindowState(g, target.condition_buffer(g.rows), ops.index, device)
-        self._progress = ops.host_copy(self.state.length)
+        self._watch()
 
     def prefill(self) -> None:
         """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
@@ -119,8 +119,10 @@ class JacobiEngine(Running):
 
     def _first(self, logits: Tensor, uniforms: Tensor) -> Tensor:
         if self.sampling.greedy:
+            self.sound.begin(logits)
             return logits.argmax(dim=-1).to(self.ops.index)
         weights = distribution(logits, self.filters)
+        self.sound.begin(weights)
         self.ring.write(self.state.q, self.state.length.unsqueeze(1), weights.unsqueeze(1))
         if self.noisy:
             return (weights.log() + gumbel(uniforms)).argmax(dim=-1).to(self.ops.index)
@@ -177,6 +179,7 @@ class JacobiEngine(Running):
             coupled = self._accept(x[:, 1:], logits, q, others, shares, uniforms)
         with self.ops.phase("commit"):
             self._commit(coupled, uniforms)
+            self.sound.end()
 
     def _siblings(
         self, x: Tensor, q: Tensor | None, uniforms: Tensor
@@ -220,9 +223,11 @@ class JacobiEngine(Running):
         """Decide, and keep the distributions of what is drafted for the next step."""
         state = self.state
         if self.sampling.greedy:
+            self.sound.note(logits)
             return compare(x, logits, self.rule)
         positions = state.length.unsqueeze(1) + self.ahead
         p = distribution(logits, self.filters)
+        self.sound.note(p)
         length = self.window.length
         chain = p[:, :length]
         self.ring.write(state.q, positions, chain)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.files import is_regular, write_json, write_whole
+from lantern_accel.files import is_regular, read_json_file, write_json, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     try:
         if not _there(path):
             return None
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json_file(path)
         if not isinstance(found, dict) or found.pop(CHECKSUM, None) != _digest(found):
             return None
         return found

@@ -8,7 +8,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def tune(
     device: str = typer.Option("auto"),
     model: str = typer.Option("lantern-emoji"),
     strategy: str = typer.Option("lantern++", help="eagle or lantern++ (they have static trees)."),
-    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE),
+    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE, callback=finite),
     dtype: str = typer.Option("auto"),
     threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),
     option: list[str] = OPTION,

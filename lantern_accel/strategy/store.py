@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lantern_accel.cached import read_record, write_record
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
 from lantern_accel.errors import LanternWarning
-from lantern_accel.files import cache_dir
+from lantern_accel.files import cache_dir, read_text_file
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
 
@@ -112,7 +112,7 @@ def _own() -> Iterator[Tuned]:
 def _shipped() -> Iterator[Tuned]:
     for path in sorted((profiles_dir() / "trees").glob("*.json")):
         with contextlib.suppress(OSError, ValueError):
-            yield Tuned.model_validate_json(path.read_text(encoding="utf-8"))
+            yield Tuned.model_validate_json(read_text_file(path))
 
 
 def keep_tuned(found: Tuned) -> None:

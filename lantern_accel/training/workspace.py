@@ -24,7 +24,7 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import ModelDefaults
-from lantern_accel.files import write_json, write_whole
+from lantern_accel.files import read_json_file, read_text_file, write_json, write_whole
 from lantern_accel.training.batches import Batches, SceneTokens
 from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
 from lantern_accel.training.catalogue import COMMON
@@ -59,7 +59,7 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
     values: dict[str, Any] = {}
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text_file(path)
             values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
         except (OSError, ValueError) as error:
             raise DataError(f"the configuration {path} cannot be read: {error}") from None
@@ -242,13 +242,13 @@ def run_target(
 
 
 def _json(kind: Any, path: Path) -> Any:
-    return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    return kind.model_validate(read_json_file(path))
 
 
 def _mixture(work: Path) -> TargetConfig:
     """Return what the target in ``work`` was trained on."""
     path = _need(work / "target" / "report.json", "target")
-    report = json.loads(path.read_text(encoding="utf-8"))
+    report = read_json_file(path)
     return TargetConfig.model_validate(report["config"])
 
 

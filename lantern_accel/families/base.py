@@ -359,7 +359,7 @@ def finite_pixels(pixels: Tensor) -> Tensor:
 
     For :meth:`Family.pixels`: whole numbers no longer tell, and a picture of NaN looks like one of black.
     """
-    if bool(pixels.isfinite().all()):
+    if pixels.is_meta or bool(pixels.isfinite().all()):
         return pixels
     raise ModelError(
         "the image tokenizer's pixels are not finite, so there is no picture: its weights are damaged or "

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import NoTree, Strategy, named_strategy, parse_rule
+from lantern_accel.strategy.values import (
+    AcceptanceRule,
+    NoTree,
+    Strategy,
+    named_strategy,
+    parse_rule,
+)
 
 #: What :func:`choose_strategy` takes beside a name.
 CHANGES = (
@@ -35,6 +41,10 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
     accept = changes.pop("accept", None)
     if isinstance(accept, str):
         accept = parse_rule(accept)
+    elif accept is not None and not isinstance(accept, AcceptanceRule):
+        raise StrategyError(
+            f"{str(accept)[:80]!r} is no acceptance rule; write one, such as lantern++:k=10,lambda=2"
+        )
     if isinstance(strategy, Strategy):
         chosen = strategy
     else:

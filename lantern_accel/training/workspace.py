@@ -7,7 +7,6 @@ their results together as a model folder that ``--model`` takes.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -59,8 +58,10 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
     values: dict[str, Any] = {}
     if path is not None:
         try:
-            text = read_text_file(path)
-            values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            toml = path.suffix == ".toml"
+            values = tomllib.loads(read_text_file(path)) if toml else read_json_file(path)
+            if not isinstance(values, dict):
+                raise ValueError("it holds no settings by name")
         except (OSError, ValueError) as error:
             raise DataError(f"the configuration {path} cannot be read: {error}") from None
     values.update({k: v for k, v in overrides.items() if v is not None})

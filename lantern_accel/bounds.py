@@ -5,6 +5,8 @@ Nothing is imported, so that ``--help`` stays quick.
 
 from __future__ import annotations
 
+import re
+
 #: Images decoded together.
 MOST_BATCH = 1024
 #: Images per prompt of one request.
@@ -21,3 +23,22 @@ MOST_PIXELS = 1 << 16
 MOST_SAMPLES = 100_000
 MOST_SECONDS = 1e6
 MOST_THREADS = 4096
+#: Codes that one filter or rule may name; no codebook has as many.
+MOST_CODES = 1 << 24
+#: Nodes of a tree that a request may bring, and steps of a training run.
+MOST_NODES = 1024
+MOST_STEPS = 10**9
+
+_WHOLE = re.compile(r"0*[0-9]{1,18}")
+
+
+def whole(text: str, least: int = 0, most: int = 10**18) -> int | None:
+    """Return the whole number that ASCII digits write, None for other text and outside of the bounds.
+
+    Python's own ``int`` takes digits of every script, spaces and underscores, and fails on thousands of
+    digits.
+    """
+    if len(text) > 64 or not _WHOLE.fullmatch(text):
+        return None
+    value = int(text)
+    return value if least <= value <= most else None

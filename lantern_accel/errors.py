@@ -46,6 +46,23 @@ class RequestError(LanternError):
     """A generation request is empty, malformed or cannot be served by the model."""
 
 
+class NotFiniteError(LanternError):
+    """A pass of the model gave numbers that are infinite or none, so nothing was drawn from it.
+
+    ``row``: of the batch, from 0. ``step``: 0 is the prefill. ``dtype``: what was computed in.
+    """
+
+    def __init__(self, row: int, step: int, dtype: str, image: int | None = None) -> None:
+        named = f"row {row} of the batch" if image is None else f"image {image} (row {row})"
+        when = "in the prefill" if step == 0 else f"at step {step}"
+        wider = "" if dtype == "float32" else "; --dtype float32 may hold them"
+        super().__init__(
+            f"the logits of {named} are not finite {when}, computed in {dtype}, so nothing was drawn "
+            f"from them: the weights are damaged, or their values overflow{wider}"
+        )
+        self.row, self.step, self.dtype = row, step, dtype
+
+
 class DataError(LanternError):
     """Training data cannot be had, is damaged, or does not fit the configuration."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from lantern_accel.errors import LanternWarning
+
+#: Files of text or JSON are not larger.
+MOST_TEXT = 256 * 2**20
 
 
 def cache_dir() -> Path:
@@ -55,6 +59,31 @@ def is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
         return True
+
+
+def read_bytes_file(path: Path, most: int = MOST_TEXT) -> bytes:
+    """Return what a file holds; raises OSError for a device, a pipe, or more than ``most`` bytes."""
+    if not is_regular(path):
+        raise OSError(errno.EINVAL, "it is a folder, a device or a pipe, not a file", str(path))
+    # Not blocking: some files of /proc wait for news.
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as stream:
+        found = stream.read(most + 1)
+    if found is None or len(found) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+    return found
+
+
+def read_text_file(path: Path) -> str:
+    """Return a text file's content; raises OSError, and ValueError where it is not UTF-8."""
+    return read_bytes_file(path).decode("utf-8").replace("\r\n", "\n")
+
+
+def read_json_file(path: Path) -> Any:
+    """Return a JSON file's value; raises OSError, and ValueError where it is not whole JSON."""
+    try:
+        return json.loads(read_text_file(path))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import PARTS, Found, Model, Parts
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
+from lantern_accel.files import read_json_file
 from lantern_accel.nn.transformer import pack
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -35,7 +35,7 @@ def read_manifest(folder: Path) -> Any:
     """
     path = folder / "model.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_file(path)
         named = content.get("family") if isinstance(content, dict) else None
         # Without a family that can be asked, the fields that every manifest has say what is wrong.
         kind = family(named).manifest_type if isinstance(named, str) else Manifest

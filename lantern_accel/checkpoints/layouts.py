@@ -7,7 +7,6 @@ and ``trained_drafters``.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 
 from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
+from lantern_accel.files import read_json_file
 
 #: What ``lantern-accel train drafter`` leaves, beside its checkpoint.
 OWN_WEIGHTS = "drafter.safetensors"
@@ -95,7 +95,7 @@ def search(
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises :class:`CheckpointError`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_file(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); fetch it again") from None
     if not isinstance(content, dict):

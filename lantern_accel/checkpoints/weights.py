@@ -8,7 +8,6 @@ mapping is dropped every few hundred megabytes: pages that were read count as th
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import pickletools
 import re
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import CheckpointError
+from lantern_accel.files import read_json_file
 
 #: Most bytes that are read through one mapping before it is dropped and made anew; small checkpoints
 #: take a sixteenth of themselves.
@@ -134,7 +134,14 @@ class _PickleFile(_File):
                     f"{self.path} holds a {type(state).__name__}, not a state dict; name a file with "
                     "a model's weights"
                 )
-            self._tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+            tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+            foreign = next((key for key in tensors if not isinstance(key, str)), None)
+            if foreign is not None:
+                raise CheckpointError(
+                    f"{self.path} names a tensor {str(foreign)[:40]!r}, which is a "
+                    f"{type(foreign).__name__} and no text; save the model's state_dict() again"
+                )
+            self._tensors = tensors
         return self._tensors
 
     def read(self, key: str) -> Tensor:
@@ -329,7 +336,7 @@ def shard_names(folder: Path) -> tuple[list[str], dict[str, str]]:
     indexes.sort(key=lambda p: "safetensors" not in p.name)
     for index in indexes:
         try:
-            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            listed = read_json_file(index)["weight_map"]
             names = sorted(set(listed.values()))
             foreign = [n for n in names if Path(n).name != n or not Path(n).suffix]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -9,7 +9,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def bench(
         [1], min=1, max=bounds.MOST_BATCH, help="Images together; repeat for several."
     ),
     temperature: list[float] = typer.Option(
-        [1.0], min=0, max=bounds.MOST_TEMPERATURE, help="Repeat for several."
+        [1.0], min=0, max=bounds.MOST_TEMPERATURE, callback=finite, help="Repeat for several."
     ),
     repeats: int = typer.Option(5, min=1, max=bounds.MOST_SAMPLES, help="Samples per cell."),
     prompt: list[str] = typer.Option(
@@ -38,7 +38,7 @@ def bench(
     dtype: str = typer.Option("auto"),
     tree: str = typer.Option(None, help="For every strategy with a drafter."),
     window: int = typer.Option(
-        None, min=2, help="Tokens in the window of every strategy that drafts in one."
+        None, min=2, max=256, help="Tokens in the window of every strategy that drafts in one."
     ),
     threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),
     option: list[str] = OPTION,

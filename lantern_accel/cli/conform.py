@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lantern_accel.bounds import MOST_SECONDS
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Outcome
@@ -30,7 +31,9 @@ def conform(
     ),
     option: list[str] = OPTION,
     json_path: Path = typer.Option(None, "--json", help="Write the report as JSON."),
-    limit: float = typer.Option(600.0, min=1, help="Seconds after which a check has failed."),
+    limit: float = typer.Option(
+        600.0, min=1, max=MOST_SECONDS, callback=finite, help="Seconds that a check may take."
+    ),
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
 ) -> None:
     """Check that a backend is correct, static and replayable; exit code 1 if a check fails."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, read_options
 
@@ -44,11 +45,11 @@ def evaluate(
         None, help="A drafter stored elsewhere; none: evaluate without one."
     ),
     text_encoder: Path = typer.Option(None, help="A text encoder stored elsewhere."),
-    seed: int = typer.Option(0, min=0, help="Fixes all random numbers."),
+    seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes all random numbers."),
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     threads: int = typer.Option(
-        None, min=1, help="Processor threads, for a backend that uses them."
+        None, min=1, max=bounds.MOST_THREADS, help="Threads, for a backend that uses them."
     ),
     option: list[str] = OPTION,
 ) -> None:

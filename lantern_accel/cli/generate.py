@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from lantern_accel.bounds import MOST_THREADS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import bar, opened
 from lantern_accel.cli.options import OPTION, read_options, with_settings
+from lantern_accel.files import read_text_file
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -66,7 +68,9 @@ def generate(
     embeddings: Path = typer.Option(
         None, help="The prompts' features (.safetensors, .npz), in place of the text encoder."
     ),
-    threads: int = typer.Option(None, min=1, help="Processor threads, where the backend has them."),
+    threads: int = typer.Option(
+        None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
+    ),
     option: list[str] = OPTION,
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
     grid: bool = typer.Option(False, help="Write all images into one picture, a row per prompt."),
@@ -182,7 +186,7 @@ def _lines(path: Path | None) -> list[str]:
     try:
         if not is_regular(path):
             raise RequestError(f"{path} is no file of prompts")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text_file(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
     found = [line.strip() for line in lines if line.strip()]
@@ -192,14 +196,15 @@ def _lines(path: Path | None) -> list[str]:
 
 
 def _seeds(text: str) -> list[int]:
-    from lantern_accel.bounds import SEEDS
+    from lantern_accel.bounds import MOST_SEED, whole
     from lantern_accel.errors import RequestError
 
     found = []
     for word in (one.strip() for one in text.split(",")):
-        if not (word.isascii() and word.isdecimal() and len(word) < 20 and int(word) < SEEDS):
+        seed = whole(word, most=MOST_SEED)
+        if seed is None:
             raise RequestError(f"{word[:40]!r} is no seed; write numbers such as 1,2,3")
-        found.append(int(word))
+        found.append(seed)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from lantern_accel import bounds
 from lantern_accel.cli.console import say
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def plan(
     device: str = typer.Option("", help="A backend that is here, or a device profile's name."),
     memory: str = typer.Option("", help="Memory of a device that is neither: 24GB, 80GiB."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    batch: int = typer.Option(1, min=1, help="Images decoded together."),
+    batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Images decoded together."),
     strategy: str = typer.Option(None, help="lantern++ where there is a drafter, else vanilla."),
     tree: str = typer.Option(None, help="As for generate."),
     k: int = typer.Option(None, "--k", help="Neighbours of LANTERN's acceptance rule."),

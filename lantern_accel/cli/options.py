@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,17 +16,26 @@ OPTION = typer.Option(
 )
 
 
+def finite(value: Any) -> Any:
+    """Refuse nan and inf, which typer's own bounds may let through; the callback of floats."""
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(one, float) and not math.isfinite(one):
+            raise typer.BadParameter(f"{one} is not a number that can be used.")
+    return value
+
+
 def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, Any]:
     """Read ``name=value`` pairs; raises BackendError for what is none."""
+    from lantern_accel.bounds import whole
     from lantern_accel.errors import BackendError
 
     options: dict[str, Any] = {} if threads is None else {"threads": threads}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise BackendError(f"the option {text!r} is not of the form NAME=VALUE")
-        whole = value.isascii() and value.isdecimal() and len(value) < 19
-        options[name] = int(value) if whole else value
+            raise BackendError(f"the option {text[:80]!r} is not of the form NAME=VALUE")
+        number = whole(value)
+        options[name] = value if number is None else number
     return options
 
 

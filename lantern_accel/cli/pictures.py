@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import is_regular, write_json
+from lantern_accel.files import is_regular, read_json_file, write_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,7 +84,7 @@ class Pictures:
         if not self.each:
             raise RequestError("--resume continues single pictures; leave --grid out")
         try:
-            found = json.loads(self._notes.read_text(encoding="utf-8"))
+            found = read_json_file(self._notes)
             finished, seeds = [int(n) for n in found["finished"]], dict(found["seeds"])
         except FileNotFoundError:
             return  # nothing was interrupted

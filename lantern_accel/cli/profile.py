@@ -9,7 +9,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +33,7 @@ def profile(
         help="Images together; repeat for several. Default: 1 and 4, quick: 1.",
     ),
     temperature: list[float] = typer.Option(
-        [1.0], min=0, max=bounds.MOST_TEMPERATURE, help="Repeat for several."
+        [1.0], min=0, max=bounds.MOST_TEMPERATURE, callback=finite, help="Repeat for several."
     ),
     prompts: Path = typer.Option(
         None,
@@ -50,6 +50,7 @@ def profile(
         None,
         min=0,
         max=bounds.MOST_SECONDS,
+        callback=finite,
         help="Timed seconds per cell at least. Default: 10, quick: 0.",
     ),
     quality_images: int = typer.Option(

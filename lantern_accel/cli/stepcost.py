@@ -8,7 +8,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -28,10 +28,23 @@ def stepcost(
     tree: str = typer.Option(None, help="Its tree; the paper's otherwise."),
     device: str = typer.Option("auto"),
     dtype: str = typer.Option("auto"),
-    cfg_scale: float = typer.Option(None, "--cfg", min=0, help="4 for classes, 7.5 for text."),
-    top_k: int = typer.Option(None, min=0, help="0 for classes, 1000 for text."),
+    cfg_scale: float = typer.Option(
+        None,
+        "--cfg",
+        min=0,
+        max=bounds.MOST_SCALE,
+        callback=finite,
+        help="4 for classes, 7.5 for text.",
+    ),
+    top_k: int = typer.Option(
+        None, min=0, max=bounds.MOST_CODES, help="0 for classes, 1000 for text."
+    ),
     tokens_per_step: float = typer.Option(
-        None, min=1, help="Tokens that a step brings, stated by you."
+        None,
+        min=1,
+        max=bounds.MOST_NODES,
+        callback=finite,
+        help="Tokens that a step brings, stated by you.",
     ),
     acceptance_from: Path = typer.Option(
         None, help="Take them from this run of `bench` or `profile` instead."

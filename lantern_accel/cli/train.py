@@ -10,8 +10,10 @@ from typing import Any
 
 import typer
 
+from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.files import read_text_file
 
 train = typer.Typer(
     help="Train your own model: data, tokenizer, target, drafter, bundle. All stages resume.",
@@ -21,13 +23,19 @@ train = typer.Typer(
 
 WORK = typer.Option(Path("lantern-train"), "--work", "-w", help="Folder of the training run.")
 CONFIG = typer.Option(None, "--config", help="JSON or TOML with the trainer's settings.")
-STEPS = typer.Option(None, min=1, help="Optimizer steps.")
+STEPS = typer.Option(None, min=1, max=bounds.MOST_STEPS, help="Optimizer steps.")
 MINUTES = typer.Option(
-    None, min=0.01, help="Minutes for all runs together; the schedule ends then."
+    None,
+    min=0.01,
+    max=bounds.MOST_SECONDS,
+    callback=finite,
+    help="Minutes for all runs together; the schedule ends then.",
 )
-SEED = typer.Option(None, min=0, help="Fixes all random numbers.")
+SEED = typer.Option(None, min=0, max=bounds.MOST_SEED, help="Fixes all random numbers.")
 RESUME = typer.Option(True, "--resume/--restart", help="Continue the checkpoint, or begin anew.")
-THREADS = typer.Option(None, min=1, help="Processor threads, for a backend that uses them.")
+THREADS = typer.Option(
+    None, min=1, max=bounds.MOST_THREADS, help="Processor threads, for a backend that uses them."
+)
 DEVICE = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best).")
 
 
@@ -175,7 +183,10 @@ def drafter(
         help="For --model without --images: a file with one prompt per line, which the target draws.",
     ),
     samples: int = typer.Option(
-        256, min=2, help="For --model without --images: how many images the target draws."
+        256,
+        min=2,
+        max=bounds.MOST_IMAGES,
+        help="For --model without --images: how many images the target draws.",
     ),
     size: str | None = typer.Option(
         None,
@@ -232,7 +243,7 @@ def drafter(
     lines: list[str] = []
     if prompts is not None:
         try:
-            lines = [line.strip() for line in prompts.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in read_text_file(prompts).splitlines()]
         except OSError as error:
             raise DataError(f"the prompts {prompts} cannot be read ({error.strerror})") from None
     with lantern_accel.load(

@@ -10,7 +10,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -27,11 +27,17 @@ def tune(
     batch: list[int] = typer.Option(
         [1, 2, 4, 8, 16, 32], min=1, max=bounds.MOST_BATCH, help="Batch sizes that auto is for."
     ),
-    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE),
+    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE, callback=finite),
     relaxed: bool = typer.Option(False, "--relaxed", help="Choose for auto with --relaxed."),
-    tv_budget: float = typer.Option(None, help="Choose for auto with this budget."),
+    tv_budget: float = typer.Option(
+        None, callback=finite, help="Choose for auto with this budget."
+    ),
     budget: float = typer.Option(
-        None, min=1, max=bounds.MOST_SECONDS, help="Seconds that choosing for auto may take."
+        None,
+        min=1,
+        max=bounds.MOST_SECONDS,
+        callback=finite,
+        help="Seconds that choosing for auto may take.",
     ),
     dtype: str = typer.Option("auto"),
     threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),

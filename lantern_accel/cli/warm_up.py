@@ -29,15 +29,16 @@ def warm_up(
 
     A later command finds it in the cache folder, where the device's compiler uses one.
     """
-    from lantern_accel.bounds import MOST_BATCH
+    from lantern_accel.bounds import MOST_BATCH, whole
     from lantern_accel.errors import RequestError
 
     sizes = []
     for word in batches.split(","):
         word = word.strip()
-        if not (word.isascii() and word.isdecimal() and 1 <= int(word[:6]) <= MOST_BATCH):
+        size = whole(word, 1, MOST_BATCH)
+        if size is None:
             raise RequestError(f"{word!r} is no batch size; give numbers from 1 to {MOST_BATCH}")
-        sizes.append(int(word))
+        sizes.append(size)
     names = [word.strip() for word in strategies.split(",")]
     began = time.perf_counter()
 

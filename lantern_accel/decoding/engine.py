@@ -71,17 +71,19 @@ class Engine(Running):
         self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance, taps)
         self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
-        self._progress = ops.host_copy(self.state.length)
+        self._watch()
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""
         state = self.state
         features, logits = self.verifying.prefill(state)
         if self.sampling.greedy:
+            weights = logits
             root = logits.argmax(dim=-1).to(self.ops.index)
         else:
             weights = distribution(logits, self.filters)
             root = self.ops.draw(weights, state.uniforms[:, 0, -1])
+        self.sound.begin(weights)
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
         state.step.fill_(1)
@@ -107,6 +109,7 @@ class Engine(Running):
             )
         with self.ops.phase("commit"):
             commit(self.verifying, state, tree, features, accepted)
+            self.sound.end()
 
     def _draft(self, uniforms: Tensor) -> DraftTree:
         if self.drafting is not None:
@@ -117,7 +120,9 @@ class Engine(Running):
 
     def _accept(self, tree: DraftTree, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
         if self.sampling.greedy:
+            self.sound.note(logits)
             return accept_greedy(tree, logits, self.rule)
+        self.sound.note(logits, logits=True)
         masked = self.verifying.guidance.allowed is not None
         accepted = accept(tree, logits, self.filters, self.rule, tests, bonus, masked=masked)
         if self.accounting == "exact" and self.rule.relaxed:

@@ -110,7 +110,7 @@ class JacobiEngine(Running):
         else:
             self.dials, self.filters, self.rule = longest.dials, longest.filters, longest.rule
             self.verifying, self.ring, self.state = longest.verifying, longest.ring, longest.state
-            self._progress = longest._progress
+            self.sound, self._progress = longest.sound, longest._progress
         self.forward = WindowPass(self.verifying, g, counts)
         #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
         self._columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
@@ -131,7 +131,7 @@ class JacobiEngine(Running):
         ahead = 2 * self.window.length
         self.ring = Ring(max(g.kept, 1), g.tokens, ahead, g.batch, ops.index, device)
         self.state = WindowState(g, target.condition_buffer(g.rows), ops.index, device)
-        self._progress = ops.host_copy(self.state.length)
+        self._watch()
 
     def prefill(self) -> None:
         """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
@@ -144,8 +144,10 @@ class JacobiEngine(Running):
 
     def _first(self, logits: Tensor, uniforms: Tensor) -> Tensor:
         if self.sampling.greedy:
+            self.sound.begin(logits)
             return logits.argmax(dim=-1).to(self.ops.index)
         weights = distribution(logits, self.filters)
+        self.sound.begin(weights)
         self.ring.write(self.state.q, self.state.length.unsqueeze(1), weights.unsqueeze(1))
         if self.noisy:
             return (weights.log() + gumbel(uniforms)).argmax(dim=-1).to(self.ops.index)
@@ -208,6 +210,7 @@ class JacobiEngine(Running):
             coupled = self._accept(x[:, 1:], logits, q, others, shares, uniforms)
         with self.ops.phase("commit"):
             self._commit(coupled, uniforms)
+            self.sound.end()
 
     def _siblings(
         self, x: Tensor, q: Tensor | None, uniforms: Tensor
@@ -251,9 +254,11 @@ class JacobiEngine(Running):
         """Decide, and keep the distributions of what is drafted for the next step."""
         state = self.state
         if self.sampling.greedy:
+            self.sound.note(logits)
             return compare(x, logits, self.rule)
         positions = state.length.unsqueeze(1) + self.ahead
         p = distribution(logits, self.filters)
+        self.sound.note(p)
         length = self.window.length
         chain = p[:, :length]
         self.ring.write(state.q, positions, chain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.cached import read_tensors, write_tensors
 from lantern_accel.errors import StrategyError
 
 Space = Literal["decoder", "raw"]
@@ -75,7 +77,7 @@ def cached_neighbour_table(
     """Return :func:`neighbour_table`, kept on disk under a hash of the codebook, the space and k.
 
     ``normalise`` measures on the unit sphere, the space that LlamaGen's decoder reads (the official
-    tables are measured on the raw rows). A cache that cannot be written is not an error.
+    tables are measured on the raw rows). A damaged entry is made anew.
     """
     book = codebook.detach().float().cpu()
     book = F.normalize(book, dim=-1) if normalise else book
@@ -83,20 +85,14 @@ def cached_neighbour_table(
         return neighbour_table(book, k)
     digest = hashlib.sha256(book.contiguous().numpy().tobytes()).hexdigest()[:24]
     path = cache / "neighbours" / f"{digest}-k{k}.safetensors"
-    from safetensors.torch import load_file, save
 
-    if path.is_file():
-        try:
-            table = load_file(path)["neighbours"]
-            if table.shape == (book.shape[0], k):
-                return table
-        except Exception:  # a damaged cache entry is made anew
-            path.unlink(missing_ok=True)
-    table = neighbour_table(book, k)
-    try:
-        from lantern_accel.files import write_whole
+    def fits(found: Mapping[str, Tensor]) -> bool:
+        kept = found["neighbours"]
+        right = kept.dtype == torch.int32 and kept.shape == (book.shape[0], k)
+        return right and int(kept.min()) >= 0 and int(kept.max()) < book.shape[0]
 
-        write_whole(path, lambda stream: stream.write(save({"neighbours": table.contiguous()})))
-    except OSError:
-        pass
-    return table
+    entry = read_tensors(path, fits)
+    if entry is None:
+        entry = {"neighbours": neighbour_table(book, k)}
+        write_tensors(path, entry)
+    return entry["neighbours"]

@@ -18,6 +18,7 @@ from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.pacing import Block, ByAcceptance, PaceRule
 from lantern_accel.decoding.running import Decoded, Running
+from lantern_accel.decoding.sound import require
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.window import WindowPass
 from lantern_accel.device.backend import Stopwatch
@@ -46,10 +47,12 @@ class PlainStep:
             logits = self.forward.logits(state.length, state.start, state.prefix_mask, x)
         with engine.ops.phase("accept"):
             if engine.sampling.greedy:
+                engine.sound.note(logits)
                 token = logits[:, 0].argmax(dim=-1).to(engine.ops.index)
             else:
                 uniforms = state.uniforms.index_select(1, now).squeeze(1)
                 p = distribution(logits, engine.filters)
+                engine.sound.note(p)
                 engine.ring.write(state.q, newest + 1, p)
                 token = engine.ops.draw(p[:, 0], uniforms[:, -1])
         with engine.ops.phase("commit"):
@@ -61,6 +64,7 @@ class PlainStep:
             state.length.add_(open_)
             state.newest.copy_(torch.maximum(state.newest, state.length))
             state.step.add_(1)
+            engine.sound.end()
 
 
 class PacedEngine(Running):
@@ -100,7 +104,7 @@ class PacedEngine(Running):
         self.strategy, self.sampling, self.ops = strategy, sampling, ops
         self.geometry, self.dials = longest.geometry, longest.dials
         self.verifying, self.state = longest.verifying, longest.state
-        self._progress = longest._progress
+        self.sound, self._progress = longest.sound, longest._progress
         #: Milliseconds per step of each length that was timed since the engine was made.
         self.times: dict[int, list[float]] = {}
         #: Replaced by captured functions where a device captures.
@@ -192,19 +196,22 @@ class PacedEngine(Running):
         self.now = max(self.engines)  # what prefill has drawn drafts for
         self.move(rule.begin())
         known = [1] * self.geometry.batch
-        posted: list[tuple[int, bool]] = []
+        posted: list[tuple[int, bool, int]] = []
         fresh, at = True, time.perf_counter()
+        dtype, index = self.verifying.target.weight.dtype, 0
         for index in range(1, tokens):
             replay()
             if index % every:
                 continue
             self._progress.post()
-            posted.append((self.now, fresh))
+            posted.append((self.now, fresh, index))
             fresh = False
             if len(posted) == 1 and lag:
                 continue
-            length, first = posted.pop(0)
-            lengths = [one + 1 for one in self._progress.read().tolist()]
+            length, first, done = posted.pop(0)
+            report = self._progress.read()
+            require(report[1], 1 + done, dtype)
+            lengths = [one + 1 for one in report[0].tolist()]
             now = time.perf_counter()
             if not first:  # the first steps of a length also warm it up
                 self.times.setdefault(length, []).append(1e3 * (now - at) / every)
@@ -222,4 +229,5 @@ class PacedEngine(Running):
         while posted:  # so that the next request does not read this one's
             posted.pop()
             self._progress.read()
+        require(self.sound.count.cpu(), 1 + index, dtype)
         return self.decoded()

@@ -14,6 +14,7 @@ from lantern_accel.decoding.accept import Rule
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.sound import Soundness, require
 from lantern_accel.decoding.uniforms import draw_uniforms
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
@@ -60,7 +61,13 @@ class Running(ABC):
     #: How a step prices relaxation: by a bound that every step can afford, or exactly, on the host, in
     #: steps that run operator by operator (:mod:`~.pricing`).
     accounting: Literal["bound", "exact"] = "bound"
+    sound: Soundness
     _progress: HostCopy
+
+    def _watch(self) -> None:
+        """Make what the host reads while steps run: the lengths, and whether numbers are finite."""
+        self.sound = Soundness(self.state.length, self.sampling.greedy)
+        self._progress = self.ops.host_copy(self.sound.report)
 
     @abstractmethod
     def prefill(self) -> None:
@@ -112,7 +119,7 @@ class Running(ABC):
     def nbytes(self) -> int:
         """Bytes of the static buffers: caches, state and settings."""
         caches = sum(cache.layout.nbytes for cache in self.caches)
-        total: int = caches + self.state.nbytes + self.dials.nbytes
+        total: int = caches + self.state.nbytes + self.dials.nbytes + self.sound.nbytes
         return total
 
     def start(
@@ -167,16 +174,19 @@ class Running(ABC):
         ``step`` replays a captured :meth:`step`. ``on_progress`` gets the tokens known by the slowest
         image. The host looks at the lengths only from the earliest step at which an image can be
         complete, then every ``check_every`` steps, and every eighth step where progress is wanted; a
-        device that lets its copies lag runs that many steps more (no-ops on complete images).
+        device that lets its copies lag runs that many steps more (no-ops on complete images). Raises
+        :class:`NotFiniteError` where logits were infinite or no numbers.
         """
         g = self.geometry
         replay = step or self.step
         earliest = -(-(g.tokens - 1) // (g.depth + 1))
         posted: list[int] = []
+        dtype, index = self.verifying.target.weight.dtype, 0
 
         def known() -> int:
-            del posted[0]
-            count = int(self._progress.read().min()) + 1
+            lengths, sound = self._progress.read()
+            require(sound, 1 + posted.pop(0), dtype)
+            count = int(lengths.min()) + 1
             if on_progress is not None:
                 on_progress(count)
             return count
@@ -191,6 +201,7 @@ class Running(ABC):
                 break
         while posted:  # so that the next request does not read this one's
             known()
+        require(self.sound.count.cpu(), 1 + index, dtype)
         return self.decoded()
 
     def decoded(self) -> Decoded:

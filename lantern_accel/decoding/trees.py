@@ -13,6 +13,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from lantern_accel.bounds import whole
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import (
     ChainTree,
@@ -183,29 +184,28 @@ def parse_tree(text: str) -> Tree:
     kind, _, rest = text.strip().partition(":")
     if kind == "window":
         return parse_window(rest)
-    try:
-        if kind == "none" and not rest:
-            return NoTree()
+    if kind == "none" and not rest:
+        return NoTree()
+    if kind in ("chain", "dynamic"):
+        numbers = [whole(part.strip()) for part in rest.split(",")] if rest else []
+        if None in numbers or len(numbers) not in ((0, 1) if kind == "chain" else (0, 3)):
+            raise StrategyError(
+                f"the tree {text[:80]!r} cannot be read; write chain:LENGTH or dynamic:TOP_K,DEPTH,TOTAL"
+            )
         if kind == "chain":
-            values = {"length": int(rest)} if rest else {}
-            return validated(ChainTree, values, "tree")
-        if kind == "dynamic":
-            if not rest:
-                return EAGLE2_TREE
-            top_k, depth, total = (int(part) for part in rest.split(","))
-            return validated(DynamicTree, {"top_k": top_k, "depth": depth, "total": total}, "tree")
-    except ValueError:
-        raise StrategyError(
-            f"the tree {text!r} cannot be read; write chain:LENGTH or dynamic:TOP_K,DEPTH,TOTAL"
-        ) from None
+            return validated(ChainTree, {"length": numbers[0]} if numbers else {}, "tree")
+        if not numbers:
+            return EAGLE2_TREE
+        named = dict(zip(("top_k", "depth", "total"), numbers, strict=True))
+        return validated(DynamicTree, named, "tree")
     if kind in STATIC_TREES and not rest:
         return STATIC_TREES[kind]
     words = text.replace(",", " ").split()
-    if words and all(word.isdigit() for word in words):
+    if words and all(word.isascii() and word.isdecimal() for word in words):
         paths = [[int(c) for c in word] for word in words]
         return validated(StaticTree, {"paths": paths}, "tree")
     known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]
-    raise StrategyError(f"unknown tree {text!r}{did_you_mean(kind, known)}")
+    raise StrategyError(f"unknown tree {text[:80]!r}{did_you_mean(kind, known)}")
 
 
 def parse_window(text: str) -> Window:
@@ -220,19 +220,19 @@ def parse_window(text: str) -> Window:
     values: dict[str, Any] = {}
     for word in text.split(",") if text else []:
         word = word.strip()
-        if word.isdigit():
-            values["length"] = int(word)
+        if (length := whole(word)) is not None:
+            values["length"] = length
         elif word in get_args(Fresh):
             values["fresh"] = word
         elif word in ("coupled", "anew", "gumbel"):
             values["tail"] = word
         elif word.startswith("siblings="):
             counts = word.removeprefix("siblings=").split(".")
-            values["siblings"] = [int(n) if n.isdigit() else n for n in counts if n]
+            values["siblings"] = [whole(n) for n in counts if n]
         else:
             raise StrategyError(
-                f"the window {text!r} cannot be read at {word!r}; write window:LENGTH and, after "
-                f"commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, gumbel, and "
+                f"the window {text[:80]!r} cannot be read at {word[:40]!r}; write window:LENGTH and, "
+                f"after commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, gumbel, and "
                 "siblings=3.2.1"
             )
     return validated(Window, values, "window")

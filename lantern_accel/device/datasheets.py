@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from lantern_accel.errors import LanternError, did_you_mean
+from lantern_accel.files import read_text_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -100,7 +101,7 @@ def load_profile(name: str, folder: Path | None = None) -> DeviceProfile:
         raise ProfileError(f"no device profile is named {name!r}{did_you_mean(name, names)}")
     path = folder / f"{name}.toml"
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_text_file(path))
         profile = DeviceProfile.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]

@@ -20,7 +20,7 @@ from lantern_accel.evaluation.plots import check_matplotlib
 from lantern_accel.evaluation.prompts import FORTY
 from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings
 from lantern_accel.evaluation.text import text_ambiguity
-from lantern_accel.files import write_json
+from lantern_accel.files import read_text_file, write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.imageset import ImageSet, Source, read_images
 from lantern_accel.quality.maps import MISSING, NETWORK, FeatureNet, to_pixels
@@ -65,7 +65,7 @@ class Evaluator:
         if not self.out.is_file():
             return fresh
         try:
-            stored = Evaluation.model_validate_json(self.out.read_text(encoding="utf-8"))
+            stored = Evaluation.model_validate_json(read_text_file(self.out))
         except (ValidationError, ValueError):
             raise DataError(
                 f"{self.out} exists and is not an evaluation of this version; name another file with -o"

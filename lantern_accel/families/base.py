@@ -354,6 +354,19 @@ class Family(ABC):
         return Trunk(config.n_layer, dim, hidden, 4 * dim**2 + 3 * dim * hidden)
 
 
+def finite_pixels(pixels: Tensor) -> Tensor:
+    """Return pixels as they are; raises :class:`ModelError` where one is no number.
+
+    For :meth:`Family.pixels`: whole numbers no longer tell, and a picture of NaN looks like one of black.
+    """
+    if pixels.is_meta or bool(pixels.isfinite().all()):
+        return pixels
+    raise ModelError(
+        "the image tokenizer's pixels are not finite, so there is no picture: its weights are damaged or "
+        "their values overflow; fetch them again and compare their checksum"
+    )
+
+
 __all__ = [
     "PARTS",
     "Conditions",
@@ -369,4 +382,5 @@ __all__ = [
     "Size",
     "TextSource",
     "Trunk",
+    "finite_pixels",
 ]

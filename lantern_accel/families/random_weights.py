@@ -6,7 +6,6 @@ manifest, part by part.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from lantern_accel.errors import ModelError, did_you_mean
 from lantern_accel.families.base import Model
 from lantern_accel.families.published import entry, is_published, published
 from lantern_accel.families.registry import families, family
+from lantern_accel.files import read_json_file
 from lantern_accel.nn.transformer import pack
 
 #: From a parameter's name and shape to its values, on the device where it will stay.
@@ -57,7 +57,7 @@ def sized(name: str) -> Any:
     path = Path(name)
     try:
         if path.suffix == ".json":
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json_file(path)
             kind = family(values.pop("family", USUAL_FAMILY))
             made = kind.sized(path.stem, values)
         else:

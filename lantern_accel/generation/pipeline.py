@@ -20,6 +20,7 @@ from lantern_accel.errors import (
     DeviceLostError,
     DoesNotFitError,
     LanternWarning,
+    NotFiniteError,
     RequestError,
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Size
@@ -314,7 +315,7 @@ class Pipeline:
                 report = _report(
                     on_progress, len(images), len(chunk), engine.geometry.tokens, len(wanted)
                 )
-                with watch() as decode:
+                with watch() as decode, _of_image(chunk):
                     done = _first(engine.run(ready.step, report), len(chunk))
                 with watch() as drawing:
                     made = _pictures(self.pixels(done.tokens, shape))
@@ -383,6 +384,16 @@ class Pipeline:
         tokens = tokens.to(self.backend.device)
         with self.backend.giving_back():
             return self.model.family.pixels(self.model, tokens, shape).cpu()
+
+
+@contextmanager
+def _of_image(chunk: Sequence[int]) -> Iterator[None]:
+    """Let an error about a row of a batch name the request's image, counted from 0."""
+    try:
+        yield
+    except NotFiniteError as error:
+        row = min(error.row, len(chunk) - 1)
+        raise NotFiniteError(row, error.step, error.dtype, chunk[row]) from None
 
 
 def _wanted(request: GenerationRequest, only: Sequence[int] | None) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, MOST_PIXELS, SEEDS
+from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, MOST_PIXELS, SEEDS, whole
 from lantern_accel.errors import RequestError, did_you_mean
 from lantern_accel.strategy.values import NeighbourSpace, Residual, Sampling, Strategy, Tree
 
@@ -121,12 +121,12 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 
 def read_size(text: str) -> tuple[int, int]:
     """Read ``WxH``; raises :class:`RequestError`."""
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdecimal() and part.isascii() for part in parts):
-        raise RequestError(f"the size {text!r} cannot be read; write WIDTHxHEIGHT, such as 768x512")
-    if any(len(part) > 6 or not int(part) for part in parts):
-        raise RequestError(f"the size {text[:40]!r} cannot be read; write WIDTHxHEIGHT in pixels")
-    return int(parts[0]), int(parts[1])
+    sides = [whole(part, 1, MOST_PIXELS) for part in text.lower().split("x")]
+    if len(sides) != 2 or sides[0] is None or sides[1] is None:
+        raise RequestError(
+            f"the size {text[:40]!r} cannot be read; write WIDTHxHEIGHT in pixels, such as 768x512"
+        )
+    return sides[0], sides[1]
 
 
 def check_prompts(prompt: object) -> tuple[str | int, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from lantern_accel.errors import LanternError, RequestError
+from lantern_accel.files import read_text_file
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.intervals import digest
 from lantern_accel.measure.record import PromptSet
@@ -89,7 +90,7 @@ def read_prompts(path: Path | None, pipeline: Pipeline) -> PromptSet:
     if path is None:
         return prompt_set("built-in, a random draw", built_in_prompts(pipeline), pipeline)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text_file(path)
     except OSError as error:
         raise RequestError(f"{path} cannot be read ({error.strerror}); name another file") from None
     except ValueError:

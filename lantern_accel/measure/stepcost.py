@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from lantern_accel.bounds import MOST_NODES, whole
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
@@ -276,13 +277,13 @@ def run_stepcost(
 
 def parse_nodes(text: str) -> list[int]:
     """Read ``8,16,32,60``; raises :class:`RequestError`."""
-    try:
-        nodes = [int(part[:9]) for part in text.split(",") if part.strip()]
-    except ValueError:
-        nodes = [0]
-    if any(not 2 <= count <= 1024 for count in nodes):
-        raise RequestError(f"nodes {text!r} are not counts from 2 to 1024, such as 8,16,32,60")
-    return nodes
+    nodes = [whole(part.strip(), 2, MOST_NODES) for part in text.split(",") if part.strip()]
+    known = [count for count in nodes if count is not None]
+    if len(known) < len(nodes):
+        raise RequestError(
+            f"nodes {text[:80]!r} are not counts from 2 to {MOST_NODES}, such as 8,16,32,60"
+        )
+    return known
 
 
 def read_acceptance(path: Path, strategy: str) -> Acceptance:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import write_json
+from lantern_accel.files import read_json_file, write_json
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 #: Bytes a run's file and a trace need on the disk, with room to spare.
@@ -77,7 +77,7 @@ def _check_room(path: Path, needed: int) -> None:
 def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, Any]:
     """Return a file's JSON object; raises RequestError saying why it is none."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json_file(path)
     except FileNotFoundError:
         raise RequestError(
             f"there is no file {path}; measure one with `{command} -o {path}`"
@@ -89,10 +89,10 @@ def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, A
             f"{path} is not whole JSON (line {error.lineno}: {error.msg}), perhaps an incomplete "
             "copy; copy it again or measure again"
         ) from None
-    except RecursionError:
-        raise RequestError(f"{path} is JSON nested too deep to be a run; leave it out") from None
-    except ValueError:
+    except UnicodeDecodeError:
         raise RequestError(f"{path} is not text, so it is not a run; name another file") from None
+    except ValueError as error:  # nested too deep, or a number of thousands of digits
+        raise RequestError(f"{path} is no run ({str(error)[:80]}); leave it out") from None
     if not isinstance(data, dict):
         raise RequestError(f"{path} is JSON, but no run of `{command}`; leave it out")
     return data

@@ -23,7 +23,6 @@ from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
 from lantern_accel.device.backend import check_clock
 from lantern_accel.errors import RequestError
-from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure import store
 from lantern_accel.measure.environment import describe
@@ -31,7 +30,7 @@ from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about, interleave
 from lantern_accel.measure.samples import new_cell, ready_of, take_sample
-from lantern_accel.strategy.store import Candidate, Tuned, key_of, tuned_path
+from lantern_accel.strategy.store import Candidate, Tuned, keep_tuned, key_of, tuned_path
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
 
@@ -271,7 +270,7 @@ def tune(
         candidates=candidates[:20],
         environment=describe(pipeline.backend, pipeline.dtype).model_dump(mode="json"),
     )
-    write_json(tuned_path(tuner.key), found.model_dump(mode="json"))
+    keep_tuned(found)
     tuner.path.unlink(missing_ok=True)
     return found
 

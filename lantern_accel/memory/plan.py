@@ -275,24 +275,21 @@ def planner_for(
 def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
     """Return the peak of one image by dtype, without a device, kept on disk from call to call."""
     import hashlib
-    import json
 
     import lantern_accel
-    from lantern_accel.files import cache_dir, write_json
+    from lantern_accel.cached import read_record, write_record
+    from lantern_accel.files import cache_dir
 
     planner = planner_for(model, dtype=dtypes[0])
     key = [lantern_accel.__version__, torch.__version__, planner.manifest.model_dump_json()]
     digest = hashlib.sha256("\n".join([*key, *dtypes, str(planner.text_bytes)]).encode())
     path = cache_dir() / "plans" / f"{digest.hexdigest()[:24]}.json"
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(kept, dict) and set(kept) == set(dtypes):
-            return {name: int(kept[name]) for name in dtypes}
-    except (OSError, ValueError):
-        pass
+    kept = read_record(path)
+    if kept is not None and set(kept) == set(dtypes):
+        return {name: int(kept[name]) for name in dtypes}
     peaks = {name: planner.plan(dtype=DTYPES[name]).peak for name in dtypes}
     with contextlib.suppress(OSError):
-        write_json(path, peaks)
+        write_record(path, peaks)
     return peaks
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lantern_accel.errors import DataError
+from lantern_accel.files import read_text_file
 
 CAPTIONS = "captions.jsonl"
 
@@ -62,7 +63,7 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
     """
     path = folder / CAPTIONS
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text_file(path).splitlines()
     except OSError:
         raise DataError(
             f"{path} is not there; write a line for each image, such as "

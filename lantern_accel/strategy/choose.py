@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import AUTO, NoTree, Strategy, named_strategy, parse_rule
+from lantern_accel.strategy.values import (
+    AUTO,
+    AcceptanceRule,
+    NoTree,
+    Strategy,
+    named_strategy,
+    parse_rule,
+)
 
 #: Changes that belong to one strategy, with those to ask for in place of auto.
 ONE = {
@@ -50,6 +57,10 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
         return _automatic(defaults, relaxed, {**changes, "accept": accept})
     if isinstance(accept, str):
         accept = parse_rule(accept)
+    elif accept is not None and not isinstance(accept, AcceptanceRule):
+        raise StrategyError(
+            f"{str(accept)[:80]!r} is no acceptance rule; write one, such as lantern++:k=10,lambda=2"
+        )
     if isinstance(strategy, Strategy):
         chosen = strategy
     else:

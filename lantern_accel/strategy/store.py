@@ -6,6 +6,7 @@ ship with the package in ``profiles/trees``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import warnings
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lantern_accel.cached import read_record, write_record
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
 from lantern_accel.errors import LanternWarning
-from lantern_accel.files import cache_dir, is_regular
+from lantern_accel.files import cache_dir, read_text_file
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
 
@@ -94,14 +96,28 @@ def tuned_path(key: dict[str, Any]) -> Path:
     return trees_dir() / f"{digest}.json"
 
 
-def _stored(folder: Path) -> Iterator[Tuned]:
-    for path in sorted(folder.glob("*.json")):
-        if not is_regular(path):  # reading a pipe would wait for ever
-            continue
-        try:
-            yield Tuned.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValidationError, ValueError):
-            continue  # damaged, or of another version of this file: as if it were not there
+def _own() -> Iterator[Tuned]:
+    """Go through the user's own trees; what is damaged or of another version is passed over."""
+    try:
+        paths = sorted(trees_dir().glob("*.json"))
+    except OSError:
+        return
+    for path in paths:
+        record = read_record(path)
+        if record is not None:
+            with contextlib.suppress(ValidationError):
+                yield Tuned.model_validate(record)
+
+
+def _shipped() -> Iterator[Tuned]:
+    for path in sorted((profiles_dir() / "trees").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            yield Tuned.model_validate_json(read_text_file(path))
+
+
+def keep_tuned(found: Tuned) -> None:
+    """Keep a tree for :func:`read_tuned`; raises OSError where the cache cannot be written."""
+    write_record(tuned_path(found.key), found.model_dump(mode="json"))
 
 
 def read_tuned(key: dict[str, Any]) -> Tuned | None:
@@ -109,12 +125,12 @@ def read_tuned(key: dict[str, Any]) -> Tuned | None:
 
     Warns where the user tuned the same thing for another model or version.
     """
-    own = list(_stored(trees_dir()))
+    own = list(_own())
     found = next((one for one in own if one.key == key), None)
     if found is not None:
         return found
     try:
-        shipped = next((t for t in _stored(profiles_dir() / "trees") if t.key == key), None)
+        shipped = next((t for t in _shipped() if t.key == key), None)
     except ProfileError:  # an installation without profiles has no shipped trees either
         shipped = None
     if shipped is None:

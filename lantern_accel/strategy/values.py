@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from lantern_accel.bounds import MOST_SCALE
+from lantern_accel.bounds import MOST_NODES, MOST_SCALE
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.rules import (
     RULES,
@@ -91,7 +91,7 @@ class StaticTree(Value):
 
     kind: Literal["static"] = "static"
     name: str = "custom"
-    paths: tuple[Path, ...] = Field(min_length=1)
+    paths: tuple[Path, ...] = Field(min_length=1, max_length=MOST_NODES)
 
     @field_validator("paths")
     @classmethod
@@ -115,7 +115,7 @@ class DynamicTree(Value):
     kind: Literal["dynamic"] = "dynamic"
     top_k: int = Field(10, ge=1, le=64, description="beam width, and children a node")
     depth: int = Field(4, ge=0, le=32, description="levels below the first")
-    total: int = Field(59, ge=2, description="nodes, the root included")
+    total: int = Field(59, ge=2, le=MOST_NODES, description="nodes, the root included")
 
     @model_validator(mode="after")
     def _has_candidates(self) -> DynamicTree:

@@ -179,9 +179,12 @@ def own_images(
     key = digest.hexdigest()
     done: list[Tensor] = []
     if path.is_file():
-        stored = torch.load(path, weights_only=True)
-        if stored["key"] == key:
-            done = list(stored["codes"])
+        try:
+            stored = torch.load(path, weights_only=True)
+            if stored["key"] == key:
+                done = list(stored["codes"].long())[: len(prompts)]
+        except Exception:  # whatever a damaged file makes torch raise; its images are drawn again
+            done = []
     progress.start("drawing images to learn from", len(prompts))
     progress.advance(len(done))
     for start in range(len(done), len(prompts), batch):

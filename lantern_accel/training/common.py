@@ -121,10 +121,15 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
     differ.
     """
     if not path.is_file():
+        if (
+            path.is_symlink() or path.exists()
+        ):  # a loop, a pipe: nothing could be written there either
+            raise DataError(f"{path} is no file; delete it to start again")
         return None
     try:
         payload: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        stored, rng = payload["config"], payload["rng"]
+        stored, rng = dict(payload["config"]), dict(payload["rng"])
+        int(payload["step"]), float(payload["elapsed"]), dict(payload["state"])
     except Exception as error:
         raise DataError(
             f"{path} cannot be continued ({type(error).__name__}: {error}); "
@@ -144,9 +149,14 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
             f"{path} was written under another configuration ({said}); use the same values to "
             f"continue it, another output folder, or resume=False to start again"
         )
-    version, internal, gauss = rng["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = rng["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(rng["torch"])
+    try:
+        version, internal, gauss = rng["python"]
+        random.setstate((version, tuple(internal), gauss))
+        kind, keys, *rest = rng["numpy"]
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+        torch.set_rng_state(rng["torch"])
+    except Exception as error:
+        raise DataError(
+            f"{path} cannot be continued: its random states are damaged; delete it to start again"
+        ) from error
     return payload

@@ -20,7 +20,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import cache_dir, write_json, write_whole
+from lantern_accel.files import cache_dir, read_json_file, write_json, write_whole
 from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.training import catalogue, sources
 from lantern_accel.training.captions import STYLES
@@ -235,7 +235,7 @@ def load_data(cache: Path | None = None) -> EmojiDataset:
     folder = (cache or cache_dir()) / "data" / f"emoji-{SIZE}"
     command = "`lantern-accel train data`"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_json_file(folder / "manifest.json")
         images = np.load(folder / "images.npy")
         covered = folder / "coverage.npy"
         coverage = np.load(covered) if covered.is_file() else None

@@ -21,7 +21,7 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.families.registry import family
-from lantern_accel.files import write_json
+from lantern_accel.files import read_json_file, write_json
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches
 from lantern_accel.training.common import seed_everything
@@ -281,10 +281,9 @@ def train_drafter(
 
 def read_drafter(folder: Path) -> EagleDrafter:
     """Read back what :func:`train_drafter` wrote, in float32; raises where it is not there."""
-    import json
 
     try:
-        found = json.loads((folder / "drafter.json").read_text(encoding="utf-8"))
+        found = read_json_file(folder / "drafter.json")
     except OSError:
         raise DataError(
             f"{folder} holds no trained drafter; run `lantern-accel train drafter` first"

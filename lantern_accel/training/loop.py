@@ -124,13 +124,15 @@ def run(
     at = Run()
     stored = _stored(out, config) if resume else None
     if stored is not None:
-        task.load_state(stored["state"]["task"])
-        at = Run(
-            stored["step"],
-            stored["elapsed"],
-            dict(stored["state"]["running"]),
-            list(stored["state"]["curve"]),
-        )
+        try:
+            task.load_state(stored["state"]["task"])
+            running, curve = dict(stored["state"]["running"]), list(stored["state"]["curve"])
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DataError(
+                f"{out / CHECKPOINT} cannot be continued: what it holds does not fit this training "
+                f"({' '.join(str(error).split())[:120]}); delete it to start again"
+            ) from error
+        at = Run(stored["step"], stored["elapsed"], running, curve)
         say.log(f"continuing {out / CHECKPOINT} at step {at.step}")
     began = time.monotonic() - at.elapsed
 

@@ -16,7 +16,7 @@ from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
-from lantern_accel.files import write_json, write_whole
+from lantern_accel.files import read_json_file, write_json, write_whole
 from lantern_accel.nn.transformer import PrefixRotary
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches
@@ -358,13 +358,9 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
 
 def read_target(folder: Path) -> TextTarget:
     """Read back what :func:`train_target` wrote, in float32; raises where it is not there."""
-    import json
 
     try:
-        gpt, text = (
-            json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-            for name in ("target", "text")
-        )
+        gpt, text = (read_json_file(folder / f"{name}.json") for name in ("target", "text"))
     except OSError:
         raise DataError(
             f"{folder} holds no trained target; run `lantern-accel train target` first"

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
-from lantern_accel.files import write_json, write_whole
+from lantern_accel.files import read_text_file, write_json, write_whole
 from lantern_accel.quality.maps import MISSING, FeatureNet
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.sheet import save_grid
@@ -299,7 +299,7 @@ def save_tokenizer(model: VQModel, out: Path) -> None:
 def load_tokenizer(folder: Path, device: torch.device | None = None) -> VQModel:
     """Return the tokenizer that ``save_tokenizer`` wrote, in float32 and ready to use."""
     try:
-        config = VQConfig.model_validate_json((folder / "vq.json").read_text(encoding="utf-8"))
+        config = VQConfig.model_validate_json(read_text_file(folder / "vq.json"))
         weights = load_file(folder / "vq.safetensors")
     except FileNotFoundError as error:
         raise DataError(f"{folder} holds no tokenizer ({error}); run train_tokenizer") from error

@@ -7,7 +7,6 @@ their results together as a model folder that ``--model`` takes.
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import ModelDefaults
-from lantern_accel.files import write_json, write_whole
+from lantern_accel.files import read_json_file, read_text_file, write_json, write_whole
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches, SceneTokens
 from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
@@ -59,8 +58,10 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
     values: dict[str, Any] = {}
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8")
-            values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            toml = path.suffix == ".toml"
+            values = tomllib.loads(read_text_file(path)) if toml else read_json_file(path)
+            if not isinstance(values, dict):
+                raise ValueError("it holds no settings by name")
         except (OSError, ValueError) as error:
             raise DataError(f"the configuration {path} cannot be read: {error}") from None
     values.update({k: v for k, v in overrides.items() if v is not None})
@@ -242,13 +243,13 @@ def run_target(
 
 
 def _json(kind: Any, path: Path) -> Any:
-    return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    return kind.model_validate(read_json_file(path))
 
 
 def _mixture(work: Path) -> TargetConfig:
     """Return what the target in ``work`` was trained on."""
     path = _need(work / "target" / "report.json", "target")
-    report = json.loads(path.read_text(encoding="utf-8"))
+    report = read_json_file(path)
     return TargetConfig.model_validate(report["config"])
 
 

@@ -6,77 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from support.models import write_tiny_model
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool = True) -> Path:
-    from safetensors.torch import save_file
-
-    from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-    from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-    from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-    from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
-    from lantern_accel.families.llamagen.vq import VQConfig, VQModel
-    from lantern_accel.families.manifest import ModelDefaults
-    from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
-    from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer
-
-    text = conditioning == "text"
-    prefix = 5 if text else 1
-    target = LlamaGenConfig(
-        dim=32,
-        n_layer=2,
-        n_head=4,
-        ffn_dim=48,
-        vocab_size=48,
-        grid=4,
-        conditioning=conditioning,  # type: ignore[arg-type]
-        prefix_length=prefix,
-        num_classes=7,
-        caption_dim=24,
-    )
-    draft = DrafterConfig(
-        dim=32, n_head=4, ffn_dim=48, vocab_size=48, grid=4, prefix_length=prefix - 1
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_text_tokenizer(["red heart", "dog face", "a blue fish in the sea"], 200)
-    save_text_tokenizer(tokenizer, folder / "text_tokenizer.json")
-    words = TextEncoderConfig(
-        vocab_size=tokenizer.get_vocab_size(), dim=24, n_layer=1, prefix_length=prefix
-    )
-    vq = VQConfig(
-        ch=32, ch_mult=(1, 1), num_res_blocks=1, z_channels=32, codebook_size=48, codebook_dim=4
-    )
-    torch.manual_seed(5)
-    parts: dict[str, Any] = {"target": LlamaGenGPT(target), "vq": VQModel(vq)}
-    if text:
-        parts["text"] = TextEncoder(words)
-    if drafter:
-        parts["drafter"] = EagleDrafter(draft)
-    for name, module in parts.items():
-        save_file(
-            {k: v.contiguous() for k, v in module.state_dict().items()},
-            folder / f"{name}.safetensors",
-        )
-    manifest = LlamaGenManifest(
-        name="tiny",
-        target=target,
-        drafter=draft if drafter else None,
-        text=words if text else None,
-        vq=vq,
-        defaults=ModelDefaults(
-            sampling=Sampling(cfg_scale=2.0),
-            static_tree=StaticTree(paths=((0,), (1,), (0, 0))),
-            dynamic_tree=DynamicTree(top_k=2, depth=1, total=5),
-        ),
-    )
-    (folder / "model.json").write_text(manifest.model_dump_json())
-    return folder
 
 
 @pytest.fixture(scope="session")

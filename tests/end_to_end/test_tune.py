@@ -99,13 +99,13 @@ def test_a_tree_of_another_version_is_refused_with_a_warning(tiny_model, tmp_pat
             stored.unlink(missing_ok=True)
             stored = tuned.tuned_path({**found.key, name: value})
             stale = found.model_copy(update={"key": {**found.key, name: value}})
-            stored.write_text(stale.model_dump_json())
+            tuned.keep_tuned(stale)
             with pytest.warns(LanternWarning, match=f"was made for {name} '{value}', not"):
                 assert pipe.request("dog face", strategy="eagle").strategy.tree.name != "tuned"
         # Another device's tree, or another rule's, says nothing about this one.
         stored.unlink()
         other = found.model_copy(update={"key": {**found.key, "device_name": "another"}})
-        tuned.tuned_path(other.key).write_text(other.model_dump_json())
+        tuned.keep_tuned(other)
         assert tuned.read_tuned(found.key) is None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "lantern_accel"
 #: Imported by everybody.
-GROUND = {"bounds", "errors", "files", "_version"}
+GROUND = {"bounds", "cached", "errors", "files", "_version"}
 #: What reads files only, and what opens whole models: two storeys of one room.
 LOW = {"checkpoints.weights", "checkpoints.loading", "checkpoints.layouts"}
 #: Each room with those that it may import, the ground excepted.

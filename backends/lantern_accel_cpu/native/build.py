@@ -264,6 +264,10 @@ def _run(calls: list[list[str]]) -> None:
             process.kill()
             process.communicate()
             errors = f"error: nothing within {PATIENCE} seconds"
+        except BaseException:  # an interrupt leaves no compiler behind
+            for one in running:
+                one.kill()
+            raise
         if process.returncode and not failed:
             lines = [line.strip() for line in errors.splitlines() if line.strip()]
             failed = next((line for line in lines if "error" in line), (lines or ["no output"])[-1])

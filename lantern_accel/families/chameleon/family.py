@@ -28,6 +28,7 @@ from lantern_accel.families.base import (
     Size,
     TextSource,
     Trunk,
+    finite_pixels,
 )
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
 from lantern_accel.families.chameleon.keys import (
@@ -334,7 +335,8 @@ class ChameleonFamily(Family):
         rows, columns = shape[1:] if isinstance(shape, tuple) else (c.height, c.width)
         codes = tokens.view(len(tokens), rows, -1)[:, :, :columns]
         parts = torch.split(codes, self.pixels_together(model))
-        return torch.cat([chameleon_pixels_to_uint8(model.vq.decode_codes(p)) for p in parts])
+        drawn = (finite_pixels(model.vq.decode_codes(p)) for p in parts)
+        return torch.cat([chameleon_pixels_to_uint8(one) for one in drawn])
 
     def pixels_together(self, model: Model) -> int:
         """Bound the decoder's activations, which would take more than decoding the tokens did."""

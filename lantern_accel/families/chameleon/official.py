@@ -5,7 +5,6 @@ Both are one trunk, so that shapes cannot tell them apart; configurations and na
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from lantern_accel.families.chameleon.sizes import (
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
 from lantern_accel.families.chameleon.vq import chameleon_vq_config
 from lantern_accel.families.published import ModelEntry, parts_of, published
+from lantern_accel.files import read_json_file
 
 _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
 _WHERE_TEXT = "tokenizer/text_tokenizer.json of Chameleon's release"
@@ -209,7 +209,7 @@ def _is_ours(weights: Path, config: dict[str, Any]) -> bool:
 
 def _ids(path: Path) -> SpecialIds:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_file(path)
         vocabulary = dict(content["model"]["vocab"])
         vocabulary.update({t["content"]: t["id"] for t in content.get("added_tokens", [])})
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -26,6 +26,7 @@ from lantern_accel.families.base import (
     Rows,
     Size,
     TextSource,
+    finite_pixels,
 )
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter, start_drafter
 from lantern_accel.families.llamagen.features import FeatureFile
@@ -311,7 +312,7 @@ class LlamaGenFamily(Family):
         grid = model.manifest.target.grid
         codes = tokens.view(-1, grid, grid)
         parts = torch.split(codes, self.pixels_together(model))
-        return torch.cat([pixels_to_uint8(model.vq.decode_codes(part)) for part in parts])
+        return torch.cat([pixels_to_uint8(finite_pixels(model.vq.decode_codes(p))) for p in parts])
 
     def pixels_together(self, model: Model) -> int:
         """Bound the decoder's activations, which would take more than decoding the tokens did."""

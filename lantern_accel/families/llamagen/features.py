@@ -67,6 +67,10 @@ class FeatureFile:
                 f"{path}: the features have width {features.shape[2]}, the model takes {width}; make "
                 "them with the model's own text encoder"
             )
+        if not features[mask].isfinite().all():
+            raise RequestError(
+                f"{path}: the features are not finite, so they were damaged; make them again"
+            )
         if not mask.any(1).all():
             raise RequestError(f"{path}: a row of the mask has no token; every prompt needs one")
         self.path = path

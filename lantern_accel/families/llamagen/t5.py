@@ -7,23 +7,23 @@ imported nowhere else.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lantern_accel.cached import read_tensors, write_tensors
 from lantern_accel.checkpoints.weights import shard_names
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.families.llamagen.captions import clean_caption
 from lantern_accel.families.llamagen.features import left_pad
-from lantern_accel.files import cache_dir, write_whole
+from lantern_accel.files import cache_dir
 
 #: Bytes of every weight file that go into the encoder's hash.
 SAMPLE_BYTES = 1 << 16
@@ -107,18 +107,16 @@ class T5Text:
         self._hash = self._hash or encoder_hash(self.folder)
         key = json.dumps([text, self._hash, str(self.dtype), self.prefix])
         path = self._cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
-        from safetensors.torch import load_file, save
+        entry = read_tensors(path, self._fits)
+        if entry is None:
+            entry = {"features": self._encode(text)}
+            write_tensors(path, entry)
+        return entry["features"].float()
 
-        if path.is_file():
-            try:
-                return load_file(path)["features"].float()
-            except Exception:  # a damaged cache entry is made anew
-                path.unlink(missing_ok=True)
-        features = self._encode(text)
-        # A cache that cannot be written costs time, not the request.
-        with contextlib.suppress(OSError):
-            write_whole(path, lambda stream: stream.write(save({"features": features})))
-        return features.float()
+    def _fits(self, found: Mapping[str, Tensor]) -> bool:
+        rows = found["features"]
+        right = rows.dim() == 2 and 0 < len(rows) <= self.prefix and rows.is_floating_point()
+        return right and bool(rows.isfinite().all())
 
     @torch.no_grad()
     def _encode(self, text: str) -> Tensor:

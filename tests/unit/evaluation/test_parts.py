@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from end_to_end.conftest import write_tiny_model
 from support.chameleon import write_anole, write_lumina
+from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.cli import main

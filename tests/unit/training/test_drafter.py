@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from end_to_end.conftest import write_tiny_model
 from PIL import Image
 from safetensors.torch import load_file
+from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.decoding.accept import Rule

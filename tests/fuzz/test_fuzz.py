@@ -1,0 +1,58 @@
+"""Some inputs of the fuzz suite, and all that ever failed; ``python tools/fuzz.py`` tries thousands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzz.cases import cases
+from fuzz.harness import run_case, write_whole_files
+from fuzz.words import commands
+
+FAILED = sorted((Path(__file__).parent / "cases").glob("*.json"))
+KNOWN = commands()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    write_whole_files(folder)
+    return folder
+
+
+@settings(max_examples=120, deadline=None, database=None, derandomize=True,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(data=st.data())
+def test_no_input_ends_in_a_traceback_a_hang_or_a_picture_of_nan(whole: Path, data: Any) -> None:
+    case = data.draw(cases(whole, KNOWN))
+    outcome = run_case(case, whole)
+    assert not outcome.fault, f"{outcome.kind}: {outcome.details}"
+
+
+@pytest.mark.parametrize("path", FAILED, ids=lambda path: path.stem)
+def test_what_failed_once_holds(path: Path, whole: Path) -> None:
+    outcome = run_case(json.loads(path.read_text(encoding="utf-8")), whole)
+    assert not outcome.fault, f"{outcome.kind}: {outcome.details}"
+
+
+def test_every_command_and_option_is_known() -> None:
+    words = {" ".join(command.words) for command in KNOWN}
+    assert {"generate", "bench", "train drafter", "models plan", "compare", "conform"} <= words
+    assert sum(len(command.parameters) for command in KNOWN) > 100
+
+
+def test_the_harness_sees_faults(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    from fuzz import harness
+
+    monkeypatch.setattr(harness, "LIMIT", 0.2)
+    for wrong, kind in ((lambda *a: {}["x"], "traceback"), (lambda *a: time.sleep(5), "hang"),
+                        (lambda *a: 3, "traceback"), (lambda *a: 2, "refused")):  # fmt: skip
+        monkeypatch.setitem(harness.TARGETS, "command", wrong)
+        assert run_case({"target": "command", "words": []}, whole).kind == kind

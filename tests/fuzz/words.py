@@ -1,0 +1,155 @@
+"""Words of commands, drawn from the commands' own signatures, so that a new option is fuzzed too."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+#: Text that has broken programs before; ``{w}`` is the case's own folder, ``{b}`` that of whole files.
+HOSTILE = (
+    "", " ", "-", "--", "²", "²x²", "٣", "0", "-1", "1", "2", "00", "1e308", "-1e308", "1e39", "nan",
+    "inf", "-inf", "0x10", "1_000", "9" * 20, "9" * 5000, "1,", ",", ",,", "1,2,3", "=", "a=", "=b",
+    "none", "auto", "null", "None", "\n", "a\nb", "\t", "é", "\udc80", "\u202e", "😀", "n" * 300,
+    "{w}", "{w}/none", "{w}/pipe", "{w}/loop", "{w}/closed", "{w}/empty", "{w}/text", "{w}/file/below",
+    "/", "/dev/null", "/dev/zero", "/dev/full", "/proc/self/mem", "/proc/self/environ", "..", "~",
+    "{w}/" + "d/" * 400 + "x", "https://example.org/x", "%s%n", "$(id)", "<b>", "*", "[",
+    "{w}/[", "a" * 9000,
+    "chain:0", "chain:²", "chain:", "dynamic:1,2", "dynamic:9,9,99999", "window:", "window:1", "0,1,00",
+    "0,00,000,1", "5", "lantern++:k=0", "lantern++:k=10,lambda=nan", "exact", "lantern:delta=²", "8x8",
+    "8x", "x", "0x0", "99999999x1", "red heart", "vanilla", "eagle", "lantern++", "scd", "vanilla,eagle",
+)  # fmt: skip
+#: Words that an option rightly takes, by its name; others get hostile ones only.
+RIGHT = {
+    "model": ("{b}/tiny", "{b}/classes", "{b}/undrafted", "{b}/tiny/target.safetensors"),
+    "device": ("cpu", "cpu:0", "null", "cpu:1", "gpu"),
+    "dtype": ("float32", "bfloat16", "float16"),
+    "strategy": ("vanilla", "eagle", "lantern++", "scd", "sjd-pac"),
+    "output": ("{w}/out.png", "{w}/out.json", "{w}/out.html", "{w}/out.md", "{w}/out.webp"),
+    "json_path": ("{w}/figures.json", "-"),
+    "files": ("{b}/run.json",),
+    "seed": ("3",),
+    "num_images": ("1", "2"),
+    "temperature": ("0", "1", "0.5"),
+    "k": ("3",),
+    "option": ("native=off", "compile=off", "threads=1"),
+    "config": ("{b}/config.json",),
+    "work": ("{w}/work",),
+    "to": ("{w}/bundle",),
+    "path": ("{b}/tiny", "{b}/tiny/vq.safetensors"),
+    "prompts": ("red heart", "3"),
+    "prompts_file": ("{b}/prompts.txt",),
+    "images": ("{b}/images",),
+    "embeddings": ("{b}/embeddings.safetensors",),
+    "acceptance_from": ("{b}/run.json",),
+    "tree": ("chain:2", "0,1,00", "small_8", "none", "window:4"),
+    "name": ("a-name",),
+    "size": ("8x8",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One option or argument: what to write before its value, and whether it takes one."""
+
+    name: str
+    word: str
+    flag: bool
+    several: bool
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command by the words that name it, and its parameters."""
+
+    words: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+
+
+def _parameter(one: inspect.Parameter) -> Parameter | None:
+    info = one.default
+    kind = type(info).__name__
+    if kind not in ("OptionInfo", "ArgumentInfo"):
+        return None
+    several = typing.get_origin(one.annotation) is list
+    if kind == "ArgumentInfo":
+        return Parameter(one.name, "", False, several)
+    given = [word for word in info.param_decls or () if word.startswith("-")]
+    long = next(
+        (word for word in given if word.startswith("--")), f"--{one.name.replace('_', '-')}"
+    )
+    return Parameter(one.name, long.split("/")[0], one.annotation is bool, several)
+
+
+def commands() -> list[Command]:
+    """Return every command of ``lantern-accel``."""
+    from lantern_accel.cli.app import app
+
+    found = []
+
+    def visit(group: Any, words: tuple[str, ...]) -> None:
+        for info in group.registered_commands:
+            signature = inspect.signature(info.callback, eval_str=True)
+            listed = [_parameter(one) for one in signature.parameters.values()]
+            name = info.name or info.callback.__name__.replace("_", "-")
+            found.append(Command((*words, name), tuple(p for p in listed if p is not None)))
+        for info in group.registered_groups:
+            visit(info.typer_instance, (*words, str(info.name)))
+
+    visit(app, ())
+    return found
+
+
+def value_of(name: str) -> st.SearchStrategy[str]:
+    """Return words for one parameter: often right, often hostile, now and then any text."""
+    hostile = st.one_of(
+        st.sampled_from(HOSTILE),
+        st.text(max_size=12).filter(lambda text: "\0" not in text),
+        st.integers().map(str),
+        st.floats().map(str),
+    )
+    right = RIGHT.get(name)
+    return st.one_of(st.sampled_from(right), hostile) if right else hostile
+
+
+@st.composite
+def command_lines(draw: Any, known: list[Command]) -> list[str]:
+    """Draw the words of one command; what costs time unless it is named is always small."""
+    command = draw(st.sampled_from(known))
+    words = list(command.words)
+    chosen = (
+        draw(st.lists(st.sampled_from(command.parameters), max_size=5))
+        if (command.parameters)
+        else []
+    )
+    given = {one.name for one in chosen}
+    usual = {"model": "{b}/tiny", "device": "cpu", "strategy": "vanilla", "output": "{w}/out.png"}
+    for one in command.parameters:
+        if not one.word or one.name in given:
+            if not one.word and one.name not in given:
+                words.append(draw(st.sampled_from(RIGHT.get(one.name, ("{w}/none",)))))
+            continue
+        if one.name in usual and draw(st.integers(0, 7)):
+            text = usual[one.name]
+            if one.name == "output" and command.words[0] in ("bench", "profile", "stepcost"):
+                text = "{w}/out.json"
+            words += [one.word, text]
+    for one in chosen:
+        if one.flag:
+            words.append(one.word)
+        elif one.word:
+            words += [one.word, draw(value_of(one.name))]
+        else:
+            words.append(draw(value_of(one.name)))
+    if draw(st.integers(0, 19)) == 0:
+        words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from(HOSTILE)))
+    return words
+
+
+def placed(word: str, whole: Path, own: Path) -> str:
+    """Put a case's folders in place of ``{b}`` and ``{w}``."""
+    return word.replace("{b}", str(whole)).replace("{w}", str(own))

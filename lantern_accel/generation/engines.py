@@ -54,6 +54,7 @@ class Engines:
         self.model, self.backend, self.room = model, backend, room
         self.kept = KEPT_ENGINES
         self.warmed: list[str] = []
+        self._told = False
         self._ready: OrderedDict[Hashable, Ready] = OrderedDict()
         self._neighbours: dict[tuple[int, str], Tensor] = {}
 
@@ -138,17 +139,42 @@ class Engines:
                     batch=batch,
                     neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
                 )
-                self._ready[key] = Ready(
-                    engine,
-                    self._capture(engine.prefill, "prefill"),
-                    self._capture(engine.step, "step"),
-                )
+                self._ready[key] = self._captured(engine)
         self._ready.move_to_end(key)
         self._ready[key].engine.configure(strategy, sampling)
         return self._ready[key]
 
-    def _capture(self, function: Callable[[], None], name: str) -> Replay:
-        """Capture a function; where the device cannot and was not told to, run it as it is and warn."""
+    def _captured(self, engine: Running) -> Ready:
+        """Capture an engine's functions; one line tells of those that run as they are instead."""
+        left: list[tuple[str, float, str]] = []
+        ready = Ready(
+            engine,
+            self._capture(engine.prefill, "prefill", left),
+            self._capture(engine.step, "step", left),
+        )
+        if left and not self._told:
+            self._told = True
+            names, verb = (
+                " and the ".join(name for name, _, _ in left),
+                "run" + "s" * (len(left) < 2),
+            )
+            cost = " and ".join(f"{1000 * seconds:.1f} ms" for _, seconds, _ in left)
+            warnings.warn(
+                f"the {names} cannot be captured on {self.backend.device} and {verb} operator by "
+                f"operator, which takes {'longer' if self.backend.simulated else cost + ' per call'} "
+                f"({left[-1][2]})",
+                LanternWarning,
+                stacklevel=4,
+            )
+        return ready
+
+    def _capture(
+        self, function: Callable[[], None], name: str, left: list[tuple[str, float, str]]
+    ) -> Replay:
+        """Capture a function; where the device cannot and was not told to, leave it as it is.
+
+        ``left`` gets the name of such a function, the seconds of a call, and why.
+        """
         try:
             return self.backend.capture(function, name)
         except Exception as error:
@@ -166,14 +192,7 @@ class Engines:
                     f"({why(error)}); use another device (`lantern-accel devices` lists them), or "
                     f"run `lantern-accel conform {self.backend.name}` to see what fails"
                 ) from error
-            said = " ".join(str(known or error).split())
-            cost = f"{1000 * watch.seconds:.1f} ms per call"
-            warnings.warn(
-                f"the {name} cannot be captured on {self.backend.device} and runs operator by "
-                f"operator, which takes {'longer' if self.backend.simulated else cost} ({said})",
-                LanternWarning,
-                stacklevel=4,
-            )
+            left.append((name, watch.seconds, " ".join(str(known or error).split())))
             return Replay(function)
 
     def _make_room(

@@ -28,26 +28,56 @@ def cache_dir() -> Path:
     Where it cannot be used (no home, not ours, no space), one warning says so, and a folder that lasts
     as long as this process takes its place.
     """
-    return _usable(os.environ.get("LANTERN_ACCEL_CACHE"), os.environ.get("HOME"))
+    return _usable(*_wanted()) or _in_its_place(*_wanted())
+
+
+def kept_dir(name: str) -> Path | None:
+    """Return a folder of the cache that outlives this process; None, without a word, where none does."""
+    cache = _usable(*_wanted())
+    if cache is None:
+        return None
+    try:
+        (cache / name).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache / name):
+            return cache / name
+    except OSError:
+        return None
+
+
+def _wanted() -> tuple[str | None, str | None]:
+    return os.environ.get("LANTERN_ACCEL_CACHE"), os.environ.get("HOME")
 
 
 @functools.cache
-def _usable(given: str | None, home: str | None) -> Path:
+def _usable(given: str | None, home: str | None) -> Path | None:
     try:
-        # Without HOME, Path.home asks the list of users, which may not know this one.
-        path = Path(given) if given else Path.home() / ".cache" / "lantern_accel"
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        return _tried(given)
+    except (OSError, RuntimeError):
+        return None
+
+
+def _tried(given: str | None) -> Path:
+    """Return the folder that was named, or the user's; raises where it cannot be written."""
+    # Without HOME, Path.home asks the list of users, which may not know this one.
+    path = Path(given) if given else Path.home() / ".cache" / "lantern_accel"
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
         return path
+
+
+@functools.cache
+def _in_its_place(given: str | None, home: str | None) -> Path:
+    reason = "it could not be used before"
+    try:
+        _tried(given)
     except (OSError, RuntimeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        warnings.warn(
-            f"the cache {str(given or '~/.cache/lantern_accel')[:200]} cannot be used ({reason}), "
-            "so nothing is kept; set LANTERN_ACCEL_CACHE to a folder that can be written",
-            LanternWarning,
-            stacklevel=3,
-        )
+    warnings.warn(
+        f"the cache {str(given or '~/.cache/lantern_accel')[:200]} cannot be used ({reason}), "
+        "so nothing is kept; set LANTERN_ACCEL_CACHE to a folder that can be written",
+        LanternWarning,
+        stacklevel=3,
+    )
     temporary = Path(tempfile.mkdtemp(prefix="lantern-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return temporary

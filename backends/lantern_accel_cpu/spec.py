@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from lantern_accel.device.compiled import keep_torch
 from lantern_accel.device.spec import BackendSpec, Probe
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ class Spec(BackendSpec):
     priority = 0
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
-        """Set nothing: the CPU needs no environment."""
+        """Let what is compiled be kept; the CPU itself needs no environment."""
+        keep_torch(environ)
 
     def probe(self) -> Probe:
         """Describe the processor; it is always available."""

@@ -28,7 +28,7 @@ from lantern_accel_cuda.copies import PinnedCopy
 from lantern_accel_cuda.graphs import Recorder
 from lantern_accel_cuda.handles import stream
 from lantern_accel_cuda.meters import Card, EventStopwatch
-from lantern_accel_cuda.options import Options
+from lantern_accel_cuda.options import CHOICES, Options
 from lantern_accel_cuda.settings import Pinned
 
 
@@ -41,11 +41,17 @@ class DeviceBackend(Backend):
     def __init__(self, index: int, options: Options | None = None) -> None:
         super().__init__(torch.device("cuda", index))
         self.options = options or Options()
+        self.capture_asked = self.options.asked
         self._card = Card(index)
         self._cores = torch.cuda.get_device_properties(index).multi_processor_count
         self._recorder = Recorder(self.device, self.options.graph, self.options.compile)
         self._copies: torch.cuda.Stream | None = None
         self._pinned = Pinned()
+
+    def acquire(self) -> None:
+        """Use the GPU once: a busy one, or one without kernels, fails here and not in a model."""
+        torch.zeros(8, device=self.device).add_(1)
+        torch.cuda.synchronize(self.device)
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase for Nsight; with ``graph=phases`` it becomes a graph of its own."""
@@ -118,7 +124,7 @@ class DeviceBackend(Backend):
         """Describe the GPU, its driver, torch's CUDA and what its speed depends on now."""
         gpu = torch.cuda.get_device_properties(self.device)
         is_amd = torch.version.hip is not None
-        chosen = ", ".join(f"{key}={value}" for key, value in vars(self.options).items())
+        chosen = ", ".join(f"{name}={getattr(self.options, name)}" for name in CHOICES)
         return DeviceFacts(
             backend=self.name,
             device=str(self.device),

@@ -88,6 +88,22 @@ def explain(error: BaseException, device: torch.device, doing: str) -> BackendEr
     return None
 
 
+def not_opened(error: BaseException, device: torch.device) -> BackendError:
+    """Say why a GPU cannot be opened: busy, without memory, or what CUDA says."""
+    if isinstance(error, BackendError):
+        return error
+    if (complaint := out_of_memory(error)) is not None:
+        return BackendError(
+            f"the GPU {device} has no memory left for its first allocation ({_asked(str(complaint))}"
+            f"{_left(device)}); end the programs that use it (nvidia-smi lists them), or name another "
+            "GPU with --device cuda:N"
+        )
+    return BackendError(
+        f"the GPU {device} cannot be used: {_first_line(error)}; check with nvidia-smi that it works "
+        "and that no other process holds it alone, or name another with --device cuda:N"
+    )
+
+
 class explained:
     """A block whose errors of the GPU come out explained; others pass."""
 

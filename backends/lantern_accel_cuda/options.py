@@ -32,6 +32,8 @@ class Options:
     compile: str = "off"
     attention: str = "sdpa"
     kernels: str = "torch"
+    asked: bool = False
+    """Whether the user asked for captured or compiled steps: one that cannot be is an error then."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
@@ -44,7 +46,8 @@ class Options:
             if value not in CHOICES[name]:
                 near = did_you_mean(str(value), CHOICES[name])
                 raise BackendError(f"backend 'cuda' got {name}={value!r}{near}")
-        options = cls(**given)
+        wanted = [given.get("graph", "off"), given.get("compile", "off")]
+        options = cls(**given, asked=any(one != "off" for one in wanted))
         wants = [one.name for one in fields(options) if getattr(options, one.name) == "triton"]
         if wants and importlib.util.find_spec("triton") is None:
             raise BackendError(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern_accel.device.compiled import keep_torch
 from lantern_accel.device.spec import BackendSpec, Probe
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Spec(BackendSpec):
         return self
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
-        """Set nothing: CUDA needs no environment."""
+        """Let what is compiled be kept; CUDA itself needs no environment."""
+        keep_torch(environ)
 
     def probe(self) -> Probe:
         """Look at torch's build first, which is quick, and only then for a driver."""
@@ -62,23 +64,50 @@ class Spec(BackendSpec):
         if not available:
             why = "; ".join(str(one.message).split(". ")[0] for one in said)
             return Probe.missing(why or "torch finds no GPU", _way_out(why, build))
-        found = []
-        for index in range(torch.cuda.device_count()):
-            facts = torch.cuda.get_device_properties(index)
-            found.append(f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB")
-        return Probe.found(*found)
+        try:
+            found = [_described(index) for index in range(torch.cuda.device_count())]
+            wanting = [_lacking(index) for index in range(len(found))]
+        except RuntimeError as error:
+            said = " ".join(str(error).split(". ")[0].split())
+            return Probe.broken(
+                f"the driver lists a GPU, and CUDA does not start on it ({said})",
+                "check with nvidia-smi that it works and that no other process holds it alone",
+            )
+        if all(wanting):
+            return Probe.broken(wanting[0], "install a torch build that names it")
+        pairs = zip(found, wanting, strict=True)
+        return Probe.found(
+            *(f"{one}, no kernels in this torch" if no else one for one, no in pairs)
+        )
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
-        """Open GPU ``index``; see :mod:`lantern_accel_cuda.options` for the options."""
+        """Open GPU ``index`` and use it once; see :mod:`lantern_accel_cuda.options` for the options.
+
+        Raises BackendError for a GPU that is busy, has no memory left, or that torch has no kernels for.
+        """
         import torch
 
+        from lantern_accel.errors import BackendError
+        from lantern_accel_cuda import faults
         from lantern_accel_cuda.backend import DeviceBackend
         from lantern_accel_cuda.options import Options
 
         chosen = Options.read(options)
-        if torch.version.hip is None:
-            _check_kernels(index)
-        return DeviceBackend(index, chosen)
+        device = torch.device("cuda", index)
+        try:
+            if lacking := _lacking(index):
+                raise BackendError(f"{lacking}; install a torch build that names it")
+            backend = DeviceBackend(index, chosen)
+        except RuntimeError as error:
+            raise faults.not_opened(error, device) from error
+        try:
+            backend.acquire()
+        except Exception as error:
+            backend.close()
+            if isinstance(error, RuntimeError):
+                raise faults.not_opened(error, device) from error
+            raise
+        return backend
 
 
 def _way_out(why: str, build: Mapping[str, Any]) -> str:
@@ -99,12 +128,19 @@ def _way_out(why: str, build: Mapping[str, Any]) -> str:
     return "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it"
 
 
-def _check_kernels(index: int) -> None:
-    """Raise BackendError where this build of torch has no kernels for the GPU."""
+def _described(index: int) -> str:
     import torch
 
-    from lantern_accel.errors import BackendError
+    facts = torch.cuda.get_device_properties(index)
+    return f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
 
+
+def _lacking(index: int) -> str:
+    """Say that this build of torch has no kernels for a GPU; "" where it has some."""
+    import torch
+
+    if torch.version.hip is not None:
+        return ""
     major, minor = torch.cuda.get_device_capability(index)
     have = torch.cuda.get_arch_list()
     numbers = [(kind, int(n)) for kind, _, n in (one.partition("_") for one in have) if n.isdigit()]
@@ -113,12 +149,13 @@ def _check_kernels(index: int) -> None:
         number <= 10 * major + minor and (kind == "compute" or number // 10 == major)
         for kind, number in numbers
     )
-    if numbers and not fits:
-        name = torch.cuda.get_device_properties(index).name
-        raise BackendError(
-            f"this torch build ({torch.__version__}) has kernels for {', '.join(have)}, but the GPU "
-            f"cuda:{index} ({name}) is sm_{major}{minor}; install a torch build that names it"
-        )
+    if fits or not numbers:
+        return ""
+    name = torch.cuda.get_device_properties(index).name
+    return (
+        f"this torch build ({torch.__version__}) has kernels for {', '.join(have)}, but the GPU "
+        f"cuda:{index} ({name}) is sm_{major}{minor}"
+    )
 
 
 def _torch_build() -> dict[str, Any]:

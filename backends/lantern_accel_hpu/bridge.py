@@ -18,7 +18,7 @@ from lantern_accel.errors import BackendError
 from lantern_accel_hpu import environment, faults
 
 #: Settings of ``hpu_backend`` that must be off for a step that writes its own state.
-UNSAFE = ("use_inplace_index_copy", "reassign_copy_", "reassign_full_copy", "use_eager_fallback")
+UNSAFE = ("reassign_copy_", "reassign_full_copy", "use_eager_fallback")
 METRICS = ("graph_compilation", "cpu_fallback", "recipe_cache")
 
 
@@ -169,11 +169,11 @@ class Bridge:
     def compile_options(self) -> dict[str, bool] | None:
         """Return the options of ``hpu_backend`` that keep a step correct; None where it has none.
 
-        ``use_inplace_index_copy`` writes a cache in place and drops the copy at the end of the graph;
-        where one graph writes the same cache twice (a drafter's: to catch up, then at each level), what
-        was written last is lost. ``reassign_copy_`` and ``reassign_full_copy`` move writes of state to
-        an earlier part of a graph that was left, past readers of the old value. ``use_eager_fallback``
-        leaves graphs without a word; it stays where the user set PT_HPU_USE_EAGER_FALLBACK.
+        ``reassign_copy_`` and ``reassign_full_copy`` move writes of state to an earlier part of a graph
+        that was left, past readers of the old value. ``use_eager_fallback`` leaves graphs without a
+        word; it stays where the user set PT_HPU_USE_EAGER_FALLBACK. ``use_inplace_index_copy`` stays on:
+        it writes a cache in place and drops the copy at the end of the graph, which is right for a cache
+        that one graph writes once, and :meth:`.HPUOps.write` uses no ``index_copy_`` for another.
         """
         wanted = [name for name in UNSAFE if hasattr(self.config, name)]
         if environment.keeps_fallback(os.environ):

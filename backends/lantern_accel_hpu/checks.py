@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lantern_accel.errors import BackendError
+from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, on_card, within
 from lantern_accel_hpu import cards, operators
 from lantern_accel_hpu.graphs import Compiled
@@ -104,9 +107,9 @@ def rotary(backend: Backend) -> Measured:
 def writes(backend: Backend) -> Measured:
     """Write twice to one cache in one captured function: both writes must be there afterwards.
 
-    ``hpu_backend`` can lose the second of two writes to a buffer; see Bridge.compile_options.
+    ``hpu_backend`` loses the second of two ``index_copy_`` to a buffer; see :meth:`.HPUOps.write`.
     """
-    layout = backend.kv_layout(1, 2, 64, HEADS, WIDTH, torch.float32)
+    layout = replace(backend.kv_layout(1, 2, 64, HEADS, WIDTH, torch.float32), rewritten=True)
     found = []
     for captured in (False, True):
         cache = backend.allocate(layout)
@@ -131,6 +134,57 @@ def writes(backend: Backend) -> Measured:
     if not torch.equal(*found):
         raise Failed("a captured function that writes to a cache twice loses one of the two writes")
     return Measured("two writes in one captured function are both kept")
+
+
+def written_once(backend: Backend) -> Measured:
+    """Count the writes of prefill and step: more than one only to a cache that says it is rewritten."""
+    real = backend.write
+    engines = 0
+    for family, strategy in tiny.cases(("vanilla", "eagle", "eagle2", "lantern++", "scd")):
+        engine = tiny.tiny_engine(backend, strategy, family=family)
+        tiny.load(engine, 0)
+        for name in ("prefill", "step"):
+            count: Counter[tuple[int, int]] = Counter()
+
+            def counting(kv: Any, layer: int, *rest: Any, count: Any = count) -> None:
+                count[id(kv), layer] += not kv.layout.rewritten
+                real(kv, layer, *rest)
+
+            vars(backend)["write"] = counting
+            try:
+                getattr(engine, name)()
+            finally:
+                del vars(backend)["write"]
+            if (most := max(count.values(), default=0)) > 1:
+                raise Failed(
+                    f"{family}, {strategy}: the {name} writes one layer of a cache {most} times, and its "
+                    "layout does not say that it is rewritten"
+                )
+        engines += 1
+    return Measured(f"{engines} engines write a cache once, or say that they rewrite it")
+
+
+def in_place(backend: Any) -> Measured:
+    """Read off the generated graph that a step writes the target's cache where it lies."""
+    if not backend.simulated:
+        raise NotApplicable("a card's bridge shows no graph")
+    from lantern_accel_hpu.software import dynamo
+
+    engine = tiny.tiny_engine(backend, "lantern++")
+    tiny.start(engine, 0)
+    first = len(dynamo.writes)
+    with torch.inference_mode():
+        Compiled(backend.watch, engine.step, "check").release()
+    made = Counter(one for graph in dynamo.writes[first:] for one in graph)
+    layout = engine.caches[0].layout
+    drafted = [one.layout for one in engine.caches[1:] if one.layout.shape == layout.shape]
+    copied = made["copy_.default", layout.shape] - 2 * sum(one.layers for one in drafted)
+    if copied or made["index_copy_.default", layout.shape] != 2 * layout.layers:
+        raise Failed(
+            f"{max(copied, 0)} of the target's {2 * layout.layers} cache buffers are copied whole in "
+            "every step, rather than written in place"
+        )
+    return Measured(f"{2 * layout.layers} buffers are written in place")
 
 
 def traced(backend: Backend) -> Measured:
@@ -230,6 +284,8 @@ def checks() -> dict[str, Callable[[Backend], Measured]]:
         "kernels.norm": norm,
         "kernels.rotary": rotary,
         "kernels.writes": writes,
+        "kernels.written_once": written_once,
+        "graphs.in_place": in_place,
         "kernels.traced": traced,
         "graphs.fallback": fallback,
         "cards.index": cards_index,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lantern_accel.device.compiled import keep
 from lantern_accel.device.spec import Probe, check_options
 from lantern_accel.errors import BackendError, did_you_mean
 
@@ -31,6 +32,7 @@ OPTIONS = {
 }
 LAZY = "PT_HPU_LAZY_MODE"
 FALLBACK = "PT_HPU_USE_EAGER_FALLBACK"
+RECIPES = "PT_HPU_RECIPE_CACHE_CONFIG"
 PCI_VENDOR = "0x1da3"
 """Habana Labs; /sys/class/accel also lists other makers' accelerators."""
 
@@ -116,6 +118,8 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     _set(environ, "PT_HPU_ENABLE_CACHE_METRICS", "1")
     # An operator without a kernel shall be named; silently leaving the graph can reorder state.
     _set(environ, FALLBACK, "0")
+    # A recipe takes minutes to compile: kept, not emptied at the start, up to 8 GB.
+    keep(environ, RECIPES, "recipes", "{},False,8192", also=("PT_RECIPE_CACHE_PATH",))
 
 
 def _set(environ: MutableMapping[str, str], name: str, value: str) -> None:

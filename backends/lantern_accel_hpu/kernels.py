@@ -63,22 +63,32 @@ class HPUOps(TensorOps):
         return KVLayout(layers, rows, slots, heads, head_dim, dtype, head_major=True)
 
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
-        """Return flat indices of (row, head, slot), int64 ``[R * H * T]``.
+        """Return flat indices of (row, head, slot), ``[R * H * T]``.
 
         Heads come before positions, as attention has them. int64, because ``index_copy_`` takes no
-        other index in torch's own rules for shapes, which the compiler follows.
+        other index in torch's own rules for shapes, which the compiler follows; for a cache that is
+        rewritten, the device's index dtype.
         """
         layout = kv.layout
         rows = torch.arange(layout.rows, device=slots.device, dtype=torch.int32).view(-1, 1, 1)
         heads = torch.arange(layout.heads, device=slots.device, dtype=torch.int32).view(-1, 1)
         first = (rows * layout.heads + heads) * layout.capacity
         flat = first + slots.to(torch.int32).unsqueeze(1)
-        return flat.reshape(-1).to(torch.int64)
+        return flat.reshape(-1).to(self.index if layout.rewritten else torch.int64)
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
+        """Store ``k, v [R, T, H, d]`` of one layer at ``address``.
+
+        ``hpu_backend`` makes an ``index_copy_`` in place, and loses all but the first of several in one
+        graph (its pass ``use_inplace_index_copy``). A cache that is rewritten is scattered into instead,
+        which that pass leaves alone: it is copied, and is one layer.
+        """
         for buffer, new in zip((kv.keys[layer], kv.values[layer]), (k, v), strict=True):
-            buffer.index_copy_(0, address, new.transpose(1, 2).reshape(-1, new.shape[-1]))
+            flat = new.transpose(1, 2).reshape(-1, new.shape[-1])
+            if kv.layout.rewritten:
+                buffer.scatter_(0, address.unsqueeze(-1).expand(flat.shape), flat)
+            else:
+                buffer.index_copy_(0, address, flat)
 
     # --- arithmetic ----------------------------------------------------------------------------
 

@@ -87,7 +87,9 @@ class Spec(BackendSpec):
                 bridge = Bridge.from_software()
             else:
                 bridge = Bridge.from_sdk(fused=settings.fused)
-            return DeviceBackend(bridge, environment.runner(settings, os.environ), module)
+            backend = DeviceBackend(bridge, environment.runner(settings, os.environ), module)
+            backend.capture_asked = settings.asked(os.environ) in ("compile", "graph")
+            return backend
         except BackendError:
             if not cards.acquired():
                 cards.give_back(os.environ)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.decoding.trees import TreeTables, tree_paths, tree_size
@@ -165,7 +165,7 @@ def cache_layouts(
     def layout(sizes: Sizes, slots: int) -> KVLayout:
         return ops.kv_layout(sizes.n_layer, g.rows, slots, sizes.n_head, sizes.head_dim, dtype)
 
-    return (
-        layout(target.config, g.target_slots),
-        layout(drafter.config, g.drafter_slots) if drafter is not None and g.depth else None,
-    )
+    drafts = None
+    if drafter is not None and g.depth:
+        drafts = replace(layout(drafter.config, g.drafter_slots), rewritten=True)
+    return layout(target.config, g.target_slots), drafts

@@ -32,6 +32,9 @@ class KVLayout:
     reference order is ``[rows * capacity, heads, head_dim]``: a slot of a row is one contiguous piece
     of memory. With ``head_major`` it is ``[rows * heads * capacity, head_dim]``: a head's keys are one
     matrix.
+
+    ``rewritten``: one function writes it several times, as a drafter does level by level. A compiler that
+    makes the only write of a buffer in place may lose one of several.
     """
 
     layers: int
@@ -41,6 +44,7 @@ class KVLayout:
     head_dim: int
     dtype: torch.dtype
     head_major: bool = False
+    rewritten: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,7 +66,8 @@ class KVLayout:
 class KVCache:
     """A key-value cache at fixed addresses: one tensor of keys and one of values per layer.
 
-    Each has the layout's shape, and a step writes it once, in place. A compiler then sees separate
+    Each has the layout's shape, and a step writes it once, in place (or several times, where the layout
+    says ``rewritten``). A compiler then sees separate
     buffers that it can update where they are. Only the device's :class:`TensorOps` looks inside.
     """
 

@@ -262,6 +262,13 @@ def _best(device: str, candidates: list[BackendSpec]) -> tuple[BackendSpec, Prob
             return spec, found
         else:
             reasons.append(f"{spec.name}: {found.reason}")
+            if found.unusable:
+                out = f"; {found.install}" if found.install else ""
+                warnings.warn(
+                    f"device {device} skips {spec.name}: {found.reason}{out}",
+                    LanternWarning,
+                    stacklevel=3,
+                )
     if not candidates:
         raise BackendError(f"no backend is installed; {REINSTALL}")
     what = "no device is available" if device == "auto" else f"no device {device!r} is available"

@@ -34,6 +34,8 @@ class Probe(BaseModel):
     """Why the device is not available, as the end of the sentence 'not available: ...'."""
     install: str = ""
     """What to do about it, as an instruction without a final stop."""
+    unusable: bool = False
+    """True for a device that is there and cannot be used: ``auto`` says so before it goes on."""
 
     @model_validator(mode="after")
     def _check_count(self) -> Probe:
@@ -50,6 +52,11 @@ class Probe(BaseModel):
     def missing(cls, reason: str, install: str = "") -> Probe:
         """Report that there is none, why, and what to install."""
         return cls(available=False, reason=reason, install=install)
+
+    @classmethod
+    def broken(cls, reason: str, install: str = "") -> Probe:
+        """Report a device that is there and cannot be used, why, and what to do."""
+        return cls(available=False, reason=reason, install=install, unusable=True)
 
 
 class BackendSpec(ABC):

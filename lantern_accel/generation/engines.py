@@ -75,6 +75,7 @@ class Engines:
         self.model, self.backend, self.room = model, backend, room
         self.kept = KEPT_ENGINES
         self.warmed: list[str] = []
+        self._told = False
         self._ready: OrderedDict[Hashable, Ready] = OrderedDict()
         self._neighbours: dict[tuple[int, str], Tensor] = {}
 
@@ -159,22 +160,48 @@ class Engines:
                     batch=batch,
                     neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
                 )
-                prefill = self._capture(engine.prefill, "prefill")
-                self._ready[key] = Ready(engine, prefill, self._steps(engine))
+                self._ready[key] = self._captured(engine)
         self._ready.move_to_end(key)
         self._ready[key].engine.configure(strategy, sampling)
         return self._ready[key]
 
-    def _steps(self, engine: Running) -> Replay:
+    def _captured(self, engine: Running) -> Ready:
+        """Capture an engine's functions; one line tells of those that run as they are instead."""
+        left: list[tuple[str, float, str]] = []
+        prefill = self._capture(engine.prefill, "prefill", left)
+        ready = Ready(engine, prefill, self._steps(engine, left))
+        if left and not self._told:
+            self._told = True
+            names, verb = (
+                " and the ".join(name for name, _, _ in left),
+                "run" + "s" * (len(left) < 2),
+            )
+            cost = " and ".join(f"{1000 * seconds:.1f} ms" for _, seconds, _ in left)
+            warnings.warn(
+                f"the {names} cannot be captured on {self.backend.device} and {verb} operator by "
+                f"operator, which takes {'longer' if self.backend.simulated else cost + ' per call'} "
+                f"({left[-1][2]})",
+                LanternWarning,
+                stacklevel=4,
+            )
+        return ready
+
+    def _steps(self, engine: Running, left: list[tuple[str, float, str]]) -> Replay:
         """Capture an engine's step, or each of the functions that it moves between."""
         if not isinstance(engine, PacedEngine):
-            return self._capture(engine.step, "step")
-        parts = {name: self._capture(one, name) for name, one in engine.host_functions().items()}
+            return self._capture(engine.step, "step", left)
+        functions = engine.host_functions()
+        parts = {name: self._capture(one, name, left) for name, one in functions.items()}
         engine.functions.update(parts)
         return Moving(engine.step, list(parts.values()))
 
-    def _capture(self, function: Callable[[], None], name: str) -> Replay:
-        """Capture a function; where the device cannot and was not told to, run it as it is and warn."""
+    def _capture(
+        self, function: Callable[[], None], name: str, left: list[tuple[str, float, str]]
+    ) -> Replay:
+        """Capture a function; where the device cannot and was not told to, leave it as it is.
+
+        ``left`` gets the name of such a function, the seconds of a call, and why.
+        """
         try:
             return self.backend.capture(function, name)
         except Exception as error:
@@ -192,14 +219,7 @@ class Engines:
                     f"({why(error)}); use another device (`lantern-accel devices` lists them), or "
                     f"run `lantern-accel conform {self.backend.name}` to see what fails"
                 ) from error
-            said = " ".join(str(known or error).split())
-            cost = f"{1000 * watch.seconds:.1f} ms per call"
-            warnings.warn(
-                f"the {name} cannot be captured on {self.backend.device} and runs operator by "
-                f"operator, which takes {'longer' if self.backend.simulated else cost} ({said})",
-                LanternWarning,
-                stacklevel=4,
-            )
+            left.append((name, watch.seconds, " ".join(str(known or error).split())))
             return Replay(function)
 
     def _make_room(

@@ -81,11 +81,12 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured_and_says_what_it_costs(
     with lantern_accel.load(tiny_model, device="card", dtype="float32") as pipeline:
         with pytest.warns(LanternWarning) as said:
             drawn = pipeline.generate("red heart", strategy="lantern++", k=3, seed=1)
-        want = [
-            rf"the {name} cannot be captured on cpu and runs op" for name in ("prefill", "step")
-        ]
-        assert [str(one.message)[: len(w)] for one, w in zip(said, want, strict=True)] == want
-        assert "ms per call (the card is too old" in str(said[1].message)
+        told = str(said[0].message)
+        assert len(said) == 1
+        assert told.startswith(
+            "the prefill and the step cannot be captured on cpu and run operator"
+        )
+        assert "ms per call (the card is too old" in told
         assert drawn.tokens.shape == (1, 16)
         pipeline.release_engines()
         pipeline.backend.capture_asked = True

@@ -33,6 +33,9 @@ DECOMPOSED = (
 
 #: The operators of every graph compiled in this process, oldest first.
 graphs: list[tuple[torch._ops.OpOverload, ...]] = []
+#: Their writes to inputs, in place (``index_copy_``) or by a copy (``copy_``), with the input's shape.
+writes: list[tuple[tuple[str, tuple[int, ...]], ...]] = []
+WRITES = {torch.ops.aten.index_copy_.default, torch.ops.aten.copy_.default}
 
 
 def _compiler(settings: Mapping[str, bool]) -> Callable[..., Any]:
@@ -46,6 +49,10 @@ def _compiler(settings: Mapping[str, bool]) -> Callable[..., Any]:
         nodes = [node for node in lowered.graph.nodes if node.op == "call_function"]
         targets = (node.target for node in nodes if isinstance(node.target, torch._ops.OpOverload))
         graphs.append(tuple(dict.fromkeys(targets)))
+        done = (node for node in nodes if node.target in WRITES)
+        writes.append(
+            tuple((one.target.__name__, tuple(one.args[0].meta["val"].shape)) for one in done)
+        )
         for node in nodes:
             # Tracing takes results on hpu for contiguous, the CPU's kernels keep the order of strides:
             # a view of the one may need a copy of the other. No value here aliases one that is written.

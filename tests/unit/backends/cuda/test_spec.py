@@ -11,7 +11,7 @@ import torch
 from support.cuda_double import CudaDouble
 
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel_cuda.options import Options
 from lantern_accel_cuda.spec import Spec
 
@@ -69,6 +69,7 @@ def test_a_cpu_build_of_torch_is_told_before_torch_is_imported(
 def _no_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the first allocation: the double says what a card is, but holds no memory."""
     monkeypatch.setattr("lantern_accel.device.plugins._first_use", lambda backend: None)
+    monkeypatch.setattr("lantern_accel_cuda.backend.DeviceBackend.acquire", lambda self: None)
 
 
 @pytest.fixture
@@ -114,6 +115,92 @@ def test_machine_code_alone_does_not_run_on_the_next_generation(
     two_cards.capability = (12, 0)
     with pytest.raises(BackendError, match="is sm_120; install a torch build that names it"):
         open_backend("cuda")
+
+
+def test_auto_says_in_one_line_why_the_gpu_does_not_serve(two_cards: CudaDouble) -> None:
+    two_cards.capability = (7, 5)
+    said = (
+        r"^device auto skips cuda: this torch build .* sm_75; install a torch build that names it$"
+    )
+    with pytest.warns(LanternWarning, match=said) as lines, open_backend("auto") as backend:
+        assert backend.name == "cpu"
+    assert len(lines) == 1
+    probe = Spec().probe()
+    assert (probe.available, probe.unusable) == (False, True)
+
+
+def test_one_card_of_two_without_kernels_is_listed_and_refused(
+    two_cards: CudaDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: ((8, 6), (7, 5))[i])
+    assert Spec().probe().devices == (
+        "Double of a GPU, 24 GiB",
+        "Double of a GPU, 24 GiB, no kernels in this torch",
+    )
+    open_backend("cuda:0").close()
+    with pytest.raises(BackendError, match=r"cuda:1 .* is sm_75; install a torch build"):
+        open_backend("cuda:1")
+
+
+BUSY = "CUDA error: all CUDA-capable devices are busy or unavailable"
+
+
+def test_a_card_that_does_not_answer_is_no_fault_of_the_plug_in(
+    two_cards: CudaDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(index: int) -> None:
+        raise RuntimeError(f"{BUSY}\nCUDA kernel errors might be reported later")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", busy)
+    with pytest.warns(LanternWarning, match=f"device auto skips cuda: .*{BUSY}"):
+        open_backend("auto").close()
+    with pytest.raises(BackendError, match=rf"not available: .*{BUSY}.*no other process holds it"):
+        open_backend("cuda")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError(f"{BUSY}\nCUDA kernel errors"), f"cannot be used: {BUSY}; check with nvidia"),
+        (RuntimeError("CUDA error: no kernel image is available"), "no kernel image is available"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0"),
+            r"no memory left for its first allocation \(it asked for 2.00 MiB, 20.00 of 24.00 GiB",
+        ),
+    ],
+    ids=["busy", "kernels", "memory"],
+)
+def test_the_first_allocation_is_part_of_opening(
+    two_cards: CudaDouble, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def fail(backend: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lantern_accel_cuda.backend.DeviceBackend.acquire", fail)
+    with pytest.raises(BackendError, match=words) as told:
+        open_backend("cuda:1")
+    assert "\n" not in str(told.value)
+    with pytest.warns(
+        LanternWarning, match="cpu serves in place of cuda .the GPU cuda:0 "
+    ) as lines:
+        open_backend("auto").close()
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({}, False),
+        ({"attention": "matmul"}, False),
+        ({"graph": "off"}, False),
+        ({"graph": "step"}, True),
+        ({"graph": "phases"}, True),
+        ({"compile": "default"}, True),
+        ({"compile": "off"}, False),
+    ],
+)
+def test_a_capture_that_was_asked_for_is_known(given: dict[str, str], asked: bool) -> None:
+    assert Options.read(given).asked is asked
 
 
 def test_options_are_checked_by_name_and_value() -> None:

@@ -1,0 +1,47 @@
+"""Where compilers keep what they made: in the cache folder, unless the user has named another place.
+
+What a compiler made for one process serves the next: a recipe or a graph of a whole model takes minutes.
+Compilers read their folder from the environment, so it is named before their first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from lantern_accel.files import kept_dir
+
+#: What was named here, so that another cache folder may be named later in the same process.
+_ours: dict[str, str] = {}
+
+
+def keep(
+    environ: MutableMapping[str, str],
+    variable: str,
+    name: str,
+    form: str = "{}",
+    also: tuple[str, ...] = (),
+) -> None:
+    """Let a compiler keep its work in the folder ``compiled/name`` of the cache.
+
+    ``variable`` gets the folder in ``form``. A variable that the user has set stays, and nothing is set
+    where the user has set one of ``also`` (an older name). Where no cache can be written nothing is set
+    either, and the compiler keeps what it likes where it likes. Never raises.
+    """
+    given = environ.get(variable)
+    if given is not None and given != _ours.get(variable):
+        return
+    if any(environ.get(one) for one in also):
+        return
+    folder = kept_dir(f"compiled/{name}")
+    if folder is None or ("," in form and "," in str(folder)):
+        if given is not None:  # ours, of a cache that is gone
+            del environ[variable]
+        _ours.pop(variable, None)
+        return
+    environ[variable] = _ours[variable] = form.format(folder.resolve())
+
+
+def keep_torch(environ: MutableMapping[str, str]) -> None:
+    """Let torch.compile keep its graphs, and Triton its kernels, in the cache."""
+    keep(environ, "TORCHINDUCTOR_CACHE_DIR", "inductor")
+    keep(environ, "TRITON_CACHE_DIR", "triton")

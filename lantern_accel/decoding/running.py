@@ -80,7 +80,9 @@ class Running(ABC):
                     f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table "
                     f"has {neighbours.shape[1]}; make a wider one"
                 )
-            neighbours = neighbours[:, : strategy.neighbours].to(device)
+            if neighbours.shape[1] > strategy.neighbours:
+                neighbours = neighbours[:, : strategy.neighbours].clone()
+            neighbours = neighbours.to(device)
         return Rule(
             strategy.acceptance,
             strategy.residual,

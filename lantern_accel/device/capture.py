@@ -89,19 +89,24 @@ class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     """Notes the tensors from outside that a block's operators take, and those that they write to.
 
     ``given``: every tensor that was there before the block and is an argument of an operator, in the
-    order of first use. ``written``: those of them that an operator writes to in place, directly or
-    through a view, by ``id``.
+    order of first use. ``written``: those of them that an operator writes to in place, by ``id``;
+    ``through_views``: the ``id`` of those that it writes to through a view made in the block.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.given: dict[int, Tensor] = {}
         self.written: dict[int, Tensor] = {}
+        self.through_views: set[int] = set()
         #: What the block made, kept so that no later tensor has the same id; and what it is a view of.
         self._made: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         schema = func._schema.arguments
@@ -120,9 +125,13 @@ class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
                     seen = owner
                     if argument.alias_info.is_write and owner is not None:
                         self.written[id(owner)] = owner
+                        if owner is not tensor:
+                            self.through_views.add(id(owner))
         out = func(*args, **kwargs)
         for tensor in out if isinstance(out, list | tuple) else (out,):
-            if isinstance(tensor, Tensor) and not {id(tensor)} & (self.given.keys() | self._made.keys()):
+            if isinstance(tensor, Tensor) and not {id(tensor)} & (
+                self.given.keys() | self._made.keys()
+            ):
                 self._made[id(tensor)] = (tensor, seen)
         return out
 

@@ -246,7 +246,7 @@ class DeviceBackend(Backend):
     def support(self, capability: str) -> Support:
         """Steps are captured where they are compiled from the start."""
         if capability == "capture" and self._compile == "on":
-            return Support(True)
+            return Support(True, how="compiled")
         return super().support(capability)
 
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:

@@ -69,6 +69,7 @@ class CompiledReplay(Replay):
             compiled()
         self._step = compiled
         self.captured = True
+        self.kind = "compiled"
         self.seconds = time.perf_counter() - began
 
 

@@ -149,7 +149,9 @@ class DeviceBackend(Backend):
         """Steps are recorded as CUDA graphs unless the user turned that off."""
         if capability == "capture":
             on = self.options.graph != "off"
-            return Support(on, "" if on else "backend 'cuda' was opened with graph=off")
+            if not on:
+                return Support(False, "backend 'cuda' was opened with graph=off")
+            return Support(True, how="recorded")
         return super().support(capability)
 
     def checks(self) -> Mapping[str, Callable[[Any], Any]]:

@@ -31,6 +31,7 @@ class GraphReplay(Replay):
     """A recorded step: one graph, or one a phase, replayed in order."""
 
     captured = True
+    kind = "recorded"
 
     def __init__(
         self, name: str, device: torch.device, graphs: list[tuple[str, torch.cuda.CUDAGraph]]

@@ -120,10 +120,9 @@ class DeviceBackend(HPUOps, Backend):
     def support(self, capability: str) -> Support:
         """Steps are compiled or captured, except in the mode ``eager``."""
         if capability == "capture":
-            yes = self.mode != "eager"
-            return Support(
-                yes, "" if yes else "the mode 'eager' runs each step operator by operator"
-            )
+            if self.mode == "eager":
+                return Support(False, "the mode 'eager' runs each step operator by operator")
+            return Support(True, how="recorded" if self.mode == "graph" else "compiled")
         if capability == "energy" and self.energy_mj() is None:
             reason = self._meter.reason if self._meter is not None else SOFTWARE
             return Support(False, reason)

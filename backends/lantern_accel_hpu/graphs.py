@@ -133,6 +133,7 @@ class Compiled(Warmed):
     """The step as one graph of ``torch.compile(backend="hpu_backend")``, with static shapes."""
 
     captured = True
+    kind = "compiled"
 
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
         options: Any = watch.bridge.compile_options()
@@ -185,6 +186,7 @@ class Graphed(Warmed):
     """The step as one HPUGraph: captured once, replayed without Python (lazy mode)."""
 
     captured = True
+    kind = "recorded"
 
     def __init__(self, watch: Watch, step: Step, name: str) -> None:
         self._graph: Any = watch.bridge.new_graph()

@@ -285,9 +285,8 @@ class Drafting:
         parent_flat = origin.gather(1, kept // k)
         # Node ids by flat index + 1; the root has flat index -1.
         flat = torch.cat((torch.zeros_like(root).unsqueeze(1), kept + 1), dim=1)
-        parent = torch.searchsorted(
-            flat, parent_flat.contiguous(), out_int32=root.dtype == torch.int32
-        )
+        # Their rank, by counting: some devices have no kernel for searchsorted.
+        parent = (flat.unsqueeze(1) < parent_flat.unsqueeze(-1)).sum(dim=-1, dtype=root.dtype)
         parent = torch.cat((torch.zeros_like(root).unsqueeze(1), parent), dim=1)
         ids = torch.arange(total, dtype=root.dtype, device=device).expand(batch, -1)
         link = (parent.unsqueeze(-1) == ids.unsqueeze(1)) & (ids.unsqueeze(-1) > 0)

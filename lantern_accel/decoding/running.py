@@ -21,6 +21,9 @@ from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
 
+#: Buffers of the state that a request fills and no step changes.
+GIVEN = ("condition", "prefix_mask", "uniforms", "start")
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -87,7 +90,9 @@ class Running(ABC):
                     f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table "
                     f"has {neighbours.shape[1]}; make a wider one"
                 )
-            neighbours = neighbours[:, : strategy.neighbours].to(device)
+            if neighbours.shape[1] > strategy.neighbours:
+                neighbours = neighbours[:, : strategy.neighbours].clone()
+            neighbours = neighbours.to(device)
         return Rule(
             strategy.acceptance,
             strategy.residual,
@@ -114,6 +119,24 @@ class Running(ABC):
         """The target's cache and, where there is a drafter, the drafter's."""
         drafting = [] if self.drafting is None else [self.drafting.cache]
         return [self.verifying.cache, *drafting]
+
+    @property
+    def changes(self) -> dict[str, Tensor]:
+        """Every tensor that prefill and steps change in place, by name: the state and the caches.
+
+        They read further ones, such as weights and the request's conditions, and change none of those.
+        """
+        found = {
+            f"state.{name}": value
+            for name, value in self.state.buffers.items()
+            if name not in GIVEN and value.numel()
+        }
+        owners = ("target", "drafter")
+        for owner, cache in zip(owners, self.caches, strict=False):
+            for side in ("keys", "values"):
+                for layer, buffer in enumerate(getattr(cache, side)):
+                    found[f"{owner}.{side}.{layer}"] = buffer
+        return found
 
     @property
     def nbytes(self) -> int:

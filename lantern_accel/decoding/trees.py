@@ -97,7 +97,7 @@ class TreeTables:
 
         def table(values: list[int]) -> Tensor:
             one = torch.tensor(values, dtype=index)
-            return one.expand(batch, -1).contiguous().to(device)
+            return one.repeat(batch, 1).to(device)
 
         return {
             "parent": table(self.parents),
@@ -106,7 +106,7 @@ class TreeTables:
             "num_children": table([len(kids) for kids in self.children]),
             "row_rank": table(self.row_ranks),
             "group": table(group),
-            "visible": self.visible.expand(batch, -1, -1).contiguous().to(device),
+            "visible": self.visible.repeat(batch, 1, 1).to(device),
         }
 
 

@@ -149,7 +149,7 @@ class WindowPass:
         depths = [d + 1 for d, count in enumerate(siblings) for _ in range(count)]
         self.depths = torch.cat((self.chain, torch.tensor(depths, dtype=index, device=device)))
         scratch = verifying.slots[g.prefix + g.tokens : g.prefix + g.tokens + g.siblings]
-        self.scratch = scratch.expand(g.batch, -1)
+        self.scratch = scratch.repeat(g.batch, 1)
         own = torch.zeros(g.depth + 1 + g.siblings, g.siblings + 1, dtype=torch.bool)
         own[g.depth + 1 :, : g.siblings] = torch.eye(g.siblings, dtype=torch.bool)
         self.own = own.to(device)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
         DTypePolicy,
         MemoryUse,
         OperatorRule,
-        Replay,
         Stopwatch,
         Support,
     )
+    from lantern_accel.device.capture import KINDS, Replay, buffers_of, changed_by
     from lantern_accel.device.hookspecs import hookimpl
     from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
     from lantern_accel.device.plugins import devices_report, open_backend
@@ -36,15 +36,18 @@ _HOMES = {
     "DTypePolicy": "backend",
     "DeviceFacts": "backend",
     "HostCopy": "operations",
+    "KINDS": "capture",
     "KVCache": "operations",
     "KVLayout": "operations",
     "MemoryUse": "backend",
     "OperatorRule": "backend",
     "Probe": "spec",
-    "Replay": "backend",
+    "Replay": "capture",
     "Stopwatch": "backend",
     "Support": "backend",
     "TensorOps": "operations",
+    "buffers_of": "capture",
+    "changed_by": "capture",
     "check_options": "spec",
     "devices_report": "plugins",
     "hookimpl": "hookspecs",
@@ -54,6 +57,7 @@ _HOMES = {
 __all__ = [
     "API_VERSION",
     "CAPABILITIES",
+    "KINDS",
     "Backend",
     "BackendSpec",
     "Conditions",
@@ -69,6 +73,8 @@ __all__ = [
     "Stopwatch",
     "Support",
     "TensorOps",
+    "buffers_of",
+    "changed_by",
     "check_options",
     "devices_report",
     "hookimpl",

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from lantern_accel.device.capture import KINDS, CaptureKind, Replay, buffers_of
 from lantern_accel.device.inference import inferring
 from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
@@ -27,8 +28,10 @@ from lantern_accel.errors import BackendError, RequestError, did_you_mean
 __all__ = [
     "API_VERSION",
     "CAPABILITIES",
+    "KINDS",
     "Backend",
     "BackendSpec",
+    "CaptureKind",
     "Conditions",
     "DTypePolicy",
     "DeviceFacts",
@@ -42,6 +45,7 @@ __all__ = [
     "Stopwatch",
     "Support",
     "TensorOps",
+    "buffers_of",
     "check_clock",
     "check_options",
     "inferring",
@@ -50,7 +54,7 @@ __all__ = [
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 CAPABILITIES = {
-    "capture": "a step is captured once and replayed without Python",
+    "capture": "a step is captured once and replayed; the answer says how",
     "energy": "energy_mj() reads a meter",
     "memory": "memory() reads the memory in use",
     **{name: f"computes in {name}" for name in DTYPES},
@@ -84,10 +88,14 @@ class DeviceFacts(BaseModel):
 
 @dataclass(frozen=True)
 class Support:
-    """Answer to 'can this backend ...?'; true or false in an ``if``, with the reason for a no."""
+    """Answer to 'can this backend ...?'; true or false in an ``if``, with the reason for a no.
+
+    ``how`` says more about a yes: for ``capture``, one of :data:`~.capture.KINDS`.
+    """
 
     yes: bool
     reason: str = ""
+    how: str = ""
 
     def __bool__(self) -> bool:
         return self.yes
@@ -136,41 +144,6 @@ class Conditions:
     power_limit_w: float | None = None
     temperature_c: float | None = None
     other_processes: int | None = None
-
-
-class Replay:
-    """A step that is ready to run again; the reference calls the Python function.
-
-    ``captured`` says whether the device replays a recording or runs compiled code instead;
-    ``nbytes`` is the device memory that it holds, ``seconds`` what making it took.
-    """
-
-    captured: bool = False
-    nbytes: int = 0
-    seconds: float = 0.0
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step: Callable[[], None] | None = step
-
-    def __call__(self) -> None:
-        """Run the step once on the buffers it was captured with; returns before it has ended."""
-        if self._step is None:
-            raise BackendError("this replay was released; capture the step again")
-        self._step()
-
-    def expect(self, calls: int) -> None:
-        """Hear that about ``calls`` calls are coming; a backend may now make the step faster.
-
-        It may run the step: the caller loads its request afterwards.
-        """
-
-    def timed(self) -> dict[str, float] | None:
-        """Run the step once; its seconds by phase, None where the recording keeps no phases apart."""
-        return None
-
-    def release(self) -> None:
-        """Free what the recording holds; calling it twice is harmless."""
-        self._step = None
 
 
 class Stopwatch:
@@ -301,7 +274,8 @@ class Backend(TensorOps, ABC):
 
         A backend may run ``step`` any number of times to warm up and record it: the caller resets
         the buffers that the step writes before the first replay. ``name`` says which function it is
-        (``prefill`` or ``step``) in traces and errors.
+        (``prefill`` or ``step``) in traces and errors. A device that replays functions of inputs and
+        outputs asks :func:`~.capture.buffers_of` which buffers the step changes.
         """
         return Replay(step)
 

@@ -172,11 +172,11 @@ class Engines:
         ready = Ready(engine, prefill, self._steps(engine, left))
         if left and not self._told:
             self._told = True
-            names, verb = (
-                " and the ".join(name for name, _, _ in left),
-                "run" + "s" * (len(left) < 2),
-            )
-            cost = " and ".join(f"{1000 * seconds:.1f} ms" for _, seconds, _ in left)
+            # A step of several lengths is one thing to the reader, and its longest one tells most.
+            kinds = {name.partition(" ")[0]: seconds for name, seconds, _ in reversed(left)}
+            told = [name for name in ("prefill", "step") if name in kinds] or list(kinds)
+            names, verb = " and the ".join(told), "run" + "s" * (len(told) < 2)
+            cost = " and ".join(f"{1000 * kinds[name]:.1f} ms" for name in told)
             warnings.warn(
                 f"the {names} cannot be captured on {self.backend.device} and {verb} operator by "
                 f"operator, which takes {'longer' if self.backend.simulated else cost + ' per call'} "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 
 import torch
 
 from lantern_accel.device.backend import Backend
+from lantern_accel.device.capture import KINDS
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, on_card, within
 
@@ -117,7 +120,77 @@ def stable(backend: Backend) -> Measured:
     return Measured(f"{STEPS} steps, nothing rose: {', '.join(most)}")
 
 
+class _Entered:
+    """Counts how often Python enters a function inside a block, compiled callers or not."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._code = function.__code__  # type: ignore[attr-defined]
+        self.times = 0
+
+    def __enter__(self) -> _Entered:
+        self._before = sys.getprofile()
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        sys.setprofile(self._before)
+
+    def _see(self, frame: FrameType, event: str, argument: object) -> None:
+        self.times += event == "call" and frame.f_code is self._code
+
+
+#: Calls of a replay in which Python is watched.
+CALLS = 3
+
+
+def kind(backend: Backend) -> Measured:
+    """Watch Python while a captured step runs again: it does what the replay's kind says.
+
+    In a recording and in compiled code Python enters no part of the step; where it traces the step at
+    each call, a report must be able to say what that costs.
+    """
+    able = backend.support("capture")
+    engine = tiny.tiny_engine(backend, "lantern++")
+    tiny.start(engine, 0)
+    replay = backend.capture(engine.step, "step")
+    try:
+        replay()
+        backend.synchronize()
+        with _Entered(type(engine.verifying).verify) as entered:
+            for _ in range(CALLS):
+                replay()
+        backend.synchronize()
+        how, tracing = replay.how, replay.tracing()
+    finally:
+        replay.release()
+    if able and not replay.captured:
+        raise Failed(
+            "the backend says that it captures steps, and this replay says that it is not one"
+        )
+    if how in ("recorded", "compiled", "captured") and entered.times:
+        raise Failed(
+            f"the replay says that it is {how}, and Python ran the step in {entered.times} of {CALLS} "
+            "calls; say 'traced' or 'eager' in Replay.kind"
+        )
+    if how in ("traced", "eager") and entered.times != CALLS:
+        raise Failed(
+            f"the replay says that it is {how}, and Python ran the step in {entered.times} of {CALLS} "
+            "calls"
+        )
+    if how == "traced" and not tracing:
+        raise Failed(
+            "the step is traced at each call, and Replay.tracing does not say what that takes"
+        )
+    if able.how and able.how != how:
+        raise Failed(f"support('capture') says {able.how!r}, and the replay is {how!r}")
+    if how == "captured":
+        return Measured("captured, without a word on how: set Replay.kind")
+    cost = f", {1e3 * tracing:.1f} ms of Python per call" if tracing else ""
+    return Measured(f"{how}: {KINDS[replay.kind or 'eager']}{cost}")
+
+
 CHECKS: dict[str, Callable[[Backend], Measured]] = {
+    "replay.kind": kind,
     "replay.stable": stable,
     "device.stopwatch": stopwatch,
     "device.memory": memory,

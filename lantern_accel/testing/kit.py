@@ -14,7 +14,7 @@ from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
 from lantern_accel.errors import BackendError, did_you_mean
 from lantern_accel.families.registry import families
-from lantern_accel.testing import device, drawing, numeric, static
+from lantern_accel.testing import buffers, device, drawing, numeric, static
 from lantern_accel.testing.result import (
     Failed,
     Measured,
@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 Check = Callable[[Backend], Measured]
 
 #: Every check by name; the part before the dot is its group.
-CHECKS: dict[str, Check] = {**static.CHECKS, **numeric.CHECKS, **drawing.CHECKS, **device.CHECKS}
+CHECKS: dict[str, Check] = {
+    **static.CHECKS,
+    **buffers.CHECKS,
+    **numeric.CHECKS,
+    **drawing.CHECKS,
+    **device.CHECKS,
+}
 
 
 def checks_of(backend: Backend) -> dict[str, Check]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 
@@ -143,12 +142,12 @@ def one_graph(backend: Backend) -> Measured:
             engine = tiny.tiny_engine(
                 backend, strategy, batch=2, temperature=temperature, family=family
             )
-            first: dict[str, list[tuple[Any, ...]]] = {}
+            first: dict[str, Recorder] = {}
             for seed in (0, 1):
                 tiny.load(engine, seed)
                 for step in range(STEPS + 1):
                     name = "step" if step else "prefill"
-                    now = _record(getattr(engine, name), backend).signature
+                    now = _record(getattr(engine, name), backend)
                     change = first_difference(first.setdefault(name, now), now)
                     if change:
                         at = f"{name} {step}" if step else name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import linecache
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ DYNAMIC = _aten(
 )
 #: Operators that draw from a device's own generator.
 RANDOM = _aten("multinomial bernoulli rand randn randint uniform_ normal_ exponential_")
+#: Operators that decide by comparing; a Python float in them is a double.
+COMPARES = _aten("eq ne lt le gt ge masked_fill masked_fill_ searchsorted bucketize isclose")
 #: Numbers that are twice as wide as acceptance needs.
 WIDE = frozenset({torch.float64, torch.complex128})
 _HERE = Path(__file__).resolve()
@@ -57,6 +61,27 @@ def source_line(error: BaseException | None = None) -> str:
         if "torch" not in path.parts and path.parent != _HERE.parent:
             return f"{path.parent.name}/{path.name}:{frame.lineno}: {frame.line}"
     return "unknown"
+
+
+@functools.cache
+def _apart(filename: str) -> bool:
+    """Return whether a file is torch's, Python's or the kit's own, and no step's."""
+    path = Path(filename)
+    return "torch" in path.parts or path.parent == _HERE.parent or filename.startswith("<")
+
+
+def _calling() -> tuple[str, int]:
+    """Return file and line of the innermost frame that is not torch's or the kit's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _apart(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _shown(at: tuple[str, int]) -> str:
+    """Return ``folder/file:line: code`` of a file and line."""
+    path = Path(at[0])
+    return f"{path.parent.name}/{path.name}:{at[1]}: {linecache.getline(*at).strip()}"
 
 
 @functools.cache
@@ -91,8 +116,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every operator of a block and what is forbidden in it.
 
     ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
-    signatures replay as one graph. ``operators`` None allows any; ``rules`` are a backend's further ones
-    (:meth:`.Backend.operator_rules`); one for ``"operators"`` replaces the list.
+    signatures replay as one graph. ``sources`` has the line of each. ``operators`` None allows any;
+    ``rules`` are a backend's further ones (:meth:`.Backend.operator_rules`); one for ``"operators"``
+    replaces the list.
     """
 
     def __init__(
@@ -106,6 +132,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.rules = dict(rules or {})
         self.operators = None if "operators" in self.rules else operators
         self.signature: list[tuple[Any, ...]] = []
+        self.sources: list[tuple[str, int]] = []
         self.violations: list[Violation] = []
 
     def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
@@ -138,6 +165,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._refuse("dynamic_shape", full)
         if name in RANDOM:
             self._refuse("device_generator", full)
+        if name in COMPARES and any(isinstance(a, float) for a in given):
+            self._refuse(
+                "float64",
+                full,
+                "a Python float is compared in double by some compilers: use a float32 tensor",
+            )
         if self.operators is not None and not {name, full} & self.operators:
             self._refuse("operators", full)
         for rule, complains in self.rules.items():
@@ -153,15 +186,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(t.device.type != self.device.type for t in made):
             self._refuse("other_device", full)
         self.signature.append((full, *map(_plain, given), *map(_plain, made)))
+        self.sources.append(_calling())
         return out
 
 
-def first_difference(a: list[tuple[Any, ...]], b: list[tuple[Any, ...]]) -> str:
-    """Say where two signatures part; empty where they are equal."""
-    for index, (one, other) in enumerate(zip(a, b, strict=False)):
+def first_difference(a: Recorder, b: Recorder) -> str:
+    """Say where two recorded functions part, and at which source line; empty where they are equal."""
+    for index, (one, other) in enumerate(zip(a.signature, b.signature, strict=False)):
         if one != other:
-            return f"operator {index}: {one} became {other}"
-    return "" if len(a) == len(b) else f"{len(a)} operators became {len(b)}"
+            here, there = _shown(a.sources[index]), _shown(b.sources[index])
+            where = here if here == there else f"{here}, then at {there}"
+            return f"operator {index}: {one} became {other} at {where}"
+    if len(a.signature) == len(b.signature):
+        return ""
+    longer = max(a, b, key=lambda one: len(one.signature))
+    extra = _shown(longer.sources[min(len(a.signature), len(b.signature))])
+    return f"{len(a.signature)} operators became {len(b.signature)}; the first further one is at {extra}"
 
 
 def fake(build: Callable[[], Any]) -> tuple[Any, Any]:

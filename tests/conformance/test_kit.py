@@ -12,8 +12,9 @@ import torch
 
 import lantern_accel
 import lantern_accel.decoding.engine as engine_module
+import lantern_accel.decoding.running as running
 from lantern_accel.cli import main
-from lantern_accel.device.backend import Backend, HostCopy, MemoryUse, Replay, Stopwatch
+from lantern_accel.device.backend import Backend, HostCopy, KVCache, MemoryUse, Replay, Stopwatch
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, ModelError
 from lantern_accel.testing import CHECKS, Measured, NeedsCard, numeric, run_checks, static, tiny
@@ -195,12 +196,68 @@ class Hasty(Stopwatch):
         self.seconds *= 0.5
 
 
+def kept_view(real):
+    """Keep a slice of the cache's slots from construction, as the reference once did."""
+
+    def build(backend, *args, **kwargs):
+        engine = real(backend, *args, **kwargs)
+        engine.verifying.scratch = engine.verifying.slots[:4].expand(2, -1)
+        return engine
+
+    return build
+
+
+def one_cache_tensor(backend: Backend) -> Callable:
+    """Allocate one tensor for all layers, and let each layer's keys and values be views of it."""
+
+    def allocate(layout):
+        whole = torch.zeros(2, layout.layers, *layout.shape, dtype=layout.dtype)
+        return KVCache(layout, tuple(whole[0]), tuple(whole[1]))
+
+    return allocate
+
+
+def spreads(real):
+    """Write keys through a view of the layer's tensor."""
+
+    def write(kv, layer, address, k, v):
+        kv.keys[layer].view(kv.keys[layer].shape).add_(0)
+        real(kv, layer, address, k, v)
+
+    return write
+
+
+class Boasts(Replay):
+    """Calls Python, and says that it is compiled."""
+
+    captured = True
+    kind = "compiled"
+
+
+class Silent(Boasts):
+    """Traces at each call, and does not say what that costs."""
+
+    kind = "traced"
+
+
 MUTANTS: list[tuple[str, str, Plant]] = [
     ("a hidden .item()", "static.host_read", after_commit(lambda s: s.length.sum().item())),
     ("a Python branch", "static.host_read", after_commit(lambda s: bool((s.length > 3).all()))),
     ("a boolean index", "static.dynamic_shape", after_commit(lambda s: s.tokens[s.tokens > 3])),
     ("nonzero", "static.dynamic_shape", after_commit(lambda s: s.tokens.nonzero())),
     ("float64", "static.float64", after_commit(lambda s: s.price.double())),
+    ("a double in a comparison", "static.float64", after_commit(lambda s: s.price > 0.3)),
+    ("a view kept from construction", "static.views",
+     lambda patch, backend: patch.setattr(tiny, "tiny_engine", kept_view(tiny.tiny_engine))),
+    ("a buffer that is not named", "static.buffers",
+     lambda patch, backend: patch.setattr(running, "GIVEN", (*running.GIVEN, "price"))),
+    ("a cache written through a view", "static.buffers", method("write", spreads)),
+    ("one cache tensor for all layers", "kv.separate",
+     lambda patch, backend: patch.setattr(backend, "allocate", one_cache_tensor(backend))),
+    ("a replay that boasts", "replay.kind",
+     method("capture", lambda real: lambda step, name: Boasts(step))),
+    ("a tracing that is not told", "replay.kind",
+     method("capture", lambda real: lambda step, name: Silent(step))),
     ("a draw", "static.device_generator", after_commit(lambda s: torch.rand_like(s.price).uniform_())),
     ("an operator not listed", "static.operators",
      method("operators", lambda real: lambda: frozenset({"aten::mm"}))),
@@ -286,6 +343,14 @@ def test_a_cache_is_not_judged_by_how_attention_rounds(monkeypatch, check):
         through = backend.attend(q, cache, 0, one)[:, : numeric.CAPACITY]
         assert not torch.equal(through, v[0]) and torch.allclose(through, v[0], atol=3e-7)
         assert run_checks(backend, {check: CHECKS[check]}).passed
+
+
+def test_two_steps_that_differ_are_told_with_the_source_line(monkeypatch):
+    with open_backend("cpu") as backend:
+        after_commit(counting)(monkeypatch, backend)
+        report = run_checks(backend, select("static.one_graph"))
+    assert "state.price.add_(1e-9 * counting.n)" in report.outcomes[0].detail
+    assert "conformance/test_kit.py:" in report.outcomes[0].detail
 
 
 def test_a_static_failure_names_the_source_line(monkeypatch):

@@ -302,7 +302,7 @@ class ChameleonGPT(Sized):
         penalty = torch.full((2, c.vocab_size), float("-inf"), device=device)
         penalty[0, : c.image_codes] = 0
         penalty[1, c.newline] = 0
-        return Allowed(kind.flatten(), penalty)
+        return Allowed(kind.flatten().clone(), penalty)
 
     def condition_buffer(self, rows: int) -> Tensor:
         """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""

@@ -1,0 +1,39 @@
+"""Small buffers read by the host while the device runs on."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from torch import Tensor
+
+from lantern_accel.device.backend import HostCopy
+from lantern_accel_xla.runtime import Runtime
+
+
+class Snapshots(HostCopy):
+    """Keeps the memory that a buffer had, which a step replaces and never writes to.
+
+    A step's program gives a buffer that is not donated new memory, so that ``post`` only notes the old
+    one: nothing is copied on the device, and ``read`` waits for the step that made it, a step late.
+    """
+
+    lag = 1
+
+    def __init__(self, source: Tensor, runtime: Runtime) -> None:
+        super().__init__(source)
+        self._runtime = runtime
+        self._posted: deque[Tensor] = deque()
+
+    def post(self) -> None:
+        """Note what the buffer holds after the work given so far."""
+        if self._runtime.pending([self._source])[0]:
+            self._runtime.sync()
+        self._posted += self._runtime.data([self._source])
+
+    def read(self) -> Tensor:
+        """Return the oldest posted copy that was not read yet, on the host."""
+        return self._posted.popleft().cpu()
+
+    def clear(self) -> None:
+        """Forget what was posted and not read."""
+        self._posted.clear()

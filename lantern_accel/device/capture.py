@@ -1,0 +1,143 @@
+"""What captures a step and what it gives: the replay, its kind, and the buffers that a step changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lantern_accel.errors import BackendError
+
+Step = Callable[[], None]
+
+CaptureKind = Literal["recorded", "compiled", "traced", "eager"]
+
+KINDS: dict[CaptureKind, str] = {
+    "recorded": "the device runs its own recording of the step; no Python runs",
+    "compiled": "compiled code runs; Python makes one call per step",
+    "traced": "compiled code runs, but Python goes through the step again at each call to find it",
+    "eager": "Python gives the device one operator after another",
+}
+"""The ways to run a step again, and what each costs the host: :attr:`Replay.kind` is one of them."""
+
+assert get_args(CaptureKind) == tuple(KINDS)
+
+
+class Replay:
+    """A step that is ready to run again; the reference calls the Python function.
+
+    ``captured`` says whether the device replays a recording or runs compiled code instead, ``kind``
+    which of the two it is (one of :data:`KINDS`; empty where a backend does not say); ``nbytes`` is the
+    device memory that it holds, ``seconds`` what making it took.
+    """
+
+    captured: bool = False
+    kind: CaptureKind | Literal[""] = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def __init__(self, step: Step) -> None:
+        self._step: Step | None = step
+
+    @property
+    def how(self) -> str:
+        """The kind, or ``captured`` where the backend says no more than that."""
+        return self.kind or ("captured" if self.captured else "eager")
+
+    def __call__(self) -> None:
+        """Run the step once on the buffers it was captured with; returns before it has ended."""
+        if self._step is None:
+            raise BackendError("this replay was released; capture the step again")
+        self._step()
+
+    def expect(self, calls: int) -> None:
+        """Hear that about ``calls`` calls are coming; a backend may now make the step faster.
+
+        It may run the step: the caller loads its request afterwards.
+        """
+
+    def timed(self) -> dict[str, float] | None:
+        """Run the step once; its seconds by phase, None where the recording keeps no phases apart."""
+        return None
+
+    def tracing(self) -> float | None:
+        """Return the host's seconds per call that tracing the step again took so far.
+
+        None where nothing is traced: only replays of the kind ``traced`` have an answer.
+        """
+        return None
+
+    def release(self) -> None:
+        """Free what the recording holds; calling it twice is harmless."""
+        self._step = None
+
+
+def buffers_of(step: Step) -> dict[str, Tensor]:
+    """Return the tensors that ``step`` may change in place, by name; a step changes nothing else.
+
+    For devices that replay a function of inputs and outputs: these are inputs that come back as outputs,
+    and what comes back becomes their new value. An engine's steps name them; of any other function the
+    answer is empty, and :func:`changed_by` finds them out.
+    """
+    named = getattr(getattr(step, "__self__", None), "changes", None)
+    return dict(named) if isinstance(named, dict) else {}
+
+
+class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves the base class untyped
+    """Notes the tensors from outside that a block's operators take, and those that they write to.
+
+    ``given``: every tensor that was there before the block and is an argument of an operator, in the
+    order of first use. ``written``: those of them that an operator writes to in place, by ``id``;
+    ``through_views``: the ``id`` of those that it writes to through a view made in the block.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.given: dict[int, Tensor] = {}
+        self.written: dict[int, Tensor] = {}
+        self.through_views: set[int] = set()
+        #: What the block made, kept so that no later tensor has the same id; and what it is a view of.
+        self._made: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema.arguments
+        named = [(one, value) for one, value in zip(schema, args, strict=False)]
+        named += [(one, kwargs[one.name]) for one in schema if one.name in kwargs]
+        seen = None  # what this operator's results are views of
+        for argument, value in named:
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if not isinstance(tensor, Tensor):
+                    continue
+                if id(tensor) in self._made:
+                    owner = self._made[id(tensor)][1]
+                else:
+                    owner = self.given.setdefault(id(tensor), tensor)
+                if argument.alias_info is not None:
+                    seen = owner
+                    if argument.alias_info.is_write and owner is not None:
+                        self.written[id(owner)] = owner
+                        if owner is not tensor:
+                            self.through_views.add(id(owner))
+        out = func(*args, **kwargs)
+        for tensor in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(tensor, Tensor) and not {id(tensor)} & (
+                self.given.keys() | self._made.keys()
+            ):
+                self._made[id(tensor)] = (tensor, seen)
+        return out
+
+
+def changed_by(step: Step) -> list[Tensor]:
+    """Run ``step`` once; return the tensors from outside that torch's operators wrote to in it."""
+    with Arguments() as seen:
+        step()
+    return list(seen.written.values())

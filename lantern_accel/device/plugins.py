@@ -152,7 +152,9 @@ def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None
     rest: tuple[BackendSpec, ...] = ()
     known = name == "auto" or name in load_plugins().specs or name in load_plugins().broken
     aliased = [] if known else [spec for spec in specs if _answers(spec, name)]
-    if name == "auto" or aliased:
+    if len(aliased) == 1:
+        spec, probe = _found(_configured(aliased[0], given))
+    elif name == "auto" or aliased:
         candidates = aliased or [spec for spec in specs if spec.priority >= 0]
         spec, probe = _best(device, candidates)
         rest = tuple(candidates[candidates.index(spec) + 1 :])

@@ -17,12 +17,13 @@ from lantern_accel.device.backend import CAPABILITIES, Backend, DeviceFacts
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.device.seam import Member, members
 from lantern_accel.device.spec import API_VERSION, BackendSpec
+from lantern_accel.families.registry import broken_families
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.testing.kernels import Kernels, count_kernels
 
 
 class Certificate(BaseModel):
-    """What a run of the kit shows about a backend; ``verdict`` is about all checks, not those that ran."""
+    """What a run of the kit shows about a backend; ``verdict`` counts the checks that did not run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -99,6 +100,8 @@ def _verdict(
     reasons = []
     if not_run:
         reasons.append(f"{len(not_run)} checks were left out")
+    if broken := broken_families():
+        reasons.append(f"models of a family that does not load were not run: {', '.join(broken)}")
     if report.simulated:
         reasons.append(f"the device is simulated ({report.needs_card} checks need a card)")
     if not any(one.state == "passed" for one in report.outcomes):

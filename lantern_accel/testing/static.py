@@ -42,6 +42,20 @@ def _refused(error: Exception) -> str | None:
     return None
 
 
+def _fake_model(backend: Backend, dtype: torch.dtype, family: str) -> tuple[tiny.TinyModel, Any]:
+    """Return a tiny model on fake tensors and the mode to go on with; made once per backend."""
+    kept: dict[Any, tuple[tiny.TinyModel, Any]] = vars(backend).setdefault("_static_models", {})
+    if (family, dtype) not in kept:
+
+        def build() -> tiny.TinyModel:
+            return tiny.tiny_model(backend, backend.device, dtype, family)
+
+        # Tensors of a device without data are as good as fake ones, and cannot be faked again.
+        without_data = backend.device.type == "meta"
+        kept[family, dtype] = (build(), nullcontext()) if without_data else fake(build)
+    return kept[family, dtype]
+
+
 def trace_fake(
     backend: Backend,
     strategy: str,
@@ -52,15 +66,18 @@ def trace_fake(
 ) -> Recorder:
     """Run prefill and one step on fake tensors of this backend's device; return what was seen."""
 
-    def build() -> tiny.TinyEngine:
-        return tiny.tiny_engine(
-            backend, strategy, batch=batch, temperature=temperature, dtype=dtype, family=family
-        )
-
-    # Tensors of a device without data are as good as fake ones, and cannot be faked again.
-    engine, mode = (build(), nullcontext()) if backend.device.type == "meta" else fake(build)
+    model, mode = _fake_model(backend, dtype, family)
     recorder = Recorder(backend.device, backend.operators(), backend.operator_rules())
     with mode:
+        engine = tiny.tiny_engine(
+            backend,
+            strategy,
+            batch=batch,
+            temperature=temperature,
+            dtype=dtype,
+            family=family,
+            model=model,
+        )
         try:
             # The condition and the uniforms come from the host, before both functions.
             tiny.load(engine, 0)

@@ -21,7 +21,8 @@ class DeviceBackend(Backend):
     version = "0.1.0"
 
     def __init__(self, index: int) -> None:
-        super().__init__(torch.device(DEVICE, index))
+        # The CPU has no index; write torch.device(DEVICE, index) for a device that has.
+        super().__init__(torch.device(DEVICE) if DEVICE == "cpu" else torch.device(DEVICE, index))
 
     def facts(self) -> DeviceFacts:
         """Describe the device; what is not known stays out."""

@@ -82,7 +82,7 @@ class DeviceBackend(Backend):
         """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""
         if self.kernels is None:
             super().write(kv, layer, address, k, v)
-        elif type(k) is Tensor and k.dtype == kv.layout.dtype:
+        elif real(k) and k.dtype == kv.layout.dtype:
             self.kernels.write(kv, layer, address, k, v)
         else:
             super().write(kv, layer, super().address(kv, address), k, v)

@@ -14,6 +14,7 @@ from lantern_accel.cli import (
     evaluate,
     generate,
     models,
+    port,
     profile,
     profiles,
     stepcost,
@@ -77,6 +78,7 @@ profile.register(app)
 compare.register(app)
 profiles.register(app)
 conform.register(app)
+port.register(app)
 train.register(app)
 evaluate.register(app)
 warm_up.register(app)

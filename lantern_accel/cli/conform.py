@@ -35,6 +35,9 @@ def conform(
         600.0, min=1, max=MOST_SECONDS, callback=finite, help="Seconds that a check may take."
     ),
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
+    certificate: Path = typer.Option(
+        None, help="Write a certificate: Markdown, with the same as JSON next to it."
+    ),
 ) -> None:
     """Check that a backend is correct, static and replayable; exit code 1 if a check fails."""
     from lantern_accel.device.plugins import choose_device
@@ -54,11 +57,14 @@ def conform(
         only=only,
         json=json_path,
         junit=junit,
+        certificate=certificate,
         on_outcome=_tell,
         limit=limit,
         on_wait=_wait,
     )
     say(report.summary())
+    if certificate is not None:
+        say(str(certificate), label="certificate", style="bold")
     if not report.passed:
         raise typer.Exit(1)
 

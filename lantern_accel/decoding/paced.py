@@ -229,5 +229,6 @@ class PacedEngine(Running):
         while posted:  # so that the next request does not read this one's
             posted.pop()
             self._progress.read()
+        self._check_replayed(index)
         require(self.sound.count.cpu(), 1 + index, dtype)
         return self.decoded()

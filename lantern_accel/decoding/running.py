@@ -18,7 +18,7 @@ from lantern_accel.decoding.sound import Soundness, require
 from lantern_accel.decoding.uniforms import draw_uniforms
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
-from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.errors import BackendError, RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Buffers of the state that a request fills and no step changes.
@@ -224,6 +224,7 @@ class Running(ABC):
                 break
         while posted:  # so that the next request does not read this one's
             known()
+        self._check_replayed(index)
         require(self.sound.count.cpu(), 1 + index, dtype)
         return self.decoded()
 
@@ -236,3 +237,14 @@ class Running(ABC):
             state.histogram.to("cpu", torch.int64, copy=True),
             state.price.to("cpu", copy=True),
         )
+
+    def _check_replayed(self, calls: int) -> None:
+        """Raise BackendError where so many replays left steps undone; what they drew is no image."""
+        done, known = int(self.state.step), int(self.state.length.min()) + 1
+        if done <= calls or known < self.geometry.tokens:
+            raise BackendError(
+                f"after the prefill and {calls} steps the device shows {done} of these {1 + calls} as "
+                f"done and {known} of {self.geometry.tokens} tokens, so what it replays is not the step; "
+                "decode without captured steps if the backend has an option for it, and run "
+                "`lantern-accel conform` with --only replay"
+            )

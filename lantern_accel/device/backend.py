@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.device.capture import KINDS, CaptureKind, Replay, buffers_of
+from lantern_accel.device.contain import close_contained
 from lantern_accel.device.inference import inferring
 from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
@@ -357,7 +358,21 @@ class Backend(TensorOps, ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        close_contained(self, self.close)
+
+
+def recorded(backend: Backend, function: Callable[[], None], name: str) -> Replay:
+    """Return what :meth:`Backend.capture` makes of ``function``.
+
+    Raises BackendError where that is no :class:`Replay`.
+    """
+    made = backend.capture(function, name)
+    if not isinstance(made, Replay):
+        raise BackendError(
+            f"backend {backend.name!r} failed in capture: it returned a {type(made).__name__}, not a "
+            "Replay; report it to the plug-in's author"
+        )
+    return made
 
 
 def check_clock(backend: Backend) -> None:

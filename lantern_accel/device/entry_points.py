@@ -11,13 +11,14 @@ import importlib.metadata
 import inspect
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import pluggy
 
 from lantern_accel.device import hookspecs
+from lantern_accel.device.contain import LOOKING, contained
 from lantern_accel.device.spec import API_VERSION, BackendSpec
 
 GROUP = "lantern_accel"
@@ -67,11 +68,15 @@ def load_offers(hook: str, what: str, check: Callable[[object], OfferT]) -> Offe
     points = importlib.metadata.entry_points(group=GROUP)
     # A package that is installed twice (a wheel and an editable one) has two equal entry points.
     for name, value in sorted({(point.name, point.value) for point in points}):
-        try:
+
+        def ask(name: str = name, value: str = value) -> list[OfferT]:
             plugin = importlib.metadata.EntryPoint(name, value, GROUP).load()
             found = _offered(manager, f"{name} = {value}", plugin, hook, what)
-            offers += [(name, value, check(one)) for one in found]
-        except (Exception, SystemExit) as error:  # a stranger's module may do anything
+            return [check(one) for one in found]
+
+        try:
+            offers += [(name, value, one) for one in contained(ask, LOOKING)]
+        except Exception as error:  # a stranger's module may do anything
             failures.append((name, value, why(error)))
     specs: dict[str, OfferT] = {}
     # A name belongs first to the entry point of that name, so that none can take another's.
@@ -164,4 +169,16 @@ def check_backend(spec: object) -> BackendSpec:
     words = spec.aliases
     if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
         raise Unfit(f"its backend {spec.name!r} has aliases {words!r}; make them a tuple of words")
+    # bool is an int, and as a priority a mistake.
+    if not isinstance(spec.priority, int) or isinstance(spec.priority, bool):
+        raise Unfit(
+            f"its backend {spec.name!r} has priority {spec.priority!r}; make it a whole number "
+            "(the CPU's is 0, a negative one is never automatic)"
+        )
+    given = spec.variants
+    if not isinstance(given, tuple) or not all(isinstance(one, Mapping) for one in given):
+        raise Unfit(
+            f"its backend {spec.name!r} has variants {given!r}; make them a tuple of options, each a "
+            "dictionary"
+        )
     return spec

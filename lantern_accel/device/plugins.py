@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from lantern_accel.device.contain import LOOKING, close_contained, contained
 from lantern_accel.device.entry_points import load_plugins, why
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.errors import BackendError, LanternError, LanternWarning, did_you_mean
@@ -149,8 +150,11 @@ def choose_device(device: str = "auto", options: Mapping[str, Any] | None = None
     given = dict(options or {})
     specs = list(backend_specs().values())
     rest: tuple[BackendSpec, ...] = ()
-    aliased = [spec for spec in specs if name in spec.aliases and name not in backend_specs()]
-    if name == "auto" or aliased:
+    known = name == "auto" or name in load_plugins().specs or name in load_plugins().broken
+    aliased = [] if known else [spec for spec in specs if _answers(spec, name)]
+    if len(aliased) == 1:
+        spec, probe = _found(_configured(aliased[0], given))
+    elif name == "auto" or aliased:
         candidates = aliased or [spec for spec in specs if spec.priority >= 0]
         spec, probe = _best(device, candidates)
         rest = tuple(candidates[candidates.index(spec) + 1 :])
@@ -231,9 +235,16 @@ def _named(name: str) -> BackendSpec:
     raise BackendError(f"no backend is named {name!r}{near}; {LIST_DEVICES}")
 
 
+def _answers(spec: BackendSpec, word: str) -> bool:
+    try:
+        return contained(lambda: bool(spec.answers(word)), LOOKING)
+    except Exception:  # as good as a no: the word is another backend's, or nobody's
+        return False
+
+
 def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
     try:
-        found = spec.configured(options)
+        found = contained(lambda: spec.configured(options), LOOKING)
     except BackendError:
         raise  # written to be read: a wrong option, for example
     except Exception as error:
@@ -296,7 +307,7 @@ def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | 
 
 def _prepare(spec: BackendSpec) -> None:
     try:
-        spec.prepare(os.environ)
+        contained(lambda: spec.prepare(os.environ), LOOKING)
     except BackendError:
         raise  # written to be read: a setting in the environment, for example
     except Exception as error:
@@ -305,7 +316,7 @@ def _prepare(spec: BackendSpec) -> None:
 
 def _probe(spec: BackendSpec) -> Probe:
     try:
-        probe = spec.probe()
+        probe = contained(spec.probe, LOOKING)
     except Exception as error:
         raise _failed(spec, "probe", error, "report it to the plug-in's author") from error
     if not isinstance(probe, Probe):
@@ -323,7 +334,7 @@ def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
         backend = spec.open(index, options)
     except BackendError:
         raise  # written to be read: a wrong option, for example
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = "check its driver and SDK with 'lantern-accel devices'"
         raise _failed(spec, "open", error, hint) from error
     if not isinstance(backend, Backend):
@@ -349,6 +360,7 @@ def _first_use(backend: Backend) -> None:
     try:
         torch.zeros(8, device=backend.device).add_(1)
         backend.synchronize()
+        _check_answers(backend)
     except Exception as error:
         known = error if isinstance(error, BackendError) else backend.explain(error)
         if known is error:
@@ -360,11 +372,33 @@ def _first_use(backend: Backend) -> None:
         ) from error
 
 
+def _check_answers(backend: Backend) -> None:
+    """Raise BackendError where a backend describes itself by something of another type."""
+    from lantern_accel.device.backend import DTYPES, DeviceFacts, MemoryUse
+
+    dtypes = backend.compute_dtypes()
+    able = isinstance(dtypes, (tuple, list)) and all(one in DTYPES.values() for one in dtypes)
+    if not able or not dtypes:
+        raise BackendError(
+            f"backend {backend.name!r} failed in compute_dtypes: it returned {dtypes!r}, not a tuple "
+            f"of torch's {', '.join(DTYPES)}; report it to the plug-in's author"
+        )
+    wanted = {"facts": DeviceFacts, "memory": MemoryUse, "counters": dict}
+    for name, kind in wanted.items():
+        found = getattr(backend, name)()
+        if not isinstance(found, kind):
+            raise BackendError(
+                f"backend {backend.name!r} failed in {name}: it returned a {type(found).__name__}, "
+                f"not a {kind.__name__}; report it to the plug-in's author"
+            )
+
+
 def _close_quietly(backend: Backend) -> None:
     """Close a backend that failed; what it says then would hide the reason."""
-    with contextlib.suppress(Exception):
-        backend.close()
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        close_contained(backend, backend.close)
 
 
-def _failed(spec: BackendSpec, hook: str, error: Exception, hint: str) -> BackendError:
+def _failed(spec: BackendSpec, hook: str, error: BaseException, hint: str) -> BackendError:
     return BackendError(f"backend {spec.name!r} failed in {hook}: {why(error)}; {hint}")

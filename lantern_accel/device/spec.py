@@ -81,6 +81,13 @@ class BackendSpec(ABC):
     variants: tuple[Mapping[str, Any], ...] = ({},)
     """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
 
+    def answers(self, word: str) -> bool:
+        """Optional: return whether ``word``, which is no backend's name, means this one's device.
+
+        Asked only where no backend has that name. The reference looks into :attr:`aliases`.
+        """
+        return word in self.aliases
+
     def configured(self, options: Mapping[str, Any]) -> BackendSpec:
         """Optional: return the specification for these options of :meth:`open`.
 

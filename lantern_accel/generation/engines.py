@@ -16,7 +16,7 @@ from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.neighbours import cached_neighbour_table
 from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.running import Running
-from lantern_accel.device.backend import Backend, Replay
+from lantern_accel.device.backend import Backend, Replay, recorded
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import BackendError, DeviceLostError, LanternError, LanternWarning
 from lantern_accel.families.base import Model
@@ -203,7 +203,7 @@ class Engines:
         ``left`` gets the name of such a function, the seconds of a call, and why.
         """
         try:
-            return self.backend.capture(function, name)
+            return recorded(self.backend, function, name)
         except Exception as error:
             known = error if isinstance(error, BackendError) else self.backend.explain(error)
             if self.backend.capture_asked or isinstance(known, DeviceLostError):

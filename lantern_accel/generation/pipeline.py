@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,13 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Decoded
+from lantern_accel.device import contain
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import (
     BackendError,
     DeviceLostError,
     DoesNotFitError,
-    LanternWarning,
     NotFiniteError,
     RequestError,
 )
@@ -79,22 +78,18 @@ class Pipeline:
     def close(self) -> None:
         """Release captured steps, buffers and the device; a closed pipeline draws no more.
 
-        What a backend raises here is told in a warning: the images are made.
+        What a backend raises here is told in a warning, and so is that it does not return: the images
+        are made.
         """
         with self._alone(closing=True):
             if self._closed:
                 return
             self._closed = True
-            try:
-                self.engines.release()
-                self.backend.close()
-            except Exception as error:
-                warnings.warn(
-                    f"backend {self.backend.name!r} failed while it was closed "
-                    f"({type(error).__name__}: {error}); what was drawn is kept",
-                    LanternWarning,
-                    stacklevel=2,
-                )
+            contain.close_contained(self.backend, self._give_back, "what was drawn is kept")
+
+    def _give_back(self) -> None:
+        self.engines.release()
+        self.backend.close()
 
     @contextmanager
     def _alone(self, closing: bool = False) -> Iterator[None]:
@@ -259,8 +254,7 @@ class Pipeline:
         if not isinstance(error, BackendError):
             error = BackendError(f"backend {self.backend.name!r} failed in use: {why(error)}")
         try:
-            self.engines.release()
-            self.backend.close()
+            contain.contained(self._give_back, contain.CLOSING)
         except Exception as late:  # a device that failed may fail to close; it is left as it is
             error.add_note(f"closing it failed too: {late}")
         other = self._otherwise(error)

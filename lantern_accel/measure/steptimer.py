@@ -8,7 +8,7 @@ import torch
 
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import DraftTree, TreeTables, tree_paths
-from lantern_accel.device.backend import Backend, Replay
+from lantern_accel.device.backend import Backend, Replay, recorded
 from lantern_accel.measure.phases import LaunchCounter
 from lantern_accel.measure.work import step_needs
 from lantern_accel.strategy.values import Path, StaticTree
@@ -52,7 +52,7 @@ class Timed:
         with LaunchCounter() as counter:
             self.function()
         self.operators = counter.counts.get("other", 0)
-        self.replay: Replay = backend.capture(self.function, kind)
+        self.replay: Replay = recorded(backend, self.function, kind)
         self.replay.expect(1000)
 
     def verify(self) -> None:

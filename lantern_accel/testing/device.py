@@ -9,7 +9,7 @@ from types import FrameType
 
 import torch
 
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.device.capture import KINDS
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, on_card, within
@@ -98,8 +98,8 @@ def stable(backend: Backend) -> Measured:
         doing(f"{family}, {strategy}")
         engine = tiny.tiny_engine(backend, strategy, family=family)
         tiny.start(engine, 0)
-        prefill = backend.capture(engine.prefill, "prefill")
-        step = backend.capture(engine.step, "step")
+        prefill = recorded(backend, engine.prefill, "prefill")
+        step = recorded(backend, engine.step, "step")
         try:
             tiny.start(engine, 1, prefill)
             step()

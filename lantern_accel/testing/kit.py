@@ -139,6 +139,7 @@ def conform(
     options: Mapping[str, Any] | None = None,
     json: Path | None = None,
     junit: Path | None = None,
+    certificate: Path | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
     limit: float | None = None,
     on_wait: Wait | None = None,
@@ -147,15 +148,30 @@ def conform(
 
     ``device``: a name with ``options`` for the backend, or what
     :func:`~lantern_accel.device.plugins.choose_device` found. ``limit`` and ``on_wait``: as for
-    :func:`run_check`.
+    :func:`run_check`. ``certificate``: a Markdown file, with the same as JSON next to it
+    (:mod:`lantern_accel.testing.certificate`).
     """
     from lantern_accel.device.plugins import choose_device
     from lantern_accel.files import write_json, write_whole
 
     chosen = choose_device(device, options) if isinstance(device, str) else device
     with chosen.open() as backend:
-        chosen_checks = select(only, checks_of(backend))
+        known = checks_of(backend)
+        chosen_checks = select(only, known)
+        before = backend.counters()
         report = run_checks(backend, chosen_checks, on_outcome, limit=limit, on_wait=on_wait)
+        if certificate is not None:
+            from lantern_accel.testing.certificate import certify, write
+
+            card = certify(
+                backend,
+                report,
+                list(known),
+                spec=chosen.spec,
+                options=chosen.options,
+                counters_before=before,
+            )
+            write(card, certificate)
     if json is not None:
         write_json(json, report.model_dump(mode="json"))
     if junit is not None:

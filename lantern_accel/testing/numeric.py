@@ -13,7 +13,7 @@ from lantern_accel.decoding.accept import Rule, accept, accept_greedy
 from lantern_accel.decoding.logits import REFERENCE, Filters
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import DraftTree, TreeTables, parse_tree, tree_paths
-from lantern_accel.device.backend import DTYPES, Backend
+from lantern_accel.device.backend import DTYPES, Backend, recorded
 from lantern_accel.device.operations import KVCache
 from lantern_accel.strategy.values import STRATEGIES, LanternPP, Sampling
 from lantern_accel.testing import tiny
@@ -362,8 +362,8 @@ def replay(backend: Backend) -> Measured:
         engine = tiny.tiny_engine(backend, strategy, family=family)
         tiny.start(engine, 9)
         captured = [
-            backend.capture(engine.prefill, "prefill"),
-            backend.capture(engine.step, "step"),
+            recorded(backend, engine.prefill, "prefill"),
+            recorded(backend, engine.step, "step"),
         ]
         doing(f"{family}, {strategy}: replay")
         try:

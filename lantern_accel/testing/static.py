@@ -41,6 +41,20 @@ def _refused(error: Exception) -> str | None:
     return None
 
 
+def _fake_model(backend: Backend, dtype: torch.dtype, family: str) -> tuple[tiny.TinyModel, Any]:
+    """Return a tiny model on fake tensors and the mode to go on with; made once per backend."""
+    kept: dict[Any, tuple[tiny.TinyModel, Any]] = vars(backend).setdefault("_static_models", {})
+    if (family, dtype) not in kept:
+
+        def build() -> tiny.TinyModel:
+            return tiny.tiny_model(backend, backend.device, dtype, family)
+
+        # Tensors of a device without data are as good as fake ones, and cannot be faked again.
+        without_data = backend.device.type == "meta"
+        kept[family, dtype] = (build(), nullcontext()) if without_data else fake(build)
+    return kept[family, dtype]
+
+
 def trace_fake(
     backend: Backend,
     strategy: str,
@@ -51,15 +65,18 @@ def trace_fake(
 ) -> Recorder:
     """Run prefill and one step on fake tensors of this backend's device; return what was seen."""
 
-    def build() -> tiny.TinyEngine:
-        return tiny.tiny_engine(
-            backend, strategy, batch=batch, temperature=temperature, dtype=dtype, family=family
-        )
-
-    # Tensors of a device without data are as good as fake ones, and cannot be faked again.
-    engine, mode = (build(), nullcontext()) if backend.device.type == "meta" else fake(build)
+    model, mode = _fake_model(backend, dtype, family)
     recorder = Recorder(backend.device, backend.operators(), backend.operator_rules())
     with mode:
+        engine = tiny.tiny_engine(
+            backend,
+            strategy,
+            batch=batch,
+            temperature=temperature,
+            dtype=dtype,
+            family=family,
+            model=model,
+        )
         try:
             # The condition and the uniforms come from the host, before both functions.
             tiny.load(engine, 0)
@@ -80,15 +97,12 @@ def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
     """Trace every case of :func:`.tiny.cases`, sampled and greedy; each only once per backend.
 
     Batches and dtypes are spread over both: sampled, one image in the device's dtype; greedy, several
-    images. float32, which changes no operator, is traced with one strategy of every kind.
+    images in float32.
     """
     kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})
     best = backend.dtypes().compute
     for family, strategy in tiny.cases(STRATEGIES):
-        plans = [(1, 1.0, best), (BATCH, 0.0, best)]
-        if strategy in tiny.FEWER:
-            plans.append((1, 1.0, torch.float32))
-        for batch, temperature, dtype in dict.fromkeys(plans):
+        for batch, temperature, dtype in ((1, 1.0, best), (BATCH, 0.0, torch.float32)):
             name = str(dtype).removeprefix("torch.")
             where = f"{family}, {strategy}, batch {batch}, temperature {temperature:g}, {name}"
             if where not in kept:

@@ -1,0 +1,70 @@
+"""torch's own accelerator: what ``torch.accelerator`` says is there, whoever made it."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """The kind of device that this process has beside its CPU: ``type`` is torch's name for it."""
+
+    type: str
+    count: int
+
+    @property
+    def module(self) -> Any:
+        """torch's module for the kind, such as ``torch.mps``; None where it has none."""
+        return getattr(torch, self.type, None)
+
+    def device(self, index: int) -> torch.device:
+        """Return device ``index``."""
+        return torch.device(self.type, index)
+
+    def name(self, index: int) -> str:
+        """Return the device's model name where torch tells one, else its kind."""
+        for ask in ("get_device_name", "get_device_properties"):
+            with contextlib.suppress(Exception):  # each kind has its own idea of what to offer
+                found = getattr(self.module, ask)(index)
+                return str(getattr(found, "name", found))
+        return {"mps": f"Apple {platform.machine()}"}.get(self.type, f"{self.type} device")
+
+    def driver(self, index: int) -> str:
+        """Return what stands for the driver's version: a module's, or the system's release."""
+        with contextlib.suppress(Exception):
+            return str(self.module.get_device_properties(index).driver_version)
+        with contextlib.suppress(Exception):
+            return str(self.module.__version__)
+        return f"{platform.system()} {platform.mac_ver()[0] or platform.release()}"
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for the device."""
+        torch.accelerator.synchronize(device)
+
+    def reading(self, device: torch.device, *names: str) -> int | None:
+        """Return the first number that torch or the kind's module gives under one of these names."""
+        for name in names:
+            for owner in (torch.accelerator, self.module):
+                for given in ((device,), ()):
+                    with contextlib.suppress(Exception):  # not in this release, or of this kind
+                        return int(getattr(owner, name)(*given))
+        return None
+
+
+def find() -> Accelerator | str:
+    """Return the accelerator, or why there is none, as the end of 'not available: ...'."""
+    api = getattr(torch, "accelerator", None)
+    if api is None:
+        return f"torch {torch.__version__} has no torch.accelerator, which came with 2.6"
+    device = api.current_accelerator()
+    if device is None:
+        return f"this torch build ({torch.__version__}) has no accelerator"
+    count = int(api.device_count()) if api.is_available() else 0
+    if count < 1:
+        return f"torch is built for {device.type}, and finds no such device"
+    return Accelerator(device.type, count)

@@ -1,0 +1,92 @@
+"""A device of torch's: eager, the reference operations, and whatever else the device was asked about."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+
+from lantern_accel.device.backend import Backend, DeviceFacts, MemoryUse
+from lantern_accel.errors import BackendError
+from lantern_accel_torch import asked
+from lantern_accel_torch.accelerator import Accelerator
+
+
+class DeviceBackend(Backend):
+    """One device that torch knows and nobody else claims."""
+
+    name = "torch"
+    version = "0.1.0"
+
+    def __init__(self, index: int, accelerator: Accelerator) -> None:
+        super().__init__(accelerator.device(index))
+        self._accelerator = accelerator
+        self._place = index
+        self._dtypes = asked.dtypes(self.device)
+        self.index = asked.index(self.device)
+        self._views = asked.views_in_inference_mode(self.device)
+
+    def facts(self) -> DeviceFacts:
+        """Describe the device as far as torch does."""
+        return DeviceFacts(
+            backend=self.name,
+            device=str(self.device),
+            name=self._accelerator.name(self._place),
+            torch=torch.__version__,
+            memory_bytes=self.memory().limit,
+            driver=self._accelerator.driver(self._place),
+            notes=(f"indices: {str(self.index).removeprefix('torch.')}",),
+        )
+
+    def compute_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtypes in which the device gave right products when it was asked."""
+        return self._dtypes
+
+    def inference(self) -> AbstractContextManager[object]:
+        """Return torch's inference mode where the device makes views in it, else without gradients."""
+        return torch.inference_mode() if self._views else torch.no_grad()
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._accelerator.synchronize(self.device)
+
+    def explain(self, error: Exception) -> BackendError | None:
+        """Say what to do about memory that ran out and operators that are missing."""
+        text = " ".join(str(error).split())
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text.lower():
+            return BackendError(
+                f"{self.device} ran out of memory ({text[:200]}); decode fewer images together with "
+                "--batch-size, or use --dtype bfloat16"
+            )
+        if isinstance(error, NotImplementedError):
+            return BackendError(
+                f"torch lacks an operator on {self.device} ({text[:200]}); use a newer torch or another "
+                "device"
+            )
+        return None
+
+    def memory(self) -> MemoryUse:
+        """Read what torch's allocator holds in tensors, where it tells."""
+        read = self._accelerator.reading
+        limit = read(self.device, "recommended_max_memory")
+        free = None
+        with contextlib.suppress(Exception):  # since torch 2.10, and not for every kind
+            free, limit = map(int, torch.accelerator.get_memory_info(self.device))
+        return MemoryUse(
+            in_use=read(self.device, "memory_allocated", "current_allocated_memory"),
+            peak=read(self.device, "max_memory_allocated"),
+            limit=limit,
+            free=free,
+            definition="what torch's allocator holds in tensors on the device",
+        )
+
+    def reset_peak_memory(self) -> None:
+        """Start a new peak, where torch can."""
+        with contextlib.suppress(Exception):
+            torch.accelerator.reset_peak_memory_stats(self.device)
+
+    def close(self) -> None:
+        """Let the allocator give back what it keeps."""
+        with contextlib.suppress(Exception):  # not every kind has it
+            self._accelerator.module.empty_cache()

@@ -1,0 +1,102 @@
+"""Calling what a plug-in brought, so that nothing it does stops the others: not even by hanging."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lantern_accel.errors import LanternWarning
+
+if TYPE_CHECKING:
+    from lantern_accel.device.backend import Backend
+
+Made = TypeVar("Made")
+
+#: Seconds that a plug-in may take to load, to prepare or to look for its device.
+LOOKING = 10.0
+#: Seconds that a device may take to be closed.
+CLOSING = 10.0
+#: How often is looked whether time that does not count has passed.
+_EVERY = 0.05
+
+
+class TooLong(Exception):
+    """A call did not return within its time; its thread goes on and is waited for no more."""
+
+
+def contained(call: Callable[[], Made], seconds: float) -> Made:
+    """Return what ``call`` returns; raise what it raises, or :class:`TooLong` after ``seconds``.
+
+    It runs in a thread of its own, because a driver that hangs cannot be interrupted. SystemExit and
+    KeyboardInterrupt from inside come out as :class:`RuntimeError`: a plug-in does not end the program.
+    The import of torch takes what it takes and does not count.
+    """
+    box: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            box["made"] = call()
+        except BaseException as error:
+            box["error"] = error
+        box["threads"] = _torch_threads()
+
+    thread = threading.Thread(target=run, daemon=True, name="lantern-accel plug-in")
+    thread.start()
+    left = seconds
+    while thread.is_alive() and left > 0:
+        began = time.monotonic()
+        thread.join(min(_EVERY, left))
+        if not _importing_torch():
+            left -= time.monotonic() - began
+    if "error" not in box and "made" not in box:
+        raise TooLong(f"it did not return within {seconds:g} s")
+    _take_threads(box.get("threads"))
+    error = box.get("error")
+    if error is None:
+        made: Made = box["made"]
+        return made
+    if isinstance(error, Exception):
+        raise error
+    code = f": {error}" if str(error) else ""
+    raise RuntimeError(f"{type(error).__name__}{code}") from error
+
+
+def close_contained(backend: Backend, close: Callable[[], object], what: str = "") -> None:
+    """Run ``close``, which gives a device back; a failure or a hang is told in a warning.
+
+    ``what``: the end of the warning, such as what is kept all the same.
+    """
+    try:
+        contained(close, CLOSING)
+    except TooLong:
+        said = f"was not closed within {CLOSING:g} s and is left as it is"
+    except Exception as error:
+        said = f"failed while it was closed ({type(error).__name__}: {error})"
+    else:
+        return
+    warnings.warn(
+        f"backend {backend.name!r} {said}{'; ' + what if what else ''}",
+        LanternWarning,
+        stacklevel=3,
+    )
+
+
+def _importing_torch() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def _torch_threads() -> int | None:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None and not _importing_torch() else None
+
+
+def _take_threads(count: int | None) -> None:
+    """Let this thread compute with as many threads as the call left: OpenMP counts by thread."""
+    torch = sys.modules.get("torch")
+    if count is not None and torch is not None and torch.get_num_threads() != count:
+        torch.set_num_threads(count)

@@ -1,0 +1,1 @@
+"""Starting a port: a backend package of its own, made from the one in ``template/``."""

@@ -1,0 +1,82 @@
+"""Making a backend package from the template: the same files, under the name of a device."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from lantern_accel.device.plugins import backend_specs, broken_plugins
+from lantern_accel.errors import BackendError
+
+#: The name that the template has, as a word of its files and of their names.
+TEMPLATE = "abacus"
+PREFIX = "lantern_accel_"
+#: What makes a device's name a name of modules and packages as well.
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+LONGEST = 40
+
+
+def check_name(name: str) -> None:
+    """Raise BackendError where no backend can have the name: not an identifier, or taken."""
+    if not _NAME.fullmatch(name) or len(name) > LONGEST:
+        plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:LONGEST].strip("_")
+        near = f"; did you mean {plain}?" if _NAME.fullmatch(plain) else ""
+        raise BackendError(
+            f"{name[: 2 * LONGEST]!r} cannot name a device: use up to {LONGEST} lower-case letters, "
+            f"digits and single '_', a letter first{near}"
+        )
+    specs = backend_specs()
+    if name in specs:
+        raise BackendError(
+            f"there is a device named {name!r} already ({specs[name].summary}); choose another name"
+        )
+    if name in broken_plugins():
+        raise BackendError(
+            f"an installed plug-in has the name {name!r}, although it cannot be used "
+            f"({broken_plugins()[name]}); uninstall it, or choose another name"
+        )
+    words = {word: spec.name for spec in specs.values() for word in spec.aliases}
+    if name == "auto" or name in words:
+        means = f"opens {words[name]!r}" if name in words else "lets lantern-accel choose"
+        raise BackendError(f"the word {name!r} {means} already; choose another name")
+
+
+def scaffold(name: str, out: Path) -> Path:
+    """Write the package ``lantern_accel_NAME`` into the folder ``out``; return the new folder.
+
+    All of it or nothing. Raises BackendError for a name that cannot be taken, and where the folder
+    is there already or cannot be made.
+    """
+    check_name(name)
+    folder = out / f"{PREFIX}{name}"
+    if folder.exists() or folder.is_symlink():
+        raise BackendError(f"{folder} is there already; remove it, or choose another --out")
+    if out.exists() and not out.is_dir():
+        raise BackendError(f"{out} is not a folder; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".lantern-") as temporary:
+        made = Path(temporary) / folder.name
+        _copy(Path(__file__).with_name("template"), made, name)
+        made.rename(folder)
+    return folder
+
+
+def _copy(source: Path, target: Path, name: str) -> None:
+    """Copy a folder of the template with the device's name in the place of the template's."""
+    target.mkdir()
+    for one in source.iterdir():
+        if one.name == "__pycache__":  # left by installers that compile
+            continue
+        path = target / _renamed(one.name, name)
+        if one.is_dir():
+            _copy(one, path, name)
+        else:
+            path.write_text(_renamed(one.read_text(encoding="utf-8"), name), encoding="utf-8")
+
+
+def _renamed(text: str, name: str) -> str:
+    title = name.replace("_", " ").title()
+    # Distributions have "-" where modules have "_".
+    text = text.replace(f"lantern-accel-{TEMPLATE}", f"lantern-accel-{name.replace('_', '-')}")
+    return text.replace(TEMPLATE, name).replace(TEMPLATE.title(), title)

@@ -1,0 +1,257 @@
+"""A certificate: what was checked on which versions, what passed, and what nobody has shown."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from lantern_accel.device.backend import CAPABILITIES, Backend, DeviceFacts
+from lantern_accel.device.conformance import Outcome, Report
+from lantern_accel.device.seam import Member, members
+from lantern_accel.device.spec import API_VERSION, BackendSpec
+from lantern_accel.families.registry import broken_families
+from lantern_accel.files import write_json, write_whole
+from lantern_accel.testing.kernels import Kernels, count_kernels
+
+
+class Certificate(BaseModel):
+    """What a run of the kit shows about a backend; ``verdict`` counts the checks that did not run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["lantern_accel.certificate"] = "lantern_accel.certificate"
+    schema_version: Literal[1] = 1
+    verdict: Literal["conforms", "fails", "incomplete"]
+    why: str = Field("", description="what keeps the verdict from being 'conforms'")
+    command: str
+    made: str = Field(description="UTC")
+    seconds: float
+    versions: dict[str, str]
+    device: DeviceFacts
+    options: dict[str, str]
+    report: Report
+    not_run: list[str] = Field(description="checks that were left out of the run")
+    capabilities: dict[str, str] = Field(description="'yes', or why not")
+    seam: list[Member]
+    kernels: list[Kernels]
+    counters_before: dict[str, int]
+    counters_after: dict[str, int]
+
+
+def certify(
+    backend: Backend,
+    report: Report,
+    known: list[str],
+    *,
+    spec: BackendSpec | None = None,
+    options: Mapping[str, Any] | None = None,
+    counters_before: Mapping[str, int] | None = None,
+    command: str = "",
+) -> Certificate:
+    """Make the certificate of a backend that is open; ``known``: every check there is for it."""
+    ran = {outcome.name for outcome in report.outcomes}
+    not_run = [name for name in known if name not in ran]
+    verdict, why = _verdict(report, not_run)
+    with backend.inference():
+        kernels = count_kernels(backend)
+    return Certificate(
+        verdict=verdict,
+        why=why,
+        command=command or _command(),
+        made=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        seconds=sum(outcome.seconds for outcome in report.outcomes),
+        versions=_versions(backend),
+        device=backend.facts(),
+        options={name: str(value) for name, value in (options or {}).items()},
+        report=report,
+        not_run=not_run,
+        capabilities=_capabilities(backend),
+        seam=members(backend, spec),
+        kernels=kernels,
+        counters_before=dict(counters_before or {}),
+        counters_after=backend.counters(),
+    )
+
+
+def write(certificate: Certificate, path: Path) -> list[Path]:
+    """Write Markdown to ``path`` and the same as JSON next to it; return both. ``.json``: JSON alone."""
+    beside = path.with_suffix(".json")
+    write_json(beside, certificate.model_dump(mode="json"))
+    if path == beside:
+        return [beside]
+    write_whole(path, lambda stream: stream.write(markdown(certificate).encode()))
+    return [path, beside]
+
+
+def _verdict(
+    report: Report, not_run: list[str]
+) -> tuple[Literal["conforms", "fails", "incomplete"], str]:
+    failed = [one.name for one in report.outcomes if one.state == "failed"]
+    if failed:
+        return "fails", f"failed: {', '.join(failed)}"
+    reasons = []
+    if not_run:
+        reasons.append(f"{len(not_run)} checks were left out")
+    if broken := broken_families():
+        reasons.append(f"models of a family that does not load were not run: {', '.join(broken)}")
+    if report.simulated:
+        reasons.append(f"the device is simulated ({report.needs_card} checks need a card)")
+    if not any(one.state == "passed" for one in report.outcomes):
+        reasons.append("nothing passed")
+    return ("incomplete", "; ".join(reasons)) if reasons else ("conforms", "")
+
+
+def _command() -> str:
+    words = ["lantern-accel", *sys.argv[1:]] if len(sys.argv) > 1 else sys.argv
+    return " ".join(f"'{word}'" if " " in word else word for word in words)
+
+
+def _versions(backend: Backend) -> dict[str, str]:
+    found = {
+        "lantern_accel": importlib.metadata.version("lantern-accel"),
+        "backend API": str(API_VERSION),
+        f"backend {backend.name}": backend.version,
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "system": platform.platform(),
+    }
+    facts = backend.facts()
+    for name in ("driver", "sdk"):
+        if value := getattr(facts, name):
+            found[name] = value
+    return found
+
+
+def _capabilities(backend: Backend) -> dict[str, str]:
+    found = {}
+    for name in CAPABILITIES:
+        answer = backend.support(name)
+        found[name] = (getattr(answer, "how", "") or "yes") if answer else f"no: {answer.reason}"
+    return found
+
+
+# --- Markdown ---------------------------------------------------------------------------------------
+
+
+def markdown(card: Certificate) -> str:
+    """Return the certificate as a page."""
+    report = card.report
+    words = {
+        "conforms": "conforms",
+        "fails": "does not conform",
+        "incomplete": "is not shown to conform",
+    }
+    reason = f": {card.why}" if card.why else ""
+    lines = [
+        f"# {report.backend} on {report.device_name}",
+        "",
+        f"**The backend {words[card.verdict]}{reason}.** {_counts(card)}",
+        "",
+        f"Made {card.made} UTC in {card.seconds:.0f} s by `{card.command}`.",
+        "",
+        *_table(("version of", ""), list(card.versions.items())),
+        *_table(("device", ""), [(k, _cell(v)) for k, v in card.device if v not in (None, ())]),
+        *(_table(("option", ""), list(card.options.items())) if card.options else []),
+        "## Failed",
+        *_outcomes(report, "failed"),
+        "## Passed",
+        *_outcomes(report, "passed"),
+        "## Not applicable",
+        *_outcomes(report, "not applicable"),
+        "## Left out of this run",
+        *([f"- `{name}`" for name in card.not_run] or ["Nothing: every check there is was run."]),
+        "",
+        "## What the device can do",
+        *_table(("capability", "answer"), list(card.capabilities.items())),
+        "## Left to the reference",
+        *_left(card),
+        "## Kernels of a step",
+        "Operators that compute (no views), counted on tensors without data in the backend's layout: a "
+        "kernel that is called by address counts as the operators that stand in for it. Batch 1.",
+        "",
+        *_table(
+            ("model", "strategy", "dtype", "nodes", "kernels", ""),
+            [
+                (
+                    k.model,
+                    k.strategy,
+                    k.dtype,
+                    k.nodes,
+                    "?" if k.kernels is None else k.kernels,
+                    k.why,
+                )
+                for k in card.kernels
+            ],
+        ),
+        "## Compilations and other counts",
+        *_counters(card),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _counts(card: Certificate) -> str:
+    states = [one.state for one in card.report.outcomes]
+    return (
+        f"{states.count('passed')} checks passed, {states.count('failed')} failed, "
+        f"{states.count('not applicable')} do not apply, {len(card.not_run)} were left out."
+    )
+
+
+def _table(head: tuple[str, ...], rows: list[Any]) -> list[str]:
+    shown = [" | ".join(_cell(value) for value in row) for row in rows]
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *[f"| {row} |" for row in shown],
+        "",
+    ]
+
+
+def _cell(value: object) -> str:
+    text = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _outcomes(report: Report, state: str) -> list[str]:
+    found = [one for one in report.outcomes if one.state == state]
+    if not found:
+        return ["None.", ""]
+    rows = [(f"`{one.name}`", one.detail, _figure(one), f"{one.seconds:.1f}") for one in found]
+    return _table(("check", "what it found", "error (tolerance)", "s"), rows)
+
+
+def _figure(one: Outcome) -> str:
+    return "" if one.error is None else f"{one.error:.2g} ({one.tolerance:.2g})"
+
+
+def _left(card: Certificate) -> list[str]:
+    left = [one for one in card.seam if not one.written]
+    costs = [(f"`{one.name}`", one.reference) for one in left if one.level == "recommended"]
+    rest = ", ".join(f"`{one.name}`" for one in left if one.level == "optional")
+    own = ", ".join(f"`{one.name}`" for one in card.seam if one.written)
+    table = (
+        _table(("recommended", "the reference"), costs) if costs else ["Nothing recommended.", ""]
+    )
+    return [
+        *table,
+        f"Optional: {rest or 'nothing'}.",
+        "",
+        f"The backend's own: {own or 'nothing'}.",
+        "",
+    ]
+
+
+def _counters(card: Certificate) -> list[str]:
+    before, after = card.counters_before, card.counters_after
+    if not after:
+        return ["The backend counts nothing, so nothing shows that a step is never compiled again."]
+    rows = [(name, before.get(name, 0), count) for name, count in after.items()]
+    return _table(("counter", "before the checks", "after"), rows)

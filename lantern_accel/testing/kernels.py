@@ -1,0 +1,148 @@
+"""How many kernels a step launches: operators that compute, counted on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.running import Running
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.entry_points import why
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.published import published
+from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.testing import tiny
+from lantern_accel.testing.trace import _implicit
+
+#: What is counted: no drafts, a tree, relaxed acceptance, and a window.
+STRATEGIES = ("vanilla", "eagle2", "lantern++", "scd")
+#: Operators that only make room.
+ROOM = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
+
+
+class Kernels(BaseModel):
+    """The kernels of one decoding step; ``kernels`` None: they could not be counted, ``why`` says so."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    strategy: str
+    dtype: str
+    nodes: int = Field(0, description="positions that the target judges per step and image")
+    kernels: int | None = None
+    why: str = Field(
+        "", description="what was counted in place of the backend's operations, and why"
+    )
+
+
+# torch leaves the base class untyped.
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators that are neither views nor bare allocations; composite ones by their parts."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _implicit(func.name()):
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        returned = [one.alias_info for one in func._schema.returns]
+        view = any(one is not None and not one.is_write for one in returned)
+        self.count += not view and func._schema.name not in ROOM
+        return func(*args, **kwargs)
+
+
+class Layout(TensorOps):
+    """The reference operations in a backend's layout."""
+
+    device = torch.device("meta")
+
+    def __init__(self, backend: Backend) -> None:
+        self.index = backend.index
+        self.kv_layout = backend.kv_layout  # type: ignore[method-assign]
+
+
+@contextmanager
+def without_data(backend: Backend) -> Iterator[None]:
+    """Let a backend make tensors of shapes only inside the block, with weights as they are."""
+    own = {name: vars(backend)[name] for name in ("device", "pack") if name in vars(backend)}
+    backend.device = torch.device("meta")
+    backend.pack = lambda weight: weight  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del backend.pack
+        vars(backend).update(own)
+
+
+def count_kernels(backend: Backend) -> list[Kernels]:
+    """Count a step of every family's tiny model and of the first published one, in the best dtype.
+
+    The backend's layout and operations are used on the ``meta`` device, and the reference operations
+    where those do not run without data. A kernel that is called by address is not seen: it counts as
+    the operators that stand in for it.
+    """
+    dtype = backend.dtypes().compute
+    out = []
+    with without_data(backend):
+        for family, strategy in tiny.cases(STRATEGIES):
+            out.append(_count(backend, family, strategy, dtype, tiny_sized=True))
+        for strategy in STRATEGIES:
+            out.append(_count(backend, published()[0].name, strategy, dtype, tiny_sized=False))
+    return out
+
+
+def _count(
+    backend: Backend, model: str, strategy: str, dtype: torch.dtype, *, tiny_sized: bool
+) -> Kernels:
+    """Count one step, first as the backend would run it."""
+    make = _small if tiny_sized else _large
+    found = Kernels(
+        model=f"tiny {model}" if tiny_sized else model,
+        strategy=strategy,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    for ops in (backend, Layout(backend)):
+        try:
+            engine = make(ops, model, strategy, dtype)
+            found.nodes = engine.geometry.nodes
+            with Counter() as counter:
+                engine.step()
+        except Exception as error:  # a kernel that takes no tensor without data, for example
+            known = f"not counted ({why(error)[:200]})"
+            found.why = found.why or f"the backend's operations do not run without data: {known}"
+            continue
+        found.kernels = counter.count
+        if ops is not backend:
+            found.why = f"reference operations in the backend's layout; {found.why}"
+        break
+    return found
+
+
+def _small(ops: Any, family: str, strategy: str, dtype: torch.dtype) -> Running:
+    engine = tiny.tiny_engine(ops, strategy, dtype=dtype, family=family)
+    tiny.load(engine, 0)
+    return engine
+
+
+def _large(ops: Any, name: str, strategy: str, dtype: torch.dtype) -> Running:
+    manifest = sized(name)
+    model = random_model(manifest, ops, dtype)
+    chosen = choose_strategy(manifest.defaults, strategy)
+    target, drafter = model.family.fitted(model, model.family.usual_shape(model))
+    table = model.neighbours[:, : chosen.neighbours] if chosen.neighbours else None
+    sampling = manifest.defaults.sampling
+    return engine_for(target, drafter, ops, chosen, sampling, neighbours=table)

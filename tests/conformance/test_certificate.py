@@ -1,0 +1,140 @@
+"""The certificate: what passed, what failed, what was left out, and what is left to the reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lantern_accel.cli import main
+from lantern_accel.device.conformance import Outcome, Report
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.testing import CHECKS, kernels
+from lantern_accel.testing.certificate import Certificate, certify, markdown
+from lantern_accel_cpu.backend import DeviceBackend
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "STRATEGIES", ("vanilla",))
+
+
+def report(*outcomes: Outcome, simulated: bool = False) -> Report:
+    return Report(
+        backend="cpu", backend_version="1", device="cpu", device_name="CPU", torch="2",
+        simulated=simulated, outcomes=list(outcomes),
+    )  # fmt: skip
+
+
+PASSED = Outcome(name="kv.slots", state="passed", detail="all")
+FAILED = Outcome(
+    name="kv.sentinels", state="failed", detail="slot 3 | row 2", error=0.5, tolerance=0.1
+)
+SKIPPED = Outcome(name="device.energy", state="not applicable", detail="no meter")
+
+
+def test_a_part_of_the_kit_is_no_conformance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "card.md"
+    words = ["conform", "cpu", "--only", "kv.round_trip", "--option", "native=off"]
+    assert main([*words, "--certificate", str(page)]) == 0
+    assert f"certificate: {page}\n" in capsys.readouterr().out
+    card = Certificate.model_validate(json.loads((tmp_path / "card.json").read_text()))
+    assert card.verdict == "incomplete"
+    assert set(card.not_run) | {"kv.round_trip"} == set(CHECKS)
+    text = page.read_text()
+    assert f"is not shown to conform: {len(CHECKS) - 1} checks were left out" in text
+    assert all(f"- `{name}`" in text for name in card.not_run)
+    assert card.options == {"native": "off"} and "| native | off |" in text
+    for said in (card.versions["torch"], "`host_copy`", "no: backend 'cpu' runs each step eagerly"):
+        assert said in text
+    assert "`kv.round_trip`" in text.split("## Passed")[1].split("##")[0]
+
+
+def test_json_alone_where_json_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "card.json"
+    assert main(["conform", "cpu", "--only", "accept.ties", "--certificate", str(path)]) == 0
+    assert [one.name for one in tmp_path.iterdir()] == ["card.json"]
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "verdict", "why"),
+    [
+        (report(PASSED, SKIPPED), ["kv.slots", "device.energy"], "conforms", ""),
+        (report(PASSED, FAILED), ["kv.slots"], "fails", "failed: kv.sentinels"),
+        (report(PASSED), ["kv.slots", "kv.more"], "incomplete", "1 checks were left out"),
+        (report(PASSED, simulated=True), ["kv.slots"], "incomplete", "the device is simulated"),
+        (report(SKIPPED), ["device.energy"], "incomplete", "nothing passed"),
+    ],
+    ids=["all", "a failure", "a part", "simulated", "nothing"],
+)
+def test_the_verdict(given: Report, known: list[str], verdict: str, why: str) -> None:
+    with open_backend("null") as backend:
+        card = certify(backend, given, known)
+    assert card.verdict == verdict
+    assert card.why.startswith(why)
+    text = markdown(card)
+    for one in given.outcomes:
+        assert f"`{one.name}`" in text and one.detail.replace("|", "\\|") in text
+    words = {
+        "conforms": "conforms.",
+        "fails": "does not conform: ",
+        "incomplete": "is not shown to",
+    }
+    assert f"**The backend {words[verdict]}" in text
+
+
+def test_a_family_that_does_not_load_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "lantern_accel.testing.certificate.broken_families", lambda: {"shells": "no sand"}
+    )
+    with open_backend("null") as backend:
+        card = certify(backend, report(PASSED), ["kv.slots"])
+    assert (card.verdict, "shells" in card.why) == ("incomplete", True)
+
+
+def test_kernels_are_counted_in_the_backend_s_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    real = DeviceBackend.write
+
+    def write(self, kv, layer, address, k, v):
+        seen.append(kv.layout.head_major)
+        real(self, kv, layer, address, k, v)
+
+    monkeypatch.setattr(DeviceBackend, "write", write)
+    with open_backend("cpu") as backend, backend.inference():
+        counted = kernels.count_kernels(backend)
+        assert backend.device.type == "cpu" and "pack" not in vars(backend)
+    assert seen and all(seen)
+    assert all(one.kernels and not one.why for one in counted), counted
+    small, large = counted[0], counted[-1]
+    assert small.nodes == large.nodes == 1
+    # A bound, so that growth is seen: 205 and 715 when this was written.
+    assert small.kernels is not None and small.kernels <= 230
+    assert large.kernels is not None and large.kernels <= 760
+
+
+def test_operations_that_take_no_tensor_without_data_are_said_to_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attend(self, q, kv, layer, mask):
+        q.cpu().numpy()
+
+    monkeypatch.setattr(DeviceBackend, "attend", attend)
+    with open_backend("cpu") as backend, backend.inference():
+        counted = kernels.count_kernels(backend)
+    assert all(one.kernels for one in counted)
+    assert all("reference operations in the backend's layout" in one.why for one in counted)
+
+
+def test_counters_stand_before_and_after(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    numbers = iter(range(100))
+    monkeypatch.setattr(DeviceBackend, "counters", lambda self: {"graphs": next(numbers)})
+    page = tmp_path / "card.md"
+    assert main(["conform", "cpu", "--only", "accept.ties", "--certificate", str(page)]) == 0
+    card = Certificate.model_validate(json.loads((tmp_path / "card.json").read_text()))
+    before, after = card.counters_before["graphs"], card.counters_after["graphs"]
+    assert before < after
+    assert f"| graphs | {before} | {after} |" in page.read_text()

@@ -154,6 +154,9 @@ class Window(Value):
     ``siblings``: alternatives that are tried where one of the first drafts is refused, one count for
     each of them (SJD-PAC's proactive drafting; what they are drawn from is this project's).
 
+    ``passes``: how many passes are recalled with the tail ``coupled``: behind a replacement drafts are
+    drawn from the pass that had seen this past, if one had (this project's).
+
     ``paces``: shorter lengths between which the host moves by how many drafts were accepted, and the
     whole one, rising; none: every step is ``length`` long.
     """
@@ -165,6 +168,9 @@ class Window(Value):
     fresh: Fresh = "above"
     tail: Literal["coupled", "anew", "gumbel"] = "coupled"
     siblings: tuple[Annotated[int, Field(ge=1, le=16)], ...] = ()
+    passes: int = Field(
+        4, ge=0, le=16, description="passes whose distributions are recalled; 0: none"
+    )
     paces: tuple[Pace, ...] = ()
 
     @model_validator(mode="after")

@@ -121,7 +121,8 @@ def test_steps_after_the_end_change_nothing() -> None:
     changed = {
         name for name, value in vars(running.state).items() if not torch.equal(value, kept[name])
     }
-    assert changed <= {"step", "q", "tokens", "last_length"}
+    kept_passes = {"past", "heard", "before"}
+    assert changed <= {"step", "q", "tokens", "last_length"} | kept_passes
     image: Tensor = running.state.tokens[:, :36]
     assert torch.equal(image, kept["tokens"][:, :36])
 
@@ -142,8 +143,8 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
 
 
 def test_windows_as_text() -> None:
-    found = parse_tree("window:24,left,anew,siblings=3.2")
-    assert found == Window(length=24, fresh="left", tail="anew", siblings=(3, 2))
+    found = parse_tree("window:24,left,anew,siblings=3.2,passes=2")
+    assert found == Window(length=24, fresh="left", tail="anew", siblings=(3, 2), passes=2)
     assert tree_size(found) == (29, 23)
     sjd = named("sjd", 16)
     assert sjd.override(tree=parse_tree("window:32")).tree == Window(
@@ -159,6 +160,8 @@ def test_windows_as_text() -> None:
         ("window:1000", "less than or equal to 256, not 1000"),
         ("window:16,below", "cannot be read at 'below'"),
         ("window:4,siblings=3.x", "siblings"),
+        ("window:4,passes=x", "cannot be read at 'passes=x'"),
+        ("window:4,passes=17", "less than or equal to 16, not 17"),
         ("window:3,siblings=1.1.1", "a window of 3 tokens has 2"),
         ("window:8,gumbel,siblings=2", "no sibling is tried"),
         ("windows:8", "did you mean window:16"),

@@ -161,27 +161,41 @@ class JacobiEngine(Running):
 
     def _draft(self, newest: Tensor, uniforms: Tensor) -> None:
         """Draw fresh drafts for the positions behind ``newest [B]``, the last that a pass has seen."""
-        state, n = self.state, self.geometry.tokens
-        targets = self.fresh.targets(newest)
-        if self.fresh.kind == "uniform":
-            given = None
-        else:
-            sources = self.fresh.sources(state.tokens, newest)
-            if self.sampling.greedy:
-                drawn = state.tokens.gather(1, sources)
-                state.tokens.scatter_(1, targets.clamp(max=n), drawn)
-                return
-            given = self.ring.read(state.q, sources)
-        rows = self.fresh.rows(given, targets)
+        state, n, fresh = self.state, self.geometry.tokens, self.fresh
+        targets = fresh.targets(newest)
+        places = targets.clamp(max=n)
+        left, above = fresh.sources(newest)
+        if self.sampling.greedy:
+            if fresh.kind not in ("uniform", "code"):
+                near = left if fresh.kind.startswith("left") else above
+                state.tokens.scatter_(1, places, state.tokens.gather(1, near))
+            return
+        rows = fresh.rows(self._given(left, above), targets)
         if self.noisy:
             drawn = (rows.log() + self._noise(targets)).argmax(dim=-1).to(self.ops.index)
         else:
             first = self._columns[0]
             here = uniforms[:, first : first + targets.shape[1]]
             drawn = draw(rows, here, self.ops.index, self.ops.scan)
-        state.tokens.scatter_(1, targets.clamp(max=n), drawn)
-        if not self.sampling.greedy:
-            self.ring.write(state.q, targets, rows)
+        state.tokens.scatter_(1, places, drawn)
+        if fresh.certain:
+            rows = torch.zeros_like(rows).scatter(-1, drawn.unsqueeze(-1), 1.0)
+        self.ring.write(state.q, targets, rows)
+
+    def _given(self, left: Tensor, above: Tensor) -> Tensor | None:
+        """Return what fresh drafts' sources say, ``[B, T, V]``; None where any code will do."""
+        state, kind = self.state, self.fresh.kind
+        if kind in ("uniform", "code"):
+            return None
+        near = left if kind.startswith("left") else above
+        if self.fresh.certain:
+            codes = state.tokens.gather(1, near).unsqueeze(-1)
+            nothing = torch.zeros(*near.shape, self.geometry.vocab, device=near.device)
+            return nothing.scatter(-1, codes, 1.0)
+        given = self.ring.read(state.q, near)
+        if kind in ("left", "above"):
+            return given
+        return self.fresh.blend(self.ring.read(state.q, left), given)
 
     def widen(self) -> None:
         """Draw the fresh drafts that this window needs after steps of a shorter one."""

@@ -211,7 +211,7 @@ def parse_tree(text: str) -> Tree:
 def parse_window(text: str) -> Window:
     """Read a window from what follows ``window:``, words in any order, such as ``16,above,siblings=3.2``.
 
-    A number is the length; ``uniform``, ``left`` and ``above`` say what fresh drafts are drawn from,
+    A number is the length; ``uniform``, ``left``, ``above``, ... say what fresh drafts are drawn from,
     ``coupled``, ``anew`` and ``gumbel`` what becomes of the tail, ``passes=4`` how many passes are
     recalled. What is left out is the strategy's. Raises :class:`StrategyError`.
     """

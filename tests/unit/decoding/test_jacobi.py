@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from support.engines import GREEDY, SAMPLED, Models, engine_of, finish
@@ -18,6 +20,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
+    Fresh,
     Lantern,
     LanternPP,
     Sampling,
@@ -62,6 +65,19 @@ def test_greedy_windows_give_vanillas_tokens(name: str, length: int) -> None:
         assert gained.sum(1).tolist() == [35] * 4, "every token is counted once"
     # SJD's fresh drafts are any code at all, and behind a refused draft the tail is the argmax again.
     assert accepted or name == "sjd", "drafts were accepted"
+
+
+@pytest.mark.parametrize("fresh", get_args(Fresh))
+def test_every_source_of_fresh_drafts_is_exact_when_greedy_and_draws_otherwise(
+    fresh: Fresh,
+) -> None:
+    small = tiny_models(0)
+    plain = finish(engine_of(small, Strategy(), GREEDY, batch=2))
+    for tail in ("coupled", "gumbel"):
+        window = Strategy(tree=parse_tree(f"window:6,{fresh},{tail}"))
+        assert torch.equal(finished(engine(small, window, GREEDY, batch=2)).tokens, plain.tokens)
+        drawn = finished(engine(small, window, SAMPLED, batch=2))
+        assert drawn.steps.max() <= 35 and drawn.tokens.max() < 64
 
 
 @pytest.mark.parametrize("newline", [False, True], ids=["anole", "lumina"])

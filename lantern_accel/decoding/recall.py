@@ -62,11 +62,13 @@ class Recall:
 
     def write(self, state: WindowState, x: Tensor, p: Tensor) -> None:
         """Keep the rows ``p [B, L, V]`` that followed the window's tokens ``x [B, L]``."""
-        at = (state.step % self.passes).long()
+        # A shorter window on a longer one's buffers leaves older rows behind its own: they stay true.
+        wide = state.past.shape[2]
+        at = ((state.step % self.passes) * wide + self.ahead - 1).long()
         places = state.length.unsqueeze(1) + self.ahead
-        state.past.index_copy_(1, at, p.unsqueeze(1).to(state.past.dtype))
-        state.heard.index_copy_(1, at, (places * self.vocab + x).unsqueeze(1))
-        state.before.index_copy_(1, at, x.roll(1, 1).unsqueeze(1))
+        state.past.flatten(1, 2).index_copy_(1, at, p.to(state.past.dtype))
+        state.heard.flatten(1).index_copy_(1, at, places * self.vocab + x)
+        state.before.flatten(1).index_copy_(1, at, x.roll(1, 1))
 
     def refine(
         self,
@@ -106,13 +108,14 @@ class Recall:
         # The token before that agrees too, or at least the pass is recent.
         earlier = torch.cat((x[:, :1], tokens), dim=1).gather(1, (row - 1).clamp(min=0))
         age = (self.order - state.step - 1) % self.passes
-        worth = 1 + age.unsqueeze(1).expand(-1, self.length).flatten()
+        wide = state.past.shape[2]
+        worth = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
         worth = worth + self.passes * (before == earlier.unsqueeze(-1))
         worth = torch.where(hit, worth, 0)
         entry = worth.argmax(dim=-1).to(self.index)
         found = changed & hit.any(dim=-1)
         index = torch.arange(len(x), dtype=self.index, device=x.device).unsqueeze(1)
-        index = index * (self.passes * self.length) + entry
+        index = index * (self.passes * wide) + entry
         past = state.past.flatten(0, 2).index_select(0, index.flatten()).view(*row.shape, vocab)
         # Rounded as they are, they have a sum of their own.
         past = past.float()

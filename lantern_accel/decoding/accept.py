@@ -55,10 +55,11 @@ class Rule:
         codes = self.neighbours.index_select(0, x).to(x.dtype)
         return codes, p.gather(1, codes)
 
-    def mass(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def mass(self, p: Tensor, q: Tensor, x: Tensor, drafted: Tensor | None = None) -> Tensor:
         """Return A(x), what codes ``x [B, T]`` count for under ``p [B, T, V]``: float32 ``[B, T]``.
 
-        ``q [B, T]``: the probability with which each was drawn; 1 where it is certain.
+        ``q [B, T]``: the probability with which each was drawn; 1 where it is certain. ``drafted``
+        ``[B, T, V]``: all of what it was drawn from, None where it is certain.
         """
         px = p.gather(-1, x.unsqueeze(-1)).squeeze(-1)
         if not self.relaxed:
@@ -69,7 +70,7 @@ class Rule:
             codes = table.index_select(0, x.flatten()).to(x.dtype)
             near = p.gather(-1, codes.view(*x.shape, -1))
         depth = torch.arange(x.shape[1], dtype=x.dtype, device=x.device).expand_as(x)
-        mass = px + self.borrowed(Tried(px, q, near, p, x, depth))[1]
+        mass = px + self.borrowed(Tried(px, q, near, p, x, depth, drafted))[1]
         return mass if self.budget is None else torch.minimum(mass, px + self.budget * q)
 
 
@@ -141,7 +142,7 @@ def examine(
             p, q, x, px, qx, px, None, near_mass, torch.zeros_like(px, dtype=torch.int32)
         )
     k = rule.acceptance.k
-    absorbed, extra = rule.borrowed(Tried(px, qx, near_mass[:, :k], p, x, depth))
+    absorbed, extra = rule.borrowed(Tried(px, qx, near_mass[:, :k], p, x, depth, q))
     mass = px + extra
     if left is not None:
         mass = torch.minimum(mass, px + left * qx)

@@ -74,7 +74,7 @@ def couple(
     known = kept
     price = torch.zeros_like(px)
     if rule.relaxed:
-        mass = rule.mass(own, qx, x)
+        mass = rule.mass(own, qx, x, q)
         known = tests * qx < mass
         share = qx.clamp(min=TINY)
         price = (mass / share).clamp(max=1.0) - (px / share).clamp(max=1.0)

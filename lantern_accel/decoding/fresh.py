@@ -1,8 +1,8 @@
 """Fresh drafts: what a position's first draft is drawn from, before any pass has seen it.
 
 Any distribution serves, since the test removes what is wrong with it; the better it is, the fewer
-passes until the draft is right. All but ``uniform`` take the distribution that another position of
-the same image has: neighbours in an image are alike. It costs no pass and no training.
+passes until the draft is right. Most take the distribution that another position of the same image has,
+or its token: neighbours in an image are alike. It costs no pass and no training.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from torch import Tensor
 
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.strategy.values import Fresh
+
+#: Kinds that read the position one row above, and kinds whose draft is certain: a one-hot distribution.
+ABOVE = ("above", "mean", "product", "above-code")
+CERTAIN = ("code", "left-code", "above-code")
 
 
 class Freshness:
@@ -45,26 +49,41 @@ class Freshness:
     @property
     def reach(self) -> int:
         """Positions back from a fresh one whose distributions are read."""
-        return self.width if self.kind == "above" else 0
+        return self.width if self.kind in ABOVE else 0
+
+    @property
+    def certain(self) -> bool:
+        """Whether a draft, once it is chosen, counts as drawn with probability 1 (SJD's way)."""
+        return self.kind in CERTAIN
 
     def targets(self, newest: Tensor) -> Tensor:
         """Return the fresh positions, ``[B, count]``; ``newest [B]`` is the last that was seen."""
         return newest.unsqueeze(1) + self.ahead
 
-    def sources(self, tokens: Tensor, newest: Tensor) -> Tensor:
-        """Return the positions whose distributions the drafts are drawn from, ``[B, count]``.
+    def sources(self, newest: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positions that the drafts are taken from, ``[B, count]`` each: left and above.
 
-        ``tokens [B, N + 1]``: what is known or drafted up to ``newest``.
+        Left is ``newest`` itself; above is what is one row above the fresh one and was seen.
         """
         last = newest.clamp(max=self.tokens - 1).unsqueeze(1)
         target = self.targets(newest).clamp(max=self.tokens - 1)
-        if self.kind == "left":
-            return last.expand_as(target)
         above = target - self.width
         for _ in range(len(self.ahead) // self.width):  # a window of several rows
             above = torch.where(above > last, above - self.width, above)
         # The first row has nothing above it.
-        return torch.where(above < 0, last, above.clamp(min=0))
+        above = torch.where(above < 0, last, above.clamp(min=0))
+        return last.expand_as(target), above
+
+    def blend(self, left: Tensor, above: Tensor) -> Tensor:
+        """Return the mean or the product of two distributions ``[B, count, V]``.
+
+        A product that has nothing left is the distribution above.
+        """
+        if self.kind == "mean":
+            return 0.5 * (left + above)
+        both = left * above
+        total = both.sum(dim=-1, keepdim=True)
+        return torch.where(total > 0, both / total.clamp(min=1e-38), above)
 
     def rows(self, given: Tensor | None, targets: Tensor) -> Tensor:
         """Return the distributions of fresh drafts, float32 ``[B, count, V]``.

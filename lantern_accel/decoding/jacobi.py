@@ -18,9 +18,10 @@ from lantern_accel.decoding.fresh import Freshness
 from lantern_accel.decoding.geometry import cache_layouts, check
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.pricing import window_prices
+from lantern_accel.decoding.recall import Recall
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Running
-from lantern_accel.decoding.siblings import Siblings
+from lantern_accel.decoding.siblings import Siblings, Tried
 from lantern_accel.decoding.target import Target, place_of, row_of
 from lantern_accel.decoding.trees import tree_size
 from lantern_accel.decoding.verify import Verifying
@@ -86,6 +87,7 @@ class JacobiEngine(Running):
         # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
         counts = () if sampling.greedy else window.siblings
         self.siblings = Siblings(counts, ops, device)
+        passes = 0 if sampling.greedy or window.tail != "coupled" else window.passes
         reach = max(self.fresh.reach, row if counts else 1)
         most = window.length if longest is None else longest.window.length
         kept = min(2 * most + reach, tokens)
@@ -104,6 +106,7 @@ class JacobiEngine(Running):
             kept=0 if sampling.greedy else kept,
             widest=self.siblings.widest,
             noisy=self.noisy,
+            passes=passes,
         )
         if longest is None:
             self._own(target, neighbours)
@@ -112,6 +115,11 @@ class JacobiEngine(Running):
             self.verifying, self.ring, self.state = longest.verifying, longest.ring, longest.state
             self.sound, self._progress = longest.sound, longest._progress
         self.forward = WindowPass(self.verifying, g, counts)
+        self.recall = None
+        if passes:
+            self.recall = Recall(
+                passes, window.length, tokens, config.vocab_size, ops.index, device, ops
+            )
         #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
         self._columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
         self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
@@ -155,27 +163,41 @@ class JacobiEngine(Running):
 
     def _draft(self, newest: Tensor, uniforms: Tensor) -> None:
         """Draw fresh drafts for the positions behind ``newest [B]``, the last that a pass has seen."""
-        state, n = self.state, self.geometry.tokens
-        targets = self.fresh.targets(newest)
-        if self.fresh.kind == "uniform":
-            given = None
-        else:
-            sources = self.fresh.sources(state.tokens, newest)
-            if self.sampling.greedy:
-                drawn = state.tokens.gather(1, sources)
-                state.tokens.scatter_(1, targets.clamp(max=n), drawn)
-                return
-            given = self.ring.read(state.q, sources)
-        rows = self.fresh.rows(given, targets)
+        state, n, fresh = self.state, self.geometry.tokens, self.fresh
+        targets = fresh.targets(newest)
+        places = targets.clamp(max=n)
+        left, above = fresh.sources(newest)
+        if self.sampling.greedy:
+            if fresh.kind not in ("uniform", "code"):
+                near = left if fresh.kind.startswith("left") else above
+                state.tokens.scatter_(1, places, state.tokens.gather(1, near))
+            return
+        rows = fresh.rows(self._given(left, above), targets)
         if self.noisy:
             drawn = (rows.log() + self._noise(targets)).argmax(dim=-1).to(self.ops.index)
         else:
             first = self._columns[0]
             here = uniforms[:, first : first + targets.shape[1]]
             drawn = self.ops.draw(rows, here)
-        state.tokens.scatter_(1, targets.clamp(max=n), drawn)
-        if not self.sampling.greedy:
-            self.ring.write(state.q, targets, rows)
+        state.tokens.scatter_(1, places, drawn)
+        if fresh.certain:
+            rows = torch.zeros_like(rows).scatter(-1, drawn.unsqueeze(-1), 1.0)
+        self.ring.write(state.q, targets, rows)
+
+    def _given(self, left: Tensor, above: Tensor) -> Tensor | None:
+        """Return what fresh drafts' sources say, ``[B, T, V]``; None where any code will do."""
+        state, kind = self.state, self.fresh.kind
+        if kind in ("uniform", "code"):
+            return None
+        near = left if kind.startswith("left") else above
+        if self.fresh.certain:
+            codes = state.tokens.gather(1, near).unsqueeze(-1)
+            nothing = torch.zeros(*near.shape, self.geometry.vocab, device=near.device)
+            return nothing.scatter(-1, codes, 1.0)
+        given = self.ring.read(state.q, near)
+        if kind in ("left", "above"):
+            return given
+        return self.fresh.blend(self.ring.read(state.q, left), given)
 
     def widen(self) -> None:
         """Draw the fresh drafts that this window needs after steps of a shorter one."""
@@ -207,7 +229,7 @@ class JacobiEngine(Running):
             nodes = x if others is None else torch.cat((x, others), dim=1)
             logits = self.forward.logits(state.length, state.start, state.prefix_mask, nodes)
         with self.ops.phase("accept"):
-            coupled = self._accept(x[:, 1:], logits, q, others, shares, uniforms)
+            coupled = self._accept(x, logits, q, others, shares, uniforms)
         with self.ops.phase("commit"):
             self._commit(coupled, uniforms)
             self.sound.end()
@@ -244,7 +266,7 @@ class JacobiEngine(Running):
 
     def _accept(
         self,
-        x: Tensor,
+        window: Tensor,
         logits: Tensor,
         q: Tensor | None,
         others: Tensor | None,
@@ -252,7 +274,7 @@ class JacobiEngine(Running):
         uniforms: Tensor,
     ) -> Coupled:
         """Decide, and keep the distributions of what is drafted for the next step."""
-        state = self.state
+        state, x = self.state, window[:, 1:]
         if self.sampling.greedy:
             self.sound.note(logits)
             return compare(x, logits, self.rule)
@@ -270,9 +292,32 @@ class JacobiEngine(Running):
         if self.accounting == "exact" and self.rule.relaxed:
             price = window_prices(x, chain, q, self.rule, tests, coupled.count)
             coupled = replace(coupled, price=price)
-        if others is None or shares is None:
+        taken = None
+        if others is not None and shares is not None:
+            tried = self._try(x, coupled, others, shares, p[:, length:], uniforms)
+            coupled = Coupled(tried.tokens, coupled.count, coupled.price)
+            taken = tried.taken
+        if self.recall is None:
             return coupled
+        found = self.recall.refine(
+            state, window, chain, q, coupled.tokens, coupled.count, tests, draws, taken
+        )
+        self.recall.write(state, window, chain)
+        self.ring.write(state.q, found.places, found.rows)
+        return Coupled(found.tokens, coupled.count, coupled.price)
+
+    def _try(
+        self,
+        x: Tensor,
+        coupled: Coupled,
+        others: Tensor,
+        shares: Tensor,
+        after: Tensor,
+        uniforms: Tensor,
+    ) -> Tried:
+        """Try siblings of the first refused draft; keep what the token after one was drawn from."""
         assert coupled.left is not None
+        state, length = self.state, self.window.length
         first, deep = sum(self._columns[:3]), len(self.siblings.counts)
         refused = coupled.count - 1
         tried = self.siblings.attempt(
@@ -282,14 +327,14 @@ class JacobiEngine(Running):
             coupled.left,
             refused,
             coupled.tokens,
-            p[:, length:],
+            after,
             uniforms[:, first : first + self.siblings.widest],
-            draws,
+            uniforms[:, -length:],
         )
         place = state.length + 2 + refused
         place = torch.where(tried.taken, place, self.geometry.tokens)
         self.ring.write(state.q, place.unsqueeze(1), tried.row.unsqueeze(1))
-        return Coupled(tried.tokens, coupled.count, coupled.price)
+        return tried
 
     def _commit(self, coupled: Coupled, uniforms: Tensor) -> None:
         """Write tokens and counters, and draw fresh drafts; complete images stay as they are."""

@@ -211,9 +211,9 @@ def parse_tree(text: str) -> Tree:
 def parse_window(text: str) -> Window:
     """Read a window from what follows ``window:``, words in any order, such as ``16,above,siblings=3.2``.
 
-    A number is the length; ``uniform``, ``left`` and ``above`` say what fresh drafts are
-    drawn from, ``coupled``, ``anew`` and ``gumbel`` what becomes of the tail. What is left out is the
-    strategy's. Raises :class:`StrategyError`.
+    A number is the length; ``uniform``, ``left``, ``above``, ... say what fresh drafts are drawn from,
+    ``coupled``, ``anew`` and ``gumbel`` what becomes of the tail, ``passes=4`` how many passes are
+    recalled. What is left out is the strategy's. Raises :class:`StrategyError`.
     """
     from lantern_accel.strategy.values import validated
 
@@ -229,10 +229,12 @@ def parse_window(text: str) -> Window:
         elif word.startswith("siblings="):
             counts = word.removeprefix("siblings=").split(".")
             values["siblings"] = [whole(n) for n in counts if n]
+        elif word.startswith("passes="):
+            values["passes"] = whole(word.removeprefix("passes="))
         else:
             raise StrategyError(
                 f"the window {text[:80]!r} cannot be read at {word[:40]!r}; write window:LENGTH and, "
-                f"after commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, gumbel, and "
-                "siblings=3.2.1"
+                f"after commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, gumbel, "
+                "siblings=3.2.1 and passes=4"
             )
     return validated(Window, values, "window")

@@ -22,13 +22,14 @@ class WindowGeometry(Geometry):
     """Sizes of a window: ``nodes`` is what a pass runs, ``depth`` the drafts of the chain.
 
     ``siblings`` drafts have no slot of their own in the image, at most ``widest`` of one draft; ``kept``
-    distributions are kept per image; ``noisy``: Gumbel noise decides.
+    distributions are kept per image; ``noisy``: Gumbel noise decides; ``passes`` whose rows are kept.
     """
 
     siblings: int = 0
     kept: int = 0
     widest: int = 0
     noisy: bool = False
+    passes: int = 0
 
     @property
     def columns(self) -> int:
@@ -53,7 +54,8 @@ class WindowState:
     drafts; column N is trash. ``q`` float32 ``[B, K + 1, V]``:
     what the drafts were drawn from, a ring of K positions and a trash row. It is as wide as the
     vocabulary of *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own
-    distributions. ``histogram [B, D + 1]``: steps by accepted drafts.
+    distributions. ``histogram [B, D + 1]``: steps by accepted drafts. ``past``, ``heard`` and ``before``
+    are :class:`~.recall.Recall`'s.
     """
 
     def __init__(
@@ -76,6 +78,10 @@ class WindowState:
         masks = g.rows if g.own_prompts else g.batch
         self.prefix_mask = torch.zeros(masks, g.prefix, dtype=torch.bool, device=device)
         self.q = floats(g.batch, g.kept + 1, g.vocab) if g.kept else floats(0)
+        held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
+        # Half the bytes do: what is drawn from them is what they are after this rounding.
+        self.past = torch.zeros(*held, g.vocab, dtype=torch.bfloat16, device=device)
+        self.heard, self.before = ints(*held), ints(*held)
         self.uniforms = floats(g.batch, g.tokens, g.columns)
         self.step = ints(1)
         self.steps = ints(g.batch)

@@ -41,8 +41,9 @@ class Tried:
 
     ``px [...]`` is p(x), the target's probability of the drafted code; ``qx [...]`` the probability with
     which it was drawn (1 where it is certain); ``near [..., k]`` the probabilities of its ``k`` nearest
-    neighbours, nearest first; ``p [..., V]`` the whole distribution, ``x [...]`` the code, and ``depth``
-    the level of the draft: 0 for the first after the root.
+    neighbours, nearest first; ``p [..., V]`` the whole distribution, ``x [...]`` the code, ``depth``
+    the level of the draft: 0 for the first after the root, and ``q [..., V]`` what it was drawn from,
+    None where it is certain.
     """
 
     px: Tensor
@@ -51,6 +52,7 @@ class Tried:
     p: Tensor
     x: Tensor
     depth: int | Tensor = 0
+    q: Tensor | None = None
 
 
 class AcceptanceRule(Value):
@@ -67,7 +69,7 @@ class AcceptanceRule(Value):
     dials: ClassVar[tuple[str, ...]] = ()
     #: Whether the rule can keep a draft that the exact test would refuse.
     relaxed: ClassVar[bool] = True
-    #: Whether :meth:`borrowed` reads ``Tried.p``; elsewhere that may have no columns.
+    #: Whether :meth:`borrowed` reads ``Tried.p`` or ``q``; elsewhere p may have no columns.
     reads_distribution: ClassVar[bool] = False
 
     @classmethod

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from lantern_accel.bounds import MOST_NODES, MOST_SCALE
 from lantern_accel.errors import StrategyError, did_you_mean
+from lantern_accel.strategy.published_rules import Annealed, Grouped
 from lantern_accel.strategy.rules import (
     RULES,
     Acceptance,
@@ -37,10 +38,12 @@ __all__ = [
     "WINDOW_STRATEGIES",
     "Acceptance",
     "AcceptanceRule",
+    "Annealed",
     "ChainTree",
     "DynamicTree",
     "Exact",
     "Fresh",
+    "Grouped",
     "Lantern",
     "LanternPP",
     "NeighbourSpace",
@@ -64,7 +67,7 @@ Residual = Literal["aggregate", "official", "optimal"]
 #: codebook's rows as they are stored, as the official tables are.
 NeighbourSpace = Literal["decoder", "raw"]
 #: What a window's newest drafts are drawn from.
-Fresh = Literal["uniform", "left", "above"]
+Fresh = Literal["uniform", "left", "above", "mean", "product", "code", "left-code", "above-code"]
 #: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
 Path = tuple[int, ...]
 
@@ -145,7 +148,9 @@ class Window(Value):
 
     ``fresh`` says what a draft is drawn from that no pass has seen yet: any code (``uniform``), or the
     distribution of the newest position that a pass has seen (``left``), or that of the position one row
-    above (``above``; this project's, as is ``left``).
+    above (``above``; this project's, as is ``left``), or their ``mean`` or ``product``. SJD's own drafts
+    are certain, with a one-hot distribution: any ``code``, or the one on the left or above
+    (``left-code``, ``above-code``).
 
     ``tail`` says what becomes of the drafts behind the first one that is refused. ``coupled``: they are
     tested and replaced one by one (SCD's maximal coupling, arXiv 2510.24211). ``anew``: they are drawn
@@ -153,6 +158,9 @@ class Window(Value):
 
     ``siblings``: alternatives that are tried where one of the first drafts is refused, one count for
     each of them (SJD-PAC's proactive drafting; what they are drawn from is this project's).
+
+    ``passes``: how many passes are recalled with the tail ``coupled``: behind a replacement drafts are
+    drawn from the pass that had seen this past, if one had (this project's).
 
     ``paces``: shorter lengths between which the host moves by how many drafts were accepted, and the
     whole one, rising; none: every step is ``length`` long.
@@ -165,6 +173,9 @@ class Window(Value):
     fresh: Fresh = "above"
     tail: Literal["coupled", "anew", "gumbel"] = "coupled"
     siblings: tuple[Annotated[int, Field(ge=1, le=16)], ...] = ()
+    passes: int = Field(
+        4, ge=0, le=16, description="passes whose distributions are recalled; 0: none"
+    )
     paces: tuple[Pace, ...] = ()
 
     @model_validator(mode="after")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from support.engines import GREEDY, SAMPLED, Models, engine_of, finish
@@ -18,6 +20,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
+    Fresh,
     Lantern,
     LanternPP,
     Sampling,
@@ -62,6 +65,19 @@ def test_greedy_windows_give_vanillas_tokens(name: str, length: int) -> None:
         assert gained.sum(1).tolist() == [35] * 4, "every token is counted once"
     # SJD's fresh drafts are any code at all, and behind a refused draft the tail is the argmax again.
     assert accepted or name == "sjd", "drafts were accepted"
+
+
+@pytest.mark.parametrize("fresh", get_args(Fresh))
+def test_every_source_of_fresh_drafts_is_exact_when_greedy_and_draws_otherwise(
+    fresh: Fresh,
+) -> None:
+    small = tiny_models(0)
+    plain = finish(engine_of(small, Strategy(), GREEDY, batch=2))
+    for tail in ("coupled", "gumbel"):
+        window = Strategy(tree=parse_tree(f"window:6,{fresh},{tail}"))
+        assert torch.equal(finished(engine(small, window, GREEDY, batch=2)).tokens, plain.tokens)
+        drawn = finished(engine(small, window, SAMPLED, batch=2))
+        assert drawn.steps.max() <= 35 and drawn.tokens.max() < 64
 
 
 @pytest.mark.parametrize("newline", [False, True], ids=["anole", "lumina"])
@@ -121,7 +137,8 @@ def test_steps_after_the_end_change_nothing() -> None:
     changed = {
         name for name, value in vars(running.state).items() if not torch.equal(value, kept[name])
     }
-    assert changed <= {"step", "q", "tokens", "last_length"}
+    kept_passes = {"past", "heard", "before"}
+    assert changed <= {"step", "q", "tokens", "last_length"} | kept_passes
     image: Tensor = running.state.tokens[:, :36]
     assert torch.equal(image, kept["tokens"][:, :36])
 
@@ -142,8 +159,8 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
 
 
 def test_windows_as_text() -> None:
-    found = parse_tree("window:24,left,anew,siblings=3.2")
-    assert found == Window(length=24, fresh="left", tail="anew", siblings=(3, 2))
+    found = parse_tree("window:24,left,anew,siblings=3.2,passes=2")
+    assert found == Window(length=24, fresh="left", tail="anew", siblings=(3, 2), passes=2)
     assert tree_size(found) == (29, 23)
     sjd = named("sjd", 16)
     assert sjd.override(tree=parse_tree("window:32")).tree == Window(
@@ -159,6 +176,8 @@ def test_windows_as_text() -> None:
         ("window:1000", "less than or equal to 256, not 1000"),
         ("window:16,below", "cannot be read at 'below'"),
         ("window:4,siblings=3.x", "siblings"),
+        ("window:4,passes=x", "cannot be read at 'passes=x'"),
+        ("window:4,passes=17", "less than or equal to 16, not 17"),
         ("window:3,siblings=1.1.1", "a window of 3 tokens has 2"),
         ("window:8,gumbel,siblings=2", "no sibling is tried"),
         ("windows:8", "did you mean window:16"),

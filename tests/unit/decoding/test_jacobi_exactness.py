@@ -7,6 +7,7 @@ so the joint law of all tokens is compared, and each known way to be wrong must 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable
@@ -67,6 +68,19 @@ def test_the_law_of_all_tokens_is_the_targets(
 ) -> None:
     found, steps = law(wordy, tokens, window, fresh, anew=anew)
     assert steps == tokens - 1, "there are paths on which every step knows one token"
+    for said in itertools.product(range(3), repeat=tokens):
+        want = 1.0
+        for place in range(tokens):
+            want *= wordy(said[:place])[said[place]]
+        assert found.get(said, 0.0) == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize("fresh", [even, skewed])
+@pytest.mark.parametrize(("tokens", "window"), [(4, 3), (4, 4), (5, 3)])
+def test_recalled_rows_leave_the_law_as_it_is(
+    tokens: int, window: int, fresh: Callable[[Moment, int], Row]
+) -> None:
+    found, _ = law(wordy, tokens, window, fresh, passes=4)
     for said in itertools.product(range(3), repeat=tokens):
         want = 1.0
         for place in range(tokens):
@@ -219,6 +233,11 @@ WINDOWS = {
     "scd": Window(length=3),
     "scd, uniform": Window(length=4, fresh="uniform"),
     "scd, left": Window(length=4, fresh="left"),
+    "scd, mean, recalling nothing": Window(length=4, fresh="mean", passes=0),
+    "scd, product": Window(length=3, fresh="product"),
+    "scd, any code": Window(length=3, fresh="code"),
+    "sjd, left code": Window(length=3, fresh="left-code", tail="anew"),
+    "scd, code above": Window(length=4, fresh="above-code"),
     "scd-gumbel": Window(length=3, tail="gumbel"),
     "sjd-pac": Window(length=3, siblings=(2, 1)),
     "sjd-pac, anew": Window(length=4, fresh="uniform", tail="anew", siblings=(1, 2, 1)),
@@ -287,6 +306,17 @@ def clamped_step(engine: JacobiEngine, table: Table) -> None:
     engine.step = step  # type: ignore[method-assign]
 
 
+def recalled_without_saying(engine: JacobiEngine) -> None:
+    assert engine.recall is not None
+    sound = engine.recall.refine
+
+    def refine(*args: Any) -> Any:
+        found = sound(*args)
+        return dataclasses.replace(found, places=torch.full_like(found.places, TOKENS))
+
+    engine.recall.refine = refine  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Callable[[JacobiEngine, Table, pytest.MonkeyPatch], None]] = {
     "the tail is kept without a test": lambda e, t, m: m.setattr(jacobi, "couple", tail_kept),
     "q is taken from before the filters": lambda e, t, m: unfiltered(e, t),
@@ -299,6 +329,7 @@ MUTANTS: dict[str, Callable[[JacobiEngine, Table, pytest.MonkeyPatch], None]] = 
         jacobi, "couple", tail_of_another_row
     ),
     "the step is clamped": lambda e, t, m: clamped_step(e, t),
+    "a recalled draft keeps the last pass's q": lambda e, t, m: recalled_without_saying(e),
 }
 
 

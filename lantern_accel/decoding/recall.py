@@ -1,0 +1,139 @@
+"""What earlier passes said: drafts behind a replacement are drawn from the pass that had the same past.
+
+Behind a replacement a pass has seen the wrong left neighbour. But drafts come and go: an earlier pass
+often had just this token at this position, and what it gave for the next one is a far better draft than
+what the last pass gave. The rows of a few passes are kept, with the tokens that they followed.
+
+A draft may be drawn from anything that is fixed before the draft itself, so this is exact; see
+``docs/jacobi.md``. This project's; no paper is known to do it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.accept import TINY
+from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.decoding.window import WindowState
+from lantern_accel.device.sampling import SamplingOps
+
+#: Drafts behind a replacement that are looked up; farther on the past changes once more anyway.
+LOOKED_UP = 3
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """Tokens ``[B, L]`` after the look-up, and the rows ``[B, S, V]`` of positions ``places [B, S]``.
+
+    ``places`` is past the image where nothing was changed.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    places: Tensor
+
+
+class Recall:
+    """Keeps the rows of ``passes`` passes over windows of ``length``, and finds the right one.
+
+    The buffers are the state's: ``past [B, M, L, V]``, the rows; ``heard`` integer ``[B, M, L]``, which
+    position a row is of and which token it followed, as one number; ``before`` likewise, the token
+    before that.
+    """
+
+    def __init__(
+        self,
+        passes: int,
+        length: int,
+        tokens: int,
+        vocab: int,
+        index: torch.dtype,
+        device: torch.device,
+        ops: SamplingOps = REFERENCE,
+    ) -> None:
+        self.passes, self.length, self.tokens, self.vocab = passes, length, tokens, vocab
+        self.index, self.ops = index, ops
+        self.slots = torch.arange(LOOKED_UP, dtype=index, device=device)
+        self.ahead = torch.arange(1, length + 1, dtype=index, device=device)
+        self.order = torch.arange(passes, dtype=index, device=device)
+
+    def write(self, state: WindowState, x: Tensor, p: Tensor) -> None:
+        """Keep the rows ``p [B, L, V]`` that followed the window's tokens ``x [B, L]``."""
+        # A shorter window on a longer one's buffers leaves older rows behind its own: they stay true.
+        wide = state.past.shape[2]
+        at = ((state.step % self.passes) * wide + self.ahead - 1).long()
+        places = state.length.unsqueeze(1) + self.ahead
+        state.past.flatten(1, 2).index_copy_(1, at, p.to(state.past.dtype))
+        state.heard.flatten(1).index_copy_(1, at, places * self.vocab + x)
+        state.before.flatten(1).index_copy_(1, at, x.roll(1, 1))
+
+    def refine(
+        self,
+        state: WindowState,
+        x: Tensor,
+        p: Tensor,
+        q: Tensor,
+        tokens: Tensor,
+        first: Tensor,
+        tests: Tensor,
+        draws: Tensor,
+        taken: Tensor | None = None,
+    ) -> Recalled:
+        """Draw the drafts behind a replacement again, where there is a better row for them.
+
+        ``x [B, L]``: the window that the pass saw, the last known token first; ``p [B, L, V]``,
+        ``q [B, L - 1, V]``, ``tests [B, L - 1]`` and ``draws [B, L]`` as in
+        :func:`~lantern_accel.decoding.coupling.couple`, and ``tokens [B, L]`` what it made of them;
+        ``first [B]``: the first that is not known; ``taken`` bool ``[B]``: that one was drawn with the
+        right past and stays.
+        """
+        last, vocab = self.length - 1, self.vocab
+        slot = first.unsqueeze(1) + self.slots
+        row = slot.clamp(max=last)
+        drafted = row.clamp(max=last - 1)
+
+        def rows(values: Tensor, index: Tensor) -> Tensor:
+            return values.gather(1, index.unsqueeze(-1).expand(-1, -1, vocab))
+
+        now = tokens.gather(1, (row - 1).clamp(min=0))
+        changed = (slot <= last) & (now != x.gather(1, row))
+        if taken is not None:
+            changed = changed & ~(taken.unsqueeze(1) & (self.slots == 0))
+        places = state.length.unsqueeze(1) + 1 + row
+        heard, before = state.heard.flatten(1).unsqueeze(1), state.before.flatten(1).unsqueeze(1)
+        hit = heard == (places * vocab + now).unsqueeze(-1)
+        # The token before that agrees too, or at least the pass is recent.
+        earlier = torch.cat((x[:, :1], tokens), dim=1).gather(1, (row - 1).clamp(min=0))
+        age = (self.order - state.step - 1) % self.passes
+        wide = state.past.shape[2]
+        worth = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
+        worth = worth + self.passes * (before == earlier.unsqueeze(-1))
+        worth = torch.where(hit, worth, 0)
+        entry = worth.argmax(dim=-1).to(self.index)
+        found = changed & hit.any(dim=-1)
+        index = torch.arange(len(x), dtype=self.index, device=x.device).unsqueeze(1)
+        index = index * (self.passes * wide) + entry
+        past = state.past.flatten(0, 2).index_select(0, index.flatten()).view(*row.shape, vocab)
+        # Rounded as they are, they have a sum of their own.
+        past = past.float()
+        total = past.sum(dim=-1, keepdim=True)
+        found = found & (total.squeeze(-1) > 0)
+        guess = torch.where(found.unsqueeze(-1), past / total.clamp(min=TINY), rows(p, row))
+        inside = (row < last).unsqueeze(-1)
+        was = torch.where(inside, rows(q, drafted), 0.0)
+        code = x.gather(1, drafted + 1).unsqueeze(-1)
+        kept = tests.gather(1, drafted) * was.gather(-1, code).squeeze(-1) < guess.gather(
+            -1, code
+        ).squeeze(-1)
+        kept = kept & inside.squeeze(-1)
+        left = (guess - was).clamp(min=0.0)
+        left = torch.where(left.sum(-1, keepdim=True) > 0, left, guess)
+        drawn = self.ops.draw(left, draws.gather(1, row))
+        drawn = torch.where(kept, code.squeeze(-1), drawn)
+        spare = torch.cat((tokens, tokens[:, :1]), dim=1)
+        spare = spare.scatter(1, torch.where(found, row, self.length), drawn)
+        places = torch.where(found, places, self.tokens)
+        return Recalled(spare[:, : self.length], guess, places)

@@ -35,7 +35,7 @@ def work(inputs: int, seed: int, keep: Path, out: Path, whole: Path) -> None:
     keep.mkdir(parents=True, exist_ok=True)
     known = commands()
     counts: collections.Counter[str] = collections.Counter()
-    slowest, kept = 0.0, []
+    slowest, kept = 0.0, list[Any]()
     began = time.monotonic()
 
     def write() -> None:

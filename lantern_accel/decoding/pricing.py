@@ -67,7 +67,7 @@ def _certain_law(node: _Node, p: Tensor, codes: Tensor) -> Tensor:
     """Return the law ``[V]`` of a token whose drafts ``codes [m]`` are certain."""
     law, weight, now = torch.zeros_like(p), p.new_ones(1), p.unsqueeze(0)
     left = None if node.rule.budget is None else node.rule.budget.expand(1)
-    for x in codes.split(1):
+    for x in codes.unsqueeze(1):
         test = examine(node.rule, now, None, x, node.depth, left)
         law[x] += weight * test.keeps
         now = residual(node.rule, test, node.allowed)
@@ -144,10 +144,10 @@ def _drawn_law(
     elif len(p) * p.shape[1] ** 2 * max(node.rule.acceptance.k, 1) <= AT_ONCE:
         n, vocab = p.shape
         x = torch.arange(vocab).repeat(n)
-        every = (t.repeat_interleave(vocab, 0) for t in (p, q))
+        every_p, every_q = p.repeat_interleave(vocab, 0), q.repeat_interleave(vocab, 0)
         budget = None if left is None else left.repeat_interleave(vocab)
         turned = uniform[:, 1:].repeat_interleave(vocab, 0)
-        after = _refuse(node, *every, x, budget, drafts, turned).view(n, vocab, vocab)
+        after = _refuse(node, every_p, every_q, x, budget, drafts, turned).view(n, vocab, vocab)
         law = kept + (refused.unsqueeze(-1) * after).sum(1)
     else:
         x = _inverse(refused, uniform[:, 0])

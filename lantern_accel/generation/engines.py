@@ -174,7 +174,7 @@ class Engines:
             self._told = True
             # A step of several lengths is one thing to the reader, and its longest one tells most.
             kinds = {name.partition(" ")[0]: seconds for name, seconds, _ in reversed(left)}
-            told = [name for name in ("prefill", "step") if name in kinds] or list(kinds)
+            told: list[str] = [name for name in ("prefill", "step") if name in kinds] or [*kinds]
             names, verb = " and the ".join(told), "run" + "s" * (len(told) < 2)
             cost = " and ".join(f"{1000 * kinds[name]:.1f} ms" for name in told)
             warnings.warn(

@@ -56,7 +56,8 @@ class Choice(BaseModel):
         return self.digest == self._digest()
 
     def _digest(self) -> str:
-        return hashlib.sha256(self.model_dump_json(exclude={"digest"}).encode()).hexdigest()
+        values = self.model_dump(mode="json", exclude={"digest"})
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 class Worth(BaseModel):

@@ -124,7 +124,7 @@ class _Entered:
     """Counts how often Python enters a function inside a block, compiled callers or not."""
 
     def __init__(self, function: Callable[..., object]) -> None:
-        self._code = function.__code__  # type: ignore[attr-defined]
+        self._code = function.__code__
         self.times = 0
 
     def __enter__(self) -> _Entered:

@@ -1,0 +1,169 @@
+"""``auto``: what it stands for is measured once, kept, printed and repeated; what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import lantern_accel
+from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.generation import auto as automatic
+from lantern_accel.measure import choosing
+from lantern_accel.strategy import choices
+from lantern_accel.strategy.values import NoTree, Strategy, Window
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def load(model):
+    return lantern_accel.load(model, device="cpu", dtype="float32")
+
+
+def test_steps_are_timed_once_and_a_seed_repeats(tiny_model, own, monkeypatch):
+    timed = []
+    sound = automatic.PacedEngine.calibrate
+
+    def calibrate(self, *rest, **more):
+        timed.append(self)
+        return sound(self, *rest, **more)
+
+    monkeypatch.setattr(automatic.PacedEngine, "calibrate", calibrate)
+    with load(tiny_model) as pipeline:
+        first = pipeline.generate("red heart", seed=3)
+        again = pipeline.generate("red heart", seed=3)
+    with load(tiny_model) as pipeline:
+        later = pipeline.generate("red heart", seed=3)
+        assert len(timed) == 1, "the second pipeline reads what the first has kept"
+        pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
+    assert len(timed) == 2, "another batch has costs of its own"
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.tokens, later.tokens)
+    assert first.stats.strategy.name == "auto"
+    assert "exact" in first.stats.auto and first.stats.total_variation == 0
+    assert len(list((own / "choices").glob("*.json"))) == 2
+
+
+def test_the_command_says_what_auto_stands_for(command, tiny_model, own, tmp_path):
+    words = ("generate", "red heart", "--model", tiny_model, "-o", tmp_path / "a.png")
+    done = command(*words, "--json", tmp_path / "a.json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "a.json").read_text())["auto"]
+    assert told in " ".join(done.stdout.split())
+
+
+def test_a_changed_choice_is_not_used(tiny_model, own):
+    with load(tiny_model) as pipeline:
+        pipeline.generate("red heart", seed=1)
+    (path,) = (own / "choices").glob("*.json")
+    kept = json.loads(path.read_text())
+    key = kept["key"]
+    assert choices.read_choice(key) is not None
+    assert choices.read_choice(key | {"threads": 77}) is None
+    damaged = json.loads(path.read_text())
+    damaged["strategy"]["tree"]["paces"][1]["cost"] = 9.0
+    for text in (json.dumps(damaged), path.read_text()[:-40], "", "[]"):
+        path.write_text(text)
+        assert choices.read_choice(key) is None
+    path.write_text(json.dumps(kept))
+    assert choices.read_choice(key) is not None
+
+
+def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_model, own):
+    with load(undrafted_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        tree = pipeline.strategy("eagle")
+        key = pipeline.auto.key(asked, 1, sampling)
+        pipeline.auto.keep(choices.Choice(key=key, strategy=tree, source="tune"))
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, Window)
+
+
+def test_exact_unless_asked(tiny_model):
+    with load(tiny_model) as pipeline:
+        assert not pipeline.request("red heart").strategy.acceptance.relaxed
+        assert pipeline.request("red heart", relaxed=True).strategy.acceptance.relaxed
+        spent = pipeline.request("red heart", tv_budget=0.02).strategy
+        assert spent.acceptance.relaxed and spent.tv_budget == 0.02
+        with pytest.raises(StrategyError, match="asks for an exact one"):
+            pipeline.request("red heart", strategy="lantern++", relaxed=False)
+        with pytest.raises(StrategyError, match="spends no total variation"):
+            pipeline.request("red heart", relaxed=False, tv_budget=0.02)
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ({"tree": "chain:3"}, "'eagle'"),
+        ({"window": 8}, "'scd'"),
+        ({"k": 3}, "'lantern++'"),
+        ({"delta": 0.1}, "'lantern'"),
+        ({"lam": 2.0}, "'lantern++-jacobi'"),
+        ({"residual": "optimal"}, "'lantern++'"),
+        ({"accept": "lantern:k=3"}, "'lantern-jacobi'"),
+    ],
+)
+def test_options_of_one_strategy_name_it(tiny_model, option, named):
+    with load(tiny_model) as pipeline, pytest.raises(StrategyError, match="'auto'") as said:
+        pipeline.request("red heart", **option)
+    assert named in str(said.value)
+
+
+def test_a_simulated_devices_times_choose_nothing(tiny_model, own, monkeypatch):
+    with load(tiny_model) as pipeline:
+        monkeypatch.setattr(type(pipeline.backend), "simulated", True)
+        drawn = pipeline.generate("red heart", seed=3)
+    assert not (own / "choices").exists()
+    assert {pace.cost for pace in drawn.stats.strategy.tree.paces} == {1.0}
+
+
+def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
+    monkeypatch.setattr(choosing, "TIMED", 1)
+    prompts = ["red heart", "dog face"]
+    counted = []
+
+    def say(text):
+        counted.append(text)
+        if len(counted) == 2:
+            raise KeyboardInterrupt
+
+    with load(tiny_model) as pipeline:
+        asked = pipeline.strategy("auto")
+        with pytest.raises(KeyboardInterrupt):
+            choosing.choose(pipeline, asked, batches=[1], prompts=prompts, repeats=1, say=say)
+        (partial,) = (own / "choices").glob("*.partial")
+        assert len(json.loads(partial.read_text())["worth"]) == 2
+        told = []
+        found, evidence = choosing.choose(
+            pipeline, asked, batches=[1, 2], prompts=prompts, repeats=1, say=told.append
+        )
+        assert told[0] == "going on with what was measured before"
+        assert not any(text.startswith(("windows of 2:", "windows of 4:")) for text in told)
+        assert not partial.exists()
+        assert set(evidence.worth) == {1, 2, 4, 8, 16}
+        assert [c.key["batch"] for c in found] == [1, 2]
+        assert {m.strategy.name for m in found[0].measured} >= {"vanilla", "windows"}
+        drawn = pipeline.generate("red heart", seed=1)
+    assert drawn.stats.strategy == found[0].strategy
+
+
+def test_a_budget_too_short_for_a_final_says_so(tiny_model, own):
+    with load(tiny_model) as pipeline:
+        asked = pipeline.strategy("auto")
+        with pytest.raises(RequestError, match="are too few"):
+            choosing.choose(pipeline, asked, batches=[1], prompts=["red heart"], budget=1e-3)
+
+
+def test_a_choice_may_be_plain_decoding(tiny_model, own):
+    with load(tiny_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        key = pipeline.auto.key(asked, 1, sampling)
+        plain = Strategy(name="vanilla")
+        pipeline.auto.keep(choices.Choice(key=key, strategy=plain, speedup=1.0, source="tune"))
+        drawn = pipeline.generate("red heart", seed=1)
+        want = pipeline.generate("red heart", seed=1, strategy="vanilla")
+    assert isinstance(drawn.stats.strategy.tree, NoTree)
+    assert torch.equal(drawn.tokens, want.tokens)

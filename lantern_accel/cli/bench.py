@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     strategies: list[str] = typer.Option(
-        ["vanilla", "eagle", "eagle2", "lantern", "lantern++", "scd", "sjd-pac"],
+        ["vanilla", "auto", "eagle", "eagle2", "lantern", "lantern++", "scd", "sjd-pac"],
         "--strategy",
         help="Repeat for several; vanilla is the base of the ratios and always measured.",
     ),

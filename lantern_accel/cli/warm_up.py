@@ -21,7 +21,7 @@ def warm_up(
     model: str = typer.Option("lantern-emoji", "--model", "-m", help="As for generate."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     batches: str = typer.Option("1", help="Batch sizes, such as 1,2,4."),
-    strategies: str = typer.Option("lantern++", help="Strategies by name, such as vanilla,eagle."),
+    strategies: str = typer.Option("auto", help="Strategies by name, such as vanilla,eagle."),
     option: list[str] = OPTION,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
 ) -> None:

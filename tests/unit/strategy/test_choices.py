@@ -1,0 +1,58 @@
+"""Worth that ships: found by weights and the nearest temperature, and never over what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from lantern_accel.measure.choosing import Counted, Evidence
+from lantern_accel.strategy import choices
+from lantern_accel.strategy.values import Pace
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(choices, "profiles_dir", lambda: tmp_path)
+    (tmp_path / "choices").mkdir()
+    for temperature in (0.0, 0.7, 1.0):
+        worth = choices.Worth(
+            model="m",
+            weights_hash="abc",
+            temperature=temperature,
+            relaxed=False,
+            prompts="p",
+            tokens_per_step={1: 1.0, 8: 2.0 + temperature},
+        )
+        (tmp_path / "choices" / f"{temperature}.json").write_text(worth.model_dump_json())
+    (tmp_path / "choices" / "damaged.json").write_text("{")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("asked", "found"), [(1.0, 3.0), (1.3, 3.0), (0.6, 2.7), (0.0, 2.0)])
+def test_the_nearest_temperature_serves(shipped: Path, asked: float, found: float) -> None:
+    assert choices.known_worth("abc", asked, relaxed=False)[8] == found
+
+
+def test_other_weights_and_rules_have_none(shipped: Path) -> None:
+    assert choices.known_worth("other", 1.0, relaxed=False) == {}
+    assert choices.known_worth("abc", 1.0, relaxed=True) == {}
+
+
+def test_what_was_measured_stays() -> None:
+    paces = (Pace(length=1), Pace(length=8, worth=2.5), Pace(length=16))
+    assert [p.worth for p in choices.with_worth(paces, {8: 9.0, 16: 3.0})] == [None, 2.5, 3.0]
+
+
+def test_evidence_becomes_what_ships() -> None:
+    spec = importlib.util.spec_from_file_location("ship_worth", ROOT / "tools/ship_worth.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    key = {"model": "m", "weights_hash": "h", "temperature": 1.0, "acceptance": {"kind": "exact"}}
+    evidence = Evidence(settings={"key": key}, worth={8: Counted(gained=30, steps=12)})
+    found = module.worth_of(evidence, "prompts")
+    assert (found.weights_hash, found.relaxed, found.tokens_per_step) == ("h", False, {8: 2.5})

@@ -234,14 +234,11 @@ class Drafting:
                     first,
                 )
                 first += inputs.numel()
-        topology = dict(self.topology)
-        group = topology.pop("group")
         return DraftTree(
             tokens=torch.cat(tokens, dim=1).index_select(1, self.order),
             max_children=tables.max_children,
             q=torch.cat(dists, dim=1) if dists else None,
-            group=group if dists else None,
-            **topology,
+            **self.topology,
         )
 
     def _log_probs(self, logits: Tensor) -> Tensor:
@@ -338,4 +335,5 @@ class Drafting:
             visible=visible,
             row_rank=row_rank,
             max_children=(k,) * levels,
+            first_tests=depth * k,
         )

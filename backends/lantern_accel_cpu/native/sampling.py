@@ -167,7 +167,7 @@ def accept(
     described, judged = _filter(given, held), rule_of(rule)
     if described is None or judged is None or type(tree.tokens) is not Tensor:
         return None
-    if (tree.q is None) != (tree.group is None):
+    if tree.q is not None and tree.group is None:
         return None
 
     def whole(tensor: Tensor) -> int:

@@ -73,7 +73,8 @@ def guide(
             return None
     elif branches != (2 if image_scale is None else 3):
         return None
-    logits, token, held = logits.contiguous(), token.contiguous(), []
+    held: list[Tensor] = []
+    logits, token = logits.contiguous(), token.contiguous()
     _, count, vocab = logits.shape
     out = logits.new_empty((images, count, vocab))
     given = Guide(

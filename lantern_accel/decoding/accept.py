@@ -6,7 +6,9 @@ it. All decisions are float32 tensors of fixed shape; nothing is read by the hos
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,11 +51,11 @@ class Rule:
         return self.acceptance.borrowed(tried, dials)
 
     def near(self, p: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the neighbours of codes ``x [B]`` and their mass under ``p [B, V]``: [B, >= k]."""
+        """Return the neighbours of codes ``x [...]`` and their mass under ``p [..., V]``: [..., >= k]."""
         if self.neighbours is None or not self.acceptance.k:
-            return None, p[:, :0]
-        codes = self.neighbours.index_select(0, x).to(x.dtype)
-        return codes, p.gather(1, codes)
+            return None, p[..., :0]
+        codes = self.neighbours.index_select(0, x.flatten()).to(x.dtype).view(*x.shape, -1)
+        return codes, p.gather(-1, codes)
 
     def mass(self, p: Tensor, q: Tensor, x: Tensor, drafted: Tensor | None = None) -> Tensor:
         """Return A(x), what codes ``x [B, T]`` count for under ``p [B, T, V]``: float32 ``[B, T]``.
@@ -99,11 +101,11 @@ def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DraftTest:
-    """One draft ``x [B]`` against the target's distribution ``p [B, V]``.
+    """Drafts ``x [...]``, each against the target's distribution ``p [..., V]`` of its place.
 
-    ``q [B, V]`` is what x was drawn from, earlier siblings removed; None where it is certain (q = 1).
-    ``mass [B]`` is A(x), at most what the budget allows; ``near, near_mass [B, >= k]`` the neighbours;
-    ``absorbed [B]`` how many of them count.
+    ``q [..., V]`` is what x was drawn from, earlier siblings removed; None where it is certain (q = 1).
+    ``mass [...]`` is A(x), at most what the budget allows; ``near, near_mass [..., >= k]`` the
+    neighbours; ``absorbed [...]`` how many of them count.
     """
 
     p: Tensor
@@ -133,16 +135,17 @@ class DraftTest:
 def examine(
     rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, depth: int | Tensor, left: Tensor | None
 ) -> DraftTest:
-    """Look up what testing a draft needs; ``left [B]`` is what remains of the token's budget."""
-    px = p.gather(1, x.unsqueeze(1)).squeeze(1)
-    qx = torch.ones_like(px) if q is None else q.gather(1, x.unsqueeze(1)).squeeze(1)
+    """Look up what testing drafts needs; ``left [...]`` is what remains of each token's budget."""
+    column = x.unsqueeze(-1)
+    px = p.gather(-1, column).squeeze(-1)
+    qx = torch.ones_like(px) if q is None else q.gather(-1, column).squeeze(-1)
     near, near_mass = rule.near(p, x)
     if not rule.relaxed:
         return DraftTest(
             p, q, x, px, qx, px, None, near_mass, torch.zeros_like(px, dtype=torch.int32)
         )
     k = rule.acceptance.k
-    absorbed, extra = rule.borrowed(Tried(px, qx, near_mass[:, :k], p, x, depth, q))
+    absorbed, extra = rule.borrowed(Tried(px, qx, near_mass[..., :k], p, x, depth, q))
     mass = px + extra
     if left is not None:
         mass = torch.minimum(mass, px + left * qx)
@@ -150,16 +153,16 @@ def examine(
 
 
 def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tensor:
-    """Return the target's distribution after a draft was refused, float32 ``[B, V]``.
+    """Return the target's distribution after a draft was refused, float32 ``[..., V]``.
 
-    ``allowed`` bool ``[B, V]``: the codes that the token may be; None: any.
+    ``allowed`` bool ``[..., V]``: the codes that the token may be; None: any.
     """
     p, q = test.p, test.q
     column = test.x.unsqueeze(-1)
     drafted = torch.zeros_like(p).scatter(-1, column, 1.0) if q is None else q
     if rule.residual == "official":
         if test.near is not None:
-            wide = test.near[:, : rule.acceptance.k + 1]
+            wide = test.near[..., : rule.acceptance.k + 1]
             hit = (test.absorbed > 0).unsqueeze(-1)
             if q is None:
                 p = torch.where(hit, p.scatter(-1, wide, 0.0), p)
@@ -179,14 +182,14 @@ def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tens
         if test.near is not None:
             k = rule.acceptance.k
             order = torch.arange(k, dtype=torch.int32, device=p.device)
-            kept = torch.where(order < test.absorbed.unsqueeze(-1), 0.0, test.near_mass[:, :k])
-            target = p.scatter(-1, test.near[:, :k], kept)
+            kept = torch.where(order < test.absorbed.unsqueeze(-1), 0.0, test.near_mass[..., :k])
+            target = p.scatter(-1, test.near[..., :k], kept)
         target = target.scatter(-1, column, test.mass.unsqueeze(-1))
     return _normalised((target - drafted).clamp(min=0.0), p)
 
 
 def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
-    """Return what a residual that is not the ideal one adds to the price of a refusal, ``[B]``.
+    """Return what a residual that is not the ideal one adds to the price of a refusal, ``[...]``.
 
     The ideal residual is ``norm(max(0, p - q f))``, under which nothing but the tests moves mass; of the
     residuals that are offered, only LANTERN's official one strays from it in a way that costs.
@@ -218,11 +221,22 @@ def accept(
     done = filters.ops.accept(tree, logits, filters.given, rule, uniforms, bonus_uniform, masked)
     if done is not None:
         return Accepted(*done)
+    ops = filters.ops
+    inner, last = _rows(logits, tree.parents), partial(_row, logits)
     allowed = None
     if masked and rule.residual == "official":
-        allowed = logits > float("-inf")
-    probs = distribution(logits, filters)
-    return accept_sampling(tree, probs, rule, uniforms, bonus_uniform, allowed, filters.ops)
+        allowed = inner > float("-inf")
+    probs = distribution(inner, filters) if tree.max_children else inner
+    return _walk(
+        tree,
+        probs,
+        lambda node: distribution(last(node), filters),
+        rule,
+        uniforms,
+        bonus_uniform,
+        allowed,
+        ops,
+    )
 
 
 def accept_sampling(
@@ -242,112 +256,136 @@ def accept_sampling(
     ``[B, T, V]``: the codes that may follow each node, read by the official residual; None: any.
     ``ops`` draws the bonus token.
     """
-    batch, _, vocab = probs.shape
-    node = torch.zeros(batch, dtype=tree.tokens.dtype, device=probs.device)
-    alive = flags(True, batch, device=probs.device)
-    length = torch.zeros_like(node)
-    prices: list[Tensor] = []
-    path = [node]
-    p = probs[:, 0]
-    slot = 0
-
-    def at(table: Tensor, index: Tensor) -> Tensor:
-        return table.gather(1, index.unsqueeze(1)).squeeze(1)
-
-    def row(table: Tensor, index: Tensor) -> Tensor:
-        return table.gather(1, index.view(-1, 1, 1).expand(-1, 1, vocab)).squeeze(1)
-
-    for depth, width in enumerate(tree.max_children):
-        first, count = at(tree.first_child, node), at(tree.num_children, node)
-        taken = flags(False, batch, device=probs.device)
-        chosen = node
-        price = torch.zeros(batch, device=probs.device)
-        left = None if rule.budget is None else rule.budget.expand(batch)
-        q = None
-        if tree.q is not None and tree.group is not None:
-            q = row(tree.q, at(tree.group, node))
-        for c in range(width):
-            child = torch.where(c < count, first + c, 0)
-            x = at(tree.tokens, child)
-            test = examine(rule, p, q, x, depth, left)
-            tried = alive & ~taken & (c < count) & (test.qx > 0)
-            kept = tried & (uniforms[:, slot] * test.qx <= test.mass)
-            slot += 1
-            refused = tried & ~kept
-            after = residual(rule, test, None if allowed is None else row(allowed, node))
-            if rule.relaxed:
-                spent = test.price
-                cost = spent
-                if rule.residual == "official":
-                    cost = spent + torch.where(refused, residual_price(rule, test, after), 0.0)
-                price = price + torch.where(tried, cost, 0.0)
-                if left is not None:
-                    # The next sibling is tried with probability 1 - f, so it may cost that much more.
-                    rest = (left - spent).clamp(min=0.0) / (1.0 - test.keeps).clamp(min=1e-6)
-                    left = torch.where(refused, rest.clamp(max=1.0), left)
-            p = torch.where(refused.unsqueeze(-1), after, p)
-            if q is not None and c + 1 < width:
-                less = q.scatter(-1, x.unsqueeze(-1), 0.0)
-                q = torch.where(refused.unsqueeze(-1), _normalised(less, less), q)
-            chosen = torch.where(kept, child, chosen)
-            taken = taken | kept
-        alive = alive & taken
-        node = chosen
-        path.append(node)
-        prices.append(price)
-        length = length + alive
-        p = torch.where(alive.unsqueeze(-1), row(probs, node), p)
-    paid = torch.stack(prices, 1) if prices else probs.new_zeros(batch, 0)
-    bonus = ops.draw(p, bonus_uniform)
-    return Accepted(torch.stack(path, 1), length, bonus, p, paid)
+    inner = _rows(probs, tree.parents)
+    may = None if allowed is None else _rows(allowed, tree.parents)
+    return _walk(tree, inner, partial(_row, probs), rule, uniforms, bonus_uniform, may, ops)
 
 
-def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
-    """Keep the longest path on which every draft x is the argmax of p with ``p[x] := A(x)``.
+def _rows(table: Tensor, nodes: Tensor | None) -> Tensor:
+    """Return rows ``nodes [B, G]`` of ``table [B, T, V]``; all of them for None."""
+    if nodes is None:
+        return table
+    return table.gather(1, nodes.unsqueeze(-1).expand(-1, -1, table.shape[-1]))
 
-    ``logits`` float32 ``[B, T, V]``, guided but not filtered. The neighbours keep their own mass; ties
-    go to the lower code, and paths of equal length to the lower ``row_rank``. The bonus token is the
-    argmax of the unmodified logits at the last accepted node.
+
+def _row(table: Tensor, node: Tensor) -> Tensor:
+    """Return row ``node [B]`` of ``table [B, T, V]``: ``[B, V]``."""
+    return _rows(table, node.unsqueeze(1)).squeeze(1)
+
+
+def _at(table: Tensor, node: Tensor) -> Tensor:
+    """Return entry ``node [B]`` of ``table [B, T]``."""
+    return table.gather(1, node.unsqueeze(1)).squeeze(1)
+
+
+@dataclass(frozen=True)
+class Families:
+    """What became of every family of siblings, as if its parent had been reached.
+
+    ``chosen`` integer ``[B, G]``: the child that is kept, the parent where none is; ``price``
+    ``[B, G]``; ``left`` float32 ``[B, G, V]``: the target's distribution after what was refused.
     """
-    batch, nodes, vocab = logits.shape
-    best = logits.argmax(dim=-1).to(tree.tokens.dtype)
+
+    chosen: Tensor
+    price: Tensor
+    left: Tensor
+
+
+def _test_families(
+    tree: DraftTree, p: Tensor, rule: Rule, uniforms: Tensor, allowed: Tensor | None
+) -> Families:
+    """Test the children of all inner nodes, one sibling rank after the other; ``p [B, G, V]``."""
+    tokens = tree.tokens
+    parent, slots = tree.parents, tree.tests()
+    if parent is None:
+        parent = torch.arange(tokens.shape[1], dtype=tokens.dtype, device=p.device)
+        parent = parent.expand_as(tokens)
+        first, count, depth = tree.first_child, tree.num_children, tree.depth
+        q = None if tree.q is None or tree.group is None else _rows(tree.q, tree.group)
+    else:
+        first, count, depth, slots = (
+            t.gather(1, parent) for t in (tree.first_child, tree.num_children, tree.depth, slots)
+        )
+        q = tree.q
+    price = torch.zeros(first.shape, device=p.device)
+    taken = flags(False, *first.shape, device=p.device)
+    left = None if rule.budget is None else rule.budget.expand_as(price)
+    chosen, widest = parent, max(tree.max_children)
+    for c in range(widest):
+        has = count > c
+        child = torch.where(has, first + c, 0)
+        x = tokens.gather(1, child)
+        u = uniforms.gather(1, torch.where(has, slots + c, 0))
+        test = examine(rule, p, q, x, depth, left)
+        tried = has & ~taken & (test.qx > 0)
+        kept = tried & (u * test.qx <= test.mass)
+        refused = tried & ~kept
+        after = residual(rule, test, allowed)
+        if rule.relaxed:
+            spent = test.price
+            cost = spent
+            if rule.residual == "official":
+                cost = spent + torch.where(refused, residual_price(rule, test, after), 0.0)
+            price = price + torch.where(tried, cost, 0.0)
+            if left is not None:
+                # The next sibling is tried with probability 1 - f, so it may cost that much more.
+                rest = (left - spent).clamp(min=0.0) / (1.0 - test.keeps).clamp(min=1e-6)
+                left = torch.where(refused, rest.clamp(max=1.0), left)
+        p = torch.where(refused.unsqueeze(-1), after, p)
+        if q is not None and c + 1 < widest:
+            less = q.scatter(-1, x.unsqueeze(-1), 0.0)
+            q = torch.where(refused.unsqueeze(-1), _normalised(less, less), q)
+        chosen = torch.where(kept, child, chosen)
+        taken = taken | kept
+    return Families(chosen, price, p)
+
+
+def _walk(
+    tree: DraftTree,
+    inner: Tensor,
+    last: Callable[[Tensor], Tensor],
+    rule: Rule,
+    uniforms: Tensor,
+    bonus_uniform: Tensor,
+    allowed: Tensor | None,
+    ops: SamplingOps,
+) -> Accepted:
+    """Test every family at once, then follow the children that are kept.
+
+    Whether a child is kept depends on its parent's distribution and siblings alone, not on how the
+    parent was reached. ``inner`` float32 ``[B, G, V]``: distributions of the nodes ``tree.parents``;
+    ``last(node)`` returns those of nodes ``[B]``; ``allowed`` as ``inner``.
+    """
     depth = len(tree.max_children)
-    parent_best = best.gather(1, tree.parent)
-    x = tree.tokens
-    likeliest = x == parent_best
-    keep = likeliest
-    if rule.relaxed:
-        probs = logits.softmax(dim=-1)
-        flat = probs.flatten(1)
-        base = tree.parent * vocab
-        px = flat.gather(1, base + x)
-        top = flat.gather(1, base + parent_best)
-        near = flat.new_zeros(batch, nodes, 0)
-        if rule.neighbours is not None and rule.acceptance.k:
-            codes = rule.neighbours[:, : rule.acceptance.k].index_select(0, x.flatten()).to(x.dtype)
-            codes = codes.view(batch, nodes, -1) + base.unsqueeze(-1)
-            near = flat.gather(1, codes.flatten(1)).view(codes.shape)
-        level = (tree.depth - 1).clamp(min=0)
-        rows = probs[..., :0]
-        if rule.acceptance.reads_distribution:
-            rows = probs.gather(1, tree.parent.unsqueeze(-1).expand(-1, -1, vocab))
-        tried = Tried(px, torch.ones_like(px), near, rows, x, level)
-        total = px + rule.borrowed(tried)[1]
-        keep = keep | (total > top) | ((total == top) & (x < parent_best))
-    root = torch.arange(nodes, dtype=best.dtype, device=logits.device) == 0
-    keep = keep | root
+    node = torch.zeros_like(tree.tokens[:, 0])
+    if not depth:
+        p = last(node)
+        bonus = ops.draw(p, bonus_uniform)
+        return Accepted(node.unsqueeze(1), node, bonus, p, p[:, :0])
+    found = _test_families(tree, inner, rule, uniforms, allowed)
+    chosen, price = found.chosen, found.price
+    if tree.parents is not None:
+        # From groups to nodes; what is read for a node without children is not used.
+        assert tree.group is not None
+        ids = torch.arange(tree.tokens.shape[1], dtype=chosen.dtype, device=chosen.device)
+        has = tree.num_children > 0
+        chosen = torch.where(has, chosen.gather(1, tree.group), ids)
+        price = torch.where(has, price.gather(1, tree.group), 0.0)
+    path = [node]
     for _ in range(depth):
-        keep = keep & keep.gather(1, tree.parent)
-    reached = torch.where(keep, tree.depth, -1)
-    length = reached.amax(dim=1)
-    candidates = reached == length.unsqueeze(1)
-    rank = torch.where(candidates, tree.row_rank, nodes)
-    last = rank.argmin(dim=1).to(best.dtype)
-    seen = tree.visible.gather(1, last.view(-1, 1, 1).expand(-1, 1, nodes)).squeeze(1)
-    levels = torch.arange(depth + 1, dtype=best.dtype, device=logits.device).view(1, -1, 1)
-    on_path = seen.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
-    path = on_path.to(torch.int32).argmax(dim=-1).to(best.dtype)
-    weights = logits.gather(1, last.view(-1, 1, 1).expand(-1, 1, vocab)).squeeze(1)
-    bonus = best.gather(1, last.unsqueeze(1)).squeeze(1)
-    other = ~likeliest.gather(1, path)[:, 1:] & (levels[:, 1:, 0] <= length.unsqueeze(1))
-    return Accepted(path, length, bonus, weights, other.float())
+        node = _at(chosen, node)
+        path.append(node)
+    steps = torch.stack(path, dim=1)
+    length = _at(tree.depth, node)
+    order = torch.arange(depth, dtype=length.dtype, device=length.device)
+    paid = torch.where(order <= length.unsqueeze(1), price.gather(1, steps[:, :-1]), 0.0)
+    if tree.parents is None:
+        p = _row(found.left, node)
+    else:
+        assert tree.group is not None
+        p = torch.where(
+            (_at(tree.num_children, node) > 0).unsqueeze(-1),
+            _row(found.left, _at(tree.group, node)),
+            last(node),
+        )
+    return Accepted(steps, length, ops.draw(p, bonus_uniform), p, paid)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rows import Branches, Guidance
@@ -22,6 +23,19 @@ from lantern_accel.strategy.values import DynamicTree
 
 #: Lowest log-probability of a draft: keeps sums finite and strictly falling from parent to child.
 FLOOR = -1e4
+
+
+@dataclass(frozen=True)
+class Depths:
+    """What the levels of one draft share, for every depth from the root's on.
+
+    ``rotary``: rows of the image tokens, ``[R, D + 1, 1, d/2]``; ``committed`` bool ``[M, 1, base]``:
+    what is seen of prompt and image; ``following [B, D + 1]``: the tokens that logits are of.
+    """
+
+    rotary: tuple[Tensor, Tensor]
+    committed: Tensor
+    following: Tensor
 
 
 @dataclass
@@ -45,10 +59,13 @@ class Drafting:
         self.slots = torch.arange(self.cache.layout.capacity, dtype=self.ops.index, device=device)
         self.trash = g.drafter_slots - 1
         self.base = self.prefix + g.tokens
+        #: Slots that committed tokens lie in, by number; the others are beyond any reach.
+        self.reached = torch.where(self.slots < self.base, self.slots, self.cache.layout.capacity)
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
         self.topology: dict[str, Tensor] = {}
-        self.levels: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        #: Of each level: which picks and whose features the next one runs on, and what it sees.
+        self.levels: list[tuple[Tensor, Tensor, Tensor]] = []
         if self.tables is not None:
             self.topology = self.tables.topology(g.batch, device, self.ops.index)
             self._plan_levels(self.tables, device)
@@ -57,6 +74,7 @@ class Drafting:
         """Prepare the index tables of each level of a static tree."""
         inner = [node for level in tables.inner[1:] for node in level]
         place = {node: i for i, node in enumerate(inner)}
+        order, drawn = [0], 1  # the root, then the picks of all levels
         for depth, level in enumerate(tables.inner):
             group = {node: i for i, node in enumerate(level)}
             below = [i for i in range(tables.nodes) if tables.depths[i] == depth + 1]
@@ -64,46 +82,50 @@ class Drafting:
             rank = {n: n - tables.children[tables.parents[n]][0] for n in below}
             picks = [group[tables.parents[n]] * width + rank[n] for n in below]
             following = tables.inner[depth + 1] if depth + 1 < len(tables.inner) else []
-            inputs = [below.index(n) for n in following]
+            order += [drawn + pick for pick in picks]
+            drawn += len(level) * width
+            inputs = [picks[below.index(n)] for n in following]
             parents = [group[tables.parents[n]] for n in following]
-            seen = torch.zeros(len(following), self.geometry.scratch, dtype=torch.bool)
+            behind = self.cache.layout.capacity - self.base
+            seen = torch.zeros(1, len(following), behind, dtype=torch.bool)
             for i, node in enumerate(following):
                 while node:
-                    seen[i, place[node]] = True
+                    seen[0, i, place[node]] = True
                     node = tables.parents[node]
             self.levels.append(
                 (
-                    torch.tensor(picks, dtype=self.ops.index, device=device),
                     torch.tensor(inputs, dtype=self.ops.index, device=device),
                     torch.tensor(parents, dtype=self.ops.index, device=device),
                     seen.to(device),
                 )
             )
+        self.order = torch.tensor(order, dtype=self.ops.index, device=device)
 
     # --- passes --------------------------------------------------------------------------------
 
-    def _pass(self, state: State, cells: Tensor, slots: Tensor, visible: Tensor) -> Pass:
-        """Describe a pass: image tokens ``[B, T]``, cache slots ``[B, T]``, mask bool ``[M, T, L]``."""
-        cells = cells.clamp(max=self.geometry.tokens - 1)
-        cos, sin = self.branches.image_rotary(self.drafter, state.start, cells, back=1)
+    def _pass(self, rotary: tuple[Tensor, Tensor], slots: Tensor, visible: Tensor) -> Pass:
+        """Describe a pass: rotary rows of its image tokens, cache slots ``[B, T]``, mask [M, T, L]."""
         mask = self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
         return Pass(
-            cos,
-            sin,
+            *rotary,
             self.branches.spread(mask),
             self.cache,
             self.ops.address(self.cache, self._rows(slots)),
         )
 
-    def _prefix_visible(self, state: State) -> Tensor:
-        """Return which slots are not hidden caption pads, bool ``[M, L]``."""
-        rest = self.cache.layout.capacity - self.prefix
-        ones = flags(True, self.branches.masks, rest, device=self.slots.device)
-        if not self.drafter.config.mask_padding:
-            head = flags(True, len(state.prefix_mask), self.prefix, device=self.slots.device)
-        else:
-            head = state.prefix_mask[:, : self.prefix]
-        return torch.cat((head, ones), dim=1)
+    def _rotary(self, state: State, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rotary rows of image tokens ``[B, T]``, for all rows."""
+        cells = cells.clamp(min=0, max=self.geometry.tokens - 1)
+        return self.branches.image_rotary(self.drafter, state.start, cells, back=1)
+
+    def _seen(self, state: State, visible: Tensor) -> Tensor:
+        """Hide caption pads from what images see of the first slots: bool ``[B, T, n]`` to [M, T, n]."""
+        visible = self.branches.masked(visible)
+        if not self.drafter.config.mask_padding or not self.prefix:
+            return visible
+        rest = visible.shape[-1] - self.prefix
+        pads = F.pad(state.prefix_mask[:, : self.prefix], (0, rest), value=1)
+        return visible & pads.unsqueeze(1)
 
     def prefill(self, state: State, features: Tensor) -> None:
         """Run the drafter over the prompt with the target's features ``[R, prefix, D]``."""
@@ -111,9 +133,10 @@ class Drafting:
             return
         g = self.geometry
         slots = self.slots[: self.prefix]
-        place = slots.expand(self.branches.masks, -1)
-        visible = (self.slots <= place.unsqueeze(-1)) & self._prefix_visible(state).unsqueeze(1)
-        visible = visible | (self.slots == place.unsqueeze(-1))
+        visible = self.slots <= slots.unsqueeze(-1)
+        visible = visible.expand(g.batch, -1, -1)
+        # A hidden pad still sees itself.
+        visible = self._seen(state, visible) | (self.slots == slots.unsqueeze(-1))
         cos, sin = self.branches.prompt_rotary(
             self.drafter, state.prefix_mask, self.prefix, self.ops.index
         )
@@ -128,67 +151,68 @@ class Drafting:
 
     def catch_up(self, state: State) -> Tensor:
         """Run the pending tokens, keep their keys and values; return the root's state [R, 1, D]."""
-        g = self.geometry
-        entry = self.slots[: g.depth + 1]
-        cells = state.length.unsqueeze(1) - state.pending_count.unsqueeze(1) + 1 + entry
-        valid = entry < state.pending_count.unsqueeze(1)
-        place = torch.where(valid, self.prefix + cells, self.trash)
-        visible = (self.slots <= place.unsqueeze(-1)) & (self.slots < self.base)
-        visible = self.branches.masked(visible) & self._prefix_visible(state).unsqueeze(1)
-        at = self._pass(state, cells.clamp(min=0), place, visible)
+        entry = self.slots[: self.geometry.depth + 1]
+        count = state.pending_count.unsqueeze(1)
+        cells = (state.length.unsqueeze(1) - count) + (entry + 1)
+        place = torch.where(entry < count, cells + self.prefix, self.trash)
+        visible = self._seen(state, self.reached <= place.unsqueeze(-1))
+        at = self._pass(self._rotary(state, cells), place, visible)
         out: Tensor = self.drafter(self._rows(state.pending_tokens), state.pending_features, at)
-        last = (
-            self._rows((state.pending_count - 1).clamp(min=0))
-            .view(-1, 1, 1)
-            .expand(-1, 1, out.shape[-1])
-        )
-        return out.gather(1, last)
+        last = self._rows((state.pending_count - 1).clamp(min=0)).view(-1, 1, 1)
+        return out.gather(1, last.expand(-1, 1, out.shape[-1]))
+
+    def _begin(self, state: State) -> Depths:
+        """Prepare what the levels of one draft have in common."""
+        cells = state.length.unsqueeze(1) + self.slots[: self.geometry.depth + 1]
+        past = self.slots[: self.base] <= (self.prefix + state.length).view(-1, 1, 1)
+        following = (cells + 1).clamp(max=self.geometry.tokens - 1)
+        return Depths(self._rotary(state, cells), self._seen(state, past), following)
 
     def _level(
-        self, state: State, depth: int, codes: Tensor, features: Tensor, seen: Tensor, first: int
+        self, ahead: Depths, depth: int, codes: Tensor, features: Tensor, seen: Tensor, first: int
     ) -> Tensor:
-        """Run drafted nodes ``codes [B, n]`` at ``depth``; ``seen [B, n, scratch]``; states [R, n, D].
+        """Run drafted nodes ``codes [B, n]`` at ``depth``; states [R, n, D].
 
-        ``first`` is the scratch slot of the first node.
+        ``seen`` bool ``[B, n, L - base]``: what they see behind the image, ``first`` the scratch slot of
+        the first node.
         """
         count = codes.shape[1]
-        cells = (state.length + depth).unsqueeze(1).expand(-1, count)
         start = self.base + first
         place = self.slots[start : start + count].expand(self.geometry.batch, -1)
-        past = self.slots[: self.base] <= self.prefix + state.length.unsqueeze(1)
-        committed = self.branches.masked(past) & self._prefix_visible(state)[:, : self.base]
-        seen = self.branches.masked(seen)
-        rest = self.cache.layout.capacity - self.base - seen.shape[-1]
-        hidden = flags(False, *seen.shape[:2], rest, device=seen.device)
-        visible = torch.cat((committed.unsqueeze(1).expand(-1, count, -1), seen, hidden), dim=-1)
+        visible = torch.cat(
+            (ahead.committed.expand(-1, count, -1), self.branches.masked(seen)), dim=-1
+        )
+        cos, sin = (t[:, depth : depth + 1].expand(-1, count, -1, -1) for t in ahead.rotary)
         out: Tensor = self.drafter(
-            self._rows(codes), features, self._pass(state, cells, place, visible)
+            self._rows(codes), features, self._pass((cos, sin), place, visible)
         )
         return out
 
-    def _guided(self, state: State, depth: int, features: Tensor) -> Tensor:
+    def _guided(self, ahead: Depths, depth: int, features: Tensor) -> Tensor:
         """Return the drafter's guided logits of the tokens after ``depth``, [B, n, V]."""
-        following = (state.length + depth + 1).clamp(max=self.geometry.tokens - 1)
-        return self.guidance(self.target.head(features), following)
+        return self.guidance(self.target.head(features), ahead.following[:, depth])
 
     # --- trees ---------------------------------------------------------------------------------
 
     def draft(self, state: State, uniforms: Tensor) -> DraftTree:
         """Catch up and propose a tree; ``uniforms [B, columns]``."""
         features = self.catch_up(state)
+        ahead = self._begin(state)
         if self.dynamic is not None:
-            return self._draft_dynamic(state, features, self.dynamic)
-        return self._draft_static(state, features, uniforms)
+            return self._draft_dynamic(state, ahead, features, self.dynamic)
+        return self._draft_static(state, ahead, features, uniforms)
 
-    def _draft_static(self, state: State, features: Tensor, uniforms: Tensor) -> DraftTree:
+    def _draft_static(
+        self, state: State, ahead: Depths, features: Tensor, uniforms: Tensor
+    ) -> DraftTree:
         tables = self.tables
         assert tables is not None
         batch = self.geometry.batch
         tokens, dists = [state.root.unsqueeze(1)], []
         used = first = 0
-        for depth, (picks_at, inputs, parents, seen) in enumerate(self.levels):
+        for depth, (inputs, parents, seen) in enumerate(self.levels):
             width = tables.max_children[depth]
-            logits = self._guided(state, depth, features)
+            logits = self._guided(ahead, depth, features)
             groups = logits.shape[1]
             if self.filters.sampling.greedy:
                 picks = logits.topk(width, dim=-1).indices.to(self.ops.index)
@@ -198,11 +222,11 @@ class Drafting:
                 used += groups * width
                 picks = self.ops.draw_without_replacement(q, here)
                 dists.append(q)
-            codes = picks.flatten(1).index_select(1, picks_at)
+            codes = picks.flatten(1)
             tokens.append(codes)
             if inputs.numel():
                 features = self._level(
-                    state,
+                    ahead,
                     depth + 1,
                     codes.index_select(1, inputs),
                     features.index_select(1, parents),
@@ -210,14 +234,11 @@ class Drafting:
                     first,
                 )
                 first += inputs.numel()
-        topology = dict(self.topology)
-        group = topology.pop("group")
         return DraftTree(
-            tokens=torch.cat(tokens, dim=1),
+            tokens=torch.cat(tokens, dim=1).index_select(1, self.order),
             max_children=tables.max_children,
             q=torch.cat(dists, dim=1) if dists else None,
-            group=group if dists else None,
-            **topology,
+            **self.topology,
         )
 
     def _log_probs(self, logits: Tensor) -> Tensor:
@@ -225,7 +246,9 @@ class Drafting:
             return logits.log_softmax(dim=-1).clamp(min=FLOOR)
         return distribution(logits, self.filters).log().clamp(min=FLOOR)
 
-    def _draft_dynamic(self, state: State, features: Tensor, tree: DynamicTree) -> DraftTree:
+    def _draft_dynamic(
+        self, state: State, ahead: Depths, features: Tensor, tree: DynamicTree
+    ) -> DraftTree:
         """EAGLE-2: a beam of ``top_k`` paths, ``depth`` further levels, the best nodes kept.
 
         The pool is laid out as ``top_k`` first-level candidates, then ``top_k`` rows of ``top_k``
@@ -233,7 +256,7 @@ class Drafting:
         """
         batch, k = self.geometry.batch, tree.top_k
         device = features.device
-        log_probs = self._log_probs(self._guided(state, 0, features))[:, 0]
+        log_probs = self._log_probs(self._guided(ahead, 0, features))[:, 0]
         scores, codes = log_probs.topk(k, dim=-1)
         codes = codes.to(self.ops.index)
         pool_codes, pool_scores = [codes], [scores]
@@ -241,14 +264,15 @@ class Drafting:
         origin = [torch.zeros(batch, 1, dtype=self.ops.index, device=device)]
         beam_flat = torch.arange(k, dtype=self.ops.index, device=device).expand(batch, -1)
         features = features.expand(-1, k, -1)
-        seen = flags(False, batch, k, self.geometry.scratch, device=device)
+        behind = self.cache.layout.capacity - self.base
+        seen = flags(False, batch, k, behind, device=device)
         eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
         for level in range(tree.depth):
             first = level * k
             pads = (seen[..., :first], eye, seen[..., first + k :])
             seen = torch.cat(pads, dim=-1)
-            features = self._level(state, level + 1, codes, features, seen, first)
-            log_probs = self._log_probs(self._guided(state, level + 1, features))
+            features = self._level(ahead, level + 1, codes, features, seen, first)
+            log_probs = self._log_probs(self._guided(ahead, level + 1, features))
             best, children = log_probs.topk(k, dim=-1)
             children = children.to(self.ops.index)
             # A child ranks strictly below its parent, so that ties cannot part the two.
@@ -311,4 +335,5 @@ class Drafting:
             visible=visible,
             row_rank=row_rank,
             max_children=(k,) * levels,
+            first_tests=depth * k,
         )

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, accept, accept_greedy
+from lantern_accel.decoding.accept import Accepted, accept
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.geometry import cache_layouts, geometry_of, tables_of
+from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.pricing import path_prices
 from lantern_accel.decoding.rows import Guidance
@@ -115,8 +116,7 @@ class Engine(Running):
         if self.drafting is not None:
             return self.drafting.draft(self.state, uniforms)
         assert self._root_only is not None
-        topology = {k: v for k, v in self._root_only.items() if k != "group"}
-        return DraftTree(tokens=self.state.root.unsqueeze(1), max_children=(), **topology)
+        return DraftTree(tokens=self.state.root.unsqueeze(1), max_children=(), **self._root_only)
 
     def _accept(self, tree: DraftTree, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
         if self.sampling.greedy:

@@ -48,8 +48,12 @@ class Branches:
         return self.batch * (self.branches if self.own else 1)
 
     def rows(self, images: Tensor) -> Tensor:
-        """Repeat a tensor of images for every branch."""
-        return torch.cat([images] * self.branches) if self.branches > 1 else images
+        """Repeat a tensor of images for every branch; one image is repeated without a copy."""
+        if self.branches == 1:
+            return images
+        if len(images) == 1:
+            return images.expand(self.branches, *images.shape[1:])
+        return torch.cat([images] * self.branches)
 
     def masked(self, images: Tensor) -> Tensor:
         """Repeat a tensor of images so that it meets masks."""

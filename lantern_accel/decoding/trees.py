@@ -6,6 +6,7 @@ their children, and the children of a node are consecutive, in the order in whic
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
@@ -37,6 +38,8 @@ class DraftTree:
     ``[B, G, V]`` holds the drafter's distribution of each group of siblings and ``group [B, T]`` says
     which one a node's *children* were drawn from; both are None for deterministic drafts (q = 1).
     ``max_children[d]`` bounds the children of nodes at depth d (host integers: loop bounds).
+    ``inner [B, G]``: the node of each group, in the order of groups; None: every node is one, whether it
+    has children or not. ``first_tests [B, T]``: what :meth:`tests` returns, where it is known.
     """
 
     tokens: Tensor
@@ -49,6 +52,22 @@ class DraftTree:
     max_children: tuple[int, ...]
     q: Tensor | None = None
     group: Tensor | None = None
+    inner: Tensor | None = None
+    first_tests: Tensor | None = None
+
+    @property
+    def parents(self) -> Tensor | None:
+        """The nodes whose children are tested, ``[B, G]``; None: every node."""
+        return None if self.group is None else self.inner
+
+    def tests(self) -> Tensor:
+        """Return the uniform that each node's first child is tested with, ``[B, T]``."""
+        if self.first_tests is not None:
+            return self.first_tests
+        slots = torch.zeros_like(self.depth)
+        for depth, width in enumerate(self.max_children):
+            slots = slots + (self.depth > depth) * width
+        return slots
 
 
 class TreeTables:
@@ -94,6 +113,7 @@ class TreeTables:
         first = [kids[0] if kids else 0 for kids in self.children]
         groups = {node: g for g, node in enumerate(i for level in self.inner for i in level)}
         group = [groups.get(i, 0) for i in range(self.nodes)]
+        tests = [0, *itertools.accumulate(self.max_children)]
 
         def table(values: list[int]) -> Tensor:
             one = torch.tensor(values, dtype=index)
@@ -105,7 +125,9 @@ class TreeTables:
             "first_child": table(first),
             "num_children": table([len(kids) for kids in self.children]),
             "row_rank": table(self.row_ranks),
+            "first_tests": table([tests[depth] for depth in self.depths]),
             "group": table(group),
+            "inner": table(list(groups)),
             "visible": self.visible.repeat(batch, 1, 1).to(device),
         }
 

@@ -33,10 +33,10 @@ class Filter:
     p_first: bool = False
 
 
-def _running(x: Tensor) -> Tensor:
-    """Return running sums over the last axis, as a product with a triangle of ones."""
-    at = torch.arange(x.shape[-1], device=x.device, dtype=torch.int32)
-    return x @ (at.unsqueeze(1) <= at).to(x.dtype)
+def _triangle(size: int, like: Tensor) -> Tensor:
+    """Return a matrix whose product with a row is the row's running sums."""
+    at = torch.arange(size, device=like.device, dtype=torch.int32)
+    return (at.unsqueeze(1) <= at).to(like.dtype)
 
 
 def two_level_scan(weights: Tensor) -> Tensor:
@@ -51,12 +51,15 @@ def two_level_scan(weights: Tensor) -> Tensor:
     size = weights.shape[-1]
     blocks = -(-size // SCAN_BLOCK)
     if blocks == 1:
-        return _running(weights)
-    padded = F.pad(weights, (0, blocks * SCAN_BLOCK - size))
-    x = padded.reshape(*weights.shape[:-1], blocks, SCAN_BLOCK)
-    inner = _running(x)
+        return weights @ _triangle(size, weights)
+    # One triangle, of which the smaller level takes a corner.
+    ones = _triangle(max(SCAN_BLOCK, blocks), weights)
+    if size % SCAN_BLOCK:
+        weights = F.pad(weights, (0, blocks * SCAN_BLOCK - size))
+    x = weights.reshape(*weights.shape[:-1], blocks, SCAN_BLOCK)
+    inner = x @ ones[:SCAN_BLOCK, :SCAN_BLOCK]
     ends = inner[..., -1]
-    after = _running(ends).unsqueeze(-1)
+    after = (ends @ ones[:blocks, :blocks]).unsqueeze(-1)
     before = F.pad(after[..., :-1, :], (0, 0, 1, 0))
     total = torch.where(inner < ends.unsqueeze(-1), torch.minimum(before + inner, after), after)
     return total.flatten(-2)[..., :size]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Rule, accept, accept_greedy
+from lantern_accel.decoding.accept import Rule, accept
+from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.logits import REFERENCE, Filters
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.trees import DraftTree, TreeTables, parse_tree, tree_paths

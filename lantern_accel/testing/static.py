@@ -83,6 +83,7 @@ def trace_fake(
             tiny.load(engine, 0)
             with recorder:
                 engine.prefill()
+                recorder.launched = 0
                 engine.step()
         except Exception as error:
             rule = _refused(error)
@@ -110,6 +111,17 @@ def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
                 doing(where)
                 kept[where] = trace_fake(backend, strategy, batch, temperature, dtype, family)
             yield where, kept[where]
+
+
+def kernels(backend: Backend) -> Measured:
+    """Count what one step of one image launches, by strategy; a device that replays still runs these."""
+    best = backend.dtypes().compute
+    found = {
+        strategy: trace_fake(backend, strategy, 1, 1.0, best).launched
+        for strategy in ("vanilla", "lantern++", "eagle2", "sjd-pac")
+    }
+    listed = ", ".join(f"{name} {count}" for name, count in found.items())
+    return Measured(f"operators that a sampled step of one tiny image runs: {listed}")
 
 
 def _rule(rule: str, what: str) -> Callable[[Backend], Measured]:
@@ -181,4 +193,5 @@ CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "static.dtypes": _own_rule("dtypes", "only dtypes that the backend's kernels take"),
     "static.indices": _own_rule("indices", "no integers wider than the device's indices"),
     "static.one_graph": one_graph,
+    "static.kernels": kernels,
 }

@@ -35,6 +35,10 @@ RANDOM = _aten("multinomial bernoulli rand randn randint uniform_ normal_ expone
 COMPARES = _aten("eq ne lt le gt ge masked_fill masked_fill_ searchsorted bucketize isclose")
 #: Numbers that are twice as wide as acceptance needs.
 WIDE = frozenset({torch.float64, torch.complex128})
+#: Operators that reserve memory, and a view that says nothing of it.
+IDLE = frozenset(
+    {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view"}
+)
 _HERE = Path(__file__).resolve()
 _OURS = _HERE.parents[1].name
 
@@ -111,14 +115,23 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def computes(func: Any) -> bool:
+    """Return whether an operator computes something: no view, and no tensor without content."""
+    room, _, name = func._schema.name.partition("::")
+    if room == "prim" or name in IDLE:
+        return False
+    infos = [one.alias_info for one in func._schema.returns]
+    return not infos or not all(info is not None and not info.is_write for info in infos)
+
+
 # torch leaves the base class untyped.
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every operator of a block and what is forbidden in it.
 
     ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
-    signatures replay as one graph. ``sources`` has the line of each. ``operators`` None allows any;
-    ``rules`` are a backend's further ones (:meth:`.Backend.operator_rules`); one for ``"operators"``
-    replaces the list.
+    signatures replay as one graph. ``sources`` has the line of each. ``launched`` counts those that
+    compute: neither views nor allocations. ``operators`` None allows any; ``rules`` are a backend's
+    further ones (:meth:`.Backend.operator_rules`); one for ``"operators"`` replaces the list.
     """
 
     def __init__(
@@ -134,6 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.signature: list[tuple[Any, ...]] = []
         self.sources: list[tuple[str, int]] = []
         self.violations: list[Violation] = []
+        self.launched = 0
 
     def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
         self.violations.append(Violation(rule, operator, source_line(), reason))
@@ -185,6 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._refuse("float64", full)
         if any(t.device.type != self.device.type for t in made):
             self._refuse("other_device", full)
+        self.launched += computes(func)
         self.signature.append((full, *map(_plain, given), *map(_plain, made)))
         self.sources.append(_calling())
         return out

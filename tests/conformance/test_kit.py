@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -120,6 +121,35 @@ def in_three_parts(attend):
         return short(out) + short(out - short(out))
 
     return wrong
+
+
+def forgetful(real):
+    """Draw every code from the same weights."""
+    return lambda weights, uniforms: torch.cat(
+        [real(weights, uniforms[..., i : i + 1]) for i in range(uniforms.shape[-1])], dim=-1
+    )
+
+
+def generous(real):
+    """Test every draft with a smaller uniform."""
+    return lambda tree, logits, given, rule, uniforms, *rest: real(
+        tree, logits, given, rule, uniforms * 0.5, *rest
+    )
+
+
+def off_by_one_head(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+    """Let native attention take every head for the first one."""
+    if backend.kernels is None:
+        pytest.skip("no native kernels here")
+    from lantern_accel_cpu.native import kernels
+    from lantern_accel_cpu.native.library import Cache
+
+    real = kernels.Attend
+
+    def attend(cache, *rest):
+        return real(Cache(cache.row, 0, cache.slot, cache.heads, cache.width), *rest)
+
+    patch.setattr(kernels, "Attend", attend)
 
 
 def restless(scan):
@@ -269,6 +299,14 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a write that spills", "kv.sentinels", method("write", spilling)),
     ("a scan that is not repeatable", "draw.scan", method("scan", restless)),
     ("a scan that falls", "draw.scan", method("scan", falling)),
+    ("a filter that keeps one code more", "draw.filter",
+     method("filter", lambda real: lambda x, f: real(x, replace(f, top_k=f.top_k + bool(f.top_k))))),
+    ("guidance with its branches swapped", "draw.guidance",
+     method("guide", lambda real: lambda x, *rest: real(x.flip(0), *rest))),
+    ("a draw that forgets what it took", "draw.codes",
+     method("draw_without_replacement", forgetful)),
+    ("an accepted draft too many", "accept.decisions", method("accept", generous)),
+    ("a native kernel off by one head", "attention.float64", off_by_one_head),
     ("a cache that attention does not read", "kv.round_trip",
      method("attend", lambda real: lambda q, kv, layer, mask: real(q, kv, 0, mask))),
     ("a buffer that moves", "kv.addresses", after_commit(rebinding)),

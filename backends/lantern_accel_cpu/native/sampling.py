@@ -73,7 +73,8 @@ def guide(
             return None
     elif branches != (2 if image_scale is None else 3):
         return None
-    logits, token, held = logits.contiguous(), token.contiguous(), []
+    held: list[Tensor] = []
+    logits, token = logits.contiguous(), token.contiguous()
     _, count, vocab = logits.shape
     out = logits.new_empty((images, count, vocab))
     given = Guide(
@@ -167,7 +168,7 @@ def accept(
     described, judged = _filter(given, held), rule_of(rule)
     if described is None or judged is None or type(tree.tokens) is not Tensor:
         return None
-    if (tree.q is None) != (tree.group is None):
+    if tree.q is not None and tree.group is None:
         return None
 
     def whole(tensor: Tensor) -> int:

@@ -19,6 +19,7 @@ template <class T> struct TrunkJob {
     float* both;    // [m][2 hidden], where a panel holds both gates and ups
     A *normed, *mixed, *gated;
     Turns turn;
+    int64_t* places;  // [m]: where a query's keys and values lie in a head
     Seen s;
     float q_scale;
     int32_t done_taps;
@@ -58,22 +59,21 @@ template <class T> struct TrunkJob {
         to = from + each < count ? from + each : count;
     }
 
-    // Columns [column, column + n) of one query's q, k and v, all in one head.
-    inline __attribute__((always_inline)) void place(const Block& b, int64_t row, int64_t column, int64_t n, const float* x) {
+    // Columns [column, column + n) of q, k and v, all in one head, of `count` queries from `first` on.
+    INLINE_MEMBER void place(const Block& b, int64_t first, int64_t count, int64_t column, int64_t n, const float* x) {
         const Cache& cache = given->cache;
         int64_t part = column / wide, inside = column % wide, head = inside / cache.width;
-        int64_t j = inside % cache.width;
-        const float *turn_ = turn.turn + row * cache.width + j, *cross = turn.cross + row * cache.width + j;
-        if (part == 0) {
-            rotate(x, turn_, cross, n, q_scale, q + row * wide + inside);
-            return;
+        int64_t j = inside % cache.width, within = head * cache.head + j;
+        const float *turn_ = turn.turn + first * cache.width + j, *cross = turn.cross + first * cache.width + j;
+        for (int64_t r = 0; r < count; ++r, x += PANEL, turn_ += cache.width, cross += cache.width) {
+            int64_t to = places[first + r] + within;
+            if (part == 0)
+                rotate(x, turn_, cross, n, q_scale, q + (first + r) * wide + inside);
+            else if (part == 1)
+                rotate(x, turn_, cross, n, 1.0f, (T*)b.k + to);
+            else
+                copy(x, n, (T*)b.v + to);
         }
-        int64_t to = row / given->mask.count * cache.row + head * cache.head +
-                     given->slots[row] * cache.slot + j;
-        if (part == 1)
-            rotate(x, turn_, cross, n, 1.0f, (T*)b.k + to);
-        else
-            copy(x, n, (T*)b.v + to);
     }
 
     void qkv(const Block& b, int chunk) {
@@ -82,9 +82,11 @@ template <class T> struct TrunkJob {
         product(normed, ld_dim, m, (const T*)b.wqkv, dim, from, to,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
-                    for (int64_t r = 0; r < count; ++r)
-                        for (int64_t c = 0; c < columns; c += piece)
-                            place(b, first + r, p * PANEL + c, piece, tile + r * PANEL + c);
+                    for (int64_t c = 0; c < columns; c += piece)
+                        if (piece == W)
+                            place(b, first, count, p * PANEL + c, W, tile + c);
+                        else
+                            place(b, first, count, p * PANEL + c, 2, tile + c);
                 });
     }
 
@@ -96,7 +98,10 @@ template <class T> struct TrunkJob {
                     int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
                     for (int64_t r = 0; r < count; ++r) {
                         float* y = state + (first + r) * dim + p * PANEL;
-                        for (int64_t c = 0; c < columns; ++c) y[c] += tile[r * PANEL + c];
+                        const float* x = tile + r * PANEL;
+                        int64_t c = 0;
+                        for (; c + W <= columns; c += W) put(y + c, load<F>(y + c) + load<F>(x + c));
+                        for (; c < columns; ++c) y[c] += x[c];
                     }
                 });
     }
@@ -203,6 +208,9 @@ template <class T> void trunk_of(const Trunk& g) {
     job.gated = (A*)scratch(3, job.m * job.ld_hidden * sizeof(A));
     job.turn = turns(g.rotary, job.m, g.mask.count, g.cache.width);
     job.s = seen(g.mask);
+    job.places = (int64_t*)scratch(16, size_t(job.m) * sizeof(int64_t));
+    for (int64_t r = 0; r < job.m; ++r)
+        job.places[r] = r / g.mask.count * g.cache.row + g.slots[r] * g.cache.slot;
     job.begin();
     int64_t weights = job.dim * (4 * job.wide + 3 * job.hidden) * g.layers;
     pool_run(Job{&job, TrunkJob<T>::run, TrunkJob<T>::end, TrunkJob<T>::chunks, g.layers * STEPS},

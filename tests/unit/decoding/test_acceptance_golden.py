@@ -11,7 +11,8 @@ from support.golden import golden, golden_metadata
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, Rule, accept_greedy, accept_sampling
+from lantern_accel.decoding.accept import Accepted, Rule, accept_sampling
+from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.strategy.values import Exact, Lantern, LanternPP, Sampling
 

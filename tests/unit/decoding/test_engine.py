@@ -85,7 +85,7 @@ def test_drafts_are_guided_as_the_token_that_they_stand_for(models: Models) -> N
     logits = models[0].head(features)
     for length, depth, token in ((0, 0, 1), (4, 0, 5), (4, 3, 8), (34, 4, 35)):
         state.length.copy_(torch.tensor([length, 0]))
-        out = drafting._guided(state, depth, features)
+        out = drafting._guided(drafting._begin(state), depth, features)
         cond, uncond = logits[0], logits[2]
         assert torch.allclose(out[0], uncond + (token + 2) * (cond - uncond), atol=1e-3)
         cond, uncond = logits[1], logits[3]

@@ -1,0 +1,85 @@
+"""How many kernels a step launches: none of these numbers may grow without somebody's knowing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.strategy.values import Sampling, named_strategy
+from lantern_accel.testing import static
+from lantern_accel.testing.trace import Recorder
+from lantern_accel_null.backend import DeviceBackend as Null
+
+#: Of a tiny model with two blocks and one image, with the operations of a device; float32, sampled.
+TINY = {
+    "null": {"vanilla": 184, "lantern++": 688, "eagle2": 597, "sjd-pac": 593},
+    "hpu": {"vanilla": 215, "lantern++": 745, "eagle2": 664, "sjd-pac": 629},
+}
+#: Of LlamaGen-XL at 384 pixels and one image, sampled with top-k, where norms, SwiGLU and rotation with
+#: the cache's write are one kernel each and attention is two, as on a GPU with Triton.
+XL = {"vanilla": 544, "lantern++": 1422}
+
+
+class Fused(Null):
+    """Shapes alone; every kernel that a GPU launches is one operator."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x * weight
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return gate * up
+
+    def rotate_write(
+        self, qkv: Tensor, rotary: Any, kv: Any, layer: int, address: Tensor
+    ) -> Tensor:
+        return qkv[:, :, 0] * 1.0
+
+    def attend(self, q: Tensor, kv: Any, layer: int, mask: Tensor) -> Tensor:
+        return (q * 1.0) * 1.0
+
+
+def launched(backend: Any, strategy: str) -> int:
+    model = random_model(sized("llamagen-xl-384"), backend, torch.bfloat16)
+    engine = engine_for(
+        model.target,
+        model.drafter,
+        backend,
+        named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE),
+        Sampling(cfg_scale=7.5, top_k=1000),
+        neighbours=model.neighbours,
+    )
+    recorder = Recorder(backend.device)
+    with torch.inference_mode(), recorder:
+        engine.step()
+    return recorder.launched
+
+
+@pytest.mark.parametrize("strategy", XL)
+def test_a_step_of_a_real_size_stays_within_its_kernels(strategy: str) -> None:
+    assert launched(Fused(0), strategy) <= XL[strategy]
+
+
+@pytest.mark.parametrize("device", TINY)
+@pytest.mark.parametrize("strategy", TINY["null"])
+def test_a_tiny_step_launches_no_more_than_it_did(device: str, strategy: str) -> None:
+    options = {"software": "on"} if device == "hpu" else {}
+    with open_backend(device, options) as backend:
+        dtype = backend.dtypes().compute if device == "hpu" else torch.float32
+        count = static.trace_fake(backend, strategy, 1, 1.0, dtype).launched
+    assert TINY[device][strategy] // 2 < count <= TINY[device][strategy]
+
+
+def test_a_kernel_more_is_counted() -> None:
+    class Further(Fused):
+        def swiglu(self, x: Tensor) -> Tensor:
+            return super().swiglu(x) + 1.0
+
+    assert launched(Further(0), "vanilla") == launched(Fused(0), "vanilla") + 36

@@ -88,11 +88,19 @@ def refuses(backend: DeviceBackend) -> Measured:
     def reads() -> None:
         state.add_(float(state.sum()))
 
-    def changes() -> None:
+    def grows() -> None:
         times[0] += 1
-        state.add_(torch.full((4,), 1.5 * times[0], device=backend.device))
+        for _ in range(times[0]):
+            state.mul_(state)
 
-    for function, words in ((reads, "value on the host"), (changes, "program")):
+    def counts() -> None:
+        times[0] += 1
+        state.add_(1.5 * times[0])
+
+    wrong = [(reads, "value on the host"), (grows, "program")]
+    if backend.options.mode == "program":  # one that is traced at each call has the right number
+        wrong.append((counts, "program"))
+    for function, words in wrong:
         try:
             replay = backend.capture(function, function.__name__)
             replay()
@@ -101,8 +109,10 @@ def refuses(backend: DeviceBackend) -> Measured:
             if words not in str(error):
                 raise Failed(f"{function.__name__} is refused with {str(error)!r}") from error
         else:
-            raise Failed(f"a step that {function.__name__} was captured")
-    return Measured("a host read and a second program are refused")
+            raise Failed(
+                f"a step that {function.__name__} was captured, and replays the first trace"
+            )
+    return Measured("a host read, a second program and another number are refused")
 
 
 def transfers(backend: DeviceBackend) -> Measured:

@@ -131,8 +131,12 @@ class Program(Replay):
             if id(owner) in ids:
                 runtime.donate(one, True)
         key = runtime.program(changed)
+        constants = [one for one, owner in zip(data, owners, strict=True) if owner is None]
         if compiling:
-            runtime.compile(changed)
+            runtime.compile(changed, self.name)
+            self._constants = constants
+        elif key == self._key and not self._alike(constants):
+            key = b""  # the same program of other numbers, which a replay would not see
         runtime.forget()
         self.changed = changed
         self.inputs = [
@@ -142,6 +146,13 @@ class Program(Replay):
             self._key = key
             self._give(runtime.run(key, data))
         return key
+
+    def _alike(self, constants: list[Tensor]) -> bool:
+        """Return whether the numbers that Python put into the step are those of the first trace."""
+        if self._runtime.handles(constants) == self._runtime.handles(self._constants):
+            return True
+        pairs = zip(constants, self._constants, strict=True)
+        return all(one.equal(other) for one, other in ((a.cpu(), b.cpu()) for a, b in pairs))
 
     def _give(self, results: list[Tensor]) -> None:
         for buffer, value in zip(self.changed, results, strict=True):

@@ -130,10 +130,15 @@ class Runtime:
             key: bytes = self._c._get_graph_hash(list(outputs))
         return key
 
-    def compile(self, outputs: Sequence[Tensor]) -> None:
-        """Compile the program that computes ``outputs``, and do not run it."""
-        with self._donating():
-            self._c._xla_warm_up_cache(list(outputs), [])
+    def compile(self, outputs: Sequence[Tensor], name: str) -> None:
+        """Compile the program that computes ``outputs``, and do not run it; dumps call it ``name``."""
+        before = self._c._get_current_graph_name()
+        self._c._set_current_graph_name(name)
+        try:
+            with self._donating():
+                self._c._xla_warm_up_cache(list(outputs), [])
+        finally:
+            self._c._set_current_graph_name(before)
 
     def forget(self) -> None:
         """Drop what was traced; tensors that waited for it have no value until they get one."""

@@ -193,7 +193,13 @@ class Cell(_Record):
     cold_seconds: Reading = Field(description="the first decoding: buffers, capture, compilation")
     capture_seconds: float = 0.0
     capture_bytes: int = 0
-    captured: bool = Field(False, description="steps are replayed without Python")
+    captured: bool = Field(False, description="steps are replayed, not run operator by operator")
+    capture_kind: str = Field(
+        "", description="recorded, compiled, traced, eager; captured where the backend says no more"
+    )
+    tracing_seconds: float | None = Field(
+        None, ge=0, description="host seconds per step in which Python traces it again; None: it does not"
+    )
     warmup: list[Warmup] = Field(description="the cold decoding is the first")
     settled: bool = Field(description="warm-up ended because times and counters stood still")
     memory: Memory | NotMeasured

@@ -114,7 +114,7 @@ def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int
     first = warm_up(pipeline, cell, prompts, 0, session)
     ready = ready_of(pipeline, cell)
     cell.cold_seconds = first.seconds
-    cell.captured = ready.step.captured
+    cell.captured, cell.capture_kind = ready.step.captured, ready.step.how
     cell.capture_seconds = ready.prefill.seconds + ready.step.seconds
     cell.capture_bytes = ready.prefill.nbytes + ready.step.nbytes
     backend.reset_peak_memory()
@@ -127,6 +127,7 @@ def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int
         definition=use.definition or "as the backend's memory() counts it",
         buffers_bytes=ready.engine.nbytes,
     )
+    cell.tracing_seconds = ready.step.tracing()
     cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
     cell.work = _work(ready)
 

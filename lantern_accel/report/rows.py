@@ -80,6 +80,10 @@ class Row(BaseModel):
     price: Quality | NotMeasured | None = Field(description="None: exact, there is none")
     cold_seconds: Reading
     captured: bool
+    capture_kind: str = Field("", description="how a step runs again; empty: an older run")
+    tracing_ms: float | None = Field(
+        None, description="host time per step in which Python traces it again; None: it does not"
+    )
     peak_bytes: Reading
     buffers_bytes: Reading
     joules_per_image: Reading
@@ -89,6 +93,13 @@ class Row(BaseModel):
     matmul_fraction: Reading
     phase_ms: dict[str, Reading] = Field(description="per image, by phase")
     phases_from: str = Field(description="the step whose split is used: eager or recording")
+
+    @property
+    def step_runs(self) -> str:
+        """Say how a step runs again, and what tracing it costs where it is traced."""
+        if self.tracing_ms is not None:
+            return f"{self.capture_kind}, {self.tracing_ms:.2g} ms of Python"
+        return self.capture_kind or "not recorded"
 
     @model_validator(mode="after")
     def _no_speedup_without_its_price(self) -> Row:
@@ -170,6 +181,8 @@ def row_of(run: Run, cell: Cell) -> Row:
         price=price,
         cold_seconds=cell.cold_seconds,
         captured=cell.captured,
+        capture_kind=cell.capture_kind,
+        tracing_ms=None if cell.tracing_seconds is None else 1e3 * cell.tracing_seconds,
         peak_bytes=memory if isinstance(memory, str) else memory.peak_bytes,
         buffers_bytes=memory if isinstance(memory, str) else memory.buffers_bytes,
         joules_per_image=per_image,

@@ -1,0 +1,113 @@
+"""What is found of XLA before torch is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lantern_accel.errors import BackendError, DeviceLostError
+from lantern_accel_xla import environment, faults
+from lantern_accel_xla.options import Options
+from lantern_accel_xla.spec import Spec
+
+
+def pretend(patch: pytest.MonkeyPatch, *modules: str, chips: int = 0, **versions: str) -> None:
+    patch.setattr(environment, "installed", lambda name: name in modules)
+    patch.setattr(environment, "version", lambda name: versions.get(name, ""))
+    patch.setattr(environment, "tpu_chips", lambda: chips)
+    patch.delenv("PJRT_DEVICE", raising=False)
+
+
+def test_without_the_package_the_way_out_is_told(monkeypatch):
+    pretend(monkeypatch)
+    probe = Spec().probe()
+    assert "torch_xla is not installed" in probe.reason
+    assert "lantern-accel[xla]" in probe.install
+
+
+def test_packages_that_do_not_go_together_are_told(monkeypatch):
+    pretend(monkeypatch, "torch_xla", torch="2.13.0+cpu", torch_xla="2.9.0")
+    assert (
+        "torch_xla 2.9.0 is for torch 2.9, and torch 2.13.0+cpu is installed"
+        in Spec().probe().reason
+    )
+
+
+def test_the_cpu_client_is_never_automatic_and_a_tpu_is(monkeypatch):
+    pretend(monkeypatch, "torch_xla")
+    assert Spec().priority == -1
+    assert "CPU" in str(Spec().probe().devices)
+    pretend(monkeypatch, "torch_xla", "libtpu", chips=4)
+    assert Spec().priority > 0
+    assert list(Spec().probe().devices) == ["TPU"] * 4
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    assert Spec().priority == -1
+
+
+@pytest.mark.parametrize(("modules", "words"), [((), "libtpu"), (("libtpu",), "no TPU chip")])
+def test_a_tpu_that_is_asked_for_and_not_there_is_told(monkeypatch, modules, words):
+    pretend(monkeypatch, "torch_xla", *modules)
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    assert words in Spec().probe().reason
+
+
+def test_chips_are_counted_where_the_kernel_shows_them(tmp_path: Path):
+    assert environment.tpu_chips(tmp_path) == 0
+    (tmp_path / "vfio").mkdir()
+    for name in ("vfio/0", "vfio/1", "vfio/vfio"):
+        (tmp_path / name).touch()
+    assert environment.tpu_chips(tmp_path) == 2
+    (tmp_path / "accel0").touch()
+    assert environment.tpu_chips(tmp_path) == 1
+
+
+def test_the_client_is_named_before_torch_xla_looks_and_never_against_the_user(monkeypatch):
+    pretend(monkeypatch, "torch_xla")
+    environ: dict[str, str] = {}
+    Spec().prepare(environ)
+    assert environ == {"PJRT_DEVICE": "CPU"}
+    environ = {"PJRT_DEVICE": "TPU"}
+    Spec().prepare(environ)
+    assert environ == {"PJRT_DEVICE": "TPU"}
+
+
+def test_options_are_checked_before_torch_is_imported():
+    assert Spec().configured({"mode": "lazy"}).name == "xla"
+    with pytest.raises(BackendError, match="mode='lazzy'"):
+        Spec().configured({"mode": "lazzy"})
+    with pytest.raises(BackendError):
+        Options.read({"modes": "lazy"})
+
+
+def test_listing_devices_imports_neither_torch_nor_torch_xla():
+    code = (
+        "import sys, lantern_accel_xla\n"
+        "(spec,) = lantern_accel_xla.lantern_accel_backends()\n"
+        "spec.probe(), spec.prepare({}), spec.priority\n"
+        "assert not {'torch', 'torch_xla'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("Unexpected execution happens inside the compiled function, exiting", "on the host"),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes", "fewer images"),
+        ("The TPU is already in use by process 12", "another process"),
+    ],
+)
+def test_the_runtime_s_errors_are_told_with_a_way_out(said, words):
+    found = faults.explain(RuntimeError(said), "decoding")
+    assert found is not None and words in str(found)
+
+
+def test_a_lost_device_and_a_stranger_s_error():
+    assert isinstance(
+        faults.explain(RuntimeError("UNAVAILABLE: gone"), "decoding"), DeviceLostError
+    )
+    assert faults.explain(RuntimeError("shapes differ"), "decoding") is None
+    assert faults.explain(KeyError("x"), "decoding") is None

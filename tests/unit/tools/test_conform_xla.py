@@ -1,0 +1,45 @@
+"""The page of ``tools/conform_xla.py``: tokens are compared, and nothing is skipped without a word."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+
+
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("conform_xla", ROOT / "tools" / "conform_xla.py")
+    assert spec is not None and spec.loader is not None
+    import sys
+
+    module = sys.modules["conform_xla"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_strategy_is_drawn_on_both_devices_before_the_kit():
+    names = [stage.name for stage in tool().stages(profile=False)]
+    assert {"vanilla on cpu", "vanilla on xla", "lantern++ on xla"} <= set(names)
+    assert names[-1] == "conform xla"
+    assert [stage.name for stage in tool().stages(profile=True)][-1] == "compare"
+
+
+def test_the_page_tells_what_differs_and_what_has_no_result(tmp_path: Path):
+    module = tool()
+    for device, tokens in (("cpu", "a" * 64), ("xla", "b" * 64)):
+        (tmp_path / f"vanilla-{device}.json").write_text(json.dumps({"tokens_sha256": tokens}))
+        (tmp_path / f"eagle-{device}.json").write_text(json.dumps({"tokens_sha256": "c" * 64}))
+    text = module.page(tmp_path, {})
+    assert "| vanilla | aaaaaaaaaaaa | bbbbbbbbbbbb | **not the same** |" in text
+    assert "| eagle | cccccccccccc | cccccccccccc | the same tokens |" in text
+    assert "| lantern | no result | no result | **not the same** |" in text
+    assert "The kit has no result." in text
+    outcome = {"name": "kv.slots", "state": "failed", "seconds": 61.0, "detail": "a | b"}
+    kit = {"outcomes": [outcome], "device_name": "cpu through XLA", "torch": "2.9.0"}
+    (tmp_path / "kit.json").write_text(json.dumps(kit))
+    text = module.page(tmp_path, {"conform xla": 61.0})
+    assert "0 passed, 1 failed, 0 not applicable, in 1 minutes" in text
+    assert "| kv.slots | failed | 61 | a \\| b |" in text

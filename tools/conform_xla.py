@@ -1,0 +1,166 @@
+"""Check the backend ``xla`` on PJRT's CPU client: ``python tools/conform_xla.py -o FOLDER``.
+
+Makes an environment of its own in the folder (torch and torch_xla as the extra ``xla`` pins them, about
+3 GB), draws the README's picture with every strategy there and on the CPU and compares the tokens, runs
+the whole kit, and writes ``xla.md``: versions, times, and the table. ``--profile`` measures the CPU and
+XLA's CPU client in that environment, and compares them. A stage whose result is there is not run again.
+Compiling for the CPU client takes an hour and more on two cores, so this is no part of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from lantern_accel.cli.console import say
+from lantern_accel.files import write_json, write_whole
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Strategies whose tokens must be the CPU's.
+STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++", "scd")
+#: What a comparison is measured with: enough to judge the two, and no longer.
+MEASURED = ["--quick", "--strategies", "vanilla,lantern++", "--dtype", "float32", "--resume"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command of the environment, and the file that shows that it is done."""
+
+    name: str
+    arguments: list[str]
+    result: str
+
+
+def stages(profile: bool) -> list[Stage]:
+    """Return what is run, in order; results are named within the folder."""
+    found = []
+    for strategy in STRATEGIES:
+        for device in ("cpu", "xla"):
+            result = f"{strategy}-{device}.json"
+            draw = ["generate", "red heart", "--seed", "7", "--strategy", strategy]
+            draw += ["--dtype", "float32", "--device", device]
+            draw += ["-o", f"{strategy}-{device}.png", f"--json={result}"]
+            found.append(Stage(f"{strategy} on {device}", draw, result))
+    found.append(Stage("conform xla", ["conform", "xla", "--json=kit.json"], "kit.json"))
+    if profile:
+        for device in ("cpu", "xla"):
+            run = ["profile", "--device", device, "-o", f"run-{device}.json", *MEASURED]
+            found.append(Stage(f"profile {device}", run, f"run-{device}.json"))
+        report = ["compare", "run-cpu.json", "run-xla.json", "-o", "report.md"]
+        found.append(Stage("compare", report, "report.md"))
+    return found
+
+
+def environ(folder: Path) -> dict[str, str]:
+    """Return the variables of a stage: the CPU client, one thread pool, a cache of its own."""
+    ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    return ours | {
+        "PJRT_DEVICE": "CPU",
+        "LANTERN_ACCEL_CACHE": str(folder / "cache"),
+        "PYTHONNOUSERSITE": "1",
+    }
+
+
+def install(folder: Path, python: str) -> Path:
+    """Make the environment unless it is there; return the folder of its programs."""
+    place = folder / "environment"
+    programs = place / ("Scripts" if os.name == "nt" else "bin")
+    done = place / "installed.txt"
+    if not done.is_file():
+        say("torch, torch_xla and this project (about 3 GB)", label="install", style="bold")
+        subprocess.run([python, "-m", "venv", str(place)], check=True)
+        fill = [str(programs / "python"), "-m", "pip", "install", "--quiet", "-e", ".[xla,report]"]
+        subprocess.run(fill, check=True, cwd=ROOT)
+        write_whole(done, lambda stream: stream.write(b"installed\n"))
+    return programs
+
+
+def run(stage: Stage, programs: Path, folder: Path, variables: Mapping[str, str]) -> float | None:
+    """Run a stage with its output in a log; return its seconds, None where it left no result."""
+    began = time.perf_counter()
+    log = folder / f"{stage.name.replace(' ', '-')}.log"
+    with open(log, "wb") as stream:
+        subprocess.run(
+            [str(programs / "lantern-accel"), *stage.arguments],
+            cwd=folder,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    return time.perf_counter() - began if (folder / stage.result).is_file() else None
+
+
+def page(folder: Path, seconds: Mapping[str, float]) -> str:
+    """Return what was found as Markdown; what has no result is said to have none."""
+    lines = [
+        "# The backend xla on PJRT's CPU client",
+        "",
+        "| picture | CPU | XLA | |",
+        "|---|---|---|---|",
+    ]
+    for strategy in STRATEGIES:
+        found = [_read(folder / f"{strategy}-{device}.json") for device in ("cpu", "xla")]
+        sums = [one["tokens_sha256"][:12] if one else "no result" for one in found]
+        alike = "the same tokens" if all(found) and sums[0] == sums[1] else "**not the same**"
+        lines.append(f"| {strategy} | {sums[0]} | {sums[1]} | {alike} |")
+    kit = _read(folder / "kit.json")
+    if not kit:
+        return "\n".join([*lines, "", "The kit has no result.", ""])
+    states = [one["state"] for one in kit["outcomes"]]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in ("passed", "failed", "not applicable"))
+    took = sum(one["seconds"] for one in kit["outcomes"])
+    lines += ["", f"`lantern-accel conform xla`: {counts}, in {took / 60:.0f} minutes."]
+    lines += [f"{kit['device_name']}, torch {kit['torch']}.", "", "| check | | s | found |"]
+    lines.append("|---|---|---|---|")
+    for one in kit["outcomes"]:
+        detail = one["detail"].replace("|", "\\|")
+        lines.append(f"| {one['name']} | {one['state']} | {one['seconds']:.0f} | {detail} |")
+    spent = [f"{name}: {value:.0f} s" for name, value in seconds.items()]
+    return "\n".join([*lines, "", *(["; ".join(spent), ""] if spent else [])])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def main(
+    output: Path = typer.Option(
+        ..., "-o", "--output", help="A folder for environment and results."
+    ),
+    profile: bool = typer.Option(False, help="Also measure and compare; needs a quiet machine."),
+    python: str = typer.Option(sys.executable, help="The Python to make the environment with."),
+) -> None:
+    """Run every stage that has no result yet, and write the page after each."""
+    folder = output.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    programs = install(folder, python)
+    times = folder / "seconds.json"
+    seconds: dict[str, float] = _read(times)
+    for stage in stages(profile):
+        if not (folder / stage.result).is_file():
+            took = run(stage, programs, folder, environ(folder))
+            shown = "no result, see its log" if took is None else f"{took:.0f} s"
+            say(shown, label=stage.name, style="red" if took is None else "bold")
+            if took is not None:
+                seconds[stage.name] = took
+                write_json(times, seconds)
+        text = page(folder, seconds).encode()
+        write_whole(folder / "xla.md", lambda stream, text=text: stream.write(text))
+    kit = _read(folder / "kit.json")
+    if not kit or any(one["state"] == "failed" for one in kit["outcomes"]):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -36,6 +36,11 @@ class PlainStep:
         one = replace(engine.geometry, nodes=1, depth=0)
         self.forward = WindowPass(engine.verifying, one, ())
 
+    @property
+    def changes(self) -> dict[str, Tensor]:
+        """The tensors that a step may change in place, by name."""
+        return self.engine.changes
+
     def step(self) -> None:
         """Decode one token per image. No value is read by the host."""
         engine, state, n = self.engine, self.engine.state, self.engine.geometry.tokens

@@ -122,7 +122,7 @@ class Running(ABC):
 
     @property
     def changes(self) -> dict[str, Tensor]:
-        """Every tensor that prefill and steps change in place, by name: the state and the caches.
+        """Every tensor that prefill and steps change in place, by name: state, soundness and caches.
 
         They read further ones, such as weights and the request's conditions, and change none of those.
         """
@@ -131,6 +131,8 @@ class Running(ABC):
             for name, value in self.state.buffers.items()
             if name not in GIVEN and value.numel()
         }
+        for name in ("count", "holds", "report"):
+            found[f"sound.{name}"] = getattr(self.sound, name)
         owners = ("target", "drafter")
         for owner, cache in zip(owners, self.caches, strict=False):
             for side in ("keys", "values"):

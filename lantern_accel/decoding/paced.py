@@ -18,7 +18,6 @@ from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.pacing import Block, ByAcceptance, PaceRule
 from lantern_accel.decoding.running import Decoded, Running
-from lantern_accel.decoding.sound import require
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.window import WindowPass
 from lantern_accel.device.backend import Stopwatch
@@ -36,6 +35,11 @@ class PlainStep:
         self.engine = engine
         one = replace(engine.geometry, nodes=1, depth=0)
         self.forward = WindowPass(engine.verifying, one, ())
+
+    @property
+    def changes(self) -> dict[str, Tensor]:
+        """The tensors that a step may change in place, by name."""
+        return self.engine.changes
 
     def step(self) -> None:
         """Decode one token per image. No value is read by the host."""
@@ -197,8 +201,7 @@ class PacedEngine(Running):
         self.move(rule.begin())
         known = [1] * self.geometry.batch
         posted: list[tuple[int, bool, int]] = []
-        fresh, at = True, time.perf_counter()
-        dtype, index = self.verifying.target.weight.dtype, 0
+        fresh, at, index = True, time.perf_counter(), 0
         for index in range(1, tokens):
             replay()
             if index % every:
@@ -210,7 +213,7 @@ class PacedEngine(Running):
                 continue
             length, first, done = posted.pop(0)
             report = self._progress.read()
-            require(report[1], 1 + done, dtype)
+            self._require(report[1], 1 + done, index)
             lengths = [one + 1 for one in report[0].tolist()]
             now = time.perf_counter()
             if not first:  # the first steps of a length also warm it up
@@ -230,5 +233,5 @@ class PacedEngine(Running):
             posted.pop()
             self._progress.read()
         self._check_replayed(index)
-        require(self.sound.count.cpu(), 1 + index, dtype)
+        self._require(self.sound.count.cpu(), 1 + index, index)
         return self.decoded()

@@ -18,7 +18,7 @@ from lantern_accel.decoding.sound import Soundness, require
 from lantern_accel.decoding.uniforms import draw_uniforms
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
-from lantern_accel.errors import BackendError, RequestError, StrategyError
+from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Buffers of the state that a request fills and no step changes.
@@ -122,7 +122,7 @@ class Running(ABC):
 
     @property
     def changes(self) -> dict[str, Tensor]:
-        """Every tensor that prefill and steps change in place, by name: the state and the caches.
+        """Every tensor that prefill and steps change in place, by name: state, soundness and caches.
 
         They read further ones, such as weights and the request's conditions, and change none of those.
         """
@@ -131,6 +131,8 @@ class Running(ABC):
             for name, value in self.state.buffers.items()
             if name not in GIVEN and value.numel()
         }
+        for name in ("count", "holds", "report"):
+            found[f"sound.{name}"] = getattr(self.sound, name)
         owners = ("target", "drafter")
         for owner, cache in zip(owners, self.caches, strict=False):
             for side in ("keys", "values"):
@@ -204,11 +206,11 @@ class Running(ABC):
         replay = step or self.step
         earliest = -(-(g.tokens - 1) // (g.depth + 1))
         posted: list[int] = []
-        dtype, index = self.verifying.target.weight.dtype, 0
+        index = 0
 
         def known() -> int:
             lengths, sound = self._progress.read()
-            require(sound, 1 + posted.pop(0), dtype)
+            self._require(sound, 1 + posted.pop(0), index)
             count = int(lengths.min()) + 1
             if on_progress is not None:
                 on_progress(count)
@@ -225,7 +227,7 @@ class Running(ABC):
         while posted:  # so that the next request does not read this one's
             known()
         self._check_replayed(index)
-        require(self.sound.count.cpu(), 1 + index, dtype)
+        self._require(self.sound.count.cpu(), 1 + index, index)
         return self.decoded()
 
     def decoded(self) -> Decoded:
@@ -238,10 +240,18 @@ class Running(ABC):
             state.price.to("cpu", copy=True),
         )
 
-    def _check_replayed(self, calls: int) -> None:
+    def _require(self, sound: Tensor, passes: int, calls: int) -> None:
+        """Raise where numbers are not finite: NotFiniteError, or what is wrong with the replays."""
+        try:
+            require(sound, passes, self.verifying.target.weight.dtype)
+        except NotFiniteError:
+            self._check_replayed(calls, complete=False)  # numbers of steps that were not run
+            raise
+
+    def _check_replayed(self, calls: int, complete: bool = True) -> None:
         """Raise BackendError where so many replays left steps undone; what they drew is no image."""
         done, known = int(self.state.step), int(self.state.length.min()) + 1
-        if done <= calls or known < self.geometry.tokens:
+        if done <= calls or (complete and known < self.geometry.tokens):
             raise BackendError(
                 f"after the prefill and {calls} steps the device shows {done} of these {1 + calls} as "
                 f"done and {known} of {self.geometry.tokens} tokens, so what it replays is not the step; "

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.device.contain import LOOKING, close_contained, contained
 from lantern_accel.device.entry_points import load_plugins, why
+from lantern_accel.device.first_use import first_use
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.errors import BackendError, LanternError, LanternWarning, did_you_mean
 
@@ -101,7 +102,7 @@ class Chosen:
     def _serve(self, use: Callable[[Backend, Chosen], Used]) -> Used:
         backend = _open(self.spec, self.index, self.options)
         try:
-            _first_use(backend)
+            first_use(backend)
             return use(backend, self)
         except BaseException as error:
             _close_quietly(backend)
@@ -348,49 +349,6 @@ def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
             "version; report it to the plug-in's author"
         )
     return backend
-
-
-def _first_use(backend: Backend) -> None:
-    """Allocate on a device and wait for it, so that one that is busy or has no kernels fails now.
-
-    Errors come out as the backend explains them.
-    """
-    import torch
-
-    try:
-        torch.zeros(8, device=backend.device).add_(1)
-        backend.synchronize()
-        _check_answers(backend)
-    except Exception as error:
-        known = error if isinstance(error, BackendError) else backend.explain(error)
-        if known is error:
-            raise
-        raise known or BackendError(
-            f"backend {backend.name!r} opened {backend.device}, but its first allocation failed: "
-            f"{why(error)}; check with the vendor's tools that the device is free, or use another "
-            "(`lantern-accel devices` lists them)"
-        ) from error
-
-
-def _check_answers(backend: Backend) -> None:
-    """Raise BackendError where a backend describes itself by something of another type."""
-    from lantern_accel.device.backend import DTYPES, DeviceFacts, MemoryUse
-
-    dtypes = backend.compute_dtypes()
-    able = isinstance(dtypes, (tuple, list)) and all(one in DTYPES.values() for one in dtypes)
-    if not able or not dtypes:
-        raise BackendError(
-            f"backend {backend.name!r} failed in compute_dtypes: it returned {dtypes!r}, not a tuple "
-            f"of torch's {', '.join(DTYPES)}; report it to the plug-in's author"
-        )
-    wanted = {"facts": DeviceFacts, "memory": MemoryUse, "counters": dict}
-    for name, kind in wanted.items():
-        found = getattr(backend, name)()
-        if not isinstance(found, kind):
-            raise BackendError(
-                f"backend {backend.name!r} failed in {name}: it returned a {type(found).__name__}, "
-                f"not a {kind.__name__}; report it to the plug-in's author"
-            )
 
 
 def _close_quietly(backend: Backend) -> None:

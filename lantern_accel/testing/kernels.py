@@ -78,7 +78,7 @@ class Layout(TensorOps):
 @contextmanager
 def without_data(backend: Backend) -> Iterator[None]:
     """Let a backend make tensors of shapes only inside the block, with weights as they are."""
-    own = {name: vars(backend)[name] for name in ("device", "pack") if name in vars(backend)}
+    own: dict[str, Any] = {k: v for k, v in vars(backend).items() if k in ("device", "pack")}
     backend.device = torch.device("meta")
     backend.pack = lambda weight: weight  # type: ignore[method-assign]
     try:

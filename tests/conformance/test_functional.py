@@ -11,6 +11,8 @@ import pytest
 import torch
 from support.functional import FunctionalBackend
 
+from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.paced import PlainStep
 from lantern_accel.errors import BackendError
 from lantern_accel.testing import CHECKS, run_check, tiny
 
@@ -37,7 +39,9 @@ def test_a_program_s_inputs_are_named_state_and_constants_alone() -> None:
         tiny.start(engine, 1)
         backend.capture(engine.step, "step")
         (replay,) = backend.replays
+        sound = engine.sound
         names = {id(tensor) for tensor in engine.state.buffers.values()}
+        names |= {id(tensor) for tensor in (sound.count, sound.holds, sound.report)}
         caches = {id(tensor) for cache in engine.caches for tensor in cache.buffers}
         weights = {t.untyped_storage()._cdata for t in vars(engine)["model"].target.parameters()}
     assert {id(tensor) for tensor in replay.state.values()} <= names | caches
@@ -45,6 +49,17 @@ def test_a_program_s_inputs_are_named_state_and_constants_alone() -> None:
     assert caches <= {id(tensor) for tensor in replay.state.values()}
     assert len(weights & set(replay.constants)) > 10
     assert not any(call.operator._schema.is_mutable for call in replay.program.calls)
+
+
+def test_a_plain_step_of_a_window_names_what_it_changes() -> None:
+    backend = FunctionalBackend()
+    with backend.inference():
+        engine = tiny.tiny_engine(backend, "scd")
+        assert isinstance(engine, JacobiEngine)
+        tiny.start(engine, 1)
+        backend.capture(PlainStep(engine).step, "step 1")
+        backend.capture(engine.widen, "widen 8")
+    assert backend.replays[0].state and backend.replays[1].state
 
 
 def test_a_step_that_changes_what_is_not_named_is_refused() -> None:

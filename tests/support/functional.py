@@ -16,21 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from lantern_accel.device import Backend, DeviceFacts, Replay, Support
+from lantern_accel.device import Backend, DeviceFacts, Replay, Support, buffers_of
 from lantern_accel.errors import BackendError
-
-try:
-    from lantern_accel.device import buffers_of
-except (
-    ImportError
-):  # the contract does not name buffers yet: they are the engine's state and caches
-
-    def buffers_of(step: Callable[[], None]) -> dict[str, Tensor]:
-        engine = getattr(step, "__self__", None)
-        if engine is None:
-            return {}
-        caches = [tensor for cache in engine.caches for tensor in cache.buffers]
-        return {**engine.state.buffers, **{f"cache.{i}": one for i, one in enumerate(caches)}}
 
 
 @dataclasses.dataclass(frozen=True)

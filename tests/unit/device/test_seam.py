@@ -77,3 +77,15 @@ def test_members_are_those_of_the_seam_and_know_who_wrote_them() -> None:
     assert not found["capture"].written
     assert found["capture"].reference == RECOMMENDED["capture"]
     assert not {"facts", "probe"} & set(found)
+
+
+def test_the_tutorial_lists_every_group_of_the_kit_and_every_static_check() -> None:
+    from lantern_accel.testing import CHECKS
+
+    listed = {
+        name
+        for line in re.findall(r"^\| (`.*?`) \|", TUTORIAL, re.M)
+        for name in re.findall(r"`([\w.]+)`", line)
+    }
+    groups = {name.partition(".")[0] for name in CHECKS} - {"static"}
+    assert groups | {name for name in CHECKS if name.startswith("static.")} <= listed

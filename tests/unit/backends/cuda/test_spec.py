@@ -68,7 +68,7 @@ def test_a_cpu_build_of_torch_is_told_before_torch_is_imported(
 @pytest.fixture(autouse=True)
 def _no_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the first allocation: the double says what a card is, but holds no memory."""
-    monkeypatch.setattr("lantern_accel.device.plugins._first_use", lambda backend: None)
+    monkeypatch.setattr("lantern_accel.device.plugins.first_use", lambda backend: None)
     monkeypatch.setattr("lantern_accel_cuda.backend.DeviceBackend.acquire", lambda self: None)
 
 

@@ -29,24 +29,28 @@ from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import BackendError, LanternError, RequestError, did_you_mean
 from lantern_accel.files import write_json, write_whole
 
+TOOLS = Path(__file__).resolve().parent
+sys.path.insert(0, str(TOOLS.parent))  # a script's own folder is no package
+
+from tools.on_device_report import (  # noqa: E402
+    bench_text,
+    conform_text,
+    facts_text,
+    generate_text,
+    profile_text,
+    race_text,
+    stepcost_text,
+    target_lines,
+    targets,
+    tune_text,
+)
+
 #: Environment that changes what runs; the report shows what was set.
 SHOWN = ("LANTERN_", "PT_", "HABANA_", "HLS_", "CUDA_", "TORCH", "OMP_")
 
 
 #: Sizes whose step costs are measured; ``quick`` takes the first.
 SIZES = ("llamagen-xl-384", "llamagen-3b-384")
-#: The share of its floor that a step is asked to reach.
-OF_FLOOR = 0.75
-#: How much further apart than their floors two steps may be.
-ROOM = 1.1
-#: What is asked of a card at batch 1: size, step, figure, bound, and whether it is a least one.
-TARGETS = (
-    ("llamagen-xl-384", "vanilla", "of_floor", OF_FLOOR, True),
-    ("llamagen-3b-384", "vanilla", "of_floor", OF_FLOOR, True),
-    ("llamagen-3b-384", "verify 60", "over_vanilla", 1.2, False),
-    ("llamagen-xl-384", "lantern++", "over_vanilla", 1.35, False),
-    ("llamagen-3b-384", "lantern++", "over_vanilla", 1.15, False),
-)
 RACES = {"llamagen": "race_official", "lantern": "race_lantern"}
 
 
@@ -90,12 +94,12 @@ def stages(
         return folder / name
 
     found = [
-        Stage("device", ["devices", device, "--json"], at("device.json"), _facts),
+        Stage("device", ["devices", device, "--json"], at("device.json"), facts_text),
         Stage(
             "conform",
             ["conform", device, *groups, f"--json={at('conform.json')}"],
             at("conform.json"),
-            _conform,
+            conform_text,
         ),
         Stage(
             "generate",
@@ -104,23 +108,26 @@ def stages(
                 *["--quiet", f"--output={at('pictures.png')}", f"--json={at('generate.json')}"],
             ],
             at("generate.json"),
-            _generate,
+            generate_text,
         ),
         Stage(
             "bench",
             ["bench", *on, *batches, *repeats, f"--output={at('bench.json')}"],
             at("bench.json"),
-            _bench,
+            bench_text,
             resumes=True,
         ),
         Stage(
-            "tune", ["tune", *on, *repeats, f"--output={at('tune.json')}"], at("tune.json"), _tune
+            "tune",
+            ["tune", *on, *repeats, f"--output={at('tune.json')}"],
+            at("tune.json"),
+            tune_text,
         ),
     ]
     if "profile" in _commands():
         size = ["--quick"] if quick else []
         arguments = ["profile", *on, *size, f"--output={at('profile.json')}"]
-        found.append(Stage("profile", arguments, at("profile.json"), _profile))
+        found.append(Stage("profile", arguments, at("profile.json"), profile_text))
 
     def stepcost(size: str, options: Mapping[str, Any], images: list[str]) -> Stage:
         name = f"stepcost-{Path(size).stem}{label(options)}"
@@ -128,7 +135,7 @@ def stages(
         arguments = ["stepcost", f"--size={size}", *on, *images, nodes, *repeats]
         arguments += [f"--option={key}={value}" for key, value in options.items()]
         result = at(f"{name}.json")
-        return Stage(name, [*arguments, f"--output={result}"], result, _stepcost, resumes=True)
+        return Stage(name, [*arguments, f"--output={result}"], result, stepcost_text, resumes=True)
 
     default, *others = variants
     sizes = sizes or (SIZES[:1] if quick else SIZES)
@@ -138,7 +145,7 @@ def stages(
         name = f"conform{label(options)}"
         only = [f"--only={group}" for group in ("kv", "attention", "replay")]
         arguments = ["conform", device, *only, *given, f"--json={at(name + '.json')}"]
-        found.append(Stage(name, arguments, at(f"{name}.json"), _conform))
+        found.append(Stage(name, arguments, at(f"{name}.json"), conform_text))
         found += [stepcost(size, options, ["--batch", "1"]) for size in sizes]
     for key, clone in (clones or {}).items():
         name = RACES[key]
@@ -147,7 +154,7 @@ def stages(
         if key == "llamagen":
             runners = ("official", "official-compiled", "gpt-fast", "ours")
             arguments += ["--warmups=3", *(f"--runner={runner}" for runner in runners)]
-        found.append(Stage(name, arguments, result, _race, script=f"{name}.py", resumes=True))
+        found.append(Stage(name, arguments, result, race_text, script=f"{name}.py", resumes=True))
     return found
 
 
@@ -160,133 +167,6 @@ def _commands() -> set[str]:
     from lantern_accel.cli.app import app
 
     return {str(command.name) for command in app.registered_commands}
-
-
-# --- what the report says -------------------------------------------------------------------------
-
-
-def _facts(found: dict[str, Any]) -> str:
-    lines = [
-        f"- {name}: {'; '.join(value) if isinstance(value, list) else value}"
-        for name, value in found.items()
-        if value not in (None, [])
-    ]
-    return "\n".join(lines)
-
-
-def _conform(found: dict[str, Any]) -> str:
-    outcomes = found["outcomes"]
-    states = [one["state"] for one in outcomes]
-    head = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    lines = [f"- {o['name']}: {o['detail']}" for o in outcomes if o["state"] != "passed"]
-    return "\n".join([head, "", *lines])
-
-
-def _generate(found: dict[str, Any]) -> str:
-    return (
-        f"`pictures.png` shows a heart and a dog's face; {found['tokens']} tokens in {found['steps']} "
-        f"steps, {found['step_compression']:.2f} tokens per step, {found['dtype']}"
-    )
-
-
-def _bench(found: dict[str, Any]) -> str:
-    from lantern_accel.measure.record import Run
-    from lantern_accel.report.table import table
-
-    return table(Run.model_validate(found))
-
-
-def _tune(found: dict[str, Any]) -> str:
-    paths = ",".join("".join(map(str, path)) for path in found["tree"]["paths"])
-    ratio = found["tokens_per_second"] / found["vanilla_tokens_per_second"]
-    return f"`{paths}`: {found['tokens_per_second']:.0f} tokens/s, {ratio:.2f}x vanilla"
-
-
-def _profile(found: dict[str, Any]) -> str:
-    return "in `profile.json`, for `lantern-accel compare`"
-
-
-def _stepcost(found: dict[str, Any]) -> str:
-    from lantern_accel.measure.stepcost import StepCost
-
-    return StepCost.model_validate(found).table()
-
-
-def _race(found: dict[str, Any]) -> str:
-    from lantern_accel.measure.racing import Race
-
-    report = Race.model_validate(found)
-    return f"{report.table()}\n\n{report.checks or ''}".strip()
-
-
-def targets(folder: Path) -> list[dict[str, Any]]:
-    """Compare the best options' step costs at batch 1 with what is asked; None: not measured.
-
-    Of all sets of options the one with the best figure is judged. A step that is bound by products
-    cannot be as cheap as one that is bound by memory: where the floors themselves lie further apart than
-    what is asked, the ratio of the floors is asked, and ``ROOM`` on it.
-    """
-    found = []
-    for size, step, figure, bound, least in TARGETS:
-        best: tuple[float, float, str] | None = None
-        for path in sorted(folder.glob(f"stepcost-{size}*.json")):
-            options = path.stem.removeprefix(f"stepcost-{size}").strip("-") or "default"
-            for value, asked in _figures(path, step, figure, bound):
-                better = best is None or (value > best[0] if least else value < best[0])
-                best = (value, asked, options) if better else best
-        judged: tuple[float | None, float, str | None] = best or (None, bound, None)
-        reached, asked, chosen = judged
-        met = None if reached is None else reached >= asked if least else reached <= asked
-        found.append(
-            {
-                "size": size,
-                "step": step,
-                "figure": figure,
-                "asked": asked,
-                "found": reached,
-                "options": chosen,
-                "met": met,
-            }
-        )
-    return found
-
-
-def _figures(path: Path, step: str, figure: str, bound: float) -> list[tuple[float, float]]:
-    """Return a figure of a measurement and what is asked of it; [] where it was not measured."""
-    from lantern_accel.measure.stepcost import StepCost
-
-    rows = StepCost.model_validate_json(path.read_text(encoding="utf-8")).rows()
-    here = {row["step"]: row for row in rows if row["batch"] == 1}
-    if step not in here:
-        return []
-    asked = bound
-    if figure == "over_vanilla" and "vanilla" in here:
-        floors = here[step]["floor_ms"], here["vanilla"]["floor_ms"]
-        if None not in floors:
-            asked = max(bound, ROOM * floors[0] / floors[1])
-    return [(here[step][figure], asked)]
-
-
-def _targets(folder: Path) -> list[str]:
-    rows = targets(folder)
-    if all(row["found"] is None for row in rows):
-        return []
-    lines = [
-        "",
-        "## What is asked of a card at batch 1",
-        "",
-        "| size | step | figure | asked | found |",
-    ]
-    lines.append("|---|---|---|---|---|")
-    for row in rows:
-        verdict = {None: "not measured", True: "met", False: "missed"}[row["met"]]
-        value = "" if row["found"] is None else f"{row['found']:.2f}, "
-        by = "" if row["options"] is None else f" ({row['options']})"
-        lines.append(
-            f"| {row['size']} | {row['step']} | {row['figure'].replace('_', ' ')} "
-            f"| {row['asked']:.3g} | {value}{verdict}{by} |"
-        )
-    return lines
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -320,9 +200,6 @@ def run(
         write_whole(stage.result, lambda stream: stream.write(done.stdout))
     # A failed check is a result, with exit code 1; a refusal is none.
     return done.returncode in (0, 1) and stage.result.is_file(), time.perf_counter() - began
-
-
-TOOLS = Path(__file__).resolve().parent
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -363,7 +240,7 @@ def write_report(device: str, folder: Path, entries: dict[str, dict[str, Any]]) 
     variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(SHOWN)}
     lines = [f"# lantern_accel {lantern_accel.__version__} on `{device}`", ""]
     lines += [f"- `{name}={value}`" for name, value in variables.items()]
-    lines += _targets(folder)
+    lines += target_lines(folder)
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"`{entry['command']}`", "", entry["text"]]
     text = "\n".join(lines) + "\n"

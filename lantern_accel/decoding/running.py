@@ -230,6 +230,38 @@ class Running(ABC):
         self._require(self.sound.count.cpu(), 1 + index, index)
         return self.decoded()
 
+    def leave_out(self, first: int) -> None:
+        """Finish the images from ``first`` on, which only fill a batch; call after :meth:`start`.
+
+        One copy of one shape, so that no number of images is a shape of its own.
+        """
+        length = self.state.length
+        done = torch.zeros(length.shape, dtype=length.dtype)
+        done[first:] = self.geometry.tokens - 1
+        length.copy_(done)
+
+    def rehearse(
+        self,
+        condition: Tensor,
+        prefix_mask: Tensor,
+        uniforms: Tensor,
+        prefill: Callable[[], None],
+        step: Callable[[], None],
+    ) -> Decoded:
+        """Do once what a request does besides its steps, so that a device has compiled that too.
+
+        Loading, one step, the host's look at the lengths, and reading what was decoded. Arguments as
+        :meth:`start` takes them.
+        """
+        self.start(condition, prefix_mask, uniforms, prefill)
+        self.leave_out(0)
+        step()
+        self._progress.post()
+        self._progress.read()
+        self._check_replayed(1)
+        self.sound.count.cpu()
+        return self.decoded()
+
     def decoded(self) -> Decoded:
         """Return the tokens and counters of the request, on the host."""
         g, state = self.geometry, self.state

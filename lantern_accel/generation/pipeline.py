@@ -32,6 +32,7 @@ from lantern_accel.generation.request import (
 )
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, generation_stats
 from lantern_accel.generation.settings import takes_settings
+from lantern_accel.generation.warming import rehearse
 from lantern_accel.memory.room import Room
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy, validated
@@ -201,8 +202,10 @@ class Pipeline:
                     if isinstance(given, str):
                         chosen = self.tuned(chosen, settings.temperature)
                     began = time.perf_counter()
-                    self.engine(batch, chosen, settings, self.model.family.usual_shape(self.model))
-                    done.append(f"{chosen.name} x {batch}")
+                    size = self.engines.padded(batch, chosen, settings)
+                    shape = self.model.family.usual_shape(self.model)
+                    rehearse(self, self.engine(size, chosen, settings, shape), settings, shape)
+                    done.append(f"{chosen.name} x {size}")
                     if on_bucket is not None:
                         on_bucket(done[-1], time.perf_counter() - began)
             self.engines.warmed = done
@@ -305,14 +308,16 @@ class Pipeline:
                 with watch() as prefill:
                     engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                     if spare:  # rows that nobody asked for are finished
-                        engine.state.length[len(chunk) :].fill_(engine.geometry.tokens - 1)
+                        engine.leave_out(len(chunk))
                 report = _report(
                     on_progress, len(images), len(chunk), engine.geometry.tokens, len(wanted)
                 )
                 with watch() as decode, _of_image(chunk):
-                    done = _first(engine.run(ready.step, report), len(chunk))
+                    done = engine.run(ready.step, report)
                 with watch() as drawing:
-                    made = _pictures(self.pixels(done.tokens, shape))
+                    # All rows, for another number of images would be compiled anew.
+                    made = _pictures(self.pixels(done.tokens, shape)[: len(chunk)])
+                done = _first(done, len(chunk))
                 for name, one in (("prefill", prefill), ("decode", decode), ("pixels", drawing)):
                     spent[name] += one.seconds
                 if on_images is not None:

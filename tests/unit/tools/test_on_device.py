@@ -159,10 +159,10 @@ def test_every_variant_is_measured_on_every_size(tool, tmp_path: Path) -> None:
 def test_step_costs_and_races_are_shown_as_their_tables(tool, tmp_path: Path) -> None:
     _stored(tmp_path)
     stored = json.loads((tmp_path / "stepcost-llamagen-xl-384.json").read_text())
-    assert "| lantern++ | 1 | 58 | 30.000 |" in tool._stepcost(stored)
+    assert "| lantern++ | 1 | 58 | 30.000 |" in tool.stepcost_text(stored)
     lap = {"seconds": 2.0, "cpu_seconds": 1.0, "work": {"tokens": 100}}
     runner = {"name": "official", "laps": [lap]}
     where = invented_run().environment.model_dump(mode="json")
     race = {"settings": {}, "environment": where, "runners": [runner], "checks": {"alike": 8}}
-    assert tool._race(race).endswith("{'alike': 8}")
-    assert "| official | tokens | 20.000 |" in tool._race(race)
+    assert tool.race_text(race).endswith("{'alike': 8}")
+    assert "| official | tokens | 20.000 |" in tool.race_text(race)

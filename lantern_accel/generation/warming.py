@@ -1,0 +1,33 @@
+"""What warming up runs besides capturing: everything that a request does on the device, once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import torch
+
+from lantern_accel.errors import LanternError
+from lantern_accel.generation.engines import Ready, explained
+from lantern_accel.strategy.values import Sampling
+
+if TYPE_CHECKING:
+    from lantern_accel.generation.pipeline import Pipeline
+
+
+def rehearse(pipeline: Pipeline, ready: Ready, sampling: Sampling, shape: Hashable) -> None:
+    """Load an example, step, read and draw once: what is compiled for that is compiled now."""
+    engine, state, model = ready.engine, ready.engine.state, pipeline.model
+    condition, mask = torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask)
+    # A model whose captions come from a file knows none of the examples.
+    with contextlib.suppress(LanternError, IndexError):
+        example = model.family.examples(model.manifest)[0]
+        made = pipeline.conditions([example]).pick([0] * engine.geometry.batch)
+        rows = model.family.rows(model, made, sampling)
+        if (rows.condition.shape, rows.mask.shape) == (condition.shape, mask.shape):
+            condition, mask = rows.condition, rows.mask
+    uniforms = engine.uniforms(0, [0] * engine.geometry.batch)
+    with explained(pipeline.backend):
+        decoded = engine.rehearse(condition, mask, uniforms, ready.prefill, ready.step)
+        pipeline.pixels(decoded.tokens, shape)

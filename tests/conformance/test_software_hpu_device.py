@@ -1,0 +1,143 @@
+"""The software HPU as a device: its numbers, its memory, its captures, and one card a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from support.processes import Run, passes
+
+from lantern_accel.errors import BackendError
+
+DEVICE = """
+import pytest, torch
+from lantern_accel_hpu import software
+from lantern_accel_hpu.software import hpu, metrics
+assert software.enable() is hpu is software.enable() is torch.hpu
+device = torch.device("hpu")
+
+# Values are the CPU's, strides too; tensors of the host do not mix in.
+a = torch.randn(5, 7)
+x = a.to(device)
+assert x.device == torch.device("hpu:0")
+assert torch.equal((x.t() @ x).cpu(), a.t() @ a)
+assert (x.t() * 2).stride() == (a.t() * 2).stride()
+assert torch.equal(x.topk(3).indices.cpu(), a.topk(3).indices)
+assert torch.equal(torch.arange(3, device=device).cpu(), torch.arange(3))
+assert torch.equal(x[x > 0].cpu(), a[a > 0])
+y = x.clone()
+y.index_copy_(0, torch.tensor([1, 0], device=device), x[:2])
+assert torch.equal(y.cpu()[:2], a[[1, 0]])
+with pytest.raises(RuntimeError, match="cpu"):
+    x + a
+with pytest.raises(RuntimeError, match="beside tensors on hpu:0"):
+    x.index_select(0, torch.tensor([1]))
+with pytest.raises(TypeError, match="hpu"):
+    x.numpy()
+
+# Memory is counted and limited; a raised limit lets the same request through.
+before = hpu.memory_stats()
+held = torch.empty(2**20, dtype=torch.uint8, device=device)
+after = hpu.memory_stats()
+assert after["InUse"] - before["InUse"] == 2**20
+del held
+assert hpu.memory_stats()["InUse"] == before["InUse"]
+assert hpu.memory_stats()["MaxInUse"] == after["MaxInUse"] >= after["InUse"]
+hpu.reset_peak_memory_stats()
+assert hpu.memory_stats()["MaxInUse"] == before["InUse"]
+free, total = hpu.mem_get_info()
+hpu.set_memory_limit(before["InUse"] + 1000)
+with pytest.raises(torch.OutOfMemoryError, match="asked for 2000 bytes, 1000 of"):
+    torch.empty(2000, dtype=torch.uint8, device=device)
+hpu.set_memory_limit(total)
+torch.empty(2000, dtype=torch.uint8, device=device)
+
+# What torch composes is counted as what it is made of.
+hpu.reset_kernels()
+torch.stack([x, x])
+assert "aten::cat.out" in hpu.kernels() and "aten::stack" not in hpu.kernels()
+
+# A capture executes; a replay runs on the same tensors; what the host reads cannot be captured.
+with torch.inference_mode():
+    state, seen = torch.zeros(3, device=device), metrics.graph_compilation.stats()[0][1]
+    graph = hpu.HPUGraph()
+    with pytest.raises(RuntimeError, match="nothing was captured"):
+        graph.replay()
+    with hpu.graph(graph):
+        assert hpu.is_current_stream_capturing()
+        state.add_(1)
+        double = state * 2
+        part = double[1:]
+        top = (part + 1).topk(1).values
+    assert not hpu.is_current_stream_capturing()
+    assert state.tolist() == [1, 1, 1] and top.tolist() == [3]
+    address = double.data_ptr()
+    graph.replay()
+    assert (state.tolist(), double.tolist()) == ([2] * 3, [4] * 3)
+    assert (part.tolist(), top.tolist()) == ([4] * 2, [5])
+    assert double.data_ptr() == address
+    assert metrics.graph_compilation.stats()[0][1] == seen + 1
+    faults = [
+        (lambda: state.sum().item(), "cpu fallback is not supported during hpu graph capturing"),
+        (lambda: state.cpu(), "cpu fallback is not supported during hpu graph capturing"),
+        (lambda: state[1:].add_(1), "in-place update of a view"),
+        (lambda: hpu.HPUGraph().capture_begin(), "end that capture first"),
+    ]
+    for fault, message in faults:
+        with pytest.raises(RuntimeError, match=message), hpu.graph(hpu.HPUGraph()):
+            fault()
+        assert not hpu.is_current_stream_capturing()
+    with pytest.raises(RuntimeError, match="no capture was begun"):
+        hpu.HPUGraph().capture_end()
+
+# Events and streams have the bridge's form.
+one, two = hpu.Event(enable_timing=True), hpu.Event(enable_timing=True)
+with pytest.raises(RuntimeError, match="recorded"):
+    one.elapsed_time(two)
+one.record(); two.record()
+assert one.elapsed_time(two) >= 0 and hpu.current_stream().query()
+print("fine")
+"""
+
+
+def test_the_device_behaves_as_one(on_software_hpu: Run) -> None:
+    assert "fine" in passes(on_software_hpu(script=DEVICE))
+
+
+def test_it_does_not_take_the_name_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel_hpu.software.register import register
+
+    monkeypatch.setattr(torch, "hpu", ModuleType("torch.hpu"), raising=False)
+    with pytest.raises(BackendError, match=r"already has a device 'hpu'.*unset LANTERN_HPU"):
+        register.__wrapped__()
+
+
+BUSY = """
+import pytest
+from lantern_accel.device.plugins import choose_device
+from lantern_accel.errors import BackendError
+import subprocess, sys
+with pytest.raises(BackendError, match="another process holds it.*synStatus=26") as told:
+    choose_device("hpu", {"software": True}).open()
+print(told.value)
+"""
+
+HOLD = """
+import subprocess, sys
+from lantern_accel.device.plugins import choose_device
+backend = choose_device("hpu", {"software": True}).open()
+assert str(backend.device) == "hpu:0"
+print("held", flush=True)
+done = subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, text=True)
+print(done.stdout, done.stderr)
+assert done.returncode == 0
+"""
+
+
+def test_a_card_serves_one_process(on_software_hpu: Run, tmp_path: Path) -> None:
+    locks = str(tmp_path / "locks")
+    changed = {"LANTERN_HPU_SOFTWARE_LOCKS": locks, "LANTERN_HPU_SOFTWARE_MODULES": "1"}
+    shown = passes(on_software_hpu(BUSY, script=HOLD, **changed))
+    assert "name another card with --device hpu:N" in shown

@@ -1,0 +1,184 @@
+"""What the bridge's passes do to a step, and the buckets that requests share, on the software HPU."""
+
+from __future__ import annotations
+
+import pytest
+from support.processes import Run, passes
+
+BUCKETS = """
+import sys, torch
+from lantern_accel.device.plugins import choose_device
+backend = choose_device("hpu", {"software": True, "mode": sys.argv[1]}).open()
+from lantern_accel.testing import tiny
+from lantern_accel_hpu.software import dynamo, hpu
+from lantern_accel_hpu import operators
+
+def compiled():
+    return dict(hpu.metrics.metric_global("graph_compilation").stats())["TotalNumber"]
+
+with torch.inference_mode():
+    buckets = (("vanilla", 1), ("lantern++", 2))
+    engines = [tiny.tiny_engine(backend, name, batch=batch) for name, batch in buckets]
+    steps = []
+    for engine in engines:
+        tiny.start(engine, 0)
+        steps.append(backend.capture(engine.step, "step"))
+    made, counted = compiled(), backend.counters()
+    reference = tiny.tiny_engine(backend, "lantern++", batch=2)
+    for index in range(200):
+        engine, step = engines[index % 2], steps[index % 2]
+        if index % 20 < 2:
+            tiny.start(engine, 1 + index)
+        step()
+    assert compiled() == made == 2, (made, compiled())
+    assert backend.counters() == counted
+    tiny.start(engines[1], 77)
+    tiny.start(reference, 77)
+    for _ in range(6):
+        steps[1]()
+        reference.step()
+    assert torch.equal(engines[1].state.tokens.cpu(), reference.state.tokens.cpu())
+for graph in dynamo.graphs:
+    assert len(graph) > 30
+    bases = {operators.names_of(one)[0] for one in graph}
+    unlisted = bases - operators.names() - set(operators.EXCEPTIONS)
+    assert not unlisted, unlisted
+    assert not bases & set(operators.FALLBACKS), bases & set(operators.FALLBACKS)
+assert len(dynamo.graphs) == (2 if sys.argv[1] == "compile" else 0)
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("mode", ["compile", "graph"])
+def test_two_hundred_steps_make_one_graph_a_bucket(on_software_hpu: Run, mode: str) -> None:
+    assert "fine" in passes(on_software_hpu(mode, script=BUCKETS))
+
+
+LOWERED = """
+import sys, pytest, torch
+from lantern_accel.device.plugins import choose_device
+from lantern_accel.decoding import geometry
+from lantern_accel.errors import BackendError
+from lantern_accel_hpu import bridge, checks
+from lantern_accel_hpu.software import hpu
+
+backend = choose_device("hpu", {"software": True, "mode": "compile"}).open()
+from lantern_accel.testing import checks_of, run_check
+device = backend.device
+
+def state_of(check):
+    outcome = run_check(backend, check, checks_of(backend)[check])
+    print(outcome.name, outcome.state, outcome.detail)
+    return outcome.state
+
+# The pass that makes index_copy write in place loses the second of two writes.
+assert state_of("kernels.writes") == "passed"
+real, checks.replace = checks.replace, lambda layout, **changes: layout
+assert state_of("kernels.writes") == "failed"
+checks.replace = real
+# So a cache that is written several times must say so.
+assert state_of("kernels.written_once") == "passed"
+real, geometry.replace = geometry.replace, lambda layout, **changes: layout
+assert state_of("kernels.written_once") == "failed"
+geometry.replace = real
+# Without that pass a step copies every layer of the cache.
+assert state_of("graphs.in_place") == "passed"
+real = bridge.Bridge.compile_options
+bridge.Bridge.compile_options = lambda self: {**real(self), "use_inplace_index_copy": False}
+assert state_of("graphs.in_place") == "failed"
+bridge.Bridge.compile_options = real
+
+# An operator that hpu_backend leaves the graph for is named by default.
+state, seen, other, last = (torch.zeros(4, device=device) for _ in range(4))
+places = torch.tensor([3, 2, 1, 0], device=device)
+
+def step():
+    seen.copy_(other[places] * 0 + state)
+    state.add_(1)
+    last.copy_(state[places])
+
+with pytest.raises(BackendError, match="index has no kernel that hpu_backend takes"):
+    backend.capture(step, "step")
+
+def run(options):
+    state.zero_()
+    compiled = torch.compile(step, backend="hpu_backend", fullgraph=True, dynamic=False, options=options)
+    compiled()
+    torch._dynamo.reset()
+    return seen.tolist()
+
+step()
+assert seen.tolist() == [0.0] * 4
+# Allowed to fall back, parts of the graph write state before others have read it, whichever pass is off.
+safe = dict.fromkeys(("use_inplace_index_copy", *bridge.UNSAFE[:2]), False)
+assert run({**safe, "use_eager_fallback": True}) == [1.0] * 4
+assert run({"use_eager_fallback": True}) == [1.0] * 4
+
+# A broadcast view is no input of a recipe.
+wide = torch.zeros(1, device=device).expand(4)
+def broad():
+    seen.copy_(wide + 1)
+with pytest.raises(BackendError, match="stride of 0; make it contiguous"):
+    backend.capture(broad, "step")
+
+# Integers are 32 bits wide, and recipes are counted by shape.
+big = torch.tensor([2**31 + 5], device=device)
+assert big.tolist() == [-(2**31) + 5]
+assert (torch.tensor([2**31 - 1], device=device) + 1).tolist() == [-(2**31)]
+def missed():
+    return dict(hpu.metrics.metric_global("recipe_cache").stats())["TotalMiss"]
+torch.ones(3, device=device).exp()
+before = missed()
+torch.ones(3, device=device).exp()
+assert missed() == before
+torch.ones(5, device=device).exp()
+assert missed() > before
+print("fine")
+"""
+
+
+def test_the_bridges_passes_show_in_the_numbers(on_software_hpu: Run) -> None:
+    assert "fine" in passes(on_software_hpu(script=LOWERED))
+
+
+FIRST_CONTACT = """
+import contextlib, os, sys
+from support import gaudi
+from lantern_accel.device.plugins import choose_device
+from lantern_accel.testing import checks_of, run_check
+from lantern_accel_hpu import bridge, cards, faults, kernels
+
+os.environ["HABANA_VISIBLE_MODULES"] = "2,3"
+real = cards.choose
+def choose(index, environ):
+    chosen = real(index, environ)
+    if sys.argv[1] == "another card":  # the driver is told another module
+        environ.update({cards.VISIBLE: "5", cards.MODULE: "5"})
+    return chosen
+cards.choose = choose
+backend = choose_device("hpu", {"software": True}).open()
+# The vendor's wrapper as its double, for the software HPU has no kernels.
+backend.kernels = bridge.Kernels(sdpa=gaudi.FusedSDPA)
+
+def ends(check):
+    outcome = run_check(backend, check, checks_of(backend)[check])
+    print(outcome)
+    return outcome.state
+
+if sys.argv[1] == "another card":
+    assert ends("cards.index") == "failed"
+    raise SystemExit
+for check in ("kernels.traced", "cards.index", "cards.errors", "graphs.fallback"):
+    assert ends(check) == "passed", check
+kernels.RECOMPUTE = None
+assert ends("kernels.traced") == "failed"
+faults.BUSY = faults.ABSENT = faults.BUSY + faults.ABSENT
+assert ends("cards.errors") == "failed"
+os.environ["PT_HPU_USE_EAGER_FALLBACK"] = "1"
+assert ends("graphs.fallback") == "failed"
+"""
+
+
+@pytest.mark.parametrize("planted", ["in our code", "another card"])
+def test_the_faults_of_first_contact_are_caught_by_name(on_software_hpu: Run, planted: str) -> None:
+    passes(on_software_hpu(planted, script=FIRST_CONTACT))

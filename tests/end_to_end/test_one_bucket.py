@@ -1,0 +1,45 @@
+"""Requests that differ in numbers alone share one bucket: nothing is compiled after its warm-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.processes import Run, on_software_hpu, passes
+
+__all__ = ["on_software_hpu"]
+
+SCRIPT = """
+import sys, warnings
+import pytest
+import lantern_accel
+from lantern_accel.errors import LanternWarning
+from lantern_accel.strategy import values
+
+warnings.simplefilter("error", LanternWarning)
+options = {"software": True, "mode": "compile"}
+with lantern_accel.load(sys.argv[1], device="hpu", options=options, dtype="float32") as pipeline:
+    pipeline.warm_up((3,), [pipeline.strategy("lantern++", k=3)])
+    warm = pipeline.backend.counters()
+    assert (warm["buckets.prefill"], warm["buckets.step"], warm["buckets.graphs"]) == (1, 1, 2), warm
+
+    def draw(index):
+        numbers = {"temperature": 0.5 + index / 20, "lam": 1.0 + index / 4, "top_p": 1 - index / 100}
+        numbers |= {"cfg_scale": 1.5 + index / 3, "seed": index}
+        return pipeline.generate("red heart", num_images=3, batch_size=3, k=3, **numbers)
+
+    drawn = {draw(index).tokens.numpy().tobytes() for index in range(20)}
+    assert len(drawn) > 10
+    # Not a graph, and not a recipe either: loading, reading and drawing were warmed up as well.
+    assert pipeline.backend.counters() == warm, pipeline.backend.counters()
+    # A bucket's key that holds a number is caught.
+    values.Sampling.bucket = property(lambda self: self.model_dump_json())
+    with pytest.raises(LanternWarning, match="was not warmed up and is compiled now"):
+        draw(20)
+print("fine")
+"""
+
+
+def test_twenty_requests_of_three_images_compile_one_bucket(
+    on_software_hpu: Run, tiny_model: Path
+) -> None:
+    assert "fine" in passes(on_software_hpu(str(tiny_model), script=SCRIPT))

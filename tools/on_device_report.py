@@ -1,0 +1,152 @@
+"""What the report of ``tools/on_device.py`` says: every stage's result, and what is asked of a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+#: The share of its floor that a step is asked to reach.
+OF_FLOOR = 0.75
+#: How much further apart than their floors two steps may be.
+ROOM = 1.1
+#: What is asked of a card at batch 1: size, step, figure, bound, and whether it is a least one.
+TARGETS = (
+    ("llamagen-xl-384", "vanilla", "of_floor", OF_FLOOR, True),
+    ("llamagen-3b-384", "vanilla", "of_floor", OF_FLOOR, True),
+    ("llamagen-3b-384", "verify 60", "over_vanilla", 1.2, False),
+    ("llamagen-xl-384", "lantern++", "over_vanilla", 1.35, False),
+    ("llamagen-3b-384", "lantern++", "over_vanilla", 1.15, False),
+)
+
+
+def facts_text(found: dict[str, Any]) -> str:
+    """Show what a device says about itself."""
+    lines = [
+        f"- {name}: {'; '.join(value) if isinstance(value, list) else value}"
+        for name, value in found.items()
+        if value not in (None, [])
+    ]
+    return "\n".join(lines)
+
+
+def conform_text(found: dict[str, Any]) -> str:
+    """Show the counts of checks, and those that did not pass."""
+    outcomes = found["outcomes"]
+    states = [one["state"] for one in outcomes]
+    head = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    lines = [f"- {o['name']}: {o['detail']}" for o in outcomes if o["state"] != "passed"]
+    return "\n".join([head, "", *lines])
+
+
+def generate_text(found: dict[str, Any]) -> str:
+    """Show what the first pictures took."""
+    return (
+        f"`pictures.png` shows a heart and a dog's face; {found['tokens']} tokens in {found['steps']} "
+        f"steps, {found['step_compression']:.2f} tokens per step, {found['dtype']}"
+    )
+
+
+def bench_text(found: dict[str, Any]) -> str:
+    """Show the benchmark as its table."""
+    from lantern_accel.measure.record import Run
+    from lantern_accel.report.table import table
+
+    return table(Run.model_validate(found))
+
+
+def tune_text(found: dict[str, Any]) -> str:
+    """Show the tree that was found."""
+    paths = ",".join("".join(map(str, path)) for path in found["tree"]["paths"])
+    ratio = found["tokens_per_second"] / found["vanilla_tokens_per_second"]
+    return f"`{paths}`: {found['tokens_per_second']:.0f} tokens/s, {ratio:.2f}x vanilla"
+
+
+def profile_text(found: dict[str, Any]) -> str:
+    """Say where the profile is."""
+    return "in `profile.json`, for `lantern-accel compare`"
+
+
+def stepcost_text(found: dict[str, Any]) -> str:
+    """Show step costs as their table."""
+    from lantern_accel.measure.stepcost import StepCost
+
+    return StepCost.model_validate(found).table()
+
+
+def race_text(found: dict[str, Any]) -> str:
+    """Show a race as its table, with its checks."""
+    from lantern_accel.measure.racing import Race
+
+    report = Race.model_validate(found)
+    return f"{report.table()}\n\n{report.checks or ''}".strip()
+
+
+def targets(folder: Path) -> list[dict[str, Any]]:
+    """Compare the best options' step costs at batch 1 with what is asked; None: not measured.
+
+    Of all sets of options the one with the best figure is judged. A step that is bound by products
+    cannot be as cheap as one that is bound by memory: where the floors themselves lie further apart than
+    what is asked, the ratio of the floors is asked, and ``ROOM`` on it.
+    """
+    found = []
+    for size, step, figure, bound, least in TARGETS:
+        best: tuple[float, float, str] | None = None
+        for path in sorted(folder.glob(f"stepcost-{size}*.json")):
+            options = path.stem.removeprefix(f"stepcost-{size}").strip("-") or "default"
+            for value, asked in _figures(path, step, figure, bound):
+                better = best is None or (value > best[0] if least else value < best[0])
+                best = (value, asked, options) if better else best
+        judged: tuple[float | None, float, str | None] = best or (None, bound, None)
+        reached, asked, chosen = judged
+        met = None if reached is None else reached >= asked if least else reached <= asked
+        found.append(
+            {
+                "size": size,
+                "step": step,
+                "figure": figure,
+                "asked": asked,
+                "found": reached,
+                "options": chosen,
+                "met": met,
+            }
+        )
+    return found
+
+
+def _figures(path: Path, step: str, figure: str, bound: float) -> list[tuple[float, float]]:
+    """Return a figure of a measurement and what is asked of it; [] where it was not measured."""
+    from lantern_accel.measure.stepcost import StepCost
+
+    rows = StepCost.model_validate_json(path.read_text(encoding="utf-8")).rows()
+    here = {row["step"]: row for row in rows if row["batch"] == 1}
+    if step not in here:
+        return []
+    asked = bound
+    if figure == "over_vanilla" and "vanilla" in here:
+        floors = here[step]["floor_ms"], here["vanilla"]["floor_ms"]
+        if None not in floors:
+            asked = max(bound, ROOM * floors[0] / floors[1])
+    return [(here[step][figure], asked)]
+
+
+def target_lines(folder: Path) -> list[str]:
+    """Return the table of what is asked and what was found; [] where nothing was measured."""
+    rows = targets(folder)
+    if all(row["found"] is None for row in rows):
+        return []
+    lines = [
+        "",
+        "## What is asked of a card at batch 1",
+        "",
+        "| size | step | figure | asked | found |",
+    ]
+    lines.append("|---|---|---|---|---|")
+    for row in rows:
+        verdict = {None: "not measured", True: "met", False: "missed"}[row["met"]]
+        value = "" if row["found"] is None else f"{row['found']:.2f}, "
+        by = "" if row["options"] is None else f" ({row['options']})"
+        lines.append(
+            f"| {row['size']} | {row['step']} | {row['figure'].replace('_', ' ')} "
+            f"| {row['asked']:.3g} | {value}{verdict}{by} |"
+        )
+    return lines

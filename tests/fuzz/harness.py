@@ -163,7 +163,7 @@ def _reach(*args: Any, **kwargs: Any) -> Any:
 WORK = (
     "lantern_accel.measure.run.Profiler.measure",
     "lantern_accel.measure.tune.Tuner.measure_rates",
-    "lantern_accel.measure.stepcost.run_stepcost",
+    "lantern_accel.measure.stepcost.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",
     "lantern_accel.evaluation.grid.draw_grid",
     "lantern_accel.testing.kit.run_checks",
@@ -203,6 +203,9 @@ def run_case(case: Case, whole: Path) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     environ = {"LANTERN_ACCEL_CACHE": str(own / "cache"), "HF_HUB_OFFLINE": "1", "HOME": str(own)}
     environ["LANTERN_ACCEL_CPU_LIBRARIES"] = _libraries()
+    environ["MPLCONFIGDIR"] = str(
+        whole / "matplotlib"
+    )  # a list of fonts, which takes seconds to make
     try:
         furnish(own)
         _place(case, whole, own)

@@ -251,9 +251,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
-    import lantern_accel_cpu.native.library
     from support.models import write_tiny_model
     from support.training import write_tiny_training
+
+    import lantern_accel_cpu.native.library
 
     rng, began = random.Random(given.seed), time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from lantern_accel.errors import (
     LanternWarning,
     NotFiniteError,
     RequestError,
+    shown,
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Size
 from lantern_accel.generation.engines import Engines, Ready, explained
@@ -365,14 +366,14 @@ def _of_image(chunk: Sequence[int]) -> Iterator[None]:
 
 
 def _wanted(request: GenerationRequest, only: Sequence[int] | None) -> list[int]:
-    """Return the indices of the images to draw; raises RequestError for one that there is not."""
+    """Return the indices of the images to draw; raises RequestError for others."""
     if only is None:
         return list(range(request.count))
-    wanted = sorted(set(only))
-    if not wanted or wanted[0] < 0 or wanted[-1] >= request.count:
+    given: list[object] = list(only) if isinstance(only, Iterable) else []
+    wanted = sorted({one for one in given if type(one) is int and 0 <= one < request.count})
+    if not wanted or len(wanted) < len(set(map(str, given))):
         raise RequestError(
-            f"only={list(only)} does not name images of this request; give indices from 0 to "
-            f"{request.count - 1}"
+            f"only={shown(only)} does not name images of this request; give 0 to {request.count - 1}"
         )
     return wanted
 

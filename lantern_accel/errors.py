@@ -71,10 +71,22 @@ class LanternWarning(UserWarning):
     """Something was adjusted to keep going, such as a prompt that was cut to the prefix length."""
 
 
+def shown(value: object, most: int = 80) -> str:
+    """Return a value for a message: short, and never an error of its own.
+
+    Python writes no whole number of thousands of digits, and some objects cannot be written at all.
+    """
+    try:
+        text = repr(value)
+    except Exception:  # whatever a stranger's __repr__ raises
+        text = f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``'; did you mean a, b?'`` for the choices nearest to ``word``, else all of them."""
     names = sorted(choices)
-    near = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word[:80].lower(), names, n=3, cutoff=0.5)
     if near:
         return f"; did you mean {', '.join(near)}?"
     return f"; known: {', '.join(names)}" if names else ""

@@ -91,6 +91,10 @@ def is_regular(path: Path) -> bool:
         return True
 
 
+class UnreadableFile(OSError, ValueError):
+    """A file's content is not what its reader takes; ``strerror`` says why."""
+
+
 def read_bytes_file(path: Path, most: int = MOST_TEXT) -> bytes:
     """Return what a file holds; raises OSError for a device, a pipe, or more than ``most`` bytes."""
     if not is_regular(path):
@@ -104,8 +108,11 @@ def read_bytes_file(path: Path, most: int = MOST_TEXT) -> bytes:
 
 
 def read_text_file(path: Path) -> str:
-    """Return a text file's content; raises OSError, and ValueError where it is not UTF-8."""
-    return read_bytes_file(path).decode("utf-8").replace("\r\n", "\n")
+    """Return a text file's content; raises OSError, :class:`UnreadableFile` where it is not UTF-8."""
+    try:
+        return read_bytes_file(path).decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        raise UnreadableFile(errno.EINVAL, "it is not text", str(path)) from None
 
 
 def read_json_file(path: Path) -> Any:
@@ -113,7 +120,7 @@ def read_json_file(path: Path) -> Any:
     try:
         return json.loads(read_text_file(path))
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise UnreadableFile(errno.EINVAL, "it is nested too deep", str(path)) from None
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:

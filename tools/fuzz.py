@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import math
 import os
 import subprocess
 import sys
@@ -52,9 +53,8 @@ def work(inputs: int, seed: int, keep: Path, out: Path, whole: Path) -> None:
         if outcome.fault:
             path = keep_case(case, keep)
             kept.append(str(path.name))
-            print(f"{outcome.kind}: {path}\n{outcome.details[-1500:]}", flush=True)
-        if sum(counts.values()) % 200 == 0:
-            write()
+            print(f"{outcome.kind}: {path}\n{outcome.details[-1500:]}", file=sys.stderr, flush=True)
+        write()
 
     quiet = settings(
         max_examples=inputs,
@@ -72,6 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=ROOT / "tests" / "fuzz" / "cases")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -95,7 +96,7 @@ def main() -> None:
         died = 0
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         try:
-            while waiting or running:
+            while (waiting or running) and time.monotonic() - began < 60 * given.minutes:
                 while waiting and len(running) < given.jobs:
                     number, inputs = waiting.pop(0)
                     words = [

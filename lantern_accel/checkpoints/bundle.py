@@ -57,6 +57,11 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
     if getattr(manifest, "text", None) is not None:
         files["text"] = folder / "text.safetensors"
         files["text_tokenizer"] = folder / "text_tokenizer.json"
+    if parts.text is not None:
+        raise CheckpointError(
+            f"the model {manifest.name!r} takes no text encoder from elsewhere, so {parts.text} would "
+            "not be read; leave --text-encoder out"
+        )
     if parts.vq is not None:
         files["vq"] = parts.vq
     if parts.drafter is not None:

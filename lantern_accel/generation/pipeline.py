@@ -21,6 +21,7 @@ from lantern_accel.errors import (
     DoesNotFitError,
     NotFiniteError,
     RequestError,
+    shown,
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Size
 from lantern_accel.generation.auto import Auto, said
@@ -396,14 +397,14 @@ def _of_image(chunk: Sequence[int]) -> Iterator[None]:
 
 
 def _wanted(request: GenerationRequest, only: Sequence[int] | None) -> list[int]:
-    """Return the indices of the images to draw; raises RequestError for one that there is not."""
+    """Return the indices of the images to draw; raises RequestError for others."""
     if only is None:
         return list(range(request.count))
-    wanted = sorted(set(only))
-    if not wanted or wanted[0] < 0 or wanted[-1] >= request.count:
+    given: list[object] = list(only) if isinstance(only, Iterable) else []
+    wanted = sorted({one for one in given if type(one) is int and 0 <= one < request.count})
+    if not wanted or len(wanted) < len(set(map(str, given))):
         raise RequestError(
-            f"only={list(only)} does not name images of this request; give indices from 0 to "
-            f"{request.count - 1}"
+            f"only={shown(only)} does not name images of this request; give 0 to {request.count - 1}"
         )
     return wanted
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, MOST_PIXELS, SEEDS, whole
-from lantern_accel.errors import RequestError, did_you_mean
+from lantern_accel.errors import RequestError, did_you_mean, shown
 from lantern_accel.strategy.values import NeighbourSpace, Residual, Sampling, Strategy, Tree
 
 
@@ -102,7 +102,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     fields = Settings.model_fields
     for name in given:
         if name not in fields:
-            raise RequestError(f"generate takes no {name!r}{did_you_mean(name, fields)}")
+            raise RequestError(f"generate takes no {shown(name)}{did_you_mean(name, fields)}")
     try:
         return Settings.model_validate(dict(given))
     except ValidationError as error:
@@ -113,10 +113,10 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
             "type"
         ].startswith("greater"):
             text = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-            text = f"{text}, not {value!r}" if "no size" not in text else text
+            text = f"{text}, not {shown(value)}" if "no size" not in text else text
             raise RequestError(f"{name}: {text}") from None
         meaning = fields[name].description or ""
-        raise RequestError(f"{name} cannot be {value!r}; it takes: {meaning}") from None
+        raise RequestError(f"{name} cannot be {shown(value)}; it takes: {meaning}") from None
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -136,13 +136,13 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
         prompts: tuple[Any, ...] = (prompt,) if one else tuple(prompt)  # type: ignore[arg-type]
     except TypeError:
         raise RequestError(
-            f"{prompt!r} is no prompt; give text, a class id, or a list of them"
+            f"{shown(prompt)} is no prompt; give text, a class id, or a list of them"
         ) from None
     if not prompts:
         raise RequestError("there is no prompt; give at least one")
     for each in prompts:
         if not isinstance(each, str | int) or isinstance(each, bool):
-            raise RequestError(f"{each!r} is no prompt; give text or a class id")
+            raise RequestError(f"{shown(each)} is no prompt; give text or a class id")
         if isinstance(each, str) and not each.strip():
             raise RequestError("the prompt is empty; describe a thing, such as 'red heart'")
     return prompts

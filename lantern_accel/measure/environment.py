@@ -16,7 +16,13 @@ import torch
 
 import lantern_accel
 from lantern_accel.device.backend import Backend
-from lantern_accel.measure.record import Environment, NotMeasured, Reading, not_measured
+from lantern_accel.measure.record import (
+    Environment,
+    NotMeasured,
+    Reading,
+    is_measured,
+    not_measured,
+)
 
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "Pillow")
 
@@ -112,6 +118,28 @@ class HostLoad:
         busy = (ticks - self._ticks) / os.sysconf("SC_CLK_TCK")
         share = (busy - (_own_seconds() - self._own)) / (elapsed * cores)
         return min(max(share, 0.0), 1.0)
+
+
+#: Share of the host's cores from which other programs are told of.
+BUSY = 0.1
+
+
+def busy_note(seconds: float = 0.5) -> str:
+    """Look for a moment, and say where other programs use the host's cores; empty where few do."""
+    load = HostLoad()
+    time.sleep(seconds)
+    return busy_words(load.others())
+
+
+def busy_words(share: Reading) -> str:
+    """Say what a share of the host's cores that others use means for times; empty where it is small."""
+    if not is_measured(share) or share < BUSY:
+        return ""
+    cores = os.cpu_count() or 1
+    return (
+        f"this machine is not alone: other programs use {share * cores:.1f} of its {cores} cores, so "
+        "that times are longer and spread more; wait for them, or measure elsewhere"
+    )
 
 
 def _own_seconds() -> float:

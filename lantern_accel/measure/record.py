@@ -9,7 +9,14 @@ from __future__ import annotations
 import statistics
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.device.conformance import Report as ConformanceReport
@@ -43,6 +50,15 @@ def not_measured(reason: str) -> NotMeasured:
 def is_measured(reading: float | str | None) -> TypeGuard[float]:
     """Tell a number from its absence."""
     return isinstance(reading, int | float)
+
+
+def _is_a_share(value: float | str | Interval) -> float | str | Interval:
+    """Refuse a total variation that no two distributions have."""
+    figures = (value.value, value.low, value.high) if isinstance(value, Interval) else (value,)
+    for one in figures:
+        if not isinstance(one, str) and not -1e-6 <= one <= 1 + 1e-6:
+            raise ValueError(f"a total variation lies between 0 and 1, and {one:g} does not")
+    return value
 
 
 class _Record(BaseModel):
@@ -181,6 +197,7 @@ class Sample(_Record):
     accepted_histogram: list[int]
     total_variation: float = Field(description="relaxed mass used per generated token")
     energy_mj: float | None = None
+    _share = field_validator("total_variation")(_is_a_share)
     others_cpu: Reading = Field(description="share of the host's cores that others used meanwhile")
 
 
@@ -198,7 +215,9 @@ class Cell(_Record):
         "", description="recorded, compiled, traced, eager; captured where the backend says no more"
     )
     tracing_seconds: float | None = Field(
-        None, ge=0, description="host seconds per step in which Python traces it again; None: it does not"
+        None,
+        ge=0,
+        description="host seconds per step in which Python traces it again; None: it does not",
     )
     warmup: list[Warmup] = Field(description="the cold decoding is the first")
     settled: bool = Field(description="warm-up ended because times and counters stood still")
@@ -274,6 +293,7 @@ class Quality(_Record):
         description="equal tokens before the first different one, mean"
     )
     distance: Distance | NotMeasured
+    _share = field_validator("total_variation")(_is_a_share)
 
 
 class Strip(_Record):
@@ -310,6 +330,15 @@ class Run(_Record):
             if one.strategy == cell.strategy and one.temperature == cell.temperature:
                 return one
         return None
+
+    @model_validator(mode="after")
+    def _has_everything_once(self) -> Run:
+        cells = [cell.key for cell in self.cells]
+        prices = [(one.strategy.model_dump_json(), one.temperature) for one in self.quality]
+        for what, keys in (("cells", cells), ("prices", prices)):
+            if len(set(keys)) < len(keys):
+                raise ValueError(f"two of its {what} are of one strategy and one setting")
+        return self
 
     @model_validator(mode="after")
     def _keeps_the_protocol(self) -> Run:

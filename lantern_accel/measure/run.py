@@ -126,6 +126,8 @@ class Profiler:
         run.state = "running"
         session = Session(started=_now(), load_seconds=self.request.load_seconds)
         run.sessions.append(session)
+        if note := environment.busy_note():
+            self.say(note)
         try:
             self._measure()
         except BaseException as error:

@@ -89,9 +89,7 @@ def read_json(path: Path, command: str = "lantern-accel profile") -> dict[str, A
             f"{path} is not whole JSON (line {error.lineno}: {error.msg}), perhaps an incomplete "
             "copy; copy it again or measure again"
         ) from None
-    except UnicodeDecodeError:
-        raise RequestError(f"{path} is not text, so it is not a run; name another file") from None
-    except ValueError as error:  # nested too deep, or a number of thousands of digits
+    except ValueError as error:  # a number of thousands of digits
         raise RequestError(f"{path} is no run ({str(error)[:80]}); leave it out") from None
     if not isinstance(data, dict):
         raise RequestError(f"{path} is JSON, but no run of `{command}`; leave it out")

@@ -101,7 +101,7 @@ class Planner:
             overrides["tree"] = parse_tree(overrides["tree"])
         usual = "vanilla" if self.manifest.drafter is None else "lantern++"
         chosen = named_strategy(
-            name or usual,
+            usual if name is None else name,
             static=defaults.static_tree,
             dynamic=defaults.dynamic_tree,
             lantern=defaults.lantern,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import read_text_file
+from lantern_accel.files import UnreadableFile, read_text_file
 
 CAPTIONS = "captions.jsonl"
 
@@ -64,6 +64,8 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
     path = folder / CAPTIONS
     try:
         lines = read_text_file(path).splitlines()
+    except UnreadableFile as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); write it anew") from None
     except OSError:
         raise DataError(
             f"{path} is not there; write a line for each image, such as "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lantern_accel.errors import StrategyError
+from lantern_accel.errors import StrategyError, shown
 from lantern_accel.strategy.values import (
     AUTO,
     AcceptanceRule,
@@ -59,7 +59,7 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
         accept = parse_rule(accept)
     elif accept is not None and not isinstance(accept, AcceptanceRule):
         raise StrategyError(
-            f"{str(accept)[:80]!r} is no acceptance rule; write one, such as lantern++:k=10,lambda=2"
+            f"{shown(accept)} is no acceptance rule; write one, such as lantern++:k=10,lambda=2"
         )
     if isinstance(strategy, Strategy):
         chosen = strategy

@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from lantern_accel.errors import StrategyError, did_you_mean
+from lantern_accel.errors import StrategyError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,7 +173,9 @@ def _rule(value: Any) -> Any:
         return value
     kind = value.get("kind")
     if kind not in RULES:
-        raise ValueError(f"no acceptance rule is named {kind!r}{did_you_mean(str(kind), RULES)}")
+        raise ValueError(
+            f"no acceptance rule is named {shown(kind)}{did_you_mean(str(kind)[:80], RULES)}"
+        )
     return RULES[kind].model_validate(value)
 
 
@@ -199,7 +201,7 @@ def parse_rule(text: str) -> AcceptanceRule:
     kind, _, rest = text.strip().partition(":")
     if kind not in RULES:
         raise StrategyError(
-            f"no acceptance rule is named {kind!r}{did_you_mean(kind, RULES)}; known are "
+            f"no acceptance rule is named {shown(kind)}{did_you_mean(kind, RULES)}; known are "
             + ", ".join(sorted(RULES))
         )
     rule = RULES[kind]
@@ -226,5 +228,5 @@ def validated(model: type[Model], values: Any, what: str) -> Model:
         where = where.replace("lam", "lambda") if where.endswith("lam") else where
         raise StrategyError(
             f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}"
-            + (f", not {first['input']!r}" if first["type"] != "value_error" else "")
+            + (f", not {shown(first['input'])}" if first["type"] != "value_error" else "")
         ) from None

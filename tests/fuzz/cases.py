@@ -44,7 +44,7 @@ def _models(draw: Any, whole: Path) -> dict[str, Any]:
     ))  # fmt: skip
     words = draw(st.sampled_from([
         [*GENERATE, "-s", "vanilla"], [*GENERATE, "-s", "lantern++", "--k", "3"],
-        ["models", "check"], ["models", "plan"],
+        ["models", "check"], ["models", "check"], ["models", "plan"],
         ["train", "drafter", "--work", "{w}/work", "--steps", "1"],
     ]))  # fmt: skip
     model = "{w}/model"

@@ -163,9 +163,10 @@ def _reach(*args: Any, **kwargs: Any) -> Any:
 WORK = (
     "lantern_accel.measure.run.Profiler.measure",
     "lantern_accel.measure.tune.Tuner.measure_rates",
-    "lantern_accel.measure.stepcost.run_stepcost",
+    "lantern_accel.measure.stepcost.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",
     "lantern_accel.evaluation.grid.draw_grid",
+    "lantern_accel.memory.plan.measure",
     "lantern_accel.testing.kit.run_checks",
     "lantern_accel.training.drafter.train_drafter",
     "lantern_accel.training.data.prepare_data",
@@ -175,23 +176,28 @@ WORK = (
 
 @contextlib.contextmanager
 def watched(seen: dict[str, bool]) -> Iterator[None]:
-    """Stop before long work, and note where a model's logits were no numbers."""
+    """Stop before long work, and note where the logits that are drawn from were no numbers."""
     import torch
 
-    from lantern_accel.families.llamagen.model import LlamaGenGPT
+    from lantern_accel.decoding.verify import Verifying
+    from lantern_accel.decoding.window import WindowPass
 
-    real: Callable[..., Any] = LlamaGenGPT.head
+    def noting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            found = real(*args, **kwargs)
+            logits: torch.Tensor = found[1] if isinstance(found, tuple) else found
+            if not logits.is_meta:
+                seen["nan"] |= bool((logits.isnan() | (logits == float("inf"))).any())
+            return found
 
-    def head(self: Any, features: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = real(self, features)
-        if logits.device.type != "meta":
-            seen["nan"] |= bool((logits.isnan() | (logits == float("inf"))).any())
-        return logits
+        return run
 
     with contextlib.ExitStack() as stack:
         for name in WORK:
             stack.enter_context(mock.patch(name, _reach))
-        stack.enter_context(mock.patch.object(LlamaGenGPT, "head", head))
+        for owner, name in ((Verifying, "prefill"), (Verifying, "verify"), (WindowPass, "logits")):
+            real = getattr(owner, name)
+            stack.enter_context(mock.patch.object(owner, name, noting(real)))
         yield
 
 
@@ -203,6 +209,9 @@ def run_case(case: Case, whole: Path) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     environ = {"LANTERN_ACCEL_CACHE": str(own / "cache"), "HF_HUB_OFFLINE": "1", "HOME": str(own)}
     environ["LANTERN_ACCEL_CPU_LIBRARIES"] = _libraries()
+    environ["MPLCONFIGDIR"] = str(
+        whole / "matplotlib"
+    )  # a list of fonts, which takes seconds to make
     try:
         furnish(own)
         _place(case, whole, own)
@@ -313,20 +322,16 @@ def _checkpoint(case: Case, whole: Path, own: Path) -> int:
 
 
 def _entry(case: Case, whole: Path, own: Path) -> int:
-    """Draw with damaged entries in the cache: the same tokens, whatever they hold."""
+    """Read a damaged entry of the cache: the same table, whatever the entry holds."""
     import torch
 
-    import lantern_accel
-    from lantern_accel.files import cache_dir
+    from lantern_accel.decoding.neighbours import cached_neighbour_table
 
-    folder = cache_dir()
-    with lantern_accel.load(whole / "tiny", device="cpu", dtype="float32") as pipeline:
-        want = pipeline.generate("red heart", k=3, seed=1).tokens
-        (entry,) = (folder / "neighbours").glob("*.safetensors")
-        entry.write_bytes(apply_bytes(entry.read_bytes(), case["edit"]))
-        pipeline.engines._neighbours.clear()
-        pipeline.release_engines()
-        assert torch.equal(pipeline.generate("red heart", k=3, seed=1).tokens, want)
+    book = _pipeline(whole).model.family.codebook(_pipeline(whole).model)[0]
+    want = cached_neighbour_table(book, 3, normalise=True, cache=own)
+    (entry,) = (own / "neighbours").glob("*.safetensors")
+    entry.write_bytes(apply_bytes(entry.read_bytes(), case["edit"]))
+    assert torch.equal(cached_neighbour_table(book, 3, normalise=True, cache=own), want)
     return 0
 
 

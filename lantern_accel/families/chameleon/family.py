@@ -28,6 +28,7 @@ from lantern_accel.families.base import (
     Size,
     TextSource,
     Trunk,
+    check_vocabulary,
     finite_pixels,
 )
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
@@ -86,6 +87,7 @@ class ChameleonText:
 
     def __init__(self, path: Path, manifest: ChameleonManifest) -> None:
         self.tokenizer = read_text_tokenizer(path)
+        check_vocabulary(self.tokenizer, manifest.target.token_count, path)
         self.manifest = manifest
 
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:

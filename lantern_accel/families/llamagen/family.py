@@ -26,6 +26,7 @@ from lantern_accel.families.base import (
     Rows,
     Size,
     TextSource,
+    check_vocabulary,
     finite_pixels,
 )
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter, start_drafter
@@ -207,6 +208,11 @@ class LlamaGenFamily(Family):
                     f"the model {manifest.name!r} draws classes, so it takes no embeddings; leave "
                     "--embeddings out"
                 )
+            if parts.text is not None:
+                raise RequestError(
+                    f"the model {manifest.name!r} draws classes, so it takes no text encoder; leave "
+                    "--text-encoder out"
+                )
             return None
         if parts.embeddings is not None:
             return FeatureFile(parts.embeddings, config.prefix_length, config.caption_dim)
@@ -234,7 +240,9 @@ class LlamaGenFamily(Family):
             what=found.files["text"].name,
         )
         encoder.eval().requires_grad_(False)
-        return WordText(encoder, _read_tokenizer(found.files["text_tokenizer"]))
+        words = _read_tokenizer(found.files["text_tokenizer"])
+        check_vocabulary(words, manifest.text.vocab_size, found.files["text_tokenizer"])
+        return WordText(encoder, words)
 
     def picture(self, manifest: LlamaGenManifest, size: Size | None = None) -> Size:
         """Return the one size that the model draws."""

@@ -22,10 +22,15 @@ def tune(
     device: str = typer.Option("auto"),
     model: str = typer.Option("lantern-emoji"),
     strategy: str = typer.Option(
-        "auto", help="auto (windows, trees and plain decoding), or eagle or lantern++ (their tree)."
+        "auto",
+        help="auto (windows, trees and plain decoding), eagle or lantern++ (their tree), or one that "
+        "drafts in a window, such as scd (its length and siblings).",
     ),
     batch: list[int] = typer.Option(
-        [1, 2, 4, 8, 16, 32], min=1, max=bounds.MOST_BATCH, help="Batch sizes that auto is for."
+        [1, 2, 4, 8, 16, 32],
+        min=1,
+        max=bounds.MOST_BATCH,
+        help="Batch sizes that auto, or the window, is for.",
     ),
     temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE, callback=finite),
     relaxed: bool = typer.Option(False, "--relaxed", help="Choose for auto with --relaxed."),
@@ -52,7 +57,7 @@ def tune(
     import lantern_accel
     from lantern_accel.errors import StrategyError
     from lantern_accel.files import write_json
-    from lantern_accel.strategy.values import StaticTree
+    from lantern_accel.strategy.values import StaticTree, Window
 
     options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
@@ -76,12 +81,34 @@ def tune(
                 made = [one.sealed().model_dump(mode="json") for one in choices]
                 write_json(output, evidence.model_dump(mode="json") | {"choices": made})
             return
+        asked = pipeline.strategy(strategy)
+        if isinstance(asked.tree, Window):
+            from lantern_accel.measure.windows import tune_windows
+
+            sizes = list(dict.fromkeys(batch))
+            kept = tune_windows(
+                pipeline,
+                asked,
+                temperature=temperature,
+                batches=sizes,
+                repeats=repeats,
+                say=told,
+            )
+            _tell_windows(kept, sizes)
+            if output is not None:
+                write_json(
+                    output, {"choices": [one.sealed().model_dump(mode="json") for one in kept]}
+                )
+            return
         from lantern_accel.measure.tune import tune as find  # torch, which the device precedes
         from lantern_accel.strategy.store import tuned_path
 
-        chosen = pipeline.strategy(strategy)
+        chosen = asked
         if not isinstance(chosen.tree, StaticTree):
-            raise StrategyError(f"{strategy} has no static tree to tune; choose eagle or lantern++")
+            raise StrategyError(
+                f"{strategy} has no static tree and no window to tune; choose auto, eagle, lantern++ or "
+                "scd"
+            )
         found = find(
             pipeline,
             chosen,
@@ -111,5 +138,17 @@ def _tell(choices: list[Any], batches: list[int]) -> None:
 
     for size, choice in zip(batches, choices, strict=True):
         speed = f"{said(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
+        say(speed, label=f"batch {size}", style="bold green")
+    say(str(choices_dir()), label="kept in", style="bold")
+
+
+def _tell_windows(choices: list[Any], batches: list[int]) -> None:
+    """Print the window that was kept per batch, and where it is kept."""
+    from lantern_accel.measure.windows import words
+    from lantern_accel.strategy.choices import choices_dir
+
+    for size, choice in zip(batches, choices, strict=True):
+        window = words(choice.strategy.tree)
+        speed = f"{window}; measured {choice.speedup:.2f}x plain decoding"
         say(speed, label=f"batch {size}", style="bold green")
     say(str(choices_dir()), label="kept in", style="bold")

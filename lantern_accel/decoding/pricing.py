@@ -93,7 +93,8 @@ def _kept(node: _Node, p: Tensor, q: Tensor, left: Tensor | None) -> tuple[Tenso
         table = node.near[:, : node.rule.acceptance.k]
         near = p.index_select(1, table.flatten()).view(n, vocab, -1)
     rows = p.unsqueeze(1).expand(n, vocab, vocab)
-    tried = Tried(p, q, near, rows, x.expand(n, vocab), node.depth)
+    drawn = q.unsqueeze(1).expand(n, vocab, vocab)
+    tried = Tried(p, q, near, rows, x.expand(n, vocab), node.depth, drawn)
     absorbed, extra = node.rule.borrowed(tried)
     if left is not None:
         extra = torch.minimum(extra, left.unsqueeze(1) * q)

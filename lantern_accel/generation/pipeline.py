@@ -35,8 +35,16 @@ from lantern_accel.generation.result import GenerationResult, PhaseSeconds, gene
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.warming import rehearse
 from lantern_accel.memory.room import Room
+from lantern_accel.strategy.choices import read_choice
 from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, Strategy, validated
+from lantern_accel.strategy.values import (
+    AUTO,
+    NeighbourSpace,
+    Sampling,
+    Strategy,
+    Window,
+    validated,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -154,7 +162,25 @@ class Pipeline:
 
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
         """Check a request and fill in a preset's or the model's defaults, before any work is done."""
-        return build_request(self.model.manifest, prompt, settings, self.tuned)
+        made = build_request(self.model.manifest, prompt, settings, self.tuned)
+        named = isinstance(settings.get("strategy"), str)
+        if named and settings.get("tree") is None and settings.get("window") is None:
+            made = made.model_copy(update={"strategy": self.fitted(made)})
+        return made
+
+    def window_key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
+        """Return everything that a tuned window depends on."""
+        return {**self.auto.key(strategy, batch, sampling), "strategy": strategy.name}
+
+    def fitted(self, request: GenerationRequest) -> Strategy:
+        """Return a request's strategy with the window that was tuned for its batch, if one was."""
+        strategy, sampling, count = request.strategy, request.sampling, request.count
+        if not isinstance(strategy.tree, Window) or strategy.name == AUTO:
+            return strategy
+        batch = request.batch_size or self.engines.usual_batch(count, strategy, sampling)
+        size = self.engines.padded(min(batch, count), strategy, sampling)
+        found = read_choice(self.window_key(strategy, size, sampling))
+        return strategy if found is None else strategy.override(tree=found.strategy.tree)
 
     def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
         """Return what the prompts become before decoding, one condition per prompt."""

@@ -60,8 +60,14 @@ class Grouped(AcceptanceRule):
 
         p, px, code = tried.p, tried.px, tried.x.unsqueeze(-1)
         nothing = torch.zeros_like(px, dtype=torch.int32)
-        order = p.argsort(dim=-1, descending=True, stable=True).to(tried.x.dtype)
-        place = (order == code).to(torch.int32).argmax(dim=-1)
+        # Where all codes of one row are asked about, it is one row, seen many times.
+        same = p.dim() > 1 and p.shape[-2] > 1 and p.stride(-2) == 0
+        rows = p.narrow(-2, 0, 1) if same else p
+        order = rows.argsort(dim=-1, descending=True, stable=True)
+        ranks = torch.arange(p.shape[-1], device=p.device).expand_as(order)
+        ranks = torch.zeros_like(order).scatter(-1, order, ranks)
+        order = order.to(code.dtype).expand(p.shape)
+        place = ranks.expand(p.shape).gather(-1, code).squeeze(-1)
         around = torch.arange(-self.reach, self.reach + 1, dtype=torch.int32, device=p.device)
         at = place.unsqueeze(-1) + around
         inside = (at >= 0) & (at < p.shape[-1])

@@ -62,6 +62,19 @@ def test_what_a_draft_counts_for(rule: AcceptanceRule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
+def test_all_codes_of_one_row_at_once(rule: AcceptanceRule) -> None:
+    p, q, codes = rows(1, 8), rows(1, 9), torch.arange(VOCAB)
+    dials = torch.tensor(rule.dial_values(), dtype=torch.float64)
+    seen = Tried(
+        p, q, p[..., :0], p.expand(1, VOCAB, -1), codes.unsqueeze(0), 0, q.expand(1, VOCAB, -1)
+    )
+    together = rule.borrowed(seen, dials)[1][0]
+    for x in range(VOCAB):
+        alone = Tried(p[:, x], q[:, x], p[:, :0], p, codes[x : x + 1], 0, q)
+        torch.testing.assert_close(together[x : x + 1], rule.borrowed(alone, dials)[1])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
 def test_a_certain_draft_counts_for_its_group(rule: AcceptanceRule) -> None:
     p = rows(50, 3)
     code = torch.arange(50) % VOCAB

@@ -66,7 +66,7 @@ def test_a_models_own_defaults_are_used() -> None:
         ("latern", r"unknown strategy 'latern'; did you mean .*lantern"),
         ("Eagle-2", r"did you mean eagle2"),
         ("lantern+", r"did you mean lantern"),
-        ("zzz", r"known: eagle, eagle2, lantern, .*scd.*vanilla"),
+        ("zzz", r"known: auto, eagle, eagle2, lantern, .*scd.*vanilla"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(name: str, message: str) -> None:

@@ -1,0 +1,198 @@
+"""The window for a device: which length, and which siblings, make the most tokens per second here.
+
+What a draft is worth at a slot depends on all slots before it and on how often it was improved, so that
+lengths are measured rather than computed: each is tried once, and the best few then run in turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lantern_accel.device.backend import check_clock
+from lantern_accel.device.inference import inferring
+from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
+from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.measure import store
+from lantern_accel.measure.prompts import built_in_prompts
+from lantern_accel.measure.record import Cell
+from lantern_accel.measure.rounds import about, interleave
+from lantern_accel.measure.samples import new_cell, take_sample
+from lantern_accel.strategy.choices import Choice, Measured, choice_path, write_choice
+from lantern_accel.strategy.values import Strategy, Window
+
+LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Siblings of the first drafts, for strategies that try some.
+WIDTHS = ((1,), (2, 1), (4, 2, 1))
+#: A length that is this much slower than the best ends the search: longer ones cost more still.
+HOPELESS = 0.7
+FINALISTS = 3
+
+
+class Tried(BaseModel):
+    """What was measured so far, by batch and window; kept until the choices are made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["lantern_accel.windows"] = "lantern_accel.windows"
+    schema_version: Literal[1] = 1
+    settings: dict[str, Any]
+    cells: dict[int, dict[str, Cell]] = {}
+
+
+def windows(strategy: Strategy, tokens: int) -> list[list[Window]]:
+    """Return the windows to try, one list per choice of siblings, the shortest first."""
+    assert isinstance(strategy.tree, Window)
+    widths = WIDTHS if strategy.tree.siblings else ((),)
+    lengths = [length for length in LENGTHS if length <= tokens] or [min(tokens, 2)]
+    update = strategy.tree.model_copy
+    return [
+        [update(update={"length": n, "siblings": w}) for n in lengths if n > len(w)] for w in widths
+    ]
+
+
+def words(window: Window) -> str:
+    """Write what is tried of a window: its length and siblings."""
+    more = "".join(f".{count}" for count in window.siblings)[1:]
+    return f"window:{window.length}" + (f",siblings={more}" if more else "")
+
+
+class WindowTuner:
+    """Measures one strategy's windows for one pipeline; a run that was interrupted goes on."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        strategy: Strategy,
+        temperature: float,
+        prompts: Sequence[Prompt],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        if not isinstance(strategy.tree, Window) or strategy.tree.paces:
+            raise StrategyError(f"the strategy {strategy.name!r} has no window to tune")
+        self.pipeline, self.strategy, self.temperature = pipeline, strategy, temperature
+        self.prompts, self.say = list(prompts), say
+        self.sampling = pipeline.sampling(temperature=temperature)
+        key = pipeline.window_key(strategy, 0, self.sampling)
+        self.path = choice_path(key).with_suffix(".partial")
+        settings = {"key": key, "prompts": self.prompts}
+        fresh = Tried(settings=settings)
+        try:
+            self.tried = store.resume(self.path, fresh, lambda one: one.settings)
+        except RequestError:  # of other settings, or damaged: the cache's own, nobody's result
+            self.tried = fresh
+        self.keep = store.Keeper(self.path, self.tried)
+
+    def _sample(self, cell: Cell, warm: bool) -> None:
+        if warm:
+            before = list(cell.samples)
+            take_sample(self.pipeline, cell, self.prompts, seed=0)
+            cell.samples = before
+        take_sample(self.pipeline, cell, self.prompts, seed=1 + len(cell.samples))
+        self.keep()
+
+    def search(self, batch: int) -> dict[str, Cell]:
+        """Try every window of a batch once, plain decoding first; return their cells."""
+        cells = self.tried.cells.setdefault(batch, {})
+        new = {"vanilla": self.pipeline.strategy("vanilla")}
+        rows = windows(self.strategy, self.pipeline.model.manifest.target.num_tokens)
+        self._try(batch, cells, "vanilla", new["vanilla"])
+        for row in rows:
+            best = cells["vanilla"].tokens_per_second
+            for window in row:
+                name = words(window)
+                if not self._try(batch, cells, name, self.strategy.override(tree=window)):
+                    break
+                speed = cells[name].tokens_per_second
+                if speed < HOPELESS * best:
+                    break
+                best = max(best, speed)
+        return cells
+
+    def _try(self, batch: int, cells: dict[str, Cell], name: str, strategy: Strategy) -> bool:
+        """Measure a cell once unless it was; return False where its buffers do not fit."""
+        if name not in cells:
+            cell = new_cell(strategy, batch, self.temperature)
+            try:
+                self._sample(cell, warm=True)
+            except DoesNotFitError as error:
+                self.say(f"batch {batch}, {name} is left out: {error}")
+                return False
+            cells[name] = cell
+            self.keep()
+            self.say(
+                f"batch {batch}, {name}: {cell.step_compression:.2f} tokens per step, "
+                f"{cell.tokens_per_second:.0f} tokens/s"
+            )
+        return True
+
+    def choose(self, batch: int, repeats: int) -> Choice:
+        """Race the best windows of a batch with plain decoding; keep and return the fastest."""
+        began = time.perf_counter()
+        cells = self.search(batch)
+        tried = sorted((n for n in cells if n != "vanilla"), key=lambda n: -_speed(cells[n]))
+        if not tried:
+            raise RequestError(
+                f"not one window fits at a batch of {batch}; tune a smaller batch, or draw with vanilla"
+            )
+        racing = [cells[name] for name in ("vanilla", *tried[:FINALISTS])]
+        left = about((repeats - 1) * len(racing) * (time.perf_counter() - began) / len(cells))
+        self.say(f"batch {batch}: the final takes {left}")
+        for cell in interleave(
+            racing, lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
+        ):
+            self._sample(cell, warm=False)
+        winner = max(tried[:FINALISTS], key=lambda name: _speed(cells[name]))
+        plain = _speed(cells["vanilla"])
+        measured = [
+            Measured(
+                strategy=cell.strategy,
+                tokens_per_step=max(1.0, cell.step_compression),
+                tokens_per_second=_speed(cell),
+                speedup=_speed(cell) / plain,
+            )
+            for cell in cells.values()
+        ]
+        choice = Choice(
+            key=self.pipeline.window_key(self.strategy, batch, self.sampling),
+            strategy=cells[winner].strategy,
+            speedup=_speed(cells[winner]) / plain,
+            source="tune",
+            measured=measured,
+        )
+        write_choice(choice)
+        self.say(f"batch {batch}: {winner}, {_speed(cells[winner]) / plain:.2f}x plain decoding")
+        return choice
+
+
+def _speed(cell: Cell) -> float:
+    return cell.tokens_per_second
+
+
+@inferring
+def tune_windows(
+    pipeline: Pipeline,
+    strategy: Strategy,
+    *,
+    temperature: float = 1.0,
+    batches: Sequence[int] = (1,),
+    prompts: Sequence[Prompt] | None = None,
+    repeats: int = 3,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Choice]:
+    """Find the window with the most tokens per second for each batch, and keep it in the cache.
+
+    ``prompts`` default to the half of the built-in ones that nothing is reported on. Raises
+    :class:`StrategyError` for a strategy without a window, and RequestError where no window fits.
+    """
+    check_clock(pipeline.backend)
+    prompts = built_in_prompts(pipeline, "tuning") if prompts is None else prompts
+    tuner = WindowTuner(pipeline, strategy, temperature, prompts, say)
+    if tuner.tried.cells:
+        say("going on with what was measured before")
+    choices = [tuner.choose(batch, repeats) for batch in batches]
+    tuner.path.unlink(missing_ok=True)
+    return choices

@@ -110,7 +110,7 @@ class Recall:
         age = (self.order - state.step - 1) % self.passes
         wide = state.past.shape[2]
         worth = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
-        worth = worth + self.passes * (before == earlier.unsqueeze(-1))
+        worth = torch.where(before == earlier.unsqueeze(-1), worth + self.passes, worth)
         worth = torch.where(hit, worth, 0)
         entry = worth.argmax(dim=-1).to(self.index)
         found = changed & hit.any(dim=-1)

@@ -94,7 +94,7 @@ def stable(backend: Backend) -> Measured:
     if not backend.counters():
         raise NotApplicable(f"backend {backend.name!r} has no counters")
     most: dict[str, int] = {}
-    for family, strategy in tiny.cases(("lantern++", "lantern")):
+    for family, strategy in tiny.cases(("lantern++", "lantern", "scd")):
         doing(f"{family}, {strategy}")
         engine = tiny.tiny_engine(backend, strategy, family=family)
         tiny.start(engine, 0)

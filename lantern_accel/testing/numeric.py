@@ -131,7 +131,31 @@ def slots(backend: Backend) -> Measured:
                         raise Failed(f"step {steps} wrote to a slot of a committed position")
             if int(state.length.min()) >= g.tokens - 1:
                 break
+    steps += sum(_window_slots(backend, strategy) for strategy in ("scd", "sjd-pac"))
     return Measured(f"{steps} steps wrote to free slots alone")
+
+
+def _window_slots(backend: Backend, strategy: str) -> int:
+    """Show the same of a window, whose positions have slots of their own; return its steps."""
+    engine = tiny.tiny_engine(backend, strategy, batch=2)
+    tiny.start(engine, seed=3)
+    g, state, steps = engine.geometry, engine.state, 0
+    slots = torch.arange(g.prefix, g.prefix + g.tokens, dtype=backend.index, device=backend.device)
+    known = slots.expand(g.rows, -1)
+    while int(state.length.min()) < g.tokens - 1 and steps < g.tokens:
+        before = backend.read(engine.verifying.cache, 0, known)
+        length = state.length.clone().cpu()  # its own keys are written by the step
+        engine.step()
+        steps += 1
+        after = backend.read(engine.verifying.cache, 0, known)
+        for row in range(g.rows):
+            count = int(length[row % g.batch])
+            for old, new in zip(before, after, strict=True):
+                if not torch.equal(old[row, :count].cpu(), new[row, :count].cpu()):
+                    raise Failed(f"{strategy}, step {steps} wrote to a slot of a known position")
+                if not new[row, count].any():
+                    raise Failed(f"{strategy}, step {steps} left the last token's slot empty")
+    return steps
 
 
 def attention(backend: Backend) -> Measured:

@@ -24,6 +24,8 @@ from lantern_accel.testing.trace import Recorder, Violation, fake, first_differe
 TEMPERATURES = (0.0, 1.0)
 BATCH = 4
 STEPS = 3
+#: Steps that a window is watched for, over several requests.
+LONG = 200
 
 
 def _refused(error: Exception) -> str | None:
@@ -170,9 +172,11 @@ def one_graph(backend: Backend) -> Measured:
                 backend, strategy, batch=2, temperature=temperature, family=family
             )
             first: dict[str, Recorder] = {}
-            for seed in (0, 1):
+            # A window is watched for long: its uniforms, rows and drafts go round in rings.
+            long = strategy == "scd" and family == first_family and temperature > 0
+            for seed in range(LONG // engine.geometry.tokens + 1 if long else 2):
                 tiny.load(engine, seed)
-                for step in range(STEPS + 1):
+                for step in range((engine.geometry.tokens if long else STEPS) + 1):
                     name = "step" if step else "prefill"
                     now = _record(getattr(engine, name), backend)
                     change = first_difference(first.setdefault(name, now), now)

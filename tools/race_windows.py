@@ -44,7 +44,9 @@ def official(clone: Path, file: str) -> dict[str, Any]:
     if not path.is_file():
         raise SystemExit(f"{path} is missing; name a clone of the authors' repository")
     parts = ast.parse(path.read_text("utf-8")).body
-    wanted = [p for p in parts if isinstance(p, ast.ClassDef | ast.FunctionDef) and p.name in NAMES]
+    wanted: list[ast.stmt] = [
+        p for p in parts if isinstance(p, ast.ClassDef | ast.FunctionDef) and p.name in NAMES
+    ]
     space: dict[str, Any] = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional}
     exec(compile(ast.Module(wanted, []), str(path), "exec"), space)
     return space
@@ -168,7 +170,7 @@ def compare(name: str, space: dict[str, Any], images: int, say: Callable[[str], 
     sampling = Sampling(top_k=3, temperature=1.0)
     small = Teller(tiny(2, 4), sampling)
     law = Counter(theirs(space, small, 4, 3)[0] for _ in range(images))
-    window = Window(length=3, fresh="code", tail=tail, passes=0)  # type: ignore[arg-type]
+    window = Window(length=3, fresh="code", tail=tail, passes=0)
     tokens, _ = ours(small, window, images)
     mine = Counter(tuple(row) for row in tokens.tolist())
     large = Teller(tiny(6, 32), Sampling(top_k=12))

@@ -252,7 +252,8 @@ def parse_window(text: str) -> Window:
             counts = word.removeprefix("siblings=").split(".")
             values["siblings"] = [whole(n) for n in counts if n]
         elif word.startswith("passes="):
-            values["passes"] = whole(word.removeprefix("passes="))
+            count = word.removeprefix("passes=")
+            values["passes"] = count if whole(count) is None else whole(count)
         else:
             raise StrategyError(
                 f"the window {text[:80]!r} cannot be read at {word[:40]!r}; write window:LENGTH and, "

@@ -152,7 +152,7 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
         siblings = sum(running.window.siblings)
         assert g.target_slots == g.prefix + g.tokens + siblings + 1, "no slot for a draft"
         held = running.verifying.cache.layout.nbytes + running.state.nbytes
-        assert running.nbytes == held + running.dials.nbytes
+        assert running.nbytes == held + running.dials.nbytes + running.sound.nbytes
 
 
 # --- as text, and where it cannot be -------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_windows_as_text() -> None:
         ("window:1000", "less than or equal to 256, not 1000"),
         ("window:16,below", "cannot be read at 'below'"),
         ("window:4,siblings=3.x", "siblings"),
-        ("window:4,passes=x", "cannot be read at 'passes=x'"),
+        ("window:4,passes=x", "passes: Input should be a valid integer.*not 'x'"),
         ("window:4,passes=17", "less than or equal to 16, not 17"),
         ("window:3,siblings=1.1.1", "a window of 3 tokens has 2"),
         ("window:8,gumbel,siblings=2", "no sibling is tried"),

@@ -17,7 +17,7 @@ def compiled():
     return dict(hpu.metrics.metric_global("graph_compilation").stats())["TotalNumber"]
 
 with torch.inference_mode():
-    buckets = (("vanilla", 1), ("lantern++", 2))
+    buckets = (("vanilla", 1), ("lantern++", 2), ("scd", 2))
     engines = [tiny.tiny_engine(backend, name, batch=batch) for name, batch in buckets]
     steps = []
     for engine in engines:
@@ -25,12 +25,12 @@ with torch.inference_mode():
         steps.append(backend.capture(engine.step, "step"))
     made, counted = compiled(), backend.counters()
     reference = tiny.tiny_engine(backend, "lantern++", batch=2)
-    for index in range(200):
-        engine, step = engines[index % 2], steps[index % 2]
-        if index % 20 < 2:
+    for index in range(600):
+        engine, step = engines[index % 3], steps[index % 3]
+        if index % 30 < 3:
             tiny.start(engine, 1 + index)
         step()
-    assert compiled() == made == 2, (made, compiled())
+    assert compiled() == made == 3, (made, compiled())
     assert backend.counters() == counted
     tiny.start(engines[1], 77)
     tiny.start(reference, 77)
@@ -44,7 +44,7 @@ for graph in dynamo.graphs:
     unlisted = bases - operators.names() - set(operators.EXCEPTIONS)
     assert not unlisted, unlisted
     assert not bases & set(operators.FALLBACKS), bases & set(operators.FALLBACKS)
-assert len(dynamo.graphs) == (2 if sys.argv[1] == "compile" else 0)
+assert len(dynamo.graphs) == (3 if sys.argv[1] == "compile" else 0)
 print("fine")
 """
 

@@ -134,6 +134,10 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
+def _write(path: Path, text: str) -> None:
+    write_whole(path, lambda stream: stream.write(text.encode()))
+
+
 def main(
     output: Path = typer.Option(
         ..., "-o", "--output", help="A folder for environment and results."
@@ -155,8 +159,7 @@ def main(
             if took is not None:
                 seconds[stage.name] = took
                 write_json(times, seconds)
-        text = page(folder, seconds).encode()
-        write_whole(folder / "xla.md", lambda stream, text=text: stream.write(text))
+        _write(folder / "xla.md", page(folder, seconds))
     kit = _read(folder / "kit.json")
     if not kit or any(one["state"] == "failed" for one in kit["outcomes"]):
         raise typer.Exit(1)

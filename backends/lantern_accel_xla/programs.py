@@ -63,7 +63,16 @@ class Taken(TorchFunctionMode):
         self.tensors[id(tensor)] = tensor
         self.memory[self._runtime.handles([tensor])[0]] = tensor
         # Held, because a buffer that is written unread would free it, and another take its place.
-        self._held += self._runtime.data([tensor])
+        self._held += self._runtime.data([tensor])[:1]
+
+    def restore(self) -> None:
+        """Drop what was traced, and give every tensor the memory that it had before."""
+        tensors = list(self.tensors.values())
+        waits = self._runtime.pending(tensors)
+        self._runtime.forget()
+        for tensor, held, waiting in zip(tensors, self._held, waits, strict=True):
+            if waiting:
+                self._runtime.replace(tensor, held)
 
 
 class Program(Replay):
@@ -100,7 +109,6 @@ class Program(Replay):
                 "something in it changes outside of its buffers; run `lantern-accel conform xla "
                 "--only static.one_graph --only static.views`, which names the line"
             )
-        self.program = first
         runtime.wait()
         self.nbytes = max(runtime.memory().get("bytes_used", 0) - held, 0)
         self.seconds = time.perf_counter() - began
@@ -118,7 +126,7 @@ class Program(Replay):
             with runtime.tracing(self.name), seen:
                 self._step()
         except RuntimeError as error:
-            runtime.forget()
+            seen.restore()
             raise faults.explain(error, f"tracing the {self.name}") or error from error
         given = list(seen.tensors.values())
         waits = runtime.pending(given)
@@ -137,13 +145,17 @@ class Program(Replay):
             self._constants = constants
         elif key == self._key and not self._alike(constants):
             key = b""  # the same program of other numbers, which a replay would not see
-        runtime.forget()
+        for one, owner in zip(data, owners, strict=True):
+            if id(owner) in ids:  # compiled in; left set, any other program might take the memory
+                runtime.donate(one, False)
         self.changed = changed
         self.inputs = [
             one if owner is None else owner for one, owner in zip(data, owners, strict=True)
         ]
-        if compiling or key == self._key:
+        if compiling:
             self._key = key
+        seen.restore()
+        if key == self._key:
             self._give(runtime.run(key, data))
         return key
 

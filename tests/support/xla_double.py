@@ -95,7 +95,7 @@ class Double(Runtime):
 
     def data(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if len(tensors) == 1 and not self._changed:
-            value = self._before.get(id(tensors[0]), tensors[0]).clone()
+            value = tensors[0].clone()
             vars(value)["_handle"] = id(tensors[0])
             return [value]
         out = []
@@ -106,7 +106,8 @@ class Double(Runtime):
         return out
 
     def donate(self, tensor: Tensor, yes: bool) -> None:
-        self._marked.add(vars(tensor)["_handle"])
+        if yes:
+            self._marked.add(vars(tensor)["_handle"])
 
     def program(self, outputs: Sequence[Tensor]) -> bytes:
         return self._program.digest.digest() + bytes([len(outputs)])

@@ -25,8 +25,9 @@ MOST_SECONDS = 1e6
 MOST_THREADS = 4096
 #: Codes that one filter or rule may name; no codebook has as many.
 MOST_CODES = 1 << 24
-#: Nodes of a tree that a request may bring, and steps of a training run.
+#: Nodes of a tree that a request may bring, its levels, and steps of a training run.
 MOST_NODES = 1024
+MOST_DEPTH = 64
 MOST_STEPS = 10**9
 
 _WHOLE = re.compile(r"0*[0-9]{1,18}")

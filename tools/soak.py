@@ -64,7 +64,7 @@ def main() -> None:
         while drawn < given.images:
             strategy = rng.choice(STRATEGIES)
             prompts = [
-                " ".join(rng.choices(WORDS, k=rng.randint(1, 6))) for _ in range(rng.randint(1, 3))
+                " ".join(rng.choices(WORDS, k=rng.randint(1, 3))) for _ in range(rng.randint(1, 3))
             ]
             done = pipeline.generate(
                 prompts,

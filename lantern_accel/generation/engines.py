@@ -18,7 +18,13 @@ from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Backend, Replay, recorded
 from lantern_accel.device.entry_points import why
-from lantern_accel.errors import BackendError, DeviceLostError, LanternError, LanternWarning
+from lantern_accel.errors import (
+    BackendError,
+    DeviceLostError,
+    LanternError,
+    LanternWarning,
+    NotFiniteError,
+)
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir
 from lantern_accel.memory.limits import check_engine
@@ -279,3 +285,13 @@ def explained(
         if known is None or known is error:
             raise
         raise known from error
+
+
+@contextmanager
+def of_image(chunk: Sequence[int]) -> Iterator[None]:
+    """Let an error about a row of a batch name the request's image, counted from 0."""
+    try:
+        yield
+    except NotFiniteError as error:
+        row = min(error.row, len(chunk) - 1)
+        raise NotFiniteError(row, error.step, error.dtype, chunk[row]) from None

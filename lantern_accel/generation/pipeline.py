@@ -19,13 +19,12 @@ from lantern_accel.errors import (
     BackendError,
     DeviceLostError,
     DoesNotFitError,
-    NotFiniteError,
     RequestError,
     shown,
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Size
 from lantern_accel.generation.auto import Auto, said
-from lantern_accel.generation.engines import Engines, Ready, explained
+from lantern_accel.generation.engines import Engines, Ready, explained, of_image
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
     GenerationRequest,
@@ -339,7 +338,7 @@ class Pipeline:
                 report = _report(
                     on_progress, len(images), len(chunk), engine.geometry.tokens, len(wanted)
                 )
-                with watch() as decode, _of_image(chunk):
+                with watch() as decode, of_image(chunk):
                     done = engine.run(ready.step, report)
                 with watch() as drawing:
                     # All rows, for another number of images would be compiled anew.
@@ -410,16 +409,6 @@ class Pipeline:
         tokens = tokens.to(self.backend.device)
         with self.backend.giving_back():
             return self.model.family.pixels(self.model, tokens, shape).cpu()
-
-
-@contextmanager
-def _of_image(chunk: Sequence[int]) -> Iterator[None]:
-    """Let an error about a row of a batch name the request's image, counted from 0."""
-    try:
-        yield
-    except NotFiniteError as error:
-        row = min(error.row, len(chunk) - 1)
-        raise NotFiniteError(row, error.step, error.dtype, chunk[row]) from None
 
 
 def _wanted(request: GenerationRequest, only: Sequence[int] | None) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from lantern_accel.bounds import MOST_NODES, MOST_SCALE
+from lantern_accel.bounds import MOST_DEPTH, MOST_NODES, MOST_SCALE
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.published_rules import Annealed, Grouped
 from lantern_accel.strategy.rules import (
@@ -103,6 +103,8 @@ class StaticTree(Value):
         if len(nodes) != len(paths):
             raise ValueError("a tree lists every node once")
         for path in paths:
+            if len(path) > MOST_DEPTH:
+                raise ValueError(f"a node is {len(path)} ranks deep, and {MOST_DEPTH} are the most")
             if not path or any(rank < 0 for rank in path):
                 raise ValueError(f"{list(path)} is not a path of ranks from 0 on")
             if len(path) > 1 and path[:-1] not in nodes:

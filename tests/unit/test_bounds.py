@@ -1,0 +1,106 @@
+"""Numbers that commands take, and figures that no measurement has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.runs import invented_run
+
+from lantern_accel.bounds import whole
+from lantern_accel.cli import main
+from lantern_accel.decoding.trees import parse_tree
+from lantern_accel.errors import CheckpointError, StrategyError, shown
+from lantern_accel.families.base import check_vocabulary
+from lantern_accel.files import read_json_file, read_text_file
+from lantern_accel.measure.environment import busy_words
+from lantern_accel.measure.record import Run, not_measured
+
+
+@pytest.mark.parametrize(
+    "text", ["", "²", "٣", "1_0", " 1", "+1", "-1", "1.0", "9" * 5000, "9" * 20]
+)
+def test_only_ascii_digits_of_a_bounded_length_are_a_number(text: str) -> None:
+    assert whole(text) is None
+
+
+def test_a_number_lies_within_its_bounds() -> None:
+    assert [whole("0"), whole("007"), whole("12", 1, 12), whole("13", 1, 12)] == [0, 7, 12, None]
+
+
+@pytest.mark.parametrize(
+    "text", ["²", "chain:²", "window:²", "dynamic:1,²,3", "9" * 5000, "chain:" + "9" * 5000]
+)
+def test_trees_of_other_digits_are_refused_in_one_short_sentence(text: str) -> None:
+    with pytest.raises(StrategyError) as told:
+        parse_tree(text)
+    assert len(str(told.value)) < 600
+
+
+def test_values_are_shown_whatever_they_are() -> None:
+    class Rude:
+        def __repr__(self) -> str:
+            raise ValueError
+
+    assert shown(10**5000) == "a int that cannot be shown"
+    assert shown(Rude()) == "a Rude that cannot be shown"
+    assert len(shown("x" * 9000)) == 83
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "--batch", "9" * 20],
+        ["models", "plan", "lantern-emoji", "--batch", "1000000000000"],
+        ["stepcost", "--cfg", "inf"],
+        ["tune", "--temperature", "nan"],
+    ],
+)
+def test_numbers_out_of_bounds_are_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "Invalid value for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [5.0, -1.0])
+def test_a_total_variation_is_a_share(value: float) -> None:
+    data = invented_run().model_dump(mode="json")
+    data["cells"][0]["samples"][0]["total_variation"] = value
+    with pytest.raises(ValueError, match="lies between 0 and 1"):
+        Run.model_validate(data)
+
+
+def test_a_run_has_a_cell_once() -> None:
+    data = invented_run().model_dump(mode="json")
+    data["cells"].append(data["cells"][0])
+    with pytest.raises(ValueError, match="two of its cells"):
+        Run.model_validate(data)
+
+
+def test_a_busy_machine_is_told_of() -> None:
+    assert busy_words(0.01) == "" and busy_words(not_measured("no clock")) == ""
+    assert busy_words(1.0).startswith("this machine is not alone: other programs use ")
+
+
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    class Words:
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 3, "b": 48}
+
+    check_vocabulary(Words(), 49, tmp_path)
+    with pytest.raises(CheckpointError, match="ids up to 48, but the model's vocabulary has 48"):
+        check_vocabulary(Words(), 48, tmp_path)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev", "/proc/self/mem"])
+def test_devices_and_folders_are_not_read(path: str) -> None:
+    for read in (read_text_file, read_json_file):
+        with pytest.raises(OSError):
+            read(Path(path))
+
+
+def test_json_that_is_nested_too_deep_is_an_error_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    with pytest.raises(OSError, match="nested too deep"):
+        read_json_file(tmp_path / "a.json")

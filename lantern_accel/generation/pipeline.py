@@ -20,7 +20,6 @@ from lantern_accel.errors import (
     DeviceLostError,
     DoesNotFitError,
     RequestError,
-    shown,
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Size
 from lantern_accel.generation.auto import Auto, said
@@ -29,6 +28,7 @@ from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
     GenerationRequest,
     build_request,
+    wanted_images,
 )
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, generation_stats
 from lantern_accel.generation.settings import takes_settings
@@ -313,7 +313,7 @@ class Pipeline:
             with watch() as text:
                 conditions = self.conditions(request.prompts, request.size)
             shape = conditions.shape
-            wanted = _wanted(request, only)
+            wanted = wanted_images(request, only)
             batch = request.batch_size or self.engines.usual_batch(len(wanted), strategy, sampling)
             batch = min(batch, len(wanted))
             chunks = [wanted[at : at + batch] for at in range(0, len(wanted), batch)]
@@ -409,19 +409,6 @@ class Pipeline:
         tokens = tokens.to(self.backend.device)
         with self.backend.giving_back():
             return self.model.family.pixels(self.model, tokens, shape).cpu()
-
-
-def _wanted(request: GenerationRequest, only: Sequence[int] | None) -> list[int]:
-    """Return the indices of the images to draw; raises RequestError for others."""
-    if only is None:
-        return list(range(request.count))
-    given: list[object] = list(only) if isinstance(only, Iterable) else []
-    wanted = sorted({one for one in given if type(one) is int and 0 <= one < request.count})
-    if not wanted or len(wanted) < len(set(map(str, given))):
-        raise RequestError(
-            f"only={shown(only)} does not name images of this request; give 0 to {request.count - 1}"
-        )
-    return wanted
 
 
 def _first(decoded: Decoded, count: int) -> Decoded:

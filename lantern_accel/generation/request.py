@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
+from lantern_accel.errors import RequestError, shown
 from lantern_accel.generation.settings import Settings, check_prompts, read_settings
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.presets import preset_for
@@ -76,8 +77,21 @@ def build_request(
     )
 
 
+def wanted_images(request: GenerationRequest, only: Sequence[int] | None) -> list[int]:
+    """Return the indices of the images to draw; raises RequestError for others."""
+    if only is None:
+        return list(range(request.count))
+    given: list[object] = list(only) if isinstance(only, Iterable) else []
+    wanted = sorted({one for one in given if type(one) is int and 0 <= one < request.count})
+    if not wanted or len(wanted) < len(set(map(str, given))):
+        raise RequestError(
+            f"only={shown(only)} does not name images of this request; give 0 to {request.count - 1}"
+        )
+    return wanted
+
+
 def _given(changes: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in changes.items() if value is not None}
 
 
-__all__ = ["DEFAULT_STRATEGY", "GenerationRequest", "Settings", "build_request"]
+__all__ = ["DEFAULT_STRATEGY", "GenerationRequest", "Settings", "build_request", "wanted_images"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from torch import Tensor
 
@@ -26,22 +25,24 @@ class Filters:
     temperature: Tensor | float
     top_p: Tensor | float
     ops: SamplingOps = field(default=REFERENCE)
+    given: Filter = field(init=False, repr=False, compare=False)
+    """What the device's operation takes; of use where sampling is not greedy."""
 
-    @classmethod
-    def of(cls, sampling: Sampling) -> Filters:
-        """Return the filters of settings as numbers."""
-        return cls(sampling, sampling.temperature, sampling.top_p)
-
-    @cached_property
-    def given(self) -> Filter:
-        """What the device's operation takes; of use where sampling is not greedy."""
+    def __post_init__(self) -> None:
+        # Made here, not when it is first read: a compiler that traces a step cannot enter a lock.
         s = self.sampling
-        return Filter(
+        given = Filter(
             temperature=self.temperature,
             top_k=s.top_k,
             top_p=self.top_p if s.top_p < 1 else None,
             p_first=s.order == "top_p_first",
         )
+        object.__setattr__(self, "given", given)
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Filters:
+        """Return the filters of settings as numbers."""
+        return cls(sampling, sampling.temperature, sampling.top_p)
 
 
 def distribution(logits: Tensor, filters: Filters | Sampling) -> Tensor:

@@ -23,9 +23,9 @@ with lantern_accel.load(sys.argv[1], device="hpu", options=options, dtype="float
     assert (warm["buckets.prefill"], warm["buckets.step"], warm["buckets.graphs"]) == (1, 1, 2), warm
 
     def draw(index):
-        numbers = {"temperature": 0.5 + index / 20, "lam": 1.0 + index / 4, "top_p": 1 - index / 100}
-        numbers |= {"cfg_scale": 1.5 + index / 3, "seed": index}
-        return pipeline.generate("red heart", num_images=3, batch_size=3, k=3, **numbers)
+        numbers = {"temperature": 0.5 + index / 20, "lam": 1.0 + index / 4}
+        numbers |= {"cfg_scale": 1.5 + index / 3, "seed": index, "strategy": "lantern++", "k": 3}
+        return pipeline.generate("red heart", num_images=3, batch_size=3, **numbers)
 
     drawn = {draw(index).tokens.numpy().tobytes() for index in range(20)}
     assert len(drawn) > 10

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
+from support.generated import generated, whole_caches
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
@@ -114,19 +113,9 @@ def _packs_here(backend: Backend, packed: torch.Tensor, weight: torch.Tensor) ->
     assert packed.shape == weight.shape
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_the_generated_code_updates_caches_in_place() -> None:
-    from torch._inductor.utils import run_and_get_code
-
+def test_the_generated_code_updates_caches_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_backend("cpu", {"threads": 1, "native": "off"}) as backend, torch.inference_mode():
         engine = tiny_engine(backend, "lantern++")
         start(engine, 1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            step = torch.compile(engine.step, fullgraph=True, dynamic=False)
-            _, (code,) = run_and_get_code(step)
-    shapes = {", ".join(map(str, cache.layout.shape)) for cache in engine.caches}
-    made = [line for line in code.splitlines() if "empty_strided" in line]
-    assert len(made) > 20, "the test reads the allocations of this torch's wrapper"
-    assert not [line for line in made for shape in shapes if f"(({shape})" in line]
+        code = generated(engine.step, monkeypatch)
+    assert not whole_caches(code, {cache.layout.shape for cache in engine.caches})

@@ -1,0 +1,60 @@
+"""The code that Inductor generates for a step as the CUDA backend lays it out: caches stay in place.
+
+Generated for the double's tensors, which lie in host memory: the passes that keep a write in place come
+before a device's own code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.cuda_double import doubled_backend
+from support.generated import generated, whole_caches
+
+from lantern_accel.device.operations import KVCache, KVLayout
+from lantern_accel.testing.tiny import start, tiny_engine
+
+
+def copied(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    with torch.inference_mode():
+        engine = tiny_engine(backend, "lantern++")
+        start(engine, 1)
+        code = generated(engine.step, monkeypatch)
+    layouts = [cache.layout for cache in engine.caches]
+    stacked = [(2, one.layers, *one.shape) for one in layouts]
+    return whole_caches(code, [*(one.shape for one in layouts), *stacked])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "matmul"])
+def test_a_compiled_step_copies_no_cache(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = doubled_backend(monkeypatch, compile="default", attention=attention)
+    assert not copied(backend, monkeypatch)
+
+
+def test_a_cache_that_is_one_tensor_is_copied_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a layer's write into one tensor of all layers becomes: a copy of all of it."""
+    backend, _ = doubled_backend(monkeypatch, compile="default")
+
+    def stacked(layout: KVLayout) -> KVCache:
+        whole = torch.zeros(2, layout.layers, *layout.shape, dtype=layout.dtype)
+        return KVCache(layout, tuple(whole[0]), tuple(whole[1]))
+
+    def write(kv: KVCache, layer: int, address: Any, k: Any, v: Any) -> None:
+        whole = kv.keys[0]._base
+        for side, new in ((whole[0], k), (whole[1], v)):
+            held = side.select(0, layer)
+            flat = torch.nn.functional.pad(new, (0, kv.layout.head_dim - new.shape[-1]))
+            side.copy_(
+                torch.select_scatter(
+                    side,
+                    held.index_copy(0, address, flat.reshape(-1, *held.shape[1:])),
+                    0,
+                    layer,
+                )
+            )
+
+    monkeypatch.setattr(backend, "allocate", stacked)
+    monkeypatch.setattr(backend, "write", write)
+    assert copied(backend, monkeypatch)

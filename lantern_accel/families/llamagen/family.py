@@ -311,8 +311,10 @@ class LlamaGenFamily(Family):
             )
         free = model.target.unconditional(condition.shape[0]).to(condition.dtype)
         if condition.dim() == 3:
-            # LlamaGen hides the same positions in the unconditional row.
-            free = free * mask.unsqueeze(-1).to(free.dtype)
+            # LlamaGen hides the same positions in the unconditional row; a drafter that was trained
+            # seeing them expects what they hold.
+            if model.drafter is None or model.drafter.config.mask_padding:
+                free = free * mask.unsqueeze(-1).to(free.dtype)
         return Rows(torch.cat((condition, free)), mask)
 
     def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:

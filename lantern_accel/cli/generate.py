@@ -57,6 +57,11 @@ def generate(
         help="A name that `lantern-accel models` lists, or a folder or file of weights.",
     ),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    exact_dtype: bool = typer.Option(
+        False,
+        "--exact-dtype",
+        help="Compute in float32, in which exact strategies draw what vanilla draws; it costs speed.",
+    ),
     vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
     drafter: str = typer.Option(None, help="A drafter that lies elsewhere; none: decode without."),
     text_encoder: Path = typer.Option(
@@ -83,7 +88,7 @@ def generate(
     """
     from lantern_accel.cli.pictures import Pictures, check_files
     from lantern_accel.errors import RequestError
-    from lantern_accel.generation.settings import check_prompts, read_settings
+    from lantern_accel.generation.settings import check_prompts, exactly, read_settings
 
     words = [*(prompts or []), *_lines(prompts_file)]
     check_prompts(words)
@@ -93,6 +98,7 @@ def generate(
             "--compare draws with several strategies; leave --strategy and --resume out"
         )
     read_settings(settings)
+    dtype = exactly(dtype) if exact_dtype else dtype
     runs: list[dict[str, Any]] = [
         {**settings, **({"seed": seed} if seeds else {}), **({"strategy": name} if columns else {})}
         for seed in (_seeds(seeds) if seeds else [None])

@@ -73,7 +73,23 @@ class Rule:
             near = p.gather(-1, codes.view(*x.shape, -1))
         depth = torch.arange(x.shape[1], dtype=x.dtype, device=x.device).expand_as(x)
         mass = px + self.borrowed(Tried(px, q, near, p, x, depth, drafted))[1]
-        return mass if self.budget is None else torch.minimum(mass, px + self.budget * q)
+        if self.budget is None:
+            return mass
+        most = allowance(self.budget.expand_as(px), p, drafted)
+        return torch.minimum(mass, px + most * q)
+
+
+def allowance(left: Tensor, p: Tensor, q: Tensor | None) -> Tensor:
+    """Return how much one draft may spend where ``left [...]`` is left of a token's budget.
+
+    Drafts with ``q <= p`` are kept without relaxation and spend nothing; their share goes to the
+    others, so that the mean over drafts drawn from ``q [..., V]`` is ``left`` at most. A certain
+    draft (None) has no share to take.
+    """
+    if q is None:
+        return left
+    spends = torch.where(q > p, q, 0.0).sum(dim=-1)
+    return (left / spends.clamp(min=TINY)).clamp(max=1.0)
 
 
 @dataclass(frozen=True)
@@ -135,7 +151,7 @@ class DraftTest:
 def examine(
     rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, depth: int | Tensor, left: Tensor | None
 ) -> DraftTest:
-    """Look up what testing drafts needs; ``left [...]`` is what remains of each token's budget."""
+    """Look up what testing drafts needs; ``left [...]``: what each may spend (:func:`allowance`)."""
     column = x.unsqueeze(-1)
     px = p.gather(-1, column).squeeze(-1)
     qx = torch.ones_like(px) if q is None else q.gather(-1, column).squeeze(-1)
@@ -316,7 +332,8 @@ def _test_families(
         child = torch.where(has, first + c, 0)
         x = tokens.gather(1, child)
         u = uniforms.gather(1, torch.where(has, slots + c, 0))
-        test = examine(rule, p, q, x, depth, left)
+        most = None if left is None else allowance(left, p, q)
+        test = examine(rule, p, q, x, depth, most)
         tried = has & ~taken & (test.qx > 0)
         kept = tried & (u * test.qx <= test.mass)
         refused = tried & ~kept
@@ -327,9 +344,9 @@ def _test_families(
             if rule.residual == "official":
                 cost = spent + torch.where(refused, residual_price(rule, test, after), 0.0)
             price = price + torch.where(tried, cost, 0.0)
-            if left is not None:
+            if left is not None and most is not None:
                 # The next sibling is tried with probability 1 - f, so it may cost that much more.
-                rest = (left - spent).clamp(min=0.0) / (1.0 - test.keeps).clamp(min=1e-6)
+                rest = (most - spent).clamp(min=0.0) / (1.0 - test.keeps).clamp(min=1e-6)
                 left = torch.where(refused, rest.clamp(max=1.0), left)
         p = torch.where(refused.unsqueeze(-1), after, p)
         if q is not None and c + 1 < widest:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import TINY, Rule, examine, residual, residual_price
+from lantern_accel.decoding.accept import TINY, Rule, allowance, examine, residual, residual_price
 from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.device.sampling import SamplingOps
 
@@ -90,7 +90,9 @@ def couple(
     first = count.clamp(max=x.shape[1] - 1)
     if rule.relaxed:
         here, drafted = _at(own, first), _at(q, first)
-        limit = None if rule.budget is None else rule.budget.expand(len(x))
+        limit = None
+        if rule.budget is not None:
+            limit = allowance(rule.budget.expand(len(x)), here, drafted)
         test = examine(rule, here, drafted, _at(code, first).squeeze(-1), first, limit)
         row = residual(rule, test, here > 0)
         hit = order == count.unsqueeze(1)

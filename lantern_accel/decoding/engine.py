@@ -69,7 +69,10 @@ class Engine(Running):
             self.drafting = Drafting(
                 drafter, target, ops, cache, g, self.filters, guidance, tables, dynamic
             )
-        self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance, taps)
+        open_pads = drafter is not None and not (drafter.config.mask_padding or g.own_prompts)
+        open_pads = open_pads and strategy.needs_drafter
+        cache = ops.allocate(layout)
+        self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
         self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self._watch()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.decoding.accept import Rule, examine, residual
+from lantern_accel.decoding.accept import Rule, allowance, examine, residual
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.values import Tried
 
@@ -87,6 +87,8 @@ def _rest(left: Tensor | None, spent: Tensor, keeps: Tensor) -> Tensor | None:
 def _kept(node: _Node, p: Tensor, q: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return ``min(q, A)`` of every code and how many neighbours each absorbs, ``[n, V]`` both."""
     n, vocab = p.shape
+    if left is not None:
+        left = allowance(left, p, q)
     x = torch.arange(vocab)
     near = p[:, :0].unsqueeze(-1)
     if node.near is not None:
@@ -174,6 +176,8 @@ def _refuse(
     uniform: Tensor,
 ) -> Tensor:
     """Return the law ``[n, V]`` after codes ``x [n]`` were refused."""
+    if left is not None:
+        left = allowance(left, p, q)
     test = examine(node.rule, p, q, x, node.depth, left)
     after = residual(node.rule, test, node.allowed)
     less = q.scatter(-1, x.unsqueeze(-1), 0.0)

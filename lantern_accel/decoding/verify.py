@@ -13,7 +13,7 @@ from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.operations import KVCache, TensorOps, flags
-from lantern_accel.nn.transformer import Pass, dense_visible
+from lantern_accel.nn.transformer import Pass, dense_visible, pads_visible
 
 
 @dataclass
@@ -21,7 +21,8 @@ class Verifying:
     """The target of one engine, with its cache and constants.
 
     ``guidance`` makes one distribution of an image's rows. ``taps``: blocks whose states the drafter
-    reads, which come before the features: ``D`` is then that many times wider.
+    reads, which come before the features: ``D`` is then that many times wider. ``open_pads``: caption
+    pads hold what LANTERN's code gives them, for a drafter that reads them.
     """
 
     target: Target
@@ -30,6 +31,7 @@ class Verifying:
     geometry: Geometry
     guidance: Guidance
     taps: Sequence[int] = ()
+    open_pads: bool = False
 
     def __post_init__(self) -> None:
         g = self.geometry
@@ -52,6 +54,8 @@ class Verifying:
         g = self.geometry
         x = self.target.embed_prefix(state.condition)
         seen = dense_visible(state.prefix_mask, g.prefix)
+        if self.open_pads:
+            seen = pads_visible(state.prefix_mask, seen)
         hidden = self.cache.layout.capacity - g.prefix
         rest = flags(False, len(seen), 1, g.prefix, hidden, device=seen.device)
         mask = self.ops.mask(torch.cat((seen, rest), dim=-1), x.dtype)

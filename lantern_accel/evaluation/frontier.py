@@ -13,6 +13,8 @@ from lantern_accel.strategy.values import Strategy
 BATCH = 8
 #: No bound, where the budget is the bound.
 MOST_LAMBDA = 1e6
+#: What a default may move of a token's probability, at most.
+MOST_MOVED = 0.1
 
 
 def strategies(pipeline: Pipeline, settings: Settings) -> Iterator[Strategy]:
@@ -35,6 +37,27 @@ def strategies(pipeline: Pipeline, settings: Settings) -> Iterator[Strategy]:
             yield pipeline.strategy("lantern++", k=k, lam=lam)
 
 
+def chosen(points: Sequence[FrontierPoint], name: str) -> FrontierPoint:
+    """Return the point that the rule for defaults picks among a strategy's, budgets left out.
+
+    Of those that move less than :data:`MOST_MOVED` of a token's mass, the one with the most tokens
+    per step; where it is ahead of a cheaper one only by noise (images resampled in pairs), the cheaper.
+    """
+    own = [p for p in points if p.strategy.name == name and p.strategy.tv_budget is None]
+    open_ = sorted(
+        (p for p in own if p.total_variation.value < MOST_MOVED),
+        key=lambda p: p.total_variation.value,
+    )
+    if not open_:
+        raise ValueError(f"no point of {name!r} moves less than {MOST_MOVED} of a token's mass")
+    best = max(open_, key=lambda p: p.step_compression.value)
+    for point in open_:
+        ahead = paired(share, point.steps, best.steps)  # fewer steps are more tokens per step
+        if point is best or ahead.low <= 1:
+            return point
+    return best
+
+
 def frontier(
     pipeline: Pipeline,
     prompts: Sequence[str | int],
@@ -46,7 +69,7 @@ def frontier(
     sampling = pipeline.sampling()
     for strategy in strategies(pipeline, settings):
         relaxed = strategy.acceptance.relaxed
-        steps: list[float] = []
+        steps: list[int] = []
         moved: list[float] = []
         for start in range(0, len(prompts), BATCH):
             chunk = list(prompts[start : start + BATCH])
@@ -62,6 +85,7 @@ def frontier(
                 strategy=strategy,
                 step_compression=paired(share, gained, steps),
                 total_variation=mean(moved),
+                steps=steps,
                 images=len(steps),
             )
         )

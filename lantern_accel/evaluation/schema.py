@@ -80,6 +80,7 @@ class FrontierPoint(_Part):
     total_variation: Interval = Field(
         description="distance between a token's law and the target's, mean over tokens"
     )
+    steps: list[int] = Field(description="target forwards of each image, in the order of prompts")
     images: int
 
 

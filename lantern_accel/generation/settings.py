@@ -97,6 +97,20 @@ class Settings(BaseModel):
         return {name: getattr(self, name) for name in CHANGES}
 
 
+#: In this dtype no rounding of a product over more rows changes a decision: `conform` checks on every
+#: device that greedy exact strategies give vanilla's tokens.
+EXACT_DTYPE = "float32"
+
+
+def exactly(dtype: str) -> str:
+    """Return the dtype in which exact strategies are exact; raises RequestError for another one."""
+    if dtype not in ("auto", EXACT_DTYPE):
+        raise RequestError(
+            f"--exact-dtype computes in {EXACT_DTYPE}, and --dtype asks for {dtype}; leave one out"
+        )
+    return EXACT_DTYPE
+
+
 def read_settings(given: Mapping[str, Any]) -> Settings:
     """Check keywords; raises :class:`RequestError` in one sentence, with the nearest name."""
     fields = Settings.model_fields

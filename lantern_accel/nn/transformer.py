@@ -88,6 +88,19 @@ def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:
     return visible.unsqueeze(1)
 
 
+def pads_visible(prefix_mask: Tensor, visible: Tensor) -> Tensor:
+    """Let padded positions of :func:`dense_visible` see all before them and the caption behind them.
+
+    LANTERN's rule, from adding two masks. Nothing that a padded position holds reaches the target's
+    tokens, but a drafter that was trained without a mask reads it.
+    """
+    length = visible.shape[-1]
+    index = torch.arange(length, dtype=torch.int32, device=visible.device)
+    causal = index[:, None] >= index[None, :]
+    both = causal | prefix_mask[:, None, :]
+    return torch.where(prefix_mask[:, :, None], visible[:, 0], both).unsqueeze(1)
+
+
 class Projection(nn.Linear):
     """A linear layer whose weight a backend may keep in an order of its own (see :func:`pack`)."""
 

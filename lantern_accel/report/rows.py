@@ -137,9 +137,7 @@ def row_of(run: Run, cell: Cell) -> Row:
     over_exact: Interval | str | None = None
     exact_verdict: str | None = None
     if cell.relaxed:
-        twin = _partner(
-            run, cell, lambda o: not o.relaxed and o.strategy.tree == cell.strategy.tree
-        )
+        twin = twin_of(run, cell)
         over_exact, exact_verdict, _ = _against(cell, twin, NO_TWIN, UNPRICED if hidden else "")
     made = [float(s.tokens - s.images) for s in cell.samples]
     steps = [float(s.steps) for s in cell.samples]
@@ -200,6 +198,11 @@ def _partner(run: Run, cell: Cell, fits: Callable[[Cell], bool]) -> Cell | None:
         if same and other.samples and fits(other):
             return other
     return None
+
+
+def twin_of(run: Run, cell: Cell) -> Cell | None:
+    """Return exact decoding on a relaxed cell's tree, or in its window; None where it was not run."""
+    return _partner(run, cell, lambda o: not o.relaxed and o.strategy.tree == cell.strategy.tree)
 
 
 def _against(

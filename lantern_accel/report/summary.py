@@ -155,7 +155,10 @@ def _relaxed_tile(rows: Sequence[Row]) -> Tile:
     note = f"{best.strategy}, batch {best.batch}: {judged(str(best.verdict))}"
     price = best.price
     if isinstance(best.over_exact, Interval):
-        note += f"; {best.over_exact.value:.2f}\N{MULTIPLICATION SIGN} exact decoding on its tree"
+        note += (
+            f"; {best.over_exact.value:.2f}\N{MULTIPLICATION SIGN} exact decoding on its tree "
+            f"({judged(str(best.exact_verdict))})"
+        )
     if isinstance(price, Quality) and isinstance(price.total_variation, Interval):
         note += f"; moves {percent(price.total_variation.value)} of a token's probability"
     if not judged_rows:

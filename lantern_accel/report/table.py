@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from lantern_accel.measure.intervals import paired, relative_spread, speed_ratio
+from lantern_accel.measure.intervals import paired, relative_spread, speed_ratio, verdict
 from lantern_accel.measure.record import STEP_PHASES, Cell, Run
-from lantern_accel.report.rows import row_of
+from lantern_accel.report.rows import row_of, twin_of, unsettled
+from lantern_accel.report.writing import judged
 
 HEAD = (
     "| strategy | batch | T | tokens/s | ± | speed-up | tokens per step | over prompts | conversion "
-    "| TV per token | draft / verify / accept / commit / host, ms per eager step |"
+    "| over exact on its tree | TV per token "
+    "| draft / verify / accept / commit / host, ms per eager step |"
 )
 
 
@@ -32,6 +34,11 @@ def _plain(run: Run, cell: Cell) -> dict[str, Any]:
         and (other.batch, other.temperature) == (cell.batch, cell.temperature)
     )
     over = paired(speed_ratio, cell.rates, base.rates) if base.samples else None
+    twin = twin_of(run, cell) if cell.relaxed else None
+    exact = paired(speed_ratio, cell.rates, twin.rates) if twin is not None else None
+    says = (
+        None if exact is None or twin is None else verdict(exact, unsettled=unsettled(cell, twin))
+    )
     tokens = sum(s.tokens for s in cell.samples)
     return {
         "strategy": cell.strategy.name,
@@ -44,6 +51,9 @@ def _plain(run: Run, cell: Cell) -> dict[str, Any]:
         "step_compression": cell.step_compression,
         "step_compression_over_prompts": [row.over_prompts.low, row.over_prompts.high],
         "conversion": over.value / cell.step_compression if over else None,
+        "over_exact": exact.value if exact else None,
+        "over_exact_interval": [exact.low, exact.high] if exact and exact.n > 1 else None,
+        "over_exact_verdict": says,
         "total_variation": sum(s.total_variation * s.tokens for s in cell.samples) / tokens,
         "samples": len(cell.samples),
         "phase_ms": {} if isinstance(cell.step_ms, str) else cell.step_ms,
@@ -64,10 +74,14 @@ def table(run: Run) -> str:
         if row["speedup_interval"] and row["strategy"] != "vanilla":
             speedup += " ({:.2f} to {:.2f})".format(*row["speedup_interval"])
         conversion = "" if row["conversion"] is None else f"{row['conversion']:.2f}"
+        exact = "" if row["over_exact"] is None else f"{row['over_exact']:.2f}x"
+        if row["over_exact_interval"]:
+            low_, high_ = row["over_exact_interval"]
+            exact += f" ({low_:.2f} to {high_:.2f}, {judged(row['over_exact_verdict'])})"
         lines.append(
             f"| {row['strategy']} | {row['batch']} | {row['temperature']:g} "
             f"| {row['tokens_per_second']:.0f} | {spread} | {speedup} "
             f"| {row['step_compression']:.2f} | {'' if few else f'{low:.2f} to {high:.2f}'} "
-            f"| {conversion} | {row['total_variation']:.3f} | {phases} |"
+            f"| {conversion} | {exact} | {row['total_variation']:.3f} | {phases} |"
         )
     return "\n".join(lines)

@@ -257,3 +257,14 @@ def test_a_manifest_whose_parts_do_not_fit(command, tiny_model, tmp_path):
     done = command("generate", "dog", "--model", folder, "-o", tmp_path / "x.png")
     assert done.returncode == 2
     assert "model.json" in done.stderr
+
+
+def test_the_exact_dtype_is_float32_and_contradicts_no_other(command, tiny_model, tmp_path):
+    out, figures = tmp_path / "a.png", tmp_path / "a.json"
+    given = ("generate", "red heart", "--model", tiny_model, "-o", out, "--exact-dtype")
+    done = command(*given, "--json", figures)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(figures.read_text())["dtype"] == "float32"
+    refused = command(*given, "--dtype", "bfloat16")
+    assert refused.returncode == 2
+    assert "--exact-dtype computes in float32, and --dtype asks for bfloat16" in refused.stderr

@@ -106,6 +106,14 @@ def _after_rejection(
     return _normalised([max(relaxed_p[y] - drafted[y], 0.0) for y in range(size)], p, verdict)
 
 
+def _share(left: float, p: Vector, q: Vector | None) -> float:
+    """Return what one draft may spend; drafts that p keeps anyway leave their part to the others."""
+    if q is None:
+        return left
+    spends = math.fsum(b for a, b in zip(p, q, strict=True) if b > a)
+    return min(1.0, left / spends) if spends > 0 else 1.0
+
+
 def _cost(rule: OracleRule, p: list[float], q: Vector | None, x: int, mass: float) -> float:
     """Return what a test adds to the total variation: f(x) less what exact decoding would keep."""
     chance = 1.0 if q is None else q[x]
@@ -151,8 +159,9 @@ def token_law(
             verdict = Verdict()
             mass = now[x] + _absorb(rule, now, x, verdict)[1]
             q_x = 1.0 if drafted is None else chance
-            if left is not None:
-                mass = min(mass, now[x] + left * q_x)
+            share = None if left is None else _share(left, now, drafted)
+            if share is not None:
+                mass = min(mass, now[x] + share * q_x)
             keeps = min(1.0, mass / q_x)
             cost = _cost(rule, now, drafted, x, mass)
             price += weight * chance * cost
@@ -161,7 +170,7 @@ def token_law(
                 continue
             after = _after_rejection(rule, now, drafted, x, verdict, mass)
             price += weight * chance * (1 - keeps) * _stray(rule, now, drafted, x, mass, after)
-            rest = None if left is None else min(1.0, max(left - cost, 0.0) / (1 - keeps))
+            rest = None if share is None else min(1.0, max(share - cost, 0.0) / (1 - keeps))
             fewer = None if drafted is None else _without(drafted, x)
             cases.append((after, fewer, tried + 1, weight * chance * (1 - keeps), rest))
     return law, price
@@ -192,8 +201,9 @@ def sampling(
             if chance <= 0:
                 continue
             whole = p[x] + _absorb(rule, p, x, verdict)[1]
-            if left is not None:
-                whole = min(whole, p[x] + left * chance)
+            share = None if left is None else _share(left, p, drafted)
+            if share is not None:
+                whole = min(whole, p[x] + share * chance)
             if whole > 0:
                 verdict.compare(u * chance, whole)
             cost = _cost(rule, p, drafted, x, whole)
@@ -204,9 +214,9 @@ def sampling(
                 break
             after = _after_rejection(rule, p, drafted, x, verdict, whole)
             verdict.price += _stray(rule, p, drafted, x, whole, after)
-            if left is not None:
+            if share is not None:
                 keeps = min(1.0, whole / chance)
-                left = min(1.0, max(left - cost, 0.0) / max(1 - keeps, 1e-6))
+                left = min(1.0, max(share - cost, 0.0) / max(1 - keeps, 1e-6))
             p = after
             if drafted is not None:
                 drafted = _without(drafted, x)

@@ -310,8 +310,10 @@ class LlamaGenFamily(Family):
                 f"the model {model.manifest.name!r} has two-way guidance; leave cfg_scale_image out"
             )
         free = model.target.unconditional(condition.shape[0]).to(condition.dtype)
-        if condition.dim() == 3:
-            # LlamaGen hides the same positions in the unconditional row.
+        # LlamaGen hides the same positions in the unconditional row; a drafter that was trained seeing
+        # them expects what they hold.
+        hides = model.drafter is None or model.drafter.config.mask_padding
+        if condition.dim() == 3 and hides:
             free = free * mask.unsqueeze(-1).to(free.dtype)
         return Rows(torch.cat((condition, free)), mask)
 

@@ -132,14 +132,14 @@ class DeviceBackend(Backend):
     def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
         """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]``, uniforms ``[...]``."""
         out = None
-        if self.kernels is not None:
+        if self.kernels is not None and self.index == torch.int64:
             out = sampling.draw(self.kernels.library, weights, uniform.unsqueeze(-1))
         return out.squeeze(-1) if out is not None else super().draw(weights, uniform)
 
     def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
         """Draw different codes ``[..., K]`` from weights ``[..., V]``, uniforms ``[..., K]``."""
         out = None
-        if self.kernels is not None:
+        if self.kernels is not None and self.index == torch.int64:
             out = sampling.draw(self.kernels.library, weights, uniforms)
         return out if out is not None else super().draw_without_replacement(weights, uniforms)
 

@@ -162,7 +162,10 @@ def accept(
     masked: bool,
 ) -> tuple[Tensor, ...] | None:
     """Walk down a tree (:meth:`SamplingOps.accept`); return the fields of an ``Accepted``."""
-    if not _floats(logits, tree.q, uniforms, bonus_uniform) or tree.tokens.dtype != torch.int64:
+    if not _floats(logits, tree.q, uniforms, bonus_uniform):
+        return None
+    tables = (tree.tokens, tree.first_child, tree.num_children, tree.group)
+    if any(table is not None and table.dtype != torch.int64 for table in tables):
         return None
     held: list[Tensor] = []
     described, judged = _filter(given, held), rule_of(rule)

@@ -390,5 +390,7 @@ def test_int32_indices_decide_alike(strategy: str, temperature: float) -> None:
             with torch.inference_mode():
                 start(engine, 3)
                 decoded.append(engine.run())
-    for name in ("tokens", "steps", "histogram", "price"):
+    for name in ("tokens", "steps", "histogram"):
         assert torch.equal(getattr(decoded[0], name), getattr(decoded[1], name)), name
+    # A device's own kernel may take one kind of index alone, and adds in its own order.
+    torch.testing.assert_close(decoded[0].price, decoded[1].price)

@@ -76,10 +76,10 @@ STANDS_IN = {"sdpa_recomp_fwd": _sdpa, "rms_norm": _rms_norm, "rotary_pos_embedd
 
 def define() -> torch.library.Library:
     """Register what stands in for the kernels; they are there as long as what is returned."""
-    made = torch.library.Library("hpu", "FRAGMENT")
+    made = torch.library.Library("hpu", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name, schema in SCHEMAS.items():
-        made.define(name + schema)
-        made.impl(name, STANDS_IN[name], "CompositeExplicitAutograd")
+        made.define(name + schema)  # type: ignore[no-untyped-call]
+        made.impl(name, STANDS_IN[name], "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     return made
 
 
@@ -93,7 +93,7 @@ def wrappers(clone: Path) -> dict[str, ModuleType]:
         )
     hpu = ModuleType("habana_frameworks.torch.hpu")
     # Its real module asks the bridge's C++; Dynamo does not trace it.
-    vars(hpu)["recompute_sdp_enabled"] = torch.compiler.disable(lambda: True)
+    vars(hpu)["recompute_sdp_enabled"] = torch.compiler.disable(lambda: True)  # type: ignore[no-untyped-call]
     parents = [ModuleType("habana_frameworks"), ModuleType("habana_frameworks.torch"), hpu]
     vars(parents[0])["torch"], vars(parents[1])["hpu"] = parents[1], hpu
     sys.modules.update({one.__name__: one for one in parents})

@@ -45,7 +45,7 @@ def _need_triton() -> None:
 
 
 @contextmanager
-def _with(backend: DeviceBackend, **options: str) -> Iterator[None]:
+def _with(backend: DeviceBackend, **options: Any) -> Iterator[None]:
     before = backend.options
     backend.options = dataclasses.replace(before, **options)
     try:

@@ -68,9 +68,9 @@ class Spec(BackendSpec):
             found = [_described(index) for index in range(torch.cuda.device_count())]
             wanting = [_lacking(index) for index in range(len(found))]
         except RuntimeError as error:
-            said = " ".join(str(error).split(". ")[0].split())
+            told = " ".join(str(error).split(". ")[0].split())
             return Probe.broken(
-                f"the driver lists a GPU, and CUDA does not start on it ({said})",
+                f"the driver lists a GPU, and CUDA does not start on it ({told})",
                 "check with nvidia-smi that it works and that no other process holds it alone",
             )
         if all(wanting):

@@ -57,9 +57,9 @@ def changes(node: ast.AST) -> Iterator[ast.expr]:
         yield ast.Compare(node.left, [other, *node.ops[1:]], node.comparators)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATE:
         yield ast.BinOp(node.left, OPERATE[type(node.op)](), node.right)
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        assert isinstance(node.value, int | float)
-        yield ast.Constant(node.value + 1)
+    value = getattr(node, "value", None)
+    if isinstance(node, ast.Constant) and type(value) in (int, float):
+        yield ast.Constant(value + 1)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert | ast.Not):
         yield node.operand
     if isinstance(node, ast.IfExp):

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lantern_accel"
@@ -57,7 +58,7 @@ def changes(node: ast.AST) -> Iterator[ast.expr]:
         yield ast.Compare(node.left, [other, *node.ops[1:]], node.comparators)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATE:
         yield ast.BinOp(node.left, OPERATE[type(node.op)](), node.right)
-    value = getattr(node, "value", None)
+    value: Any = getattr(node, "value", None)
     if isinstance(node, ast.Constant) and type(value) in (int, float):
         yield ast.Constant(value + 1)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert | ast.Not):

@@ -86,6 +86,7 @@ class Program(Replay):
 
     captured = True
     kind = "compiled"
+    _key: bytes = b""
 
     def __init__(
         self,

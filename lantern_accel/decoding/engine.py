@@ -81,7 +81,7 @@ class Engine(Running):
         """Run the prompt and draw the first token. No value is read by the host."""
         state = self.state
         features, logits = self.verifying.prefill(state)
-        if self.sampling.greedy:
+        if self.greedy:
             weights = logits
             root = logits.argmax(dim=-1).to(self.ops.index)
         else:
@@ -122,7 +122,7 @@ class Engine(Running):
         return DraftTree(tokens=self.state.root.unsqueeze(1), max_children=(), **self._root_only)
 
     def _accept(self, tree: DraftTree, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
-        if self.sampling.greedy:
+        if self.greedy:
             self.sound.note(logits)
             return accept_greedy(tree, logits, self.rule)
         self.sound.note(logits, logits=True)

@@ -151,7 +151,7 @@ class JacobiEngine(Running):
         self._draft(state.length, uniforms)
 
     def _first(self, logits: Tensor, uniforms: Tensor) -> Tensor:
-        if self.sampling.greedy:
+        if self.greedy:
             self.sound.begin(logits)
             return logits.argmax(dim=-1).to(self.ops.index)
         weights = distribution(logits, self.filters)
@@ -167,7 +167,7 @@ class JacobiEngine(Running):
         targets = fresh.targets(newest)
         places = targets.clamp(max=n)
         left, above = fresh.sources(newest)
-        if self.sampling.greedy:
+        if self.greedy:
             if fresh.kind not in ("uniform", "code"):
                 near = left if fresh.kind.startswith("left") else above
                 state.tokens.scatter_(1, places, state.tokens.gather(1, near))
@@ -222,7 +222,7 @@ class JacobiEngine(Running):
         x = state.tokens.gather(1, chain.clamp(max=g.tokens))
         with self.ops.phase("draft"):
             q = None
-            if not self.sampling.greedy and not self.noisy:
+            if not self.greedy and not self.noisy:
                 q = self.ring.read(state.q, chain[:, 1:])
             others, shares = self._siblings(x, q, uniforms)
         with self.ops.phase("verify"):
@@ -275,7 +275,7 @@ class JacobiEngine(Running):
     ) -> Coupled:
         """Decide, and keep the distributions of what is drafted for the next step."""
         state, x = self.state, window[:, 1:]
-        if self.sampling.greedy:
+        if self.greedy:
             self.sound.note(logits)
             return compare(x, logits, self.rule)
         positions = state.length.unsqueeze(1) + self.ahead

@@ -50,7 +50,7 @@ class PlainStep:
             x = state.tokens.gather(1, newest)
             logits = self.forward.logits(state.length, state.start, state.prefix_mask, x)
         with engine.ops.phase("accept"):
-            if engine.sampling.greedy:
+            if engine.greedy:
                 engine.sound.note(logits)
                 token = logits[:, 0].argmax(dim=-1).to(engine.ops.index)
             else:

@@ -55,6 +55,8 @@ class Running(ABC):
 
     strategy: Strategy
     sampling: Sampling
+    greedy: bool
+    """Fixed with the engine: a traced step that read ``sampling`` would be bound to its temperature."""
     ops: TensorOps
     geometry: Geometry
     dials: Dials
@@ -69,7 +71,8 @@ class Running(ABC):
 
     def _watch(self) -> None:
         """Make what the host reads while steps run: the lengths, and whether numbers are finite."""
-        self.sound = Soundness(self.state.length, self.sampling.greedy)
+        self.greedy = self.sampling.greedy
+        self.sound = Soundness(self.state.length, self.greedy)
         self._progress = self.ops.host_copy(self.sound.report)
 
     @abstractmethod

@@ -32,12 +32,13 @@ class Dials:
 
     def set(self, strategy: Strategy, sampling: Sampling) -> None:
         """Take the values of settings whose bucket is this engine's."""
-        self.temperature.fill_(1.0 if sampling.greedy else sampling.temperature)
-        self.top_p.fill_(sampling.top_p)
+        # Copied, not filled: a number in an operator may be a recipe of its own where operators compile.
+        self.temperature.copy_(torch.tensor([1.0 if sampling.greedy else sampling.temperature]))
+        self.top_p.copy_(torch.tensor([sampling.top_p]))
         if sampling.cfg_scale_image is not None:
-            self.image_scale.fill_(sampling.cfg_scale_image)
+            self.image_scale.copy_(torch.tensor([sampling.cfg_scale_image]))
         if strategy.tv_budget is not None:
-            self.budget.fill_(strategy.tv_budget)
+            self.budget.copy_(torch.tensor([strategy.tv_budget]))
         scale = torch.full(self.scale.shape, sampling.cfg_scale if sampling.guided else 1.0)
         if sampling.cfg_interval >= 0:
             # Decode index i counts from the second token; the first is always guided.

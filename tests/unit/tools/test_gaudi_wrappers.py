@@ -61,7 +61,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(*words: object, before: str = "") -> subprocess.CompletedProcess[str]:
+def run(*words: object, before: str = "pass") -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.argv = sys.argv[1:]; {before}; import runpy; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     paths = os.pathsep.join([str(ROOT), str(ROOT / "backends")])

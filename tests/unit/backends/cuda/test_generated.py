@@ -6,6 +6,7 @@ before a device's own code.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -33,28 +34,32 @@ def test_a_compiled_step_copies_no_cache(attention: str, monkeypatch: pytest.Mon
     assert not copied(backend, monkeypatch)
 
 
+@dataclass(frozen=True)
+class Stacked(KVCache):
+    """All layers in one tensor, ``[2, layers, ...]``, as a cache once was."""
+
+    whole: Any = None
+
+
 def test_a_cache_that_is_one_tensor_is_copied_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a layer's write into one tensor of all layers becomes: a copy of all of it."""
     backend, _ = doubled_backend(monkeypatch, compile="default")
 
     def stacked(layout: KVLayout) -> KVCache:
         whole = torch.zeros(2, layout.layers, *layout.shape, dtype=layout.dtype)
-        return KVCache(layout, tuple(whole[0]), tuple(whole[1]))
+        return Stacked(layout, tuple(whole[0]), tuple(whole[1]), whole)
 
-    def write(kv: KVCache, layer: int, address: Any, k: Any, v: Any) -> None:
-        whole = kv.keys[0]._base
-        for side, new in ((whole[0], k), (whole[1], v)):
-            held = side.select(0, layer)
+    def write(kv: Any, layer: int, address: Any, k: Any, v: Any) -> None:
+        for side, new in ((kv.whole[0, layer], k), (kv.whole[1, layer], v)):
             flat = torch.nn.functional.pad(new, (0, kv.layout.head_dim - new.shape[-1]))
-            side.copy_(
-                torch.select_scatter(
-                    side,
-                    held.index_copy(0, address, flat.reshape(-1, *held.shape[1:])),
-                    0,
-                    layer,
-                )
-            )
+            side.index_copy_(0, address, flat.reshape(-1, *side.shape[1:]))
 
-    monkeypatch.setattr(backend, "allocate", stacked)
-    monkeypatch.setattr(backend, "write", write)
+    def by_head(kv: Any, layer: int, count: int) -> tuple[Any, Any]:
+        at = kv.layout
+        shape = (at.rows, at.heads, at.capacity, at.head_dim)
+        k, v = (kv.whole[side, layer].view(shape)[:, :, :count] for side in (0, 1))
+        return k, v
+
+    for name, method in (("allocate", stacked), ("write", write), ("by_head", by_head)):
+        monkeypatch.setattr(backend, name, method)
     assert copied(backend, monkeypatch)

@@ -29,6 +29,7 @@ class Watch:
     def __init__(self, name: str, limit: float | None, on_wait: Wait | None) -> None:
         self.name, self.limit, self.on_wait = name, limit, on_wait
         self._done = threading.Event()
+        self._raised = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._watched = threading.get_ident()
@@ -42,8 +43,10 @@ class Watch:
     def __exit__(self, *exc: object) -> None:
         with self._lock:
             self._done.set()
-            if self._thread is not None:
-                _raise_in(self._watched, None)  # one that is under way comes too late
+            if self._raised:
+                # One that is under way comes too late. Not otherwise: CPython 3.11 looks for what is
+                # pending for ever after, and a profiled function then never begins.
+                _raise_in(self._watched, None)
 
     def _watch(self) -> None:
         began = time.perf_counter()
@@ -58,7 +61,7 @@ class Watch:
                 if self._done.is_set():
                     return
                 if not ended and self.limit is not None and waited >= self.limit:
-                    ended = True
+                    ended = self._raised = True
                     _raise_in(self._watched, TimeLimit)
                     continue
             if self.on_wait is not None:

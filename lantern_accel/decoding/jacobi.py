@@ -114,6 +114,7 @@ class JacobiEngine(Running):
             self.dials, self.filters, self.rule = longest.dials, longest.filters, longest.rule
             self.verifying, self.ring, self.state = longest.verifying, longest.ring, longest.state
             self.sound, self._progress = longest.sound, longest._progress
+            self.greedy = longest.greedy
         self.forward = WindowPass(self.verifying, g, counts)
         self.recall = None
         if passes:

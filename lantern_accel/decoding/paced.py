@@ -109,6 +109,7 @@ class PacedEngine(Running):
         self.geometry, self.dials = longest.geometry, longest.dials
         self.verifying, self.state = longest.verifying, longest.state
         self.sound, self._progress = longest.sound, longest._progress
+        self.greedy = longest.greedy
         #: Milliseconds per step of each length that was timed since the engine was made.
         self.times: dict[int, list[float]] = {}
         #: Replaced by captured functions where a device captures.

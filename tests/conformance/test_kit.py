@@ -358,9 +358,9 @@ def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch):
     monkeypatch.setattr(DeviceBackend, "linear", strict)
     with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
         pipeline.warm_up((1,), ("lantern++",), temperature=0)
-        drawn = pipeline.generate("red heart", seed=1, temperature=0)
+        drawn = pipeline.generate("red heart", seed=1, strategy="lantern++", temperature=0)
         again, _ = pipeline.decode_only(
-            ["red heart"], pipeline.strategy(), pipeline.sampling(temperature=0), seed=1
+            ["red heart"], pipeline.strategy("lantern++"), pipeline.sampling(temperature=0), 1
         )
         assert torch.equal(drawn.tokens, again.tokens)
         chosen = select(["decode.weights_from_outside", "replay"])

@@ -20,7 +20,16 @@ def test_generate_gives_the_tokens_of_the_cpu(on_software_hpu: Run, tmp_path: Pa
         words = ["generate", "red heart", "--device", device, "--dtype", "float32", "--seed", "7"]
         files = [tmp_path / f"{device}.json", tmp_path / f"{device}.png"]
         # A tree of its own: a tuned one belongs to one device.
-        words += ["--tree", "small_8", "--json", str(files[0]), "-o", str(files[1])]
+        words += [
+            "--strategy",
+            "lantern++",
+            "--tree",
+            "small_8",
+            "--json",
+            str(files[0]),
+            "-o",
+            str(files[1]),
+        ]
         shown = passes(on_software_hpu(*words))
         assert ("software HPU" in shown) == (device == "hpu")
         assert ("tokens/s" in shown) == (device == "cpu")

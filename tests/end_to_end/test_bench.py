@@ -32,7 +32,7 @@ def test_the_table_has_a_ratio_to_vanilla(command, tiny_model, tmp_path):
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
     assert "| vanilla | 1 | 1 |" in lines[2]
-    assert " 1.00x | 1.00 | 1.00 to 1.00 | 1.00 | 0.000 |" in lines[2]
+    assert " 1.00x | 1.00 | 1.00 to 1.00 | 1.00 |  | 0.000 |" in lines[2]
     assert "left" in done.stderr  # an estimate before the long part
     run = read_run(out)
     assert run.state == "complete"

@@ -75,7 +75,8 @@ def test_lumina_draws_pictures_that_are_not_square(command, lumina, tmp_path):
 
 
 def test_a_family_without_a_drafter_says_how_to_get_one(command, lumina, tmp_path):
-    done = command("generate", "a fox", "--model", lumina, "-o", tmp_path / "x.png")
+    words = ("generate", "a fox", "--model", lumina, "-o", tmp_path / "x.png")
+    done = command(*words, "--strategy", "lantern++")
     assert done.returncode == 2
     assert "lantern-accel train drafter" in done.stderr
 

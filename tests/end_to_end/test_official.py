@@ -112,9 +112,9 @@ def test_as_many_prompts_as_features(command, texts, features, tmp_path):
 
 
 def test_without_a_drafter_the_way_to_one_is_named(command, classes, tmp_path):
-    done = command(
-        "generate", "3", "--model", classes, "--drafter", "none", "-o", tmp_path / "x.png"
-    )
+    words = ("generate", "3", "--model", classes, "--drafter", "none", "-o", tmp_path / "x.png")
+    assert command(*words).returncode == 0, "auto needs no drafter"
+    done = command(*words, "--strategy", "eagle")
     assert done.returncode == 2
     assert "lantern-accel train drafter" in done.stderr
 

@@ -143,13 +143,12 @@ def test_a_wrong_configuration_names_its_field(command, work, text, reason):
 
 
 def test_a_full_disk_is_one_sentence(command, work, monkeypatch):
-    from lantern_accel.training import encode, tokenizer
+    from lantern_accel.training import tokenizer
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device", "vq.safetensors")
 
     monkeypatch.setattr(tokenizer, "write_whole", full)
-    monkeypatch.setattr(encode, "write_whole", full)
     done = command("train", "tokenizer", "--work", work, "--config", work / "tokenizer.json")
     assert done.returncode == 2
     assert "No space left on device" in done.stderr

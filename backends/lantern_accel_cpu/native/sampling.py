@@ -136,13 +136,12 @@ def rule_of(rule: Any) -> Rule | None:
     kind = KINDS.get(type(acceptance))
     if kind is None or (kind and (table is None or rule.dials is None)):
         return None
-    if not _floats(rule.dials, rule.budget):
+    # A budget is spent by what the whole of q leaves, which the kernel does not look at.
+    if rule.budget is not None or not _floats(rule.dials):
         return None
     given = Rule(kind=kind, residual=RESIDUALS[rule.residual], k=acceptance.k)
     if rule.dials is not None and kind:
         given.dial = rule.dials.data_ptr()
-    if rule.budget is not None:
-        given.budget = rule.budget.data_ptr()
     if table is not None:
         if table.dtype != torch.int32 or table.stride(1) != 1 or table.device.type != "cpu":
             return None

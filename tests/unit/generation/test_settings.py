@@ -31,7 +31,7 @@ def built(prompt: object = "pizza", **given: Any) -> Any:
         ([None], {}, "None is no prompt; give text or a class id"),
         ([], {}, "there is no prompt"),
         ("x", {"sede": 3}, "generate takes no 'sede'; did you mean seed"),
-        ("x", {"strategy": 3}, "strategy cannot be 3; it takes: vanilla, eagle"),
+        ("x", {"strategy": 3}, "strategy cannot be 3; it takes: auto (the default"),
         ("x", {"preset": 3}, "preset cannot be 3; it takes: Published settings by name"),
         ("x", {"temperature": "hot"}, "temperature cannot be 'hot'"),
         ("x", {"num_images": 0}, "num_images: greater than or equal to 1, not 0"),
@@ -77,7 +77,7 @@ def test_a_rule_over_a_named_tree_says_so_in_the_name() -> None:
     assert (chosen.name, chosen.acceptance) == ("eagle with lantern++", LanternPP(k=3, lam=4))
     same = choose_strategy(MANIFEST.defaults, "lantern++", accept="lantern++:k=3", lam=5.0)
     assert (same.name, same.acceptance) == ("lantern++", LanternPP(k=3, lam=5.0))
-    assert built(accept="lantern++:k=3").strategy.acceptance.k == 3
+    assert built(strategy="lantern++", accept="lantern++:k=3").strategy.acceptance.k == 3
     with pytest.raises(LanternError, match="drafts nothing that could be relaxed"):
         built(strategy="vanilla", accept="lantern++:k=3")
 

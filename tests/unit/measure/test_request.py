@@ -48,7 +48,7 @@ def test_ten_thousand_lines_are_a_digest_and_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [(b"\n \n", "has no prompt"), (b"\xff\xfe\xff", "not UTF-8 text")]
+    ("data", "says"), [(b"\n \n", "has no prompt"), (b"\xff\xfe\xff", "it is not text")]
 )
 def test_a_file_without_prompts_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     path = tmp_path / "prompts.txt"

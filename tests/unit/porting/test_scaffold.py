@@ -162,7 +162,7 @@ def test_nothing_is_overwritten(
 def test_the_folder_is_there_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*given: object) -> None:
+    def full(*given: object, **more: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)

@@ -75,6 +75,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch):
 def test_the_mode_sets_the_bridges_variable(mode: str, lazy: str) -> None:
     environ: dict[str, str] = {}
     Spec(Settings(mode=mode)).prepare(environ)
+    assert "recipes" in environ.pop("PT_HPU_RECIPE_CACHE_CONFIG")
     assert environ == {
         "PT_HPU_LAZY_MODE": lazy,
         "PT_HPU_ENABLE_CACHE_METRICS": "1",

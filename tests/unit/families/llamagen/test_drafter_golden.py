@@ -170,7 +170,7 @@ def test_the_static_tree_drafts_the_recorded_codes(cap0: dict[str, Any]) -> None
         prefill(engine, cap0["in_ids"], cap0["in_hidden"])
         tree = drafting.draft(engine.state, torch.zeros(1, 0))
     same_tree(tree, cap0["static_tree_candidates"], cap0["static_mask"], cap0["static_pos"])
-    assert tree.q is None and tree.group is None
+    assert tree.q is None
     # tree_indices: where each node's draft lies among [root, group 0's ten drafts, group 1's ...].
     drafts = torch.cat((tree.tokens[0, :1], cap0["static_tokens"].flatten()))
     assert torch.equal(tree.tokens[0], drafts[cap0["static_tree_indices"]])

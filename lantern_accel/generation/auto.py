@@ -23,10 +23,7 @@ from lantern_accel.strategy.choices import (
     with_worth,
     write_choice,
 )
-from lantern_accel.strategy.values import AUTO, Pace, Sampling, Strategy, Window, paced
-
-#: Lengths on a device that captures every one of them.
-CAPTURED_LENGTHS = (1, 4, 16)
+from lantern_accel.strategy.values import AUTO, Pace, Sampling, Strategy, Window
 
 
 class Auto:
@@ -68,8 +65,6 @@ class Auto:
             return found.strategy
         assert isinstance(strategy.tree, Window)
         window = strategy.tree
-        if self.backend.support("capture"):
-            window = paced(CAPTURED_LENGTHS)
         relaxed = strategy.acceptance.relaxed
         worth = known_worth(self.model.weights_hash, sampling.temperature, relaxed)
         window = window.model_copy(update={"paces": with_worth(window.paces, worth)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -64,14 +65,17 @@ def test_every_page_is_in_the_navigation_of_the_site():
 
 def test_the_readme_shows_figures_that_the_benchmarks_have():
     rows = re.findall(
-        r"^\| `([a-z+0-9]+)` \| .*? \| (\d+) ± (\d+) % \| ([\d.x]+) \| ([\d.]+) \|$", README, re.M
+        r"^\| `auto`.*? \| ([\d.]+x) \(([\d.]+) to ([\d.]+) by prompt\) \| ([\d.]+) \|$",
+        README,
+        re.M,
     )
     measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert len(rows) == 3
-    for strategy, rate, spread, speedup, compression in rows:
-        assert (
-            f"| {strategy} | 1 | 1 | {rate} | {spread} % | {speedup} | {compression} |" in measured
-        )
+    ((median, least, most, tokens),) = rows
+    assert f"| {median} | {least}x | {most}x | 0 | {tokens} |" in measured
+    data = (ROOT / "profiles/races/xeon-auto-batch1.json").read_text(encoding="utf-8")
+    found = json.loads(data)["batches"]["1"]["summary"]["auto"]
+    assert f"{found['median']:.2f}x" == median
+    assert f"{found['tokens_per_step']:.2f}" == tokens
 
 
 def test_the_tutorial_lists_every_method_of_the_seam():

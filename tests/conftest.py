@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Two workers with two threads each would spin on two cores; read before torch is imported.
@@ -11,3 +12,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "LANTERN_ACCEL_CPU_LIBRARIES" not in os.environ:
     folder = Path(tempfile.gettempdir()) / f"lantern-accel-tests-{os.getuid()}" / "native"
     os.environ["LANTERN_ACCEL_CPU_LIBRARIES"] = str(folder)
+
+import pytest  # after the settings that torch reads when it is imported
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _no_device_is_left_in_torch() -> Iterator[None]:
+    """Fail the test that registers a software device here: torch keeps it, and later tests meet it.
+
+    ``on_software_hpu`` runs a script in a process of its own.
+    """
+    before = torch._C._get_privateuse1_backend_name()
+    yield
+    now = torch._C._get_privateuse1_backend_name()
+    assert now == before, f"the device {now!r} stays registered in this process for later tests"

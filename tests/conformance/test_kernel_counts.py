@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.processes import Run, passes
 from torch import Tensor
 
 from lantern_accel.decoding.engines import engine_for
@@ -67,14 +68,34 @@ def test_a_step_of_a_real_size_stays_within_its_kernels(strategy: str) -> None:
     assert launched(Fused(0), strategy) <= XL[strategy]
 
 
-@pytest.mark.parametrize("device", TINY)
+def few(device: str, strategy: str, count: int) -> bool:
+    return TINY[device][strategy] // 2 < count <= TINY[device][strategy]
+
+
 @pytest.mark.parametrize("strategy", TINY["null"])
-def test_a_tiny_step_launches_no_more_than_it_did(device: str, strategy: str) -> None:
-    options = {"software": "on"} if device == "hpu" else {}
-    with open_backend(device, options) as backend:
-        dtype = backend.dtypes().compute if device == "hpu" else torch.float32
-        count = static.trace_fake(backend, strategy, 1, 1.0, dtype).launched
-    assert TINY[device][strategy] // 2 < count <= TINY[device][strategy]
+def test_a_tiny_step_launches_no_more_than_it_did(strategy: str) -> None:
+    with open_backend("null") as backend:
+        count = static.trace_fake(backend, strategy, 1, 1.0, torch.float32).launched
+    assert few("null", strategy, count)
+
+
+ON_HPU = """
+import sys
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.testing import static
+with open_backend("hpu", {"software": "on"}) as backend:
+    for strategy in sys.argv[1:]:
+        seen = static.trace_fake(backend, strategy, 1, 1.0, backend.dtypes().compute)
+        print(strategy, seen.launched)
+"""
+
+
+def test_a_tiny_step_launches_no_more_on_gaudi_than_it_did(on_software_hpu: Run) -> None:
+    shown = passes(on_software_hpu(*TINY["hpu"], script=ON_HPU))
+    counts = dict(line.split() for line in shown.splitlines())
+    assert counts.keys() == TINY["hpu"].keys()
+    for strategy, count in counts.items():
+        assert few("hpu", strategy, int(count)), (strategy, count)
 
 
 def test_a_kernel_more_is_counted() -> None:

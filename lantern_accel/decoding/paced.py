@@ -7,7 +7,6 @@ itself is one of a few fixed ones, which a device captures each.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -110,8 +109,6 @@ class PacedEngine(Running):
         self.verifying, self.state = longest.verifying, longest.state
         self.sound, self._progress = longest.sound, longest._progress
         self.greedy = longest.greedy
-        #: Milliseconds per step of each length that was timed since the engine was made.
-        self.times: dict[int, list[float]] = {}
         #: Replaced by captured functions where a device captures.
         self.functions = self.host_functions()
 
@@ -163,8 +160,8 @@ class PacedEngine(Running):
     def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 4) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
 
-        A length whose step costs more than the most that its drafts can bring ends the first round:
-        longer ones cost more still.
+        A length whose step costs more than the most that its drafts can bring is timed once, and longer
+        ones, which cost more still, are left out.
         """
         times: dict[int, list[float]] = {}
         lengths = self.lengths
@@ -201,38 +198,37 @@ class PacedEngine(Running):
         self.now = max(self.engines)  # what prefill has drawn drafts for
         self.move(rule.begin())
         known = [1] * self.geometry.batch
-        posted: list[tuple[int, bool, int]] = []
-        fresh, at, index = True, time.perf_counter(), 0
+        posted: list[tuple[int, int]] = []
+        index = 0
+
+        def heard() -> Block:
+            """Read the oldest posted lengths, and return what its steps have brought."""
+            nonlocal known
+            length, done = posted.pop(0)
+            report = self._progress.read()
+            self._require(report[1], 1 + done, index)
+            lengths = [one + 1 for one in report[0].tolist()]
+            pairs = zip(lengths, known, strict=True)
+            gained = tuple(after - before for after, before in pairs if before < tokens)
+            known = lengths
+            if on_progress is not None:
+                on_progress(min(known))
+            return Block(length, every, gained, tokens - min(known))
+
         for index in range(1, tokens):
             replay()
             if index % every:
                 continue
             self._progress.post()
-            posted.append((self.now, fresh, index))
-            fresh = False
+            posted.append((self.now, index))
             if len(posted) == 1 and lag:
                 continue
-            length, first, done = posted.pop(0)
-            report = self._progress.read()
-            self._require(report[1], 1 + done, index)
-            lengths = [one + 1 for one in report[0].tolist()]
-            now = time.perf_counter()
-            if not first:  # the first steps of a length also warm it up
-                self.times.setdefault(length, []).append(1e3 * (now - at) / every)
-            pairs = zip(lengths, known, strict=True)
-            gained = tuple(after - before for after, before in pairs if before < tokens)
-            known, at, left = lengths, now, tokens - min(lengths)
-            if on_progress is not None:
-                on_progress(tokens - left)
-            if not left:
+            block = heard()
+            if not block.left:
                 break
-            chosen = rule.told(Block(length, every, gained, left))
-            if chosen != self.now:
-                self.move(chosen)
-                fresh = True
+            self.move(rule.told(block))
         while posted:  # so that the next request does not read this one's
-            posted.pop()
-            self._progress.read()
+            heard()
         self._check_replayed(index)
         self._require(self.sound.count.cpu(), 1 + index, index)
         return self.decoded()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lantern_accel.decoding.paced import PacedEngine
-from lantern_accel.decoding.pacing import USUAL_WORTH, costs_of, usual_worth
+from lantern_accel.decoding.pacing import costs_of, usual_worth
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
 from lantern_accel.strategy.choices import (
@@ -97,12 +97,8 @@ class Auto:
         The request must be started again. Returns what auto now stands for.
         """
         times = engine.calibrate(self.backend.stopwatch)
-        paces = tuple(
-            pace
-            if pace.worth is not None
-            else pace.model_copy(update={"worth": usual_worth(pace.length)})
-            for pace in costs_of(engine.paces, times)
-        )
+        paces = costs_of(engine.paces, times)
+        paces = with_worth(paces, {pace.length: usual_worth(pace.length) for pace in paces})
         costs = {pace.length: pace for pace in paces}
         assert isinstance(engine.strategy.tree, Window)
         # All lengths stay, so that the engine that was made serves on; those without a cost never run.
@@ -147,7 +143,7 @@ def said(strategy: Strategy) -> str:
     paces = tuple(pace for pace in paces if pace.cost is not None)
     if not paces:
         return what
-    best = max(paces, key=lambda p: (p.worth or USUAL_WORTH[1]) / (p.cost or 1.0))
+    best = max(paces, key=lambda p: (p.worth or 1.0) / (p.cost or 1.0))
     speed = (best.worth or 1.0) / (best.cost or 1.0)
     if best.length == 1:
         return f"plain decoding ({rule}): no draft pays here at this batch"

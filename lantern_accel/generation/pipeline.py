@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Decoded
+from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.device import contain
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
@@ -21,8 +20,9 @@ from lantern_accel.errors import (
     DoesNotFitError,
     RequestError,
 )
-from lantern_accel.families.base import Conditions, Model, Prompt, Size
+from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto, said
+from lantern_accel.generation.batches import first, pictures, reporter
 from lantern_accel.generation.engines import Engines, Ready, explained, of_image
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
@@ -32,6 +32,7 @@ from lantern_accel.generation.request import (
 )
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, generation_stats
 from lantern_accel.generation.settings import takes_settings
+from lantern_accel.generation.turns import Turns
 from lantern_accel.generation.warming import rehearse
 from lantern_accel.memory.room import Room
 from lantern_accel.strategy.choices import read_choice
@@ -74,9 +75,7 @@ class Pipeline:
         self.engines = Engines(model, backend, Room(model, backend, dtype))
         self.auto = Auto(model, backend, dtype)
         self._otherwise = otherwise
-        self._lock = threading.Lock()
-        self._drawing: int | None = None
-        self._closed = False
+        self._turns = Turns()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -90,33 +89,15 @@ class Pipeline:
         What a backend raises here is told in a warning, and so is that it does not return: the images
         are made.
         """
-        with self._alone(closing=True):
-            if self._closed:
+        with self._turns.take(last=True):
+            if self._turns.over:
                 return
-            self._closed = True
+            self._turns.over = True
             contain.close_contained(self.backend, self._give_back, "what was drawn is kept")
 
     def _give_back(self) -> None:
         self.engines.release()
         self.backend.close()
-
-    @contextmanager
-    def _alone(self, closing: bool = False) -> Iterator[None]:
-        """Let one call run at a time; raise where a call is made from within another, or too late."""
-        me = threading.get_ident()
-        if self._drawing == me:
-            raise RequestError(
-                "this pipeline is drawing, and was called again from within (by on_progress or "
-                "on_images); wait until the call returns, or load a second pipeline"
-            )
-        with self._lock:
-            if self._closed and not closing:
-                raise RequestError("this pipeline is closed; load the model again")
-            self._drawing = me
-            try:
-                yield
-            finally:
-                self._drawing = None
 
     def release_engines(self) -> None:
         """Free the buffers and captured steps that are kept for the next call."""
@@ -219,7 +200,7 @@ class Pipeline:
                 f"{self.kept_engines} that are kept; warm up fewer"
             )
         settings = self.sampling(**sampling)
-        with self._alone():
+        with self._turns.take():
             self.engines.warmed = []
             done = []
             for batch in batches:
@@ -267,7 +248,7 @@ class Pipeline:
         it is done: the index of its first image among those drawn, and the images. ``only``: indices of
         the images to draw, of those that the request would draw; each is what it would be among all.
         """
-        with self._alone():
+        with self._turns.take():
             while True:
                 request = self.request(prompt, **settings)
                 try:
@@ -335,15 +316,15 @@ class Pipeline:
                     engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                     if spare:  # rows that nobody asked for are finished
                         engine.leave_out(len(chunk))
-                report = _report(
+                report = reporter(
                     on_progress, len(images), len(chunk), engine.geometry.tokens, len(wanted)
                 )
                 with watch() as decode, of_image(chunk):
                     done = engine.run(ready.step, report)
                 with watch() as drawing:
                     # All rows, for another number of images would be compiled anew.
-                    made = _pictures(self.pixels(done.tokens, shape)[: len(chunk)])
-                done = _first(done, len(chunk))
+                    made = pictures(self.pixels(done.tokens, shape)[: len(chunk)])
+                done = first(done, len(chunk))
                 for name, one in (("prefill", prefill), ("decode", decode), ("pixels", drawing)):
                     spent[name] += one.seconds
                 if on_images is not None:
@@ -371,6 +352,15 @@ class Pipeline:
             engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
             engine.configure(self.auto.settle(engine, strategy, batch, sampling), sampling)
 
+    def _rows(
+        self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, seed: int
+    ) -> tuple[Ready, Rows, Tensor]:
+        """Return what one batch of prompts starts from: an engine, its rows and its uniforms."""
+        conditions = self.conditions(prompts)
+        ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
+        rows = self.model.family.rows(self.model, conditions, sampling)
+        return ready, rows, ready.engine.uniforms(seed, list(range(len(prompts))))
+
     @inferring
     def decode_only(
         self,
@@ -387,12 +377,9 @@ class Pipeline:
         ``exact_price``: price relaxation exactly, which takes the host's time at every step, in place of
         the bound that a step adds up.
         """
-        with self._alone():
-            conditions = self.conditions(prompts)
-            ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
+        with self._turns.take():
+            ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed)
             engine = ready.engine
-            rows = self.model.family.rows(self.model, conditions, sampling)
-            uniforms = engine.uniforms(seed, list(range(len(prompts))))
             with explained(self.backend):
                 self._settle(ready, rows, uniforms, strategy, sampling)
             with explained(self.backend), self.backend.stopwatch() as watch:
@@ -404,31 +391,20 @@ class Pipeline:
                     engine.accounting = "bound"
         return decoded, watch.seconds
 
+    @inferring
+    def step_times(
+        self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, rounds: int
+    ) -> dict[int, list[float]]:
+        """Time the steps of every length of a window with paces, in turns: milliseconds by length."""
+        with self._turns.take():
+            ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed=0)
+            assert isinstance(ready.engine, PacedEngine)
+            with explained(self.backend):
+                ready.engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
+                return ready.engine.calibrate(self.backend.stopwatch, rounds=rounds)
+
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
         tokens = tokens.to(self.backend.device)
         with self.backend.giving_back():
             return self.model.family.pixels(self.model, tokens, shape).cpu()
-
-
-def _first(decoded: Decoded, count: int) -> Decoded:
-    """Return the first images of a batch whose other rows only fill it."""
-    if len(decoded.tokens) == count:
-        return decoded
-    return Decoded(**{name: value[:count] for name, value in vars(decoded).items()})
-
-
-def _pictures(pixels: Tensor) -> list[Image]:
-    """Turn pixels, uint8 ``[n, H, W, 3]``, into pictures."""
-    from PIL import Image
-
-    return [Image.fromarray(one.numpy()) for one in pixels]
-
-
-def _report(
-    report: Callable[[int, int], None] | None, before: int, images: int, size: int, count: int
-) -> Callable[[int], None] | None:
-    """Turn a batch's progress (tokens known by its slowest image) into the request's."""
-    if report is None:
-        return None
-    return lambda known: report(before * size + known * images, count * size)

@@ -8,11 +8,12 @@ against plain decoding and, where the model has a drafter and a tree could pay, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from lantern_accel.decoding.engine import Decoded
 from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.pacing import Block, PaceRule, costs_of
 from lantern_accel.device.backend import check_clock, inferring
@@ -23,12 +24,12 @@ from lantern_accel.measure import store
 from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.samples import batch_prompts, new_cell, take_sample
+from lantern_accel.measure.samples import batch_prompts, new_cell, take_sample, warm_sample
 from lantern_accel.strategy.choices import Choice, Measured, choice_path, with_worth
 from lantern_accel.strategy.values import AUTO, AUTO_LENGTHS, Sampling, Strategy, paced
 
-#: Images decoded together while tokens per step are counted, and how often a length is timed.
-COUNTED, TIMED = 8, 6
+#: Images decoded together while tokens per step are counted, and rounds in which all lengths are timed.
+COUNTED, TIMED = 8, 12
 #: Batches that are chosen for unless the user names others.
 BATCHES = (1, 2, 4, 8, 16, 32)
 #: A tree of some eight drafts brings at most about so many tokens per step: where its nodes alone cost
@@ -68,6 +69,20 @@ class Evidence(BaseModel):
         return {length: one.tokens_per_step for length, one in self.worth.items()}
 
 
+def measured(cells: Mapping[str, Cell]) -> list[Measured]:
+    """Return what was measured of each cell; that of plain decoding is called ``vanilla``."""
+    plain = cells["vanilla"].tokens_per_second
+    return [
+        Measured(
+            strategy=cell.strategy,
+            tokens_per_step=max(1.0, cell.step_compression),
+            tokens_per_second=cell.tokens_per_second,
+            speedup=cell.tokens_per_second / plain,
+        )
+        for cell in cells.values()
+    ]
+
+
 class Steady:
     """A rule that keeps one length."""
 
@@ -79,21 +94,6 @@ class Steady:
 
     def told(self, block: Block) -> int:
         return self.length
-
-
-class InTurns:
-    """A rule that gives every length a few steps in turns, so that all meet the same disturbances."""
-
-    def __init__(self, lengths: Sequence[int], steps: int) -> None:
-        self.lengths, self.steps, self.taken = list(lengths), steps, 0
-
-    def begin(self) -> int:
-        self.taken = 0
-        return self.lengths[0]
-
-    def told(self, block: Block) -> int:
-        self.taken += block.steps
-        return self.lengths[self.taken // self.steps % len(self.lengths)]
 
 
 class Chooser:
@@ -118,10 +118,7 @@ class Chooser:
         self.path = choice_path(key).with_suffix(".partial")
         settings = {"key": key, "prompts": self.prompts, "lengths": self.lengths}
         fresh = Evidence(settings=settings)
-        try:
-            self.evidence = store.resume(self.path, fresh, lambda e: e.settings)
-        except RequestError:  # of other settings, or damaged: the cache's own, nobody's result
-            self.evidence = fresh
+        self.evidence = store.resume_own(self.path, fresh, lambda e: e.settings)
         self.keep = store.Keeper(self.path, self.evidence)
 
     @property
@@ -129,7 +126,7 @@ class Chooser:
         """Every length on one state, without costs, under another name than auto's."""
         return self.asked.model_copy(update={"name": "windows", "tree": paced(self.lengths)})
 
-    def _decode(self, batch: int, rule: PaceRule, seed: int) -> tuple[Any, PacedEngine]:
+    def _decode(self, batch: int, rule: PaceRule, seed: int) -> Decoded:
         prompts = batch_prompts(self.prompts, batch, seed)
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
         engine = self.pipeline.engine(batch, self.windows, self.sampling, shape).engine
@@ -139,7 +136,7 @@ class Chooser:
             done, _ = self.pipeline.decode_only(prompts, self.windows, self.sampling, seed)
         finally:
             engine.chosen = None
-        return done, engine
+        return done
 
     def count(self) -> None:
         """Count tokens per step of every length, over each prompt once."""
@@ -150,7 +147,7 @@ class Chooser:
             began = time.perf_counter()
             found = Counted()
             for seed in range(rounds):
-                done, _ = self._decode(batch, Steady(length), seed)
+                done = self._decode(batch, Steady(length), seed)
                 found.steps += int(done.steps.sum())
                 found.gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
             self.evidence.worth[length] = found
@@ -163,27 +160,12 @@ class Chooser:
 
     def time(self, batch: int) -> dict[int, list[float]]:
         """Time steps of every length at a batch, in turns; lengths that cannot pay are left out."""
-        known = self.evidence.times.get(batch)
-        if known is None:
-            # Twice: the first pass leaves out what costs more than its drafts could bring.
-            lengths, known = self.lengths, {}
-            for steps, seed in ((2, 0), (TIMED, 1)):
-                engine = self._decode_timed(batch, lengths, steps, seed)
-                known = {length: list(engine.times.get(length, [])) for length in lengths}
-                costs = {p.length: p.cost or 1.0 for p in costs_of(engine.paces, known)}
-                lengths = [n for n in lengths if n == 1 or costs.get(n, 1.0) < n]
-            self.evidence.times[batch] = {n: ms for n, ms in known.items() if ms}
+        if batch not in self.evidence.times:
+            prompts = batch_prompts(self.prompts, batch, 0)
+            times = self.pipeline.step_times(prompts, self.windows, self.sampling, TIMED)
+            self.evidence.times[batch] = times
             self.keep()
         return self.evidence.times[batch]
-
-    def _decode_timed(
-        self, batch: int, lengths: Sequence[int], steps: int, seed: int
-    ) -> PacedEngine:
-        shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
-        ready = self.pipeline.engine(batch, self.windows, self.sampling, shape).engine
-        assert isinstance(ready, PacedEngine)
-        ready.times.clear()
-        return self._decode(batch, InTurns(lengths, steps + 1), seed)[1]
 
     def candidates(self, batch: int) -> dict[str, Strategy]:
         """Return who runs in the final of a batch, plain decoding first."""
@@ -212,9 +194,7 @@ class Chooser:
         self._check_budget(batch, repeats)
         self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
         for cell in (c for c in cells.values() if len(c.samples) < repeats):
-            before = list(cell.samples)
-            take_sample(self.pipeline, cell, self.prompts, seed=0)
-            cell.samples = before
+            warm_sample(self.pipeline, cell, self.prompts)
         for cell in interleave(
             list(cells.values()), lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
         ):
@@ -250,15 +230,7 @@ class Chooser:
             strategy=chosen,
             speedup=cells[best].tokens_per_second / plain,
             source="tune",
-            measured=[
-                Measured(
-                    strategy=cell.strategy,
-                    tokens_per_step=max(1.0, cell.step_compression),
-                    tokens_per_second=cell.tokens_per_second,
-                    speedup=cell.tokens_per_second / plain,
-                )
-                for cell in cells.values()
-            ],
+            measured=measured(cells),
         )
         self.pipeline.auto.keep(choice)
         words = ", ".join(f"{n} {c.tokens_per_second / plain:.2f}x" for n, c in cells.items())

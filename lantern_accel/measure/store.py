@@ -167,6 +167,19 @@ def resume(
     return stored
 
 
+def resume_own(
+    path: Path, fresh: RecordT, identity: Callable[[RecordT], Mapping[str, Any]]
+) -> RecordT:
+    """Return what a file of the cache holds of the same measurement; ``fresh`` where it holds no such.
+
+    A file of other settings, or a damaged one, is the cache's own and nobody's result: it is replaced.
+    """
+    try:
+        return resume(path, fresh, identity)
+    except RequestError:
+        return fresh
+
+
 class Keeper:
     """Writes a record as it grows, whole each time and not more often than every second."""
 

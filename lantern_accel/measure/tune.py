@@ -22,14 +22,13 @@ from pydantic import BaseModel, ConfigDict
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
 from lantern_accel.device.backend import check_clock
-from lantern_accel.errors import RequestError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure import store
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.samples import new_cell, ready_of, take_sample
+from lantern_accel.measure.samples import new_cell, ready_of, take_sample, warm_sample
 from lantern_accel.strategy.store import Candidate, Tuned, keep_tuned, key_of, tuned_path
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
@@ -125,10 +124,7 @@ class Tuner:
             taken=[[0.0] * width for width in PROBE],
             visits=[[0.0] * width for width in PROBE],
         )
-        try:
-            self.progress = store.resume(self.path, fresh, lambda p: p.settings)
-        except RequestError:  # of other settings, or damaged: the cache's own, nobody's result
-            self.progress = fresh
+        self.progress = store.resume_own(self.path, fresh, lambda p: p.settings)
         self.keep = store.Keeper(self.path, self.progress)
 
     def measure_rates(self) -> list[list[float]]:
@@ -209,9 +205,7 @@ class Tuner:
         self.progress.finalists = cells
         self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
         for cell in (c for c in cells.values() if len(c.samples) < repeats):
-            before = list(cell.samples)
-            self._sample(cell, 0)
-            cell.samples = before
+            warm_sample(self.pipeline, cell, self.prompts)
         entries = list(cells.values())
         for cell in interleave(
             entries, lambda c: len(c.samples), lambda c: len(c.samples) >= repeats

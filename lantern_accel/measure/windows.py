@@ -17,11 +17,12 @@ from lantern_accel.device.inference import inferring
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure import store
+from lantern_accel.measure.choosing import measured
 from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.samples import new_cell, take_sample
-from lantern_accel.strategy.choices import Choice, Measured, choice_path, write_choice
+from lantern_accel.measure.samples import new_cell, take_sample, warm_sample
+from lantern_accel.strategy.choices import Choice, choice_path, write_choice
 from lantern_accel.strategy.values import Strategy, Window
 
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -80,17 +81,12 @@ class WindowTuner:
         self.path = choice_path(key).with_suffix(".partial")
         settings = {"key": key, "prompts": self.prompts}
         fresh = Tried(settings=settings)
-        try:
-            self.tried = store.resume(self.path, fresh, lambda one: one.settings)
-        except RequestError:  # of other settings, or damaged: the cache's own, nobody's result
-            self.tried = fresh
+        self.tried = store.resume_own(self.path, fresh, lambda one: one.settings)
         self.keep = store.Keeper(self.path, self.tried)
 
     def _sample(self, cell: Cell, warm: bool) -> None:
         if warm:
-            before = list(cell.samples)
-            take_sample(self.pipeline, cell, self.prompts, seed=0)
-            cell.samples = before
+            warm_sample(self.pipeline, cell, self.prompts)
         take_sample(self.pipeline, cell, self.prompts, seed=1 + len(cell.samples))
         self.keep()
 
@@ -147,21 +143,12 @@ class WindowTuner:
             self._sample(cell, warm=False)
         winner = max(tried[:FINALISTS], key=lambda name: _speed(cells[name]))
         plain = _speed(cells["vanilla"])
-        measured = [
-            Measured(
-                strategy=cell.strategy,
-                tokens_per_step=max(1.0, cell.step_compression),
-                tokens_per_second=_speed(cell),
-                speedup=_speed(cell) / plain,
-            )
-            for cell in cells.values()
-        ]
         choice = Choice(
             key=self.pipeline.window_key(self.strategy, batch, self.sampling),
             strategy=cells[winner].strategy,
             speedup=_speed(cells[winner]) / plain,
             source="tune",
-            measured=measured,
+            measured=measured(cells),
         )
         write_choice(choice)
         self.say(f"batch {batch}: {winner}, {_speed(cells[winner]) / plain:.2f}x plain decoding")

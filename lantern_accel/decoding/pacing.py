@@ -25,8 +25,9 @@ MEMORY = 16
 REST = 64
 #: The most that the odds of acceptance are taken to shift, as a logarithm.
 MOST_SHIFT = 4.0
-#: Another length must promise this much more than the present one.
-GAIN = 1.05
+#: Another length must promise this much more than the present one: after a move a window takes some steps
+#: until its drafts have settled.
+GAIN = 1.25
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class ByAcceptance:
             self._odds[pace.length] = rate / (1 - rate)
 
     def begin(self) -> int:
-        """Return the length that usually promises most."""
+        """Return the longest of the lengths that usually promise most, within :data:`GAIN`."""
         self.shift, self.now = 0.0, 0
         self.now = self.best(None)
         return self.now
@@ -126,16 +127,21 @@ class ByAcceptance:
         return tokens_of(odds / (1 + odds), length)
 
     def best(self, left: int | None) -> int:
-        """Return the length to go on with, ``left`` tokens before the end."""
+        """Return the length to go on with, ``left`` tokens before the end.
+
+        None that promises less than plain decoding.
+        """
         speed = {}
         for pace in self.paces:
             worth = self.promise(pace.length)
             worth = worth if left is None else min(worth, max(left, 1))
             speed[pace.length] = worth / (pace.cost or 1.0)
-        most = max(speed, key=lambda length: speed[length])
-        if self.now in speed and speed[most] < GAIN * speed[self.now]:
+        most, plain = max(speed.values()), speed.get(1, 0.0)
+        if self.now in speed and most < GAIN * speed[self.now] and speed[self.now] >= plain:
             return self.now
-        return most
+        return max(
+            n for n, promised in speed.items() if plain <= promised and most < GAIN * promised
+        )
 
 
 def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace, ...]:

@@ -20,19 +20,32 @@ def steps(rule: ByAcceptance, length: int, gained: float, count: int, left: int 
     return now
 
 
-def test_it_begins_with_the_best_of_the_usual() -> None:
-    assert ByAcceptance(PACES).begin() == 4
+def test_it_begins_with_the_longest_of_what_is_about_the_best() -> None:
+    assert ByAcceptance(PACES).begin() == 16
+    dear = Pace(length=16, cost=2.6, worth=3.0)
+    assert ByAcceptance((*PACES[:2], dear)).begin() == 4
+
+
+def test_no_length_that_promises_less_than_plain_decoding_is_used() -> None:
+    costs = (1.0, 2.1, 3.2)  # as in large batches
+    rule = ByAcceptance(
+        tuple(p.model_copy(update={"cost": c}) for p, c in zip(PACES, costs, strict=True))
+    )
+    assert rule.begin() == 1
+    rule.now = 16
+    assert rule.best(None) == 1
 
 
 def test_much_acceptance_makes_windows_longer() -> None:
-    rule = ByAcceptance(PACES)
+    dear = Pace(length=16, cost=2.6, worth=3.0)
+    rule = ByAcceptance((*PACES[:2], dear))
     assert steps(rule, rule.begin(), 4.0, 60) == 16
 
 
 def test_no_acceptance_ends_in_plain_decoding_and_is_tried_again() -> None:
     rule = ByAcceptance(PACES)
     assert steps(rule, rule.begin(), 1.0, 60) == 1
-    assert steps(rule, 1, 1.0, 400) == 4
+    assert steps(rule, 1, 1.0, 400) > 1
 
 
 def test_nothing_longer_than_what_is_left_pays() -> None:
@@ -45,7 +58,7 @@ def test_nothing_longer_than_what_is_left_pays() -> None:
 def test_an_image_forgets_the_one_before() -> None:
     rule = ByAcceptance(PACES)
     steps(rule, rule.begin(), 1.0, 60)
-    assert rule.begin() == 4
+    assert rule.begin() == 16
 
 
 def test_small_gains_move_nothing() -> None:

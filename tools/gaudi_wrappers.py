@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.single import run_single
 from lantern_accel.errors import LanternError, RequestError
 
 PACKAGE = "python_packages/habana_frameworks/torch"
@@ -140,16 +141,7 @@ def gaudi_wrappers(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0, or 2 with one sentence."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(gaudi_wrappers)
-    try:
-        app(args=None if argv is None else list(argv))
-    except SystemExit as stop:  # how typer ends, also after a command that worked
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except LanternError as error:
-        say(str(error), label="error", style="bold red", to_stderr=True)
-        return 2
-    return 0
+    return run_single(gaudi_wrappers, argv)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--prompts", type=int, default=24, help="how many")
+    parser.add_argument("--skip", type=int, default=0, help="prompts to leave out first")
     parser.add_argument("--file", type=Path, help="prompts, one per line")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batch", type=int, action="append")
@@ -78,7 +79,7 @@ def main(words: list[str] | None = None) -> int:
     with lantern_accel.load(given.model, device=given.device, dtype=given.dtype) as pipeline:
         lines = given.file.read_text(encoding="utf-8").split("\n") if given.file else []
         prompts = [line.strip() for line in lines if line.strip()] or built_in_prompts(pipeline)
-        prompts = prompts[: given.prompts]
+        prompts = prompts[given.skip :][: given.prompts]
         environment = describe(pipeline.backend, pipeline.dtype)
         result["environment"] = environment.model_dump(mode="json")
         for batch in given.batch or [1]:

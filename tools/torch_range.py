@@ -29,6 +29,7 @@ from typing import Any
 import typer
 
 from lantern_accel.cli.console import say
+from lantern_accel.cli.single import run_single
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.files import cache_dir, write_json, write_whole
 
@@ -382,18 +383,7 @@ def torch_range(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0, or 2 with one sentence."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(torch_range)
-    try:
-        app(args=None if argv is None else list(argv))
-    except SystemExit as stop:  # how typer ends, also after a command that worked
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except LanternError as error:
-        say(str(error), label="error", style="bold red", to_stderr=True)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_single(torch_range, argv)
 
 
 if __name__ == "__main__":

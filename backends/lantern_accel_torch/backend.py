@@ -59,7 +59,7 @@ class DeviceBackend(Backend):
                 f"{self.device} ran out of memory ({text[:200]}); decode fewer images together with "
                 "--batch-size, or use --dtype bfloat16"
             )
-        if isinstance(error, NotImplementedError):
+        if isinstance(error, NotImplementedError):  # torch's, for an operator without a kernel
             return BackendError(
                 f"torch lacks an operator on {self.device} ({text[:200]}); use a newer torch or another "
                 "device"

@@ -1,7 +1,7 @@
 """Whether a step's numbers are finite: seen on the device within the step, read with the lengths.
 
 One NaN in a row of logits makes its whole softmax NaN, so one column of a distribution tells; greedily
-the largest logit does. The host reads nothing more than it did.
+the largest logit does. The host reads it with the lengths, and once more when an image is complete.
 """
 
 from __future__ import annotations

@@ -85,7 +85,8 @@ def buffers_of(step: Step) -> dict[str, Tensor]:
     return dict(named) if isinstance(named, dict) else {}
 
 
-class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves the base class untyped
+# torch leaves the base class untyped.
+class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the tensors from outside that a block's operators take, and those that they write to.
 
     ``given``: every tensor that was there before the block and is an argument of an operator, in the

@@ -72,6 +72,7 @@ class Layout(TensorOps):
 
     def __init__(self, backend: Backend) -> None:
         self.index = backend.index
+        # The backend's own layout, without the backend's operations.
         self.kv_layout = backend.kv_layout  # type: ignore[method-assign]
 
 
@@ -80,6 +81,7 @@ def without_data(backend: Backend) -> Iterator[None]:
     """Let a backend make tensors of shapes only inside the block, with weights as they are."""
     own: dict[str, Any] = {k: v for k, v in vars(backend).items() if k in ("device", "pack")}
     backend.device = torch.device("meta")
+    # Packing reads weights, and these have no data; put back when the block ends.
     backend.pack = lambda weight: weight  # type: ignore[method-assign]
     try:
         yield

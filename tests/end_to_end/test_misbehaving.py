@@ -287,6 +287,6 @@ def test_the_reference_of_answers_is_the_aliases() -> None:
             return Probe.missing("never")
 
         def open(self, index: int, options: Any) -> Backend:
-            raise NotImplementedError
+            raise NotImplementedError  # a spec that is only asked what it answers to
 
     assert Spec().answers("gpu") and not Spec().answers("cpu")

@@ -1,0 +1,27 @@
+"""One function as a command line of its own: what the scripts in ``tools/`` are run by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+from lantern_accel.cli.console import say
+from lantern_accel.errors import LanternError
+
+
+def run_single(command: Callable[..., Any], argv: Sequence[str] | None = None) -> int:
+    """Run a function whose signature typer reads; return 0, 2 with one sentence, or 130 for Ctrl-C."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app(args=None if argv is None else list(argv))
+    except SystemExit as stop:  # how typer ends, also after a command that worked
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except LanternError as error:
+        say(str(error), label="error", style="bold red", to_stderr=True)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -26,6 +26,10 @@ class DeviceLostError(BackendError):
         self.images: list[Any] = []
 
 
+class NotCapturableError(BackendError):
+    """A step holds something that its device cannot capture; the step itself runs."""
+
+
 class DoesNotFitError(BackendError):
     """What a request would make is larger than the device's free memory; a smaller one may fit."""
 

@@ -163,8 +163,8 @@ class DeviceBackend(Backend):
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Record ``step`` as a CUDA graph after a warm-up on a side stream.
 
-        Raises BackendError where memory runs out, where the step waits for the host (it names the
-        operator), and where torch.compile fails.
+        Raises NotCapturableError where the step waits for the host (it names the operator), and
+        BackendError where memory runs out, where torch.compile fails, and where the GPU does.
         """
         return self._recorder.capture(step, name)
 

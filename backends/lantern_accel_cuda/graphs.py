@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from lantern_accel.device.backend import Replay
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, NotCapturableError
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event
 from lantern_accel_cuda.handles import stream as stream_of
@@ -189,11 +189,16 @@ class Recorder:
             return known
         if faults.not_capturable(error):
             found = faults.illegal_operator(step, self.device)
-            return BackendError(
+            return NotCapturableError(
                 f"the {name} cannot be captured as a CUDA graph: "
                 f"{found or faults._first_line(error)}; a step may not wait for the host. "
                 "Run 'lantern-accel conform cuda --only static' for the rules, or use the option "
                 "graph=off"
+            )
+        if isinstance(error, RuntimeError):
+            return BackendError(
+                f"capturing the {name} failed on {self.device} ({faults._first_line(error)}); check with "
+                "nvidia-smi that the GPU works, or draw without captured steps: --option graph=off"
             )
         return error
 

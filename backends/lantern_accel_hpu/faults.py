@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lantern_accel.device.backend import KVLayout
-from lantern_accel.errors import BackendError, DeviceLostError
+from lantern_accel.errors import BackendError, DeviceLostError, NotCapturableError
 
 #: What the driver's status numbers mean for whoever asked for a card.
 BUSY = (20, 22, 23, 24, 26)
@@ -133,9 +133,9 @@ def fallback_nodes(error: BaseException) -> tuple[str, ...]:
     return ()
 
 
-def left_the_graph(name: str, operators: tuple[str, ...]) -> BackendError:
+def left_the_graph(name: str, operators: tuple[str, ...]) -> NotCapturableError:
     """Return the error for operators that ``hpu_backend`` cannot keep in the graph of a step."""
-    return BackendError(
+    return NotCapturableError(
         f"the {name} cannot be compiled as one graph: {', '.join(operators)} has no kernel that "
         "hpu_backend takes in this SDK; it would leave the graph for it, and what such a step writes "
         "to its buffers can then be read too early. Use the mode 'eager' (LANTERN_HPU_MODE=eager), "

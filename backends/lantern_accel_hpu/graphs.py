@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lantern_accel.device.backend import Replay
-from lantern_accel.errors import BackendError, LanternWarning
+from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge
 
@@ -159,7 +159,7 @@ class Compiled(Warmed):
                 raise faults.left_the_graph(self.name, operators) from error
             if faults.explain(error, "") is not None:
                 raise
-            raise BackendError(
+            raise NotCapturableError(
                 f"torch.compile cannot make one graph of the {self.name}: "
                 f"{' '.join(str(error).splitlines()[:2])}; use the mode 'eager', and report it"
             ) from error
@@ -257,9 +257,9 @@ def late_warning(name: str, before: dict[str, int], after: dict[str, int], new: 
     )
 
 
-def cannot_capture(name: str, operators: str) -> BackendError:
+def cannot_capture(name: str, operators: str) -> NotCapturableError:
     """Return the error for an operator without an HPU kernel in a graph that must not leave it."""
-    return BackendError(
+    return NotCapturableError(
         f"the {name} cannot be captured: {operators} has no HPU kernel in this SDK and would run on "
         "the CPU; use the mode 'compile' or 'eager', which allow it, and report the operator"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lantern_accel.errors import BackendError, DeviceLostError
+from lantern_accel.errors import BackendError, DeviceLostError, NotCapturableError
 
 #: Parts of messages, by what they mean. Their own texts: torch_xla 2.9.0 and PJRT.
 HOST_READ = ("Unexpected execution happens inside the compiled function",)
@@ -19,12 +19,12 @@ def explain(error: Exception, doing: str) -> BackendError | None:
     if not isinstance(error, RuntimeError):
         return None
     if any(part in said for part in HOST_READ):
-        return BackendError(
+        return NotCapturableError(
             f"{doing}: the step needs a value on the host, so it is not one program; run "
             "`lantern-accel conform xla --only static`, which names the line"
         )
     if any(part in said for part in SECOND_GRAPH):
-        return BackendError(
+        return NotCapturableError(
             f"{doing}: the step became a second program, and every call would compile; run "
             "`lantern-accel conform xla --only static.one_graph`, which names the line"
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lantern_accel.device.capture import Replay, Step
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, NotCapturableError
 from lantern_accel_xla import faults
 from lantern_accel_xla.runtime import Runtime
 
@@ -105,7 +105,7 @@ class Program(Replay):
         held = runtime.memory().get("bytes_used", 0)
         first = self._trace(compiling=True)
         if self._trace(compiling=False) != first:
-            raise BackendError(
+            raise NotCapturableError(
                 f"the {name} is another program when it is traced again, so it cannot be replayed: "
                 "something in it changes outside of its buffers; run `lantern-accel conform xla "
                 "--only static.one_graph --only static.views`, which names the line"

@@ -24,7 +24,7 @@ from lantern_accel.device.contain import close_contained
 from lantern_accel.device.inference import inferring
 from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
-from lantern_accel.errors import BackendError, RequestError, did_you_mean
+from lantern_accel.errors import BackendError, NotCapturableError, RequestError, did_you_mean
 
 __all__ = [
     "API_VERSION",
@@ -277,6 +277,10 @@ class Backend(TensorOps, ABC):
         the buffers that the step writes before the first replay. ``name`` says which function it is
         (``prefill`` or ``step``) in traces and errors. A device that replays functions of inputs and
         outputs asks :func:`~.capture.buffers_of` which buffers the step changes.
+
+        Raises :class:`~lantern_accel.errors.NotCapturableError` for a step that the device runs but
+        cannot capture: it is then used as it is, with a warning that says what that costs. Any other
+        error ends the request, or lets ``device="auto"`` go on to the next device.
         """
         return Replay(step)
 
@@ -364,11 +368,11 @@ class Backend(TensorOps, ABC):
 def recorded(backend: Backend, function: Callable[[], None], name: str) -> Replay:
     """Return what :meth:`Backend.capture` makes of ``function``.
 
-    Raises BackendError where that is no :class:`Replay`.
+    Raises NotCapturableError where that is no :class:`Replay`.
     """
     made = backend.capture(function, name)
     if not isinstance(made, Replay):
-        raise BackendError(
+        raise NotCapturableError(
             f"backend {backend.name!r} failed in capture: it returned a {type(made).__name__}, not a "
             "Replay; report it to the plug-in's author"
         )

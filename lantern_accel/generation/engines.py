@@ -23,6 +23,7 @@ from lantern_accel.errors import (
     DeviceLostError,
     LanternError,
     LanternWarning,
+    NotCapturableError,
     NotFiniteError,
 )
 from lantern_accel.families.base import Model
@@ -204,29 +205,29 @@ class Engines:
     def _capture(
         self, function: Callable[[], None], name: str, left: list[tuple[str, float, str]]
     ) -> Replay:
-        """Capture a function; where the device cannot and was not told to, leave it as it is.
+        """Capture a function; one that the device cannot capture, and was not told to, stays as it is.
 
-        ``left`` gets the name of such a function, the seconds of a call, and why.
+        ``left`` gets the name of such a function, the seconds of a call, and why. Any other failure is
+        the device's own, and raised.
         """
         try:
             return recorded(self.backend, function, name)
+        except NotCapturableError as error:
+            if self.backend.capture_asked:
+                raise
+            with self.backend.stopwatch() as watch:
+                function()
+            left.append((name, watch.seconds, " ".join(str(error).split())))
+            return Replay(function)
         except Exception as error:
             known = error if isinstance(error, BackendError) else self.backend.explain(error)
-            if self.backend.capture_asked or isinstance(known, DeviceLostError):
-                raise
-            try:
-                with self.backend.stopwatch() as watch:
-                    function()
-            except Exception:  # it does not run at all
-                if known is not None:
-                    raise known from error
-                raise BackendError(
-                    f"the {name} neither can be captured nor runs on {self.backend.device} "
-                    f"({why(error)}); use another device (`lantern-accel devices` lists them), or "
-                    f"run `lantern-accel conform {self.backend.name}` to see what fails"
-                ) from error
-            left.append((name, watch.seconds, " ".join(str(known or error).split())))
-            return Replay(function)
+            if known is not None:
+                raise known from error
+            raise BackendError(
+                f"capturing the {name} failed on {self.backend.device} ({why(error)}); use another "
+                "device (`lantern-accel devices` lists them), or run "
+                f"`lantern-accel conform {self.backend.name}` to see what fails"
+            ) from error
 
     def _make_room(
         self, batch: int, strategy: Strategy, sampling: Sampling, parts: tuple[Any, Any]

@@ -1,4 +1,7 @@
-"""Doubles of a card that fails: at open, at its first allocation, at capture, or altogether in use."""
+"""Doubles of a card that fails: at open, at its first allocation, at capture, or altogether in use.
+
+One that ``captures nothing`` works otherwise.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 from lantern_accel.device import plugins
 from lantern_accel.device.backend import Backend, BackendSpec, DeviceFacts, Probe, Replay
 from lantern_accel.device.entry_points import Plugins
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, NotCapturableError
 
 GONE = "card: operation not supported on this generation"
 
@@ -38,6 +41,8 @@ class Card(Backend):
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         if self.fails == "capture":
             raise RuntimeError(GONE)
+        if self.fails == "captures nothing":
+            raise NotCapturableError(f"the {name} waits for the host")
         if self.fails == "use":
 
             def fail() -> None:

@@ -26,7 +26,7 @@ from lantern_accel.device.sampling import Filter
 from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
-from lantern_accel_cpu.native import sampling, trunk
+from lantern_accel_cpu.native import sampling, trunk, windows
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
 from lantern_accel_cpu.training import TrainingOps
 
@@ -159,6 +159,22 @@ class DeviceBackend(Backend):
         self.kernels.threads()
         library = self.kernels.library
         return sampling.accept(library, tree, logits, given, rule, uniforms, bonus_uniform, masked)
+
+    def couple(
+        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool, left: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Test a window's drafts in one native call, which draws for those alone that are refused."""
+        if self.kernels is None:
+            return None
+        self.kernels.threads()
+        return windows.couple(self.kernels.library, x, p, q, tests, draws, anew, left)
+
+    def recall(self, *given: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Look up earlier passes in one native call."""
+        if self.kernels is None:
+            return None
+        self.kernels.threads()
+        return windows.recall(self.kernels.library, *given)
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Keep a mask boolean for the native kernels, which read visible slots only."""

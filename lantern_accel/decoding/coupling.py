@@ -59,14 +59,19 @@ def couple(
     *,
     anew: bool = False,
     ops: SamplingOps = REFERENCE,
+    siblings: bool = True,
 ) -> Coupled:
     """Test the drafts and replace what fails.
 
     ``x`` integer ``[B, L - 1]``; ``p`` float32 ``[B, L, V]``, of which the last is the bonus's; ``q``
     float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``. With a
     relaxed ``rule`` A(x) decides what is known and the tail goes on under the exact test. ``anew``: the
-    tail is drawn from p instead (SJD). ``ops``: the device's, which draws.
+    tail is drawn from p instead (SJD). ``ops``: the device's, which draws. ``siblings``: they are tried
+    next, which takes what is left where the first draft is refused.
     """
+    if not rule.relaxed and (done := ops.couple(x, p, q, tests, draws, anew, siblings)) is not None:
+        found, known_now, rest = done
+        return Coupled(found, known_now, torch.zeros(x.shape, device=x.device), rest)
     own, bonus = p[:, :-1], p[:, -1:]
     code = x.unsqueeze(-1)
     px, qx = own.gather(-1, code).squeeze(-1), q.gather(-1, code).squeeze(-1)

@@ -90,6 +90,11 @@ class Recall:
         ``first [B]``: the first that is not known; ``taken`` bool ``[B]``: that one was drawn with the
         right past and stays.
         """
+        done = self.ops.recall(
+            state, x, p, q, tokens, first, tests, draws, taken, len(self.slots), self.tokens
+        )
+        if done is not None:
+            return Recalled(*done)
         last, vocab = self.length - 1, self.vocab
         slot = first.unsqueeze(1) + self.slots
         row = slot.clamp(max=last)

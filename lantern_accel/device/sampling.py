@@ -180,6 +180,38 @@ class SamplingOps:
         """
         return None
 
+    def couple(
+        self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool, left: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Test a window's drafts exactly, and replace what fails.
+
+        Takes what :func:`lantern_accel.decoding.coupling.couple` does; returns its tokens ``[B, L]``,
+        counts ``[B]`` and, with ``left``, what is left where the first draft is refused, ``[B, V]``.
+        None where the device has no kernel for it, as here: then the tensor code of that module runs.
+        """
+        return None
+
+    def recall(
+        self,
+        state: Any,
+        x: Tensor,
+        p: Tensor,
+        q: Tensor,
+        tokens: Tensor,
+        first: Tensor,
+        tests: Tensor,
+        draws: Tensor,
+        taken: Tensor | None,
+        slots: int,
+        image: int,
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Draw drafts behind a replacement again, where an earlier pass had the same past.
+
+        Takes what :meth:`lantern_accel.decoding.recall.Recall.refine` does, how many ``slots`` are looked
+        up and the tokens of an ``image``; returns the fields of a ``Recalled``, None as above.
+        """
+        return None
+
     def _keep_top_p(self, logits: Tensor, p: float | Tensor) -> Tensor:
         ordered, index = logits.sort(dim=-1, descending=True)
         mass = ordered.softmax(dim=-1)

@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 2
+VERSION = 3
 PANEL = 32
 
 
@@ -119,6 +119,27 @@ class Accept(Structure):
     ]  # fmt: skip
 
 
+class Couple(Structure):
+    _fields_ = [
+        ("x", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p), ("draws", c_void_p),
+        ("tokens", c_void_p), ("count", c_void_p), ("left", c_void_p), ("images", c_int64),
+        ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64), ("draw_stride", c_int64),
+        ("anew", c_int32),
+    ]  # fmt: skip
+
+
+class Recall(Structure):
+    _fields_ = [
+        ("x", c_void_p), ("tokens", c_void_p), ("first", c_void_p), ("length_of", c_void_p),
+        ("step", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p),
+        ("draws", c_void_p), ("past", c_void_p), ("heard", c_void_p), ("before", c_void_p),
+        ("taken", c_void_p), ("out", c_void_p), ("places", c_void_p), ("rows", c_void_p),
+        ("images", c_int64), ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64),
+        ("draw_stride", c_int64), ("slots", c_int64), ("passes", c_int64), ("wide", c_int64),
+        ("image", c_int64),
+    ]  # fmt: skip
+
+
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "version": (c_int, []),
     "sources": (c_char_p, []),
@@ -138,6 +159,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "filter": (None, [POINTER(Filter), c_void_p, c_int64, c_int64, c_void_p]),
     "draw": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "accept": (None, [POINTER(Accept)]),
+    "couple": (None, [POINTER(Couple)]),
+    "recall": (None, [POINTER(Recall)]),
     "read_seconds": (c_double, [c_void_p, c_size_t, c_int]),
     "multiply_seconds": (c_double, [c_int64, c_int]),
     "lanes": (c_int, []),

@@ -127,6 +127,28 @@ struct Accept {
     int64_t images, nodes, vocab, groups, uniform_stride, bonus_stride;
     int32_t depth, masked;  // masked: -inf among logits means a code that may not be
 };
+
+// Drafts of B windows of L positions under the exact test (decoding/coupling.py).
+struct Couple {
+    const int64_t* x;                      // [B][L - 1]
+    const float *p, *q, *tests, *draws;    // p [B][L][V], q [B][L - 1][V]; rows of uniforms lie strides apart
+    int64_t *tokens, *count;               // [B][L], [B]
+    float* left;                           // [B][V]: what is left where the first is refused; or null
+    int64_t images, length, vocab, test_stride, draw_stride;
+    int32_t anew;                          // behind the first that is refused, draw from p
+};
+
+// The look-up of earlier passes for S slots behind a replacement (decoding/recall.py).
+struct Recall {
+    const int64_t *x, *tokens, *first, *length_of, *step;  // [B][L] twice, [B] twice, [1]
+    const float *p, *q, *tests, *draws;                    // as in Couple
+    const void* past;                                      // bfloat16 [B][M][wide][V]
+    const int64_t *heard, *before;                         // [B][M][wide]
+    const uint8_t* taken;                                  // [B], or null
+    int64_t *out, *places;                                 // [B][L], [B][S]; `image`: nothing was found
+    float* rows;                                           // [B][S][V]
+    int64_t images, length, vocab, test_stride, draw_stride, slots, passes, wide, image;
+};
 }
 
 struct Seen;  // a Mask as lists of slots
@@ -144,6 +166,8 @@ struct Unit {
     void (*filter)(const Filter&, const float* logits, int64_t rows, int64_t n, float* out);
     void (*draw)(const float* weights, const float* uniforms, int64_t rows, int64_t n, int64_t count, int64_t* out);
     void (*accept)(const Accept&);
+    void (*couple)(const Couple&);
+    void (*recall)(const Recall&);
     uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
     double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum
     int lanes;

@@ -1,0 +1,113 @@
+"""A window of drafts in two native calls: the exact test, and the look-up of earlier passes.
+
+Both return None for tensors that they have no kernel for: those go the reference's way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel_cpu.native.library import Couple, Library, Recall, byref
+
+
+def _plain(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
+    """Return whether these are ordinary tensors of a dtype, on the CPU."""
+    return all(
+        t is None or (type(t) is Tensor and t.dtype == dtype and t.device.type == "cpu")
+        for t in tensors
+    )
+
+
+class _Held:
+    """Keeps contiguous copies alive until the call has ended."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+
+    def __call__(self, tensor: Tensor) -> int:
+        self.tensors.append(tensor.contiguous())
+        return self.tensors[-1].data_ptr()
+
+    def row(self, uniforms: Tensor) -> tuple[int, int]:
+        """Return the address of uniforms ``[B, N]`` and how far apart their rows lie."""
+        if uniforms.stride(-1) != 1:
+            uniforms = uniforms.contiguous()
+        self.tensors.append(uniforms)
+        return uniforms.data_ptr(), uniforms.stride(0)
+
+
+def couple(
+    library: Library,
+    x: Tensor,
+    p: Tensor,
+    q: Tensor,
+    tests: Tensor,
+    draws: Tensor,
+    anew: bool,
+    left: bool,
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Test the drafts of windows (:meth:`SamplingOps.couple`)."""
+    if not _plain(torch.int64, x) or not _plain(torch.float32, p, q, tests, draws):
+        return None
+    images, length, vocab = p.shape
+    if length < 2:
+        return None
+    held = _Held()
+    tokens = torch.empty((images, length), dtype=torch.int64)
+    count = torch.empty(images, dtype=torch.int64)
+    rest = torch.empty((images, vocab)) if left else None
+    at_tests, at_draws = held.row(tests), held.row(draws)
+    given = Couple(
+        x=held(x), p=held(p), q=held(q), tests=at_tests[0], draws=at_draws[0],
+        tokens=tokens.data_ptr(), count=count.data_ptr(),
+        left=None if rest is None else rest.data_ptr(),
+        images=images, length=length, vocab=vocab, test_stride=at_tests[1],
+        draw_stride=at_draws[1], anew=anew,
+    )  # fmt: skip
+    library.couple(byref(given))
+    return tokens, count, rest
+
+
+def recall(
+    library: Library,
+    state: Any,
+    x: Tensor,
+    p: Tensor,
+    q: Tensor,
+    tokens: Tensor,
+    first: Tensor,
+    tests: Tensor,
+    draws: Tensor,
+    taken: Tensor | None,
+    slots: int,
+    image: int,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Look up earlier passes (:meth:`SamplingOps.recall`)."""
+    whole = (x, tokens, first, state.length, state.step, state.heard, state.before)
+    if not _plain(torch.int64, *whole) or not _plain(torch.float32, p, q, tests, draws):
+        return None
+    past = state.past
+    if not _plain(torch.bfloat16, past) or not _plain(torch.bool, taken):
+        return None
+    images, length, vocab = p.shape
+    if length < 2 or not (past.is_contiguous() and state.heard.is_contiguous()):
+        return None
+    held = _Held()
+    out = torch.empty((images, length), dtype=torch.int64)
+    places = torch.empty((images, slots), dtype=torch.int64)
+    rows = torch.empty((images, slots, vocab))
+    at_tests, at_draws = held.row(tests), held.row(draws)
+    given = Recall(
+        x=held(x), tokens=held(tokens), first=held(first), length_of=held(state.length),
+        step=held(state.step), p=held(p), q=held(q), tests=at_tests[0], draws=at_draws[0],
+        past=held(past), heard=held(state.heard), before=held(state.before),
+        taken=None if taken is None else held(taken), out=out.data_ptr(),
+        places=places.data_ptr(), rows=rows.data_ptr(), images=images, length=length,
+        vocab=vocab, test_stride=at_tests[1], draw_stride=at_draws[1], slots=slots,
+        passes=past.shape[1], wide=past.shape[2], image=image,
+    )  # fmt: skip
+    library.recall(byref(given))
+    return out, rows, places

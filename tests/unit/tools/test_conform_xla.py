@@ -21,25 +21,30 @@ def tool() -> Any:
 
 
 def test_every_strategy_is_drawn_on_both_devices_before_the_kit():
-    names = [stage.name for stage in tool().stages(profile=False)]
-    assert {"vanilla on cpu", "vanilla on xla", "lantern++ on xla"} <= set(names)
-    assert names[-1] == "conform xla"
-    assert [stage.name for stage in tool().stages(profile=True)][-1] == "compare"
+    names = [stage.name for stage in tool().stages(["kv.slots", "xla.float64"], profile=False)]
+    assert {"red-heart-vanilla-cpu", "dog-face-vanilla-xla", "dog-face-lantern++-xla"} <= set(names)
+    assert names[-2:] == ["kv.slots", "xla.float64"]
+    assert [stage.name for stage in tool().stages(["kv.slots"], profile=True)][-1] == "compare"
 
 
 def test_the_page_tells_what_differs_and_what_has_no_result(tmp_path: Path):
-    module = tool()
+    module, checks = tool(), ["kv.slots", "kv.commit"]
     for device, tokens in (("cpu", "a" * 64), ("xla", "b" * 64)):
-        (tmp_path / f"vanilla-{device}.json").write_text(json.dumps({"tokens_sha256": tokens}))
-        (tmp_path / f"eagle-{device}.json").write_text(json.dumps({"tokens_sha256": "c" * 64}))
-    text = module.page(tmp_path, {})
-    assert "| vanilla | aaaaaaaaaaaa | bbbbbbbbbbbb | **not the same** |" in text
-    assert "| eagle | cccccccccccc | cccccccccccc | the same tokens |" in text
-    assert "| lantern | no result | no result | **not the same** |" in text
+        drawn = {"vanilla": tokens, "eagle": "c" * 64}
+        for strategy, sha in drawn.items():
+            path = tmp_path / f"red-heart-{strategy}-{device}.json"
+            path.write_text(json.dumps({"tokens_sha256": sha}))
+    text = module.page(tmp_path, checks, {})
+    assert "| red heart | vanilla | aaaaaaaaaaaa | bbbbbbbbbbbb | **not the same** |" in text
+    assert "| red heart | eagle | cccccccccccc | cccccccccccc | the same tokens |" in text
+    assert "| dog face | eagle | no result | no result | **not the same** |" in text
     assert "The kit has no result." in text
     outcome = {"name": "kv.slots", "state": "failed", "seconds": 61.0, "detail": "a | b"}
     kit = {"outcomes": [outcome], "device_name": "cpu through XLA", "torch": "2.9.0"}
-    (tmp_path / "kit.json").write_text(json.dumps(kit))
-    text = module.page(tmp_path, {"conform xla": 61.0})
-    assert "0 passed, 1 failed, 0 not applicable, in 1 minutes" in text
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "kv.slots.json").write_text(json.dumps(kit))
+    text = module.page(tmp_path, checks, {"red-heart-vanilla-cpu": 61.0, "kv.slots": 61.0})
+    assert "0 passed, 1 failed, 0 not applicable,\nin 1 minutes." in text
+    assert "Without a result: kv.commit." in text
     assert "| kv.slots | failed | 61 | a \\| b |" in text
+    assert "red-heart-vanilla-cpu: 61 s" in text and "kv.slots: 61 s" not in text

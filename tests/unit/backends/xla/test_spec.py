@@ -68,10 +68,11 @@ def test_the_client_is_named_before_torch_xla_looks_and_never_against_the_user(m
     pretend(monkeypatch, "torch_xla")
     environ: dict[str, str] = {}
     Spec().prepare(environ)
-    assert environ == {"PJRT_DEVICE": "CPU"}
-    environ = {"PJRT_DEVICE": "TPU"}
+    kept = environment.KEPT_VARIABLE
+    assert environ == {"PJRT_DEVICE": "CPU", kept: "256"}
+    environ = {"PJRT_DEVICE": "TPU", kept: "9"}
     Spec().prepare(environ)
-    assert environ == {"PJRT_DEVICE": "TPU"}
+    assert environ == {"PJRT_DEVICE": "TPU", kept: "9"}
 
 
 def test_options_are_checked_before_torch_is_imported():

@@ -15,7 +15,8 @@ from torch import Tensor
 from lantern_accel.device.backend import DTYPES
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import STRATEGIES
-from lantern_accel.testing import numeric, tiny
+from lantern_accel.testing import caches as cache_checks
+from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, within
 from lantern_accel_cuda import attention as caches
 
@@ -136,7 +137,7 @@ def _attention(kind: str) -> Callable[[Any], Measured]:
         if kind == "triton":
             _need_triton()
         with _with(backend, attention=kind):
-            return numeric.attention(backend)
+            return cache_checks.attention(backend)
 
     return check
 

@@ -14,82 +14,11 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.logits import REFERENCE, Filters, distribution
+from lantern_accel.decoding.rule import TINY, Rule, allowance
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.operations import flags
 from lantern_accel.device.sampling import SamplingOps
-from lantern_accel.strategy.values import Acceptance, Residual, Tried
-
-#: Smaller sums of weights than this are taken for nothing.
-TINY = 1e-38
-
-
-@dataclass(frozen=True)
-class Rule:
-    """An acceptance rule on a device.
-
-    ``neighbours``: integer ``[V, >= k]``, None for a rule that reads none. ``dials``: float32, the values
-    of the rule that are data (see :class:`AcceptanceRule`); None takes the rule's own. ``budget``:
-    float32 ``[1]``, the most total variation that a token may cost; None for no limit.
-    """
-
-    acceptance: Acceptance
-    residual: Residual = "aggregate"
-    neighbours: Tensor | None = None
-    dials: Tensor | None = None
-    budget: Tensor | None = None
-
-    @property
-    def relaxed(self) -> bool:
-        reads = self.acceptance.k > 0
-        return self.acceptance.relaxed and (self.neighbours is not None or not reads)
-
-    def borrowed(self, tried: Tried) -> tuple[Tensor, Tensor]:
-        """Return how many neighbours count and the mass that they lend (:class:`AcceptanceRule`)."""
-        dials = self.dials
-        if dials is None:
-            dials = torch.tensor(self.acceptance.dial_values(), device=tried.px.device)
-        return self.acceptance.borrowed(tried, dials)
-
-    def near(self, p: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the neighbours of codes ``x [...]`` and their mass under ``p [..., V]``: [..., >= k]."""
-        if self.neighbours is None or not self.acceptance.k:
-            return None, p[..., :0]
-        codes = self.neighbours.index_select(0, x.flatten()).to(x.dtype).view(*x.shape, -1)
-        return codes, p.gather(-1, codes)
-
-    def mass(self, p: Tensor, q: Tensor, x: Tensor, drafted: Tensor | None = None) -> Tensor:
-        """Return A(x), what codes ``x [B, T]`` count for under ``p [B, T, V]``: float32 ``[B, T]``.
-
-        ``q [B, T]``: the probability with which each was drawn; 1 where it is certain. ``drafted``
-        ``[B, T, V]``: all of what it was drawn from, None where it is certain.
-        """
-        px = p.gather(-1, x.unsqueeze(-1)).squeeze(-1)
-        if not self.relaxed:
-            return px
-        near = p[..., :0]
-        if self.neighbours is not None and self.acceptance.k:
-            table = self.neighbours[:, : self.acceptance.k]
-            codes = table.index_select(0, x.flatten()).to(x.dtype)
-            near = p.gather(-1, codes.view(*x.shape, -1))
-        depth = torch.arange(x.shape[1], dtype=x.dtype, device=x.device).expand_as(x)
-        mass = px + self.borrowed(Tried(px, q, near, p, x, depth, drafted))[1]
-        if self.budget is None:
-            return mass
-        most = allowance(self.budget.expand_as(px), p, drafted)
-        return torch.minimum(mass, px + most * q)
-
-
-def allowance(left: Tensor, p: Tensor, q: Tensor | None) -> Tensor:
-    """Return how much one draft may spend where ``left [...]`` is left of a token's budget.
-
-    Drafts with ``q <= p`` are kept without relaxation and spend nothing; their share goes to the
-    others, so that the mean over drafts drawn from ``q [..., V]`` is ``left`` at most. A certain
-    draft (None) has no share to take.
-    """
-    if q is None:
-        return left
-    spends = torch.where(q > p, q, 0.0).sum(dim=-1)
-    return (left / spends.clamp(min=TINY)).clamp(max=1.0)
+from lantern_accel.strategy.values import Tried
 
 
 @dataclass(frozen=True)

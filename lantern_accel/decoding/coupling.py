@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import TINY, Rule, allowance, examine, residual, residual_price
+from lantern_accel.decoding.accept import examine, residual, residual_price
 from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.decoding.rule import TINY, Rule, allowance
 from lantern_accel.device.sampling import SamplingOps
 
 

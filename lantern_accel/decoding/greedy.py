@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, Rule
+from lantern_accel.decoding.accept import Accepted
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.values import Tried
 

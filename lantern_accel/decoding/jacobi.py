@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Rule
 from lantern_accel.decoding.coupling import Coupled, compare, couple, gumbel
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
@@ -20,6 +19,7 @@ from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.pricing import window_prices
 from lantern_accel.decoding.recall import Recall
 from lantern_accel.decoding.rows import Guidance
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.siblings import Siblings, Tried
 from lantern_accel.decoding.target import Target, place_of, row_of

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.decoding.accept import Rule, allowance, examine, residual
+from lantern_accel.decoding.accept import examine, residual
+from lantern_accel.decoding.rule import Rule, allowance
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.values import Tried
 

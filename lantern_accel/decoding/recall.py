@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import TINY
 from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.decoding.rule import TINY
 from lantern_accel.decoding.window import WindowState
 from lantern_accel.device.sampling import SamplingOps
 
@@ -68,7 +68,8 @@ class Recall:
         places = state.length.unsqueeze(1) + self.ahead
         state.past.flatten(1, 2).index_copy_(1, at, p.to(state.past.dtype))
         state.heard.flatten(1).index_copy_(1, at, places * self.vocab + x)
-        state.before.flatten(1).index_copy_(1, at, x.roll(1, 1))
+        # Not roll, which devices with int64 indices may lack.
+        state.before.flatten(1).index_copy_(1, at, torch.cat((x[:, -1:], x[:, :-1]), dim=1))
 
     def refine(
         self,

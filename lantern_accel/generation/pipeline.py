@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from lantern_accel.generation.request import (
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, generation_stats
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.turns import Turns
-from lantern_accel.generation.warming import rehearse
+from lantern_accel.generation.warming import warm
 from lantern_accel.memory.room import Room
 from lantern_accel.strategy.choices import read_choice
 from lantern_accel.strategy.choose import choose_strategy
@@ -202,20 +201,7 @@ class Pipeline:
         settings = self.sampling(**sampling)
         with self._turns.take():
             self.engines.warmed = []
-            done = []
-            for batch in batches:
-                for given in strategies:
-                    chosen = self.strategy(given)
-                    if isinstance(given, str):
-                        chosen = self.tuned(chosen, settings.temperature)
-                    began = time.perf_counter()
-                    size = self.engines.padded(batch, chosen, settings)
-                    shape = self.model.family.usual_shape(self.model)
-                    rehearse(self, self.engine(size, chosen, settings, shape), settings, shape)
-                    done.append(f"{chosen.name} x {size}")
-                    if on_bucket is not None:
-                        on_bucket(done[-1], time.perf_counter() - began)
-            self.engines.warmed = done
+            self.engines.warmed = warm(self, batches, strategies, settings, on_bucket)
 
     @inferring
     def engine(

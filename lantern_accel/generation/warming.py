@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from lantern_accel.errors import LanternError
 from lantern_accel.generation.engines import Ready, explained
-from lantern_accel.strategy.values import Sampling
+from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
+
+
+def warm(
+    pipeline: Pipeline,
+    batches: Sequence[int],
+    strategies: Sequence[str | Strategy],
+    sampling: Sampling,
+    on_bucket: Callable[[str, float], None] | None,
+) -> list[str]:
+    """Make and rehearse the engine of every batch size and strategy; return the buckets' names.
+
+    ``on_bucket`` gets each bucket's name and seconds.
+    """
+    done: list[str] = []
+    shape = pipeline.model.family.usual_shape(pipeline.model)
+    for batch in batches:
+        for given in strategies:
+            chosen = pipeline.strategy(given)
+            if isinstance(given, str):
+                chosen = pipeline.tuned(chosen, sampling.temperature)
+            began = time.perf_counter()
+            size = pipeline.engines.padded(batch, chosen, sampling)
+            rehearse(pipeline, pipeline.engine(size, chosen, sampling, shape), sampling, shape)
+            done.append(f"{chosen.name} x {size}")
+            if on_bucket is not None:
+                on_bucket(done[-1], time.perf_counter() - began)
+    return done
 
 
 def rehearse(pipeline: Pipeline, ready: Ready, sampling: Sampling, shape: Hashable) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from lantern_accel.bounds import MOST_DEPTH, MOST_NODES, MOST_SCALE
+from lantern_accel.bounds import MOST_DEPTH, MOST_NODES
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.published_rules import Annealed, Grouped
 from lantern_accel.strategy.rules import (
@@ -28,6 +28,7 @@ from lantern_accel.strategy.rules import (
     parse_rule,
     validated,
 )
+from lantern_accel.strategy.sampling import Sampling
 
 __all__ = [
     "AUTO",
@@ -382,58 +383,3 @@ def named_strategy(
         raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, points)}")
     tree, acceptance = points[name]
     return Strategy(name=name, tree=tree, acceptance=acceptance)
-
-
-class Sampling(Value):
-    """How logits become a distribution: guidance, temperature, then the two filters.
-
-    ``temperature=0`` is greedy. LlamaGen filters by top-k before top-p; LANTERN's code the other way
-    round (``order="top_p_first"``), which differs only where both are set.
-    """
-
-    temperature: float = Field(1.0, ge=0, le=MOST_SCALE, allow_inf_nan=False)
-    top_k: int = Field(0, ge=0, description="0: all codes")
-    top_p: float = Field(1.0, gt=0, le=1)
-    cfg_scale: float = Field(
-        1.0,
-        ge=0,
-        le=MOST_SCALE,
-        allow_inf_nan=False,
-        description="u + s (c - u); 1 or less: no guidance",
-    )
-    cfg_scale_image: float | None = Field(
-        None,
-        ge=0,
-        le=MOST_SCALE,
-        allow_inf_nan=False,
-        description="three-way guidance, u + s_image (i - u) + s (c - i), with i the prompt's pictures",
-    )
-    cfg_interval: int = Field(
-        -1, ge=-1, description="guide only up to this decode index (0 is the second token); -1: all"
-    )
-    order: Literal["top_k_first", "top_p_first"] = "top_k_first"
-
-    @field_validator("temperature")
-    @classmethod
-    def _does_not_overflow(cls, value: float) -> float:
-        if 0 < value < 1e-3:
-            raise ValueError(f"{value} is too close to 0 for float32; 0 is greedy")
-        return value
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def guided(self) -> bool:
-        return self.cfg_scale > 1
-
-    @property
-    def branches(self) -> int:
-        """Rows an image: 1, with guidance 2, with three-way guidance 3."""
-        return (2 if self.cfg_scale_image is None else 3) if self.guided else 1
-
-    @property
-    def bucket(self) -> tuple[Any, ...]:
-        """What fixes the shape of a step; temperature, top-p and guidance are data."""
-        return (self.greedy, self.branches, self.top_k, self.top_p < 1, self.order)

@@ -14,7 +14,7 @@ from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
 from lantern_accel.errors import BackendError, did_you_mean
 from lantern_accel.families.registry import families
-from lantern_accel.testing import buffers, device, drawing, numeric, static
+from lantern_accel.testing import buffers, caches, device, drawing, numeric, static
 from lantern_accel.testing.result import (
     Failed,
     Measured,
@@ -34,6 +34,7 @@ Check = Callable[[Backend], Measured]
 CHECKS: dict[str, Check] = {
     **static.CHECKS,
     **buffers.CHECKS,
+    **caches.CHECKS,
     **numeric.CHECKS,
     **drawing.CHECKS,
     **device.CHECKS,

@@ -18,7 +18,7 @@ from lantern_accel.cli import main
 from lantern_accel.device.backend import Backend, HostCopy, KVCache, MemoryUse, Replay, Stopwatch
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, ModelError
-from lantern_accel.testing import CHECKS, Measured, NeedsCard, numeric, run_checks, static, tiny
+from lantern_accel.testing import CHECKS, Measured, NeedsCard, caches, run_checks, static, tiny
 from lantern_accel.testing.kit import Report, checks_of, select
 from lantern_accel_cpu.backend import DeviceBackend
 
@@ -371,14 +371,14 @@ def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch):
 def test_a_cache_is_not_judged_by_how_attention_rounds(monkeypatch, check):
     with open_backend("cpu") as backend:
         method("attend", in_three_parts)(monkeypatch, backend)
-        cache, _, v = numeric._filled(backend, torch.float32)
+        cache, _, v = caches.filled(backend, torch.float32)
         # One visible slot a query: its value comes back through products, and not bit for bit.
         slots = cache.layout.capacity
         one = backend.mask(
-            torch.eye(slots, dtype=torch.bool).expand(numeric.ROWS, 1, -1, -1), v.dtype
+            torch.eye(slots, dtype=torch.bool).expand(caches.ROWS, 1, -1, -1), v.dtype
         )
-        q = torch.zeros(numeric.ROWS, slots, numeric.HEADS, numeric.WIDTH)
-        through = backend.attend(q, cache, 0, one)[:, : numeric.CAPACITY]
+        q = torch.zeros(caches.ROWS, slots, caches.HEADS, caches.WIDTH)
+        through = backend.attend(q, cache, 0, one)[:, : caches.CAPACITY]
         assert not torch.equal(through, v[0]) and torch.allclose(through, v[0], atol=3e-7)
         assert run_checks(backend, {check: CHECKS[check]}).passed
 

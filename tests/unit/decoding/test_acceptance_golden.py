@@ -11,9 +11,10 @@ from support.golden import golden, golden_metadata
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, Rule, accept_sampling
+from lantern_accel.decoding.accept import Accepted, accept_sampling
 from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.strategy.values import Exact, Lantern, LanternPP, Sampling
 
 CASES: list[dict[str, Any]] = json.loads(golden_metadata("lantern/acceptance")["cases"])

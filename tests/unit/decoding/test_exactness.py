@@ -17,8 +17,9 @@ from support.tree_tensors import draft_tree
 from torch import Tensor
 
 from lantern_accel.decoding import accept as acceptance
-from lantern_accel.decoding.accept import DraftTest, Rule, accept_sampling
+from lantern_accel.decoding.accept import DraftTest, accept_sampling
 from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
 

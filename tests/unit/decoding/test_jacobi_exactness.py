@@ -21,10 +21,10 @@ from support.tiny import captions, tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding import jacobi
-from lantern_accel.decoding.accept import Rule
 from lantern_accel.decoding.coupling import Coupled, couple
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Exact, Sampling, Strategy, Window
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Rule, examine, residual
+from lantern_accel.decoding.accept import examine, residual
 from lantern_accel.decoding.coupling import couple
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import AcceptanceRule, Tried, parse_rule
 from lantern_accel.strategy.values import (

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from support.models import write_tiny_model
 
 import lantern_accel
-from lantern_accel.decoding.accept import Rule
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.errors import DataError, ModelError, RequestError
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT

@@ -11,9 +11,10 @@ from support import native
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Rule, accept, accept_sampling
+from lantern_accel.decoding.accept import accept, accept_sampling
 from lantern_accel.decoding.logits import REFERENCE, Filters
 from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.sampling import Filter
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
 from lantern_accel.strategy.values import Residual, Sampling

@@ -9,10 +9,10 @@ import torch
 from support import native
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Rule
 from lantern_accel.decoding.coupling import couple
 from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.decoding.recall import Recall
+from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.rules import Exact
 from lantern_accel_cpu.native import windows

@@ -61,7 +61,10 @@ def find() -> Accelerator | str:
     api = getattr(torch, "accelerator", None)
     if api is None:
         return f"torch {torch.__version__} has no torch.accelerator, which came with 2.6"
-    device = api.current_accelerator()
+    try:
+        device = api.current_accelerator()
+    except RuntimeError:  # how torch 2.6 says that there is none
+        device = None
     if device is None:
         return f"this torch build ({torch.__version__}) has no accelerator"
     count = int(api.device_count()) if api.is_available() else 0

@@ -46,11 +46,19 @@ def state(name: str = "torch") -> plugins.DeviceStatus:
 
 
 def test_without_an_accelerator_it_says_so() -> None:
-    if torch.accelerator.current_accelerator() is not None:
+    if torch.accelerator.is_available():
         pytest.skip("there is one")
     probe = Spec().probe()
     assert not probe.available
     assert probe.reason == f"this torch build ({torch.__version__}) has no accelerator"
+
+
+def test_a_torch_that_raises_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch, "accelerator", SimpleNamespace(current_accelerator=nothing))
+    assert Spec().probe().reason == f"this torch build ({torch.__version__}) has no accelerator"
 
 
 def test_a_torch_from_before_it_had_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:

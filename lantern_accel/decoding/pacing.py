@@ -25,9 +25,9 @@ MEMORY = 16
 REST = 64
 #: The most that the odds of acceptance are taken to shift, as a logarithm.
 MOST_SHIFT = 4.0
-#: Another length must promise this much more than the present one: after a move a window takes some steps
-#: until its drafts have settled.
-GAIN = 1.25
+#: A length is left where another promises this much more: after a move a window takes some steps until its
+#: drafts have settled. For a longer one, which settles best, the second number is enough.
+GAIN, RISE = 1.25, 1.05
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,10 @@ class ByAcceptance:
             worth = worth if left is None else min(worth, max(left, 1))
             speed[pace.length] = worth / (pace.cost or 1.0)
         most, plain = max(speed.values()), speed.get(1, 0.0)
-        if self.now in speed and most < GAIN * speed[self.now] and speed[self.now] >= plain:
-            return self.now
-        return max(
-            n for n, promised in speed.items() if plain <= promised and most < GAIN * promised
-        )
+        good = [n for n, promised in speed.items() if plain <= promised and most < GAIN * promised]
+        if self.now not in good:
+            return max(good)
+        return max([self.now, *(n for n in good if speed[n] >= RISE * speed[self.now])])
 
 
 def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace, ...]:

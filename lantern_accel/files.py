@@ -10,13 +10,19 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from lantern_accel.errors import LanternWarning
+from lantern_accel.errors import LanternWarning, RequestError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 #: Files of text or JSON are not larger.
 MOST_TEXT = 256 * 2**20
@@ -123,12 +129,52 @@ def read_json_file(path: Path) -> Any:
         raise UnreadableFile(errno.EINVAL, "it is nested too deep", str(path)) from None
 
 
+def read_toml_file(path: Path) -> dict[str, Any]:
+    """Return a TOML file's tables; raises OSError, and ValueError where it is not whole TOML."""
+    try:
+        return tomllib.loads(read_text_file(path))
+    except RecursionError:
+        raise UnreadableFile(errno.EINVAL, "it is nested too deep", str(path)) from None
+
+
+def check_target(path: Path, parents: bool = True) -> None:
+    """Raise RequestError where a file could not be written, before the work that makes its content.
+
+    ``parents``: folders above it may be absent, since :func:`write_whole` makes them.
+    """
+    try:
+        if len(os.fsencode(path.name)) > 255:
+            raise RequestError(f"the name {path.name[:40]}... is longer than 255 bytes; shorten it")
+        if path.is_dir():
+            raise RequestError(f"{path} is a folder; name a file in it")
+        if not is_regular(path):  # a device or a pipe, which is written to as it is
+            return
+        folder = path.resolve().parent
+        while parents and not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        if not folder.is_dir():
+            what = (
+                "does not exist; create it" if not folder.exists() else "is no folder; choose one"
+            )
+            raise RequestError(f"{path} cannot be written: {folder} {what}")
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RequestError(
+            f"{str(path)[:100]!r} cannot be written ({reason}); choose another file"
+        ) from None
+
+
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a temporary file, then put it at ``path``: whole or not at all.
 
     What a symbolic link points to is replaced, the link stays. A device or a pipe is written to.
     """
-    path = path.resolve()
+    try:
+        path = path.resolve()
+    except RuntimeError:  # Python before 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
     if not is_regular(path):
         with path.open("wb") as stream:
             write(stream)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -69,7 +71,9 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
             traceback.print_exc()
         what = error.strerror or str(error)
         where = f" ({error.filename})" if error.filename else ""
-        _say(f"{what}{where}; free some space or choose another file or folder")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        way = "free some space or choose" if full else "choose"
+        _say(f"{what}{where}; {way} another file or folder")
         return WRONG
     except Exception as error:
         _drop_stdout()
@@ -83,6 +87,8 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
 
 
 def _say(text: str) -> None:
+    # A number of thousands of digits that was refused is known by its first ones.
+    text = re.sub(r"\S{400,}", lambda word: f"{word[0][:200]}...", text)
     with contextlib.suppress(OSError):  # nobody reads standard error either
         say(text, label="error", style="bold red", to_stderr=True)
 

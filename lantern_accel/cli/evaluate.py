@@ -64,15 +64,18 @@ def evaluate(
     import lantern_accel
     from lantern_accel.errors import RequestError, did_you_mean
     from lantern_accel.evaluation.schema import PARTS, Settings
+    from lantern_accel.files import check_target
     from lantern_accel.quality.progress import console_progress
 
     for name in part:
         if name not in PARTS:
             raise RequestError(f"no part is named {name!r}{did_you_mean(name, PARTS)}")
+    check_target(output if grid is None else grid)
     if plots is not None and grid is None:
         from lantern_accel.evaluation.plots import check_matplotlib
 
         check_matplotlib()
+        check_target(plots / "a.png")
     with lantern_accel.load(
         model,
         device=device,

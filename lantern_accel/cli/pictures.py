@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import is_regular, read_json_file, write_json
+from lantern_accel.files import check_target, read_json_file, write_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def check_files(output: Path, json_path: str, count: int) -> None:
+def check_files(output: Path, json_path: str | None, count: int) -> None:
     """Raise before any work where a file could not be written, or two would be the same."""
     from lantern_accel.generation.result import numbered, picture_format
 
@@ -25,34 +23,11 @@ def check_files(output: Path, json_path: str, count: int) -> None:
         raise RequestError(f"{output} has no picture format; name it .png, .jpg or .webp")
     picture_format(output)
     files = [numbered(output, index, count) for index in range(count)]
-    figures = Path(json_path) if json_path and json_path != "-" else None
+    figures = Path(json_path) if json_path is not None and json_path != "-" else None
     for path in (files[0], files[-1], *([figures] if figures else [])):
-        _check_file(path)
+        check_target(path, parents=False)
     if figures is not None and figures.resolve() in {path.resolve() for path in files}:
         raise RequestError(f"--json and --output both name {figures}; choose two files")
-
-
-def _check_file(path: Path) -> None:
-    try:
-        if len(os.fsencode(path.name)) > 255:
-            raise RequestError(f"the name {path.name[:40]}... is longer than 255 bytes; shorten it")
-        if path.is_dir():
-            raise RequestError(f"{path} is a folder; name a file in it")
-        if not is_regular(path):  # a device or a pipe, which is written to as it is
-            return
-        folder = path.resolve().parent
-        if not folder.is_dir():
-            what = (
-                "does not exist; create it" if not folder.exists() else "is no folder; choose one"
-            )
-            raise RequestError(f"{path} cannot be written: {folder} {what}")
-        with tempfile.NamedTemporaryFile(dir=folder):
-            pass
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RequestError(
-            f"{str(path)[:100]!r} cannot be written ({reason}); choose another file with -o"
-        ) from None
 
 
 class Pictures:

@@ -64,9 +64,12 @@ def stepcost(
 
     from lantern_accel.device.plugins import open_backend
     from lantern_accel.errors import RequestError
+    from lantern_accel.files import check_target
 
     if tokens_per_step and acceptance_from:
         raise RequestError("give --tokens-per-step or --acceptance-from, not both")
+    if output is not None:
+        check_target(output)
     with open_backend(device, read_options(option, threads)) as backend:
         from lantern_accel.measure.stepcost import (
             Acceptance,

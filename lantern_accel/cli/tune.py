@@ -56,9 +56,11 @@ def tune(
     """
     import lantern_accel
     from lantern_accel.errors import StrategyError
-    from lantern_accel.files import write_json
+    from lantern_accel.files import check_target, write_json
     from lantern_accel.strategy.values import StaticTree, Window
 
+    if output is not None:
+        check_target(output)
     options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         told = partial(say, to_stderr=True, style="dim")

@@ -5,7 +5,6 @@ One TOML file a device. In a checkout they lie in ``profiles/``, in a wheel insi
 
 from __future__ import annotations
 
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,12 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from lantern_accel.errors import LanternError, did_you_mean
-from lantern_accel.files import read_text_file
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from lantern_accel.files import read_toml_file
 
 
 class ProfileError(LanternError):
@@ -101,7 +95,7 @@ def load_profile(name: str, folder: Path | None = None) -> DeviceProfile:
         raise ProfileError(f"no device profile is named {name!r}{did_you_mean(name, names)}")
     path = folder / f"{name}.toml"
     try:
-        data = tomllib.loads(read_text_file(path))
+        data = read_toml_file(path)
         profile = DeviceProfile.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]

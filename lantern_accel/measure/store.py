@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import read_json_file, write_json
+from lantern_accel.files import check_target, read_json_file, write_json
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 #: Bytes a run's file and a trace need on the disk, with room to spare.
@@ -58,8 +58,7 @@ def check_output(out: Path, *, resume: bool, trace: Path | None = None) -> None:
 
 
 def _check_room(path: Path, needed: int) -> None:
-    if path.is_dir():
-        raise RequestError(f"{path} is a folder; name a file in it")
+    check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent):
         pass

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import write_json, write_whole
+from lantern_accel.files import check_target, write_json, write_whole
 from lantern_accel.measure.record import PHASES, Interval, Quality, Run
 from lantern_accel.report import writing
 from lantern_accel.report.comparison import Comparison
@@ -21,11 +21,10 @@ MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "?"}
 
 
 def check_kind(path: Path) -> None:
-    """Raise RequestError for a name whose ending is no kind of report, and for a folder's."""
+    """Raise RequestError for a name whose ending is no kind of report, and for what cannot be written."""
     if path.suffix.lower() not in KINDS:
         raise RequestError(f"{path} is no report's name; end it in {', '.join(KINDS)}")
-    if path.is_dir():
-        raise RequestError(f"{path} is a folder; name a file in it")
+    check_target(path)
 
 
 def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,26 @@ def test_a_damaged_profile_says_where(tmp_path: Path, before: str, after: str, s
     with pytest.raises(ProfileError, match=says) as caught:
         load_profile("abacus", tmp_path)
     assert "abacus.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "loop", "device", "folder", "deep", "digits", "bytes"])
+def test_a_profile_that_is_no_text_is_one_sentence(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "abacus.toml"
+    texts = {
+        "deep": "a=" + "[" * 5000 + "]" * 5000,
+        "digits": GOOD.replace("value = 2", "value = " + "9" * 5000),
+    }
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind in ("loop", "device"):
+        path.symlink_to(path if kind == "loop" else "/dev/zero")
+    else:
+        path.write_bytes(texts[kind].encode() if kind in texts else b"\xff\xfe")
+    with pytest.raises(ProfileError, match=r"abacus") as caught:
+        load_profile("abacus", tmp_path)
+    assert len(str(caught.value)) < 1000
 
 
 def test_the_devices_that_are_asked_about_have_a_profile() -> None:

@@ -1,0 +1,211 @@
+"""Where a command meets the system: a full disk, no standard output, targets that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lantern_accel.cli import main
+from lantern_accel.cli.edge import guarded
+from lantern_accel.errors import LanternError
+from lantern_accel.files import check_target, write_whole
+
+#: Commands that write a file when their work is done, and the option that names it.
+WRITERS: list[tuple[list[str], str, str]] = [
+    (["bench"], "-o", "r.json"),
+    (["profile", "--quick"], "-o", "r.json"),
+    (["profile", "--quick", "-o", "run.json"], "--trace", "t.json"),
+    (["tune"], "-o", "t.json"),
+    (["stepcost"], "-o", "s.json"),
+    (["evaluate"], "-o", "e.json"),
+    (["evaluate"], "--grid", "g.png"),
+    (["conform", "cpu"], "--json", "c.json"),
+    (["conform", "cpu"], "--junit", "c.xml"),
+    (["conform", "cpu"], "--certificate", "c.md"),
+    (["compare", "run.json"], "-o", "c.html"),
+    (["generate", "dog"], "-o", "a.png"),
+    (["generate", "dog"], "--json", "a.json"),
+]
+
+
+@pytest.mark.parametrize(("command", "option", "name"), WRITERS, ids=lambda one: str(one))
+def test_what_cannot_be_written_is_refused_before_work(
+    command: list[str], option: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lantern_accel.load", lambda *given, **options: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "lantern_accel.device.plugins.open_backend", lambda *given: pytest.fail("opened")
+    )
+    monkeypatch.setattr(
+        "lantern_accel.testing.kit.run_checks", lambda *given, **options: pytest.fail("checked")
+    )
+    suffix = Path(name).suffix
+    (tmp_path / f"folder{suffix}").mkdir()
+    (tmp_path / f"loop{suffix}").symlink_to(tmp_path / f"loop{suffix}")
+    (tmp_path / "file").write_text("")
+    for target in (f"folder{suffix}", f"loop{suffix}", f"{'n' * 252}{suffix}", f"file/{name}"):
+        assert main([*command, option, target]) == 2, target
+        told = capsys.readouterr().err
+        assert told.startswith("error: ") and len(told.splitlines()) == 1
+        assert target[:20] in told
+
+
+def test_a_target_is_looked_at_and_not_made(tmp_path: Path) -> None:
+    check_target(tmp_path / "a" / "b" / "c.json")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(LanternError, match="does not exist; create it"):
+        check_target(tmp_path / "a" / "c.json", parents=False)
+    check_target(Path("/dev/null"))
+    for odd in ("nul\0.json", "é" * 130 + ".json"):
+        with pytest.raises(LanternError, match=r"cannot be written|longer than 255 bytes"):
+            check_target(tmp_path / odd)
+
+
+def test_a_loop_of_links_is_an_error_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OSError, match=r"[Ll]oop|links"):
+        write_whole(tmp_path / "loop", lambda stream: stream.write(b"x"))
+
+
+def test_standard_output_that_takes_nothing_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lantern_accel.cli", "profiles", "--json"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: No space left on device; free some space or choose")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_figures_that_find_no_room_leave_the_picture(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.png"
+    words = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "vanilla", "-q"]
+    assert main([*words, "-o", str(out), "--json", "/dev/full"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: No space left on device") and len(told.splitlines()) == 1
+    assert out.stat().st_size > 0 and Path("/dev/full").is_char_device()
+
+
+def test_a_disk_that_fills_up_keeps_the_images_before(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    import lantern_accel.generation.result as result
+
+    real, left = result.save_image, [2]
+
+    def save(image: Any, path: Path) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device", str(path))
+        real(image, path)
+
+    words = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "vanilla", "-n",
+             "4", "-b", "1", "--seed", "3", "-q", "-o", str(tmp_path / "p.png")]  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(result, "save_image", save)
+        assert main(words) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.glob("p*.png")) == ["p-0.png", "p-1.png"]
+    assert main([*words, "--resume"]) == 0
+    assert len(list(tmp_path.glob("p-*.png"))) == 4
+
+
+def test_a_sheet_that_is_cut_off_leaves_its_images(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Batches of two, one picture of them all: at Ctrl-C in the second batch the first is kept."""
+    from lantern_accel.generation.pipeline import Pipeline
+
+    real, left = Pipeline.pixels, [1]
+
+    def pixels(self: Any, *given: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            signal.raise_signal(signal.SIGINT)
+        return real(self, *given)
+
+    monkeypatch.setattr(Pipeline, "pixels", pixels)
+    words = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "vanilla", "-n",
+             "4", "-b", "2", "--grid", "-o", str(tmp_path / "g.png")]  # fmt: skip
+    assert main(words) == 130
+    assert sorted(p.name for p in tmp_path.glob("*.png")) == ["g-0.png", "g-1.png"]
+    assert "kept: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "says"), [(28, "free some space or choose"), (5, "; choose another file")]
+)
+def test_advice_fits_the_error(number: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "a.json")
+
+    assert guarded(fail, lambda: False) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_was_given_is_shown_in_short(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise LanternError(f"no {'9' * 5000} is known; give another")
+
+    assert guarded(fail, lambda: False) == 2
+    told = capsys.readouterr().err
+    assert len(told) < 300 and told.endswith("is known; give another\n")
+
+
+def test_two_tuners_at_once_leave_one_whole_choice(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel.strategy.choices import Choice, choices_dir
+
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    words = ["tune", "--model", str(tiny_model), "--device", "cpu", "--strategy", "scd", "--batch",
+             "1", "--repeats", "1"]  # fmt: skip
+    codes: list[int] = []
+    both = [threading.Thread(target=lambda: codes.append(main(words))) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert codes == [0, 0]
+    kept = [path for path in choices_dir().rglob("*") if path.is_file()]
+    assert [path.suffix for path in kept] == [".json"], "one choice, and nothing half-written"
+    assert Choice.model_validate_json(kept[0].read_text(encoding="utf-8")).whole
+
+
+def test_writers_of_one_entry_never_show_half_of_it(tmp_path: Path) -> None:
+    """What two tuners share: whoever reads meanwhile finds a whole record, of one of them."""
+    from lantern_accel.cached import read_record, write_record
+
+    path = tmp_path / "a.json"
+    write_record(path, {"by": 0, "text": "x" * 20_000})
+    stop = threading.Event()
+
+    def write(number: int) -> None:
+        while not stop.is_set():
+            write_record(path, {"by": number, "text": "x" * 20_000})
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in (1, 2, 3)]
+    for one in writers:
+        one.start()
+    try:
+        found = [read_record(path) for _ in range(60)]
+    finally:
+        stop.set()
+        for one in writers:
+            one.join()
+    assert all(one is not None and len(one["text"]) == 20_000 for one in found)
+    assert os.listdir(tmp_path) == ["a.json"]

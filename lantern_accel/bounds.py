@@ -25,6 +25,8 @@ MOST_SECONDS = 1e6
 MOST_THREADS = 4096
 #: Codes that one filter or rule may name; no codebook has as many.
 MOST_CODES = 1 << 24
+#: Class ids are below their model's number of classes; what is above this is none anywhere.
+MOST_CLASS_ID = 10**18
 #: Nodes of a tree that a request may bring, its levels, and steps of a training run.
 MOST_NODES = 1024
 MOST_DEPTH = 64

@@ -83,7 +83,7 @@ def shown(value: object, most: int = 80) -> str:
     try:
         text = repr(value)
     except Exception:  # whatever a stranger's __repr__ raises
-        text = f"a {type(value).__name__} that cannot be shown"
+        text = f"a value that cannot be shown ({type(value).__name__})"
     return text if len(text) <= most else f"{text[:most]}..."
 
 

@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from lantern_accel.bounds import whole
 from lantern_accel.device.compiled import keep_torch
 from lantern_accel.device.spec import BackendSpec, Probe
+from lantern_accel.errors import shown
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -75,13 +77,10 @@ class Spec(BackendSpec):
         threads = options.get("threads")
         if threads is not None:
             most = os.cpu_count() or 1
-            try:
-                threads = int(threads)
-            except (TypeError, ValueError):
-                threads = 0
-            if not 1 <= threads <= most:
+            threads = whole(threads) if isinstance(threads, str) else threads
+            if not isinstance(threads, int) or not 1 <= threads <= most:
                 raise BackendError(
-                    f"backend 'cpu' got threads={options['threads']!r}; give a number from 1 to "
+                    f"backend 'cpu' got threads={shown(options['threads'])}; give a number from 1 to "
                     f"{most}"
                 )
         loaded = None

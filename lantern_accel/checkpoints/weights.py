@@ -138,8 +138,8 @@ class _PickleFile(_File):
             foreign = next((key for key in tensors if not isinstance(key, str)), None)
             if foreign is not None:
                 raise CheckpointError(
-                    f"{self.path} names a tensor {str(foreign)[:40]!r}, which is a "
-                    f"{type(foreign).__name__} and no text; save the model's state_dict() again"
+                    f"{self.path} names a tensor {str(foreign)[:40]!r}, of the "
+                    f"type {type(foreign).__name__}, not text; save the model's state_dict() again"
                 )
             self._tensors = tensors
         return self._tensors
@@ -155,15 +155,20 @@ class _PickleFile(_File):
 def _open_file(path: Path) -> _File:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint file {path}; check the path")
-    with path.open("rb") as stream:
-        start = stream.read(24)
-        if not start:
-            raise CheckpointError(f"{path} is empty, so it was truncated; fetch it again")
-        if start.startswith(b"version https://git-lfs"):
-            raise CheckpointError(
-                f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder, or "
-                "download the file"
-            )
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(24)
+    except OSError as error:  # no right to read it, a broken disk, another process's memory
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}); name a file of weights that can"
+        ) from None
+    if not start:
+        raise CheckpointError(f"{path} is empty, so it was truncated; fetch it again")
+    if start.startswith(b"version https://git-lfs"):
+        raise CheckpointError(
+            f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder, or "
+            "download the file"
+        )
     try:
         return (_SafetensorsFile if path.suffix == ".safetensors" else _PickleFile)(path)
     except CheckpointError:

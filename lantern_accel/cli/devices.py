@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
 
 
 def devices(
-    device: str = typer.Argument("", help="Open this device and print what is known about it."),
+    device: str | None = typer.Argument(
+        None, help="Open this device and print what is known about it."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the devices, and say why one is not available."""
@@ -29,7 +31,7 @@ def devices(
 
     from lantern_accel.device.plugins import devices_report, open_backend
 
-    if device:
+    if device is not None:
         with open_backend(device) as backend:
             facts = backend.facts().model_dump(mode="json")
         if as_json:

@@ -33,14 +33,14 @@ def generate(
         Path("lantern.png"), "--output", "-o", help="Picture to write; several get -0, -1, ..."
     ),
     json_path: str = typer.Option(
-        "", "--json", metavar="FILE", help="Write the run's figures here; - for standard output."
+        None, "--json", metavar="FILE", help="Write the run's figures here; - for standard output."
     ),
     prompts_file: Path = typer.Option(
         None, "--prompts", metavar="FILE", help="Prompts from a file, one per line."
     ),
-    seeds: str = typer.Option("", help="Several seeds, such as 1,2,3: the prompts for each."),
+    seeds: str = typer.Option(None, help="Several seeds, such as 1,2,3: the prompts for each."),
     compare: str = typer.Option(
-        "",
+        None,
         metavar="A,B,...",
         help="Draw with several strategies, a column for each, in one picture.",
     ),
@@ -92,7 +92,7 @@ def generate(
 
     words = [*(prompts or []), *_lines(prompts_file)]
     check_prompts(words)
-    columns = [name.strip() for name in compare.split(",")] if compare else []
+    columns = [name.strip() for name in compare.split(",")] if compare is not None else []
     if columns and (settings["strategy"] is not None or resume):
         raise RequestError(
             "--compare draws with several strategies; leave --strategy and --resume out"
@@ -100,8 +100,12 @@ def generate(
     read_settings(settings)
     dtype = exactly(dtype) if exact_dtype else dtype
     runs: list[dict[str, Any]] = [
-        {**settings, **({"seed": seed} if seeds else {}), **({"strategy": name} if columns else {})}
-        for seed in (_seeds(seeds) if seeds else [None])
+        {
+            **settings,
+            **({} if seed is None else {"seed": seed}),
+            **({"strategy": name} if columns else {}),
+        }
+        for seed in (_seeds(seeds) if seeds is not None else [None])
         for name in (columns or [""])
     ]
     count = len(words) * (settings["num_images"] or 1) * len(runs)
@@ -214,7 +218,7 @@ def _seeds(text: str) -> list[int]:
     return found
 
 
-def _report(results: Sequence[GenerationResult], json_path: str) -> None:
+def _report(results: Sequence[GenerationResult], json_path: str | None) -> None:
     """Write the figures: one object, or a list where several runs were made."""
     import json
 
@@ -222,7 +226,7 @@ def _report(results: Sequence[GenerationResult], json_path: str) -> None:
     whole: Any = figures[0] if len(figures) == 1 else figures
     if json_path == "-":
         typer.echo(json.dumps(whole, indent=2))
-    elif json_path:
+    elif json_path is not None:
         from lantern_accel.files import write_json
 
         write_json(Path(json_path), whole)

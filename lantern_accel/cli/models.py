@@ -188,8 +188,8 @@ def check(
 @commands.command("plan")
 def plan(
     model: str = typer.Argument(..., help="A model's name, or a folder or file of weights."),
-    device: str = typer.Option("", help="A backend that is here, or a device profile's name."),
-    memory: str = typer.Option("", help="Memory of a device that is neither: 24GB, 80GiB."),
+    device: str = typer.Option(None, help="A backend that is here, or a device profile's name."),
+    memory: str = typer.Option(None, help="Memory of a device that is neither: 24GB, 80GiB."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Images decoded together."),
     strategy: str = typer.Option(None, help="lantern++ where there is a drafter, else vanilla."),
@@ -210,10 +210,12 @@ def plan(
 
     if text_device not in ("device", "cpu"):
         raise RequestError(f"--text-device is device or cpu, not {text_device!r}")
+    if device is not None and not device.strip():
+        raise RequestError("--device is empty; name a backend or a device profile, or leave it out")
     planner = planner_for(
         model,
-        device=device,
-        memory=parse_size(memory) if memory else None,
+        device=device or "",
+        memory=parse_size(memory) if memory is not None else None,
         dtype=dtype,
         text_device=text_device,  # type: ignore[arg-type]
     )

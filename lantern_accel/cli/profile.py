@@ -77,12 +77,16 @@ def profile(
     import time
 
     import lantern_accel
+    from lantern_accel.errors import RequestError
     from lantern_accel.measure.store import check_name, check_output
 
     check_name(name)
     check_output(output, resume=resume, trace=trace)
     options = read_options(option, threads)
     began = time.perf_counter()
+    words = [word.strip() for text in strategies for word in text.split(",") if word.strip()]
+    if not words:
+        raise RequestError("--strategies names none; give names with commas between, such as eagle")
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         loaded = time.perf_counter() - began
         # Below here torch is imported, which the device precedes.
@@ -93,7 +97,6 @@ def profile(
 
         given = {"samples": samples, "seconds": seconds, "quality_images": quality_images}
         changes = {name: value for name, value in given.items() if value is not None}
-        words = [word.strip() for text in strategies for word in text.split(",") if word.strip()]
         request = asked.Request(
             strategies=asked.choose_strategies(pipeline, words, temperature),
             prompts=read_prompts(prompts, pipeline),

@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 
 
 def profiles(
-    name: str = typer.Argument("", help="Show every figure of this profile and its source."),
+    name: str | None = typer.Argument(
+        None, help="Show every figure of this profile and its source."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List and check the device profiles: peaks, memory, power, each figure with its source."""
@@ -26,13 +28,13 @@ def profiles(
 
     from lantern_accel.device.datasheets import all_profiles, load_profile
 
-    found = [load_profile(name)] if name else all_profiles()
+    found = [load_profile(name)] if name is not None else all_profiles()
     if as_json:
         typer.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2))
         return
     for one in found:
         say(describe(one), label=one.name, style="bold")
-        if name:
+        if name is not None:
             for field, figure in one.figures().items():
                 say(f"{figure.value:g} ({figure.kind}: {figure.source})", label=field, style="dim")
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lantern_accel.checkpoints.loading import LoadingProgress, Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import CheckpointError, ModelError
+from lantern_accel.errors import ModelError
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.strategy.values import Sampling
 
@@ -354,16 +354,6 @@ class Family(ABC):
         return Trunk(config.n_layer, dim, hidden, 4 * dim**2 + 3 * dim * hidden)
 
 
-def check_vocabulary(tokenizer: Any, size: int, path: Path) -> None:
-    """Raise :class:`CheckpointError` where a tokenizer has ids that the model has no embedding of."""
-    last = max(tokenizer.get_vocab().values(), default=-1)
-    if last >= size:
-        raise CheckpointError(
-            f"{path} has ids up to {last}, but the model's vocabulary has {size}; the tokenizer is "
-            "another model's"
-        )
-
-
 def finite_pixels(pixels: Tensor) -> Tensor:
     """Return pixels as they are; raises :class:`ModelError` where one is no number.
 
@@ -392,6 +382,5 @@ __all__ = [
     "Size",
     "TextSource",
     "Trunk",
-    "check_vocabulary",
     "finite_pixels",
 ]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, MOST_PIXELS, SEEDS, whole
+from lantern_accel.bounds import MOST_BATCH, MOST_CLASS_ID, MOST_IMAGES, MOST_PIXELS, SEEDS, whole
 from lantern_accel.errors import RequestError, did_you_mean, shown
 from lantern_accel.strategy.values import NeighbourSpace, Residual, Sampling, Strategy, Tree
 
@@ -157,6 +157,8 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
     for each in prompts:
         if not isinstance(each, str | int) or isinstance(each, bool):
             raise RequestError(f"{shown(each)} is no prompt; give text or a class id")
+        if isinstance(each, int) and abs(each) > MOST_CLASS_ID:
+            raise RequestError(f"{shown(each)} is no class id")
         if isinstance(each, str) and not each.strip():
             raise RequestError("the prompt is empty; describe a thing, such as 'red heart'")
     return prompts

@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.device.backend import DTYPES, Backend
-from lantern_accel.errors import BackendError, RequestError, did_you_mean
+from lantern_accel.errors import BackendError, RequestError, did_you_mean, shown
 from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, nodes_of
@@ -222,11 +222,13 @@ class Planner:
 
 def parse_size(text: str) -> int:
     """Return bytes of ``24GB``, ``24 GiB``, ``512MB`` or a plain number."""
-    match = re.fullmatch(r"\s*([\d.]+)\s*([kMGT]?)(i?)B?\s*", text)
-    if match is None:
-        raise RequestError(f"{text!r} is no size; write 24GB, 24GiB or a number of bytes")
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** " kMGT".index(match[2] or " "))
+    number = r"[0-9]{1,18}(?:\.[0-9]{0,9})?"
+    match = re.fullmatch(rf"\s*({number})\s*([kMGT]?)(i?)B?\s*", text)
+    base = 1024 if match is not None and match[3] else 1000
+    size = 0 if match is None else int(float(match[1]) * base ** " kMGT".index(match[2] or " "))
+    if size < 1:
+        raise RequestError(f"{shown(text)} is no size; write 24GB, 24GiB or a number of bytes")
+    return size
 
 
 def text_bytes(found: Found) -> int:

@@ -6,6 +6,7 @@ id. The middle of every image is cut out in the shape of the model's pictures, t
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import UnreadableFile, read_text_file
+from lantern_accel.files import UnreadableFile, read_bytes_file, read_text_file
 
 CAPTIONS = "captions.jsonl"
 
@@ -78,7 +79,7 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
         try:
             entry = json.loads(line)
             name, prompt = entry["file"], entry["prompt"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise DataError(
                 f'{path}, line {number}: expected {{"file": ..., "prompt": ...}}, not {line[:80]!r}'
             ) from None
@@ -87,9 +88,9 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
                 f"{path}, line {number}: the prompt {prompt!r} is neither text nor a class id"
             )
         try:
-            with Image.open(folder / name) as image:
+            with Image.open(io.BytesIO(read_bytes_file(folder / name))) as image:
                 pixels.append(middle(image, width, height or width))
-        except (OSError, ValueError, SyntaxError, EOFError) as error:
+        except Exception as error:  # whatever a damaged picture's decoder raises
             skipped[str(name)] = f"{type(error).__name__}: {error}"[:120]
             continue
         prompts.append(prompt)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +22,8 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import ModelDefaults
-from lantern_accel.files import read_json_file, read_text_file, write_json, write_whole
+from lantern_accel.families.tokenizer import read_tokenizer
+from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches, SceneTokens
 from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
@@ -40,11 +40,6 @@ from lantern_accel.training.scenes import SCENE_WORDS, draw_scenes
 from lantern_accel.training.target import TargetConfig, fresh_target, read_target, train_target
 from lantern_accel.training.tokenizer import TokenizerConfig, load_tokenizer, train_tokenizer
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 Config = TypeVar("Config", bound=TrainConfig)
 TOKENS = "tokens.npy"
 SCENES = "scene_tokens.npz"
@@ -59,7 +54,7 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
     if path is not None:
         try:
             toml = path.suffix == ".toml"
-            values = tomllib.loads(read_text_file(path)) if toml else read_json_file(path)
+            values = read_toml_file(path) if toml else read_json_file(path)
             if not isinstance(values, dict):
                 raise ValueError("it holds no settings by name")
         except (OSError, ValueError) as error:
@@ -88,12 +83,10 @@ def _need(path: Path, command: str) -> Path:
 
 
 def _text_tokenizer(work: Path, data: EmojiDataset) -> Any:
-    from tokenizers import Tokenizer
-
     path = work / "text_tokenizer.json"
     if not path.is_file():
         save_text_tokenizer(train_text_tokenizer(word_corpus(data.records, SCENE_WORDS)), path)
-    return Tokenizer.from_file(str(path))
+    return read_tokenizer(path)
 
 
 def _tokens(

@@ -11,7 +11,7 @@ from lantern_accel.bounds import whole
 from lantern_accel.cli import main
 from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.errors import CheckpointError, StrategyError, shown
-from lantern_accel.families.base import check_vocabulary
+from lantern_accel.families.tokenizer import check_vocabulary
 from lantern_accel.files import read_json_file, read_text_file
 from lantern_accel.measure.environment import busy_words
 from lantern_accel.measure.record import Run, not_measured
@@ -42,8 +42,8 @@ def test_values_are_shown_whatever_they_are() -> None:
         def __repr__(self) -> str:
             raise ValueError
 
-    assert shown(10**5000) == "a int that cannot be shown"
-    assert shown(Rude()) == "a Rude that cannot be shown"
+    assert shown(10**5000) == "a value that cannot be shown (int)"
+    assert shown(Rude()) == "a value that cannot be shown (Rude)"
     assert len(shown("x" * 9000)) == 83
 
 

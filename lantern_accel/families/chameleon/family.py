@@ -28,7 +28,6 @@ from lantern_accel.families.base import (
     Size,
     TextSource,
     Trunk,
-    check_vocabulary,
     finite_pixels,
 )
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
@@ -61,6 +60,7 @@ from lantern_accel.families.chameleon.vq import (
 )
 from lantern_accel.families.llamagen.drafter import start_drafter
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.tokenizer import check_vocabulary
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:

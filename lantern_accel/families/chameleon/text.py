@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.families.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -89,16 +90,12 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> SpecialIds:
 
 def read_text_tokenizer(path: Path) -> Tokenizer:
     """Read ``text_tokenizer.json`` (or a Hugging Face ``tokenizer.json``)."""
-    from tokenizers import Tokenizer
-
     if not path.is_file():
         raise CheckpointError(
             f"there is no tokenizer {path}; put the text_tokenizer.json that comes with Chameleon there"
         )
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from None
+    tokenizer: Tokenizer = read_tokenizer(path)
+    return tokenizer
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from lantern_accel.bounds import whole
 from lantern_accel.checkpoints.layouts import read_json
 from lantern_accel.checkpoints.loading import Recipe, fill, without_data
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import CheckpointError, ModelError, RequestError
+from lantern_accel.errors import CheckpointError, ModelError, RequestError, shown
 from lantern_accel.families.base import (
     Conditions,
     DrafterFiles,
@@ -26,7 +27,6 @@ from lantern_accel.families.base import (
     Rows,
     Size,
     TextSource,
-    check_vocabulary,
     finite_pixels,
 )
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter, start_drafter
@@ -56,11 +56,10 @@ from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_par
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel, pixels_to_uint8
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.tokenizer import check_vocabulary, read_tokenizer
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from lantern_accel.families.published import ModelEntry
 
 #: Pixels of the images that are decoded together: one of 128 x 128 or larger, four of 64 x 64. More at
@@ -240,7 +239,7 @@ class LlamaGenFamily(Family):
             what=found.files["text"].name,
         )
         encoder.eval().requires_grad_(False)
-        words = _read_tokenizer(found.files["text_tokenizer"])
+        words = read_tokenizer(found.files["text_tokenizer"])
         check_vocabulary(words, manifest.text.vocab_size, found.files["text_tokenizer"])
         return WordText(encoder, words)
 
@@ -336,21 +335,9 @@ class LlamaGenFamily(Family):
 
 
 def _class_id(prompt: Prompt, classes: int, name: str) -> int:
-    try:
-        value = int(prompt)
-    except ValueError:
-        value = -1
-    if not 0 <= value < classes:
+    value = whole(prompt.strip()) if isinstance(prompt, str) else prompt
+    if value is None or not 0 <= value < classes:
         raise RequestError(
-            f"the model {name!r} takes class ids from 0 to {classes - 1}, not {prompt!r}"
+            f"the model {name!r} takes class ids from 0 to {classes - 1}, not {shown(prompt)}"
         )
     return value
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from None

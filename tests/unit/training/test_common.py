@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from pathlib import Path
 
@@ -115,6 +116,19 @@ def test_a_broken_checkpoint_says_what_to_do(tmp_path: Path) -> None:
     path.write_bytes(b"PK not a checkpoint")
     with pytest.raises(DataError, match="delete it to start again"):
         load_checkpoint(path, TrainConfig())
+
+
+@pytest.mark.parametrize("kind", ["pipe", "loop", "folder", "device"])
+def test_a_checkpoint_that_is_no_file_is_not_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if kind == "loop" else "/dev/zero")
+    with pytest.raises(DataError, match="is no file; delete it to start again"):
+        load_checkpoint(path, TrainConfig(steps=3))
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

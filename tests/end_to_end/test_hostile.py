@@ -1,0 +1,223 @@
+"""Inputs of a hostile user, as commands and as calls: one sentence and exit code 2, before any work."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lantern_accel
+from lantern_accel.cli import main
+from lantern_accel.errors import RequestError
+
+LONG = "9" * 5000
+#: Options of ``generate`` that take numbers.
+NUMBERS = ("-n", "-b", "--seed", "--seeds", "--k", "--window", "--temperature", "--top-k", "--top-p",
+           "--cfg-scale", "--cfg-interval", "--tv-budget", "--threads", "--scale")  # fmt: skip
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must be refused; return its one short complaint."""
+    assert main(words) == 2, words
+    out, told = capsys.readouterr()
+    assert not out and "Traceback" not in told
+    assert told.startswith("error: ") or "Error: Invalid value for" in told
+    assert len(told) < 900, "what was given is shown in short"
+    return told
+
+
+@pytest.fixture
+def words(tiny_model: Path, tmp_path: Path) -> list[str]:
+    return ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-o",
+            str(tmp_path / "x.png"), "-q"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["-s", "eagle", "--tree", "²"], "unknown tree '²'"),
+        (["-s", "eagle", "--tree", "chain:²"], "cannot be read; write chain:LENGTH"),
+        (["-s", "eagle", "--tree", LONG], "5000 ranks deep, and 64 are the most"),
+        (["-s", "eagle", "--tree", f"chain:{LONG}"], "cannot be read"),
+        (["-s", "scd", "--tree", "window:²"], "the window '²' cannot be read"),
+        (["--size", "²x²"], "the size '²x²' cannot be read"),
+        (["--size", f"{LONG}x{LONG}"], "cannot be read"),
+        (["--option", "threads=²"], "got threads='²'; give a number"),
+        (["--option", "threads=\u0661"], "got threads='\u0661'; give a number"),
+        (["--option", f"threads={LONG}"], "give a number"),
+        (["--strategy", ""], "unknown strategy ''"),
+        (["--preset", ""], "unknown preset ''"),
+        (["--tree", "", "-s", "eagle"], "unknown tree ''"),
+        (["--compare", ""], "unknown strategy ''"),
+        (["--seeds", ""], "'' is no seed"),
+        (["--json", ""], "is a folder; name a file in it"),
+        (["--dtype", ""], "no dtype is named ''"),
+        (["--device", ""], "device '' is not a device"),
+    ],
+)
+def test_what_generate_cannot_read(
+    words: list[str], more: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in refused([*words, *more], capsys)
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+@pytest.mark.parametrize("text", ["²", LONG], ids=["superscript", "5000 digits"])
+def test_numbers_that_are_none(
+    words: list[str], option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused([*words, "-s", "eagle", option, text], capsys)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["stepcost", "--cfg", "inf"], "Invalid value for '--cfg'"),
+        (["stepcost", "--cfg", LONG], "Invalid value for '--cfg'"),
+        (["stepcost", "--nodes", f"8,{LONG}"], "are not counts"),
+        (["warm-up", "--batches", LONG], "is no batch size"),
+        (["models", "plan", "lantern-emoji", "--memory", ""], "'' is no size"),
+        (["models", "plan", "lantern-emoji", "--memory", "1.2.3"], "'1.2.3' is no size"),
+        (["models", "plan", "lantern-emoji", "--memory", "٣GB"], "is no size"),
+        (["models", "plan", "lantern-emoji", "--memory", LONG], "is no size"),
+        (["models", "plan", "lantern-emoji", "--device", ""], "--device is empty"),
+        (["profile", "-o", "r.json", "--strategies", ""], "--strategies names none"),
+        (["profiles", ""], "no device profile is named ''"),
+        (["devices", ""], "device '' is not a device"),
+    ],
+)
+def test_what_other_commands_cannot_read(
+    given: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(given, capsys)
+
+
+@pytest.mark.parametrize("key", [5, (1, "a")], ids=["int", "tuple"])
+def test_names_of_tensors_that_are_no_text(
+    key: object, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors: dict[Any, Any] = load_file(tiny_model / "drafter.safetensors")
+    tensors[key] = tensors.pop(sorted(tensors)[0])
+    torch.save(tensors, tmp_path / "drafter.pt")
+    given = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "eagle"]
+    told = refused(
+        [*given, "-o", str(tmp_path / "x.png"), "--drafter", str(tmp_path / "drafter.pt")], capsys
+    )
+    assert f"of the type {type(key).__name__}, not text" in told
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "/dev/null", "/proc/self/mem", "pipe", "loop"])
+def test_files_that_are_none(
+    place: str, words: list[str], tiny_model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    path = str(tmp_path / place)
+    for option in ("-m", "--vq", "--drafter", "--text-encoder", "--embeddings", "--prompts"):
+        assert path in refused([*words, option, path], capsys), "the file is named"
+    for given in (["stepcost", "--acceptance-from", path], ["compare", path, "-o", "c.html"],
+                  ["train", "tokenizer", "--config", path]):  # fmt: skip
+        assert path in refused(given, capsys)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "loop", "device", "folder", "memory"])
+@pytest.mark.parametrize(
+    "part", ["model.json", "target.safetensors", "vq.safetensors", "text_tokenizer.json"]
+)
+def test_parts_of_a_model_that_are_no_files(
+    part: str, kind: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    path = model / part
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        places = {"loop": str(path), "device": "/dev/zero", "memory": "/proc/self/mem"}
+        path.symlink_to(places[kind])
+    told = refused(["generate", "red heart", "-m", str(model), "-d", "cpu", "-q"], capsys)
+    assert str(model) in told
+
+
+@pytest.mark.parametrize("prompt", ["²", "٣", LONG, "1.5", "7", "True", "0x1"])
+def test_class_ids_that_are_none(
+    prompt: str, class_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["generate", "-m", str(class_model), "-d", "cpu", "-o", str(tmp_path / "x.png")]
+    assert "takes class ids from 0 to 6, not" in refused([*given, prompt], capsys)
+
+
+@pytest.mark.parametrize("more", [["--text-encoder", "/tmp"], ["--embeddings", "none.npz"]])
+def test_class_models_take_no_text(
+    more: list[str], class_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["generate", "3", "-m", str(class_model), "-d", "cpu", "-o", str(tmp_path / "x.png")]
+    refused([*given, *more], capsys)
+
+
+@pytest.mark.parametrize("command", [["bench"], ["profile", "-o", "r.json"], ["evaluate"]])
+def test_other_commands_refuse_prompts_that_are_no_class_ids(
+    command: list[str], class_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ids.txt").write_text("3\n²\n")
+    prompts = {"bench": ["--prompt", "²", "--strategy", "eagle"],
+               "profile": ["--prompts", "ids.txt", "--strategies", "eagle"],
+               "evaluate": ["--grid", "g.png", "--prompt", "²"]}[command[0]]  # fmt: skip
+    given = [*command, "--model", str(class_model), "--device", "cpu", *prompts]
+    assert "takes class ids from 0 to 6, not '²'" in refused(given, capsys)
+
+
+@pytest.mark.parametrize("prompt", [None, 3.5, {}, 10**5000, -(10**5000), b"", [["x"]]],
+                         ids=lambda one: type(one).__name__)  # fmt: skip
+def test_prompts_of_other_types(prompt: Any, class_model: Path) -> None:
+    with (
+        lantern_accel.load(class_model, device="cpu", dtype="float32") as pipeline,
+        pytest.raises(RequestError, match=r"no prompt|no class id") as told,
+    ):
+        pipeline.generate(prompt)
+    assert len(str(told.value)) < 300
+
+
+@pytest.mark.parametrize("value", [3, [], 10**5000, object()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("name", ["strategy", "preset"])
+def test_names_of_other_types(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"{name} cannot be "):
+        lantern_accel.generate("red heart", model="nowhere", **{name: value})
+
+
+def test_an_embeddings_file_for_a_model_that_reads_words(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any folder in place of a text encoder that the model does not have is refused, not ignored."""
+    (tmp_path / "any").mkdir()
+    told = refused([*words, "--text-encoder", str(tmp_path / "any")], capsys)
+    assert "takes no text encoder from elsewhere" in told
+
+
+def test_pictures_of_a_training_set_that_are_no_files(tmp_path: Path) -> None:
+    from PIL import Image
+
+    from lantern_accel.quality.imageset import read_images
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    names: list[Any] = ["a.png", "pipe", "loop", "/dev/zero", 5, None, "a.png\0"]
+    lines = [json.dumps({"file": name, "prompt": "x"}) for name in names]
+    (tmp_path / "captions.jsonl").write_text("\n".join(lines))
+    found = read_images(tmp_path, 8)
+    assert found.prompts == ["x"] and len(found.skipped) == 6

@@ -25,8 +25,8 @@ MEMORY = 16
 REST = 64
 #: The most that the odds of acceptance are taken to shift, as a logarithm.
 MOST_SHIFT = 4.0
-#: A length is left where another promises this much more: after a move a window takes some steps until its
-#: drafts have settled. For a longer one, which settles best, the second number is enough.
+#: A length is left where another promises this much more: after a move a window takes some steps until
+#: its drafts have settled. For a longer one, which settles best, the second number is enough.
 GAIN, RISE = 1.25, 1.05
 
 

@@ -14,7 +14,7 @@ from lantern_accel.cli.options import OPTION, finite, read_options
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Outcome
 
-GROUPS = "static, kv, attention, accept, decode, replay, device, or the backend's own"
+GROUPS = "static, kv, attention, accept, draw, decode, replay, device, or the backend's own"
 STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.running import Running
@@ -19,12 +18,10 @@ from lantern_accel.families.published import published
 from lantern_accel.families.random_weights import random_model, sized
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.testing import tiny
-from lantern_accel.testing.trace import _implicit
+from lantern_accel.testing.trace import Recorder
 
 #: What is counted: no drafts, a tree, relaxed acceptance, and a window.
 STRATEGIES = ("vanilla", "eagle2", "lantern++", "scd")
-#: Operators that only make room.
-ROOM = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
 
 
 class Kernels(BaseModel):
@@ -40,29 +37,6 @@ class Kernels(BaseModel):
     why: str = Field(
         "", description="what was counted in place of the backend's operations, and why"
     )
-
-
-# torch leaves the base class untyped.
-class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators that are neither views nor bare allocations; composite ones by their parts."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if _implicit(func.name()):
-            with self:
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        returned = [one.alias_info for one in func._schema.returns]
-        view = any(one is not None and not one.is_write for one in returned)
-        self.count += not view and func._schema.name not in ROOM
-        return func(*args, **kwargs)
 
 
 class Layout(TensorOps):
@@ -121,13 +95,14 @@ def _count(
         try:
             engine = make(ops, model, strategy, dtype)
             found.nodes = engine.geometry.nodes
-            with Counter() as counter:
+            recorder = Recorder(torch.device("meta"))
+            with recorder:
                 engine.step()
         except Exception as error:  # a kernel that takes no tensor without data, for example
             known = f"not counted ({why(error)[:200]})"
             found.why = found.why or f"the backend's operations do not run without data: {known}"
             continue
-        found.kernels = counter.count
+        found.kernels = recorder.launched
         if ops is not backend:
             found.why = f"reference operations in the backend's layout; {found.why}"
         break

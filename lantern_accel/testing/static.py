@@ -187,13 +187,20 @@ def one_graph(backend: Backend) -> Measured:
     return Measured(f"{seen} steps, no new graph")
 
 
+def operators(backend: Backend) -> Measured:
+    """Hold the operators of every step to those that the backend lists, or gives reasons against."""
+    if backend.operators() is None and "operators" not in backend.operator_rules():
+        raise NotApplicable(f"backend {backend.name!r} lists no operators")
+    return _rule("operators", "only operators that the backend lists")(backend)
+
+
 CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "static.host_read": _rule("host_read", "no host read"),
     "static.dynamic_shape": _rule("dynamic_shape", "no data-dependent shape"),
     "static.float64": _rule("float64", "no float64"),
     "static.other_device": _rule("other_device", "no tensor of another device"),
     "static.device_generator": _rule("device_generator", "no device generator"),
-    "static.operators": _rule("operators", "only operators that the backend lists"),
+    "static.operators": operators,
     "static.dtypes": _own_rule("dtypes", "only dtypes that the backend's kernels take"),
     "static.indices": _own_rule("indices", "no integers wider than the device's indices"),
     "static.one_graph": one_graph,

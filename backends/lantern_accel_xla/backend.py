@@ -187,6 +187,8 @@ class DeviceBackend(Backend):
 def lowered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Complain of an operator that neither torch_xla lowers nor torch makes of others."""
     has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
+    if name.startswith("prim::"):  # a question to torch, such as on which device a tensor is
+        return ""
     composite = ("", "NonFunctional")
     keys = ["XLA", "CompositeImplicitAutograd"]
     keys += [f"CompositeExplicitAutograd{end}" for end in composite]

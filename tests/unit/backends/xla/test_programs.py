@@ -137,4 +137,5 @@ def test_an_operator_that_torch_xla_does_not_lower_is_refused():
     backend, _ = device()
     rule = backend.operator_rules()["operators"]
     assert "on the host" in rule(torch.ops.aten.searchsorted.Tensor, (), {})
+    assert rule(torch.ops.prim.device.default, (), {}) == ""  # a question, and no operator
     assert rule(torch.ops.aten.zeros_like.default, (), {}) == ""

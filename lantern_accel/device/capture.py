@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import TensorWeakRef
 
 from lantern_accel.errors import BackendError
 
@@ -99,8 +100,14 @@ class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.given: dict[int, Tensor] = {}
         self.written: dict[int, Tensor] = {}
         self.through_views: set[int] = set()
-        #: What the block made, kept so that no later tensor has the same id; and what it is a view of.
-        self._made: dict[int, tuple[Tensor, Tensor | None]] = {}
+        #: What the block made, by id, and what it is a view of. Not kept: a lazy runtime may take a
+        #: result that somebody holds for one that is still to be filled.
+        self._made: dict[int, tuple[TensorWeakRef, Tensor | None]] = {}
+
+    def _own(self, tensor: Tensor) -> bool:
+        """Return whether the block made this tensor; an id may be one's that is gone."""
+        entry = self._made.get(id(tensor))
+        return entry is not None and entry[0]() is tensor
 
     def __torch_dispatch__(
         self,
@@ -118,7 +125,7 @@ class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 if not isinstance(tensor, Tensor):
                     continue
-                if id(tensor) in self._made:
+                if self._own(tensor):
                     owner = self._made[id(tensor)][1]
                 else:
                     owner = self.given.setdefault(id(tensor), tensor)
@@ -130,10 +137,10 @@ class Arguments(TorchDispatchMode):  # type: ignore[no-untyped-call]
                             self.through_views.add(id(owner))
         out = func(*args, **kwargs)
         for tensor in out if isinstance(out, list | tuple) else (out,):
-            if isinstance(tensor, Tensor) and not {id(tensor)} & (
-                self.given.keys() | self._made.keys()
-            ):
-                self._made[id(tensor)] = (tensor, seen)
+            if not isinstance(tensor, Tensor) or self._own(tensor):
+                continue
+            if self.given.get(id(tensor)) is not tensor:
+                self._made[id(tensor)] = (TensorWeakRef(tensor), seen)
         return out
 
 

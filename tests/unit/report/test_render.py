@@ -173,7 +173,7 @@ def test_the_ending_decides(tmp_path: Path, made: tuple[str, Comparison]) -> Non
     with pytest.raises(RequestError, match="is a folder; name a file in it"):
         render.write(comparison, runs, tmp_path / "folder.md")
     for name in ("b.html", "b.json"):
-        with pytest.raises(RequestError, match=r"cannot be written \(.*\); make room"):
+        with pytest.raises(RequestError, match=r"cannot be written \(.*\); choose another file"):
             render.write(comparison, runs, tmp_path / "a.md" / name)
 
 

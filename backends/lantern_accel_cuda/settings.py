@@ -7,11 +7,28 @@ decoder would be computed in TF32 otherwise, which torch allows cuDNN by default
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-_depth: list[tuple[bool, bool, bool]] = []
+
+@dataclass(frozen=True)
+class _Settings:
+    """The settings: cuDNN's attention, and TF32 in cuDNN and in products of matrices.
+
+    ``precisions`` is there where they were set by the names that torch 2.9 brought (in convolutions,
+    recurrent layers and products): torch then refuses to tell them by the older names.
+    """
+
+    attention: bool = False
+    cudnn: bool = False
+    products: bool = False
+    precisions: tuple[str, str, str] | None = None
+
+
+_depth: list[_Settings] = []
 
 
 class Pinned:
@@ -20,7 +37,7 @@ class Pinned:
     def __init__(self) -> None:
         self._held = True
         _depth.append(_now())
-        _set((False, False, False))
+        _set(_Settings())
 
     def release(self) -> None:
         """Give back the settings once no other GPU is open; calling it twice is harmless."""
@@ -33,16 +50,31 @@ class Pinned:
             _set(before)
 
 
-def _now() -> tuple[bool, bool, bool]:
+def _now() -> _Settings:
     backends: Any = torch.backends
-    return (
-        bool(backends.cuda.cudnn_sdp_enabled()),
-        bool(backends.cudnn.allow_tf32),
-        bool(backends.cuda.matmul.allow_tf32),
-    )
+    attention = bool(backends.cuda.cudnn_sdp_enabled())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some releases call the older names deprecated
+            cudnn, products = backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
+    except RuntimeError:
+        found = [part.fp32_precision for part in _parts()]
+        return _Settings(attention, precisions=(found[0], found[1], found[2]))
+    return _Settings(attention, bool(cudnn), bool(products))
 
 
-def _set(values: tuple[bool, bool, bool]) -> None:
+def _set(values: _Settings) -> None:
     backends: Any = torch.backends
-    backends.cuda.enable_cudnn_sdp(values[0])
-    backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = values[1:]
+    backends.cuda.enable_cudnn_sdp(values.attention)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        backends.cudnn.allow_tf32 = values.cudnn
+        backends.cuda.matmul.allow_tf32 = values.products
+    if values.precisions is not None:
+        for part, precision in zip(_parts(), values.precisions, strict=True):
+            part.fp32_precision = precision
+
+
+def _parts() -> list[Any]:
+    backends: Any = torch.backends
+    return [backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul]

@@ -278,6 +278,7 @@ def test_opening_again_takes_no_new_stream(opened: Opened) -> None:
     again.close()
 
 
+@pytest.mark.filterwarnings("ignore:Please use the new API")
 def test_what_float32_means_is_pinned_while_a_gpu_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def now() -> tuple[bool, bool]:
         return torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.allow_tf32
@@ -295,3 +296,23 @@ def test_what_float32_means_is_pinned_while_a_gpu_is_open(monkeypatch: pytest.Mo
     assert now() == (False, False)
     other.close()
     assert now() == before
+
+
+@pytest.mark.filterwarnings("ignore:Please use the new API")
+def test_what_was_set_by_newer_names_is_pinned_and_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    if not hasattr(cudnn, "conv"):
+        pytest.skip("this torch has only the older names")
+    monkeypatch.setattr("lantern_accel_cuda.settings._depth", [])
+    cudnn.conv.fp32_precision = products.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError, match="mix of the legacy and new"):
+            _ = products.allow_tf32
+        backend, _double = doubled_backend(monkeypatch)
+        assert (cudnn.allow_tf32, products.allow_tf32) == (False, False)
+        backend.close()
+        assert (cudnn.conv.fp32_precision, products.fp32_precision) == ("tf32", "tf32")
+    finally:
+        cudnn.allow_tf32, products.allow_tf32 = True, False

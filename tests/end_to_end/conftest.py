@@ -9,6 +9,15 @@ from pathlib import Path
 
 import pytest
 from support.models import write_tiny_model
+from support.profiles import PROMPTS
+
+import lantern_accel
+from lantern_accel.measure import ceilings, clock
+from lantern_accel.measure.prompts import read_prompts
+from lantern_accel.measure.record import Plan
+from lantern_accel.measure.request import Request, choose_strategies
+from lantern_accel.measure.run import Profiler
+from lantern_accel.report import projection
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -50,3 +59,43 @@ def command(capsys: pytest.CaptureFixture[str]) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a device's ceilings be measured in no time."""
+    monkeypatch.setattr(projection, "SIZES", ())
+    monkeypatch.setattr(ceilings, "READING", 2e-4)
+    monkeypatch.setattr(ceilings, "REPEATS", 2)
+    monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
+    monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
+    monkeypatch.setattr(clock, "LONG", 0.004)
+    monkeypatch.setattr(clock, "RATIO", (0.3, 3))  # other work on the machine is not the question
+
+
+@pytest.fixture(scope="module")
+def prompt_file(tmp_path_factory):
+    """What the tiny model knows, with blank lines."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    path.write_text("\n\n".join(PROMPTS) + "\n")
+    return path
+
+
+@pytest.fixture
+def profiler(tiny_model, prompt_file, tmp_path):
+    """Make profilers of the tiny model in this process."""
+    opened = []
+
+    def make(out=tmp_path / "run.json", names=("vanilla", "lantern++"), resume=False, **changes):
+        pipeline = lantern_accel.load(tiny_model, device="cpu")
+        opened.append(pipeline)
+        values = {
+            "strategies": choose_strategies(pipeline, names, [1.0]),
+            "prompts": read_prompts(prompt_file, pipeline),
+            "plan": Plan(quick=True, samples=3, seconds=0, quality_images=4),
+        }
+        return Profiler(pipeline, Request(**(values | changes)), out, resume=resume)
+
+    yield make
+    for pipeline in opened:
+        pipeline.close()

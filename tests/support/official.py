@@ -7,10 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lantern_accel.checkpoints.locate import find_model
+from lantern_accel.errors import ModelError
+from lantern_accel.families.base import Parts
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 
 
@@ -197,3 +201,21 @@ def write_features(path: Path, valid: list[int], *, width: int = 24, length: int
     mask = (torch.arange(length) < torch.tensor(valid).unsqueeze(1)).to(torch.uint8)
     save_file({"embeddings": features, "mask": mask}, path)
     return path
+
+
+def add_drafter(folder: Path, input_type: str = "t2i", **sizes: int) -> Path:
+    """Write LANTERN's drafter where it lies in a folder of official files; return its folder."""
+    return write_drafter(
+        folder / "trained_drafters" / "llamagen_drafter",
+        drafter_weights(**sizes),
+        drafter_config(input_type, **sizes),
+    )
+
+
+def refused(path: Path, parts: Parts | None = None) -> str:
+    """Return the sentence with which a model is refused."""
+    with pytest.raises(ModelError) as caught:
+        find_model(path, parts)
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text

@@ -1,0 +1,324 @@
+"""Faults to plant in a backend or in the core, each with the check of the kit that must catch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+
+import lantern_accel.decoding.engine as engine_module
+import lantern_accel.decoding.running as running
+from lantern_accel.device.backend import Backend, HostCopy, KVCache, MemoryUse, Replay, Stopwatch
+from lantern_accel.testing import tiny
+
+Plant = Callable[[pytest.MonkeyPatch, Backend], None]
+
+
+def after_commit(act: Callable[..., None]) -> Plant:
+    """Do something wrong at the end of every step."""
+
+    def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+        real = engine_module.commit
+
+        def wrong(verifying, state, tree, features, accepted):
+            real(verifying, state, tree, features, accepted)
+            act(state)
+
+        patch.setattr(engine_module, "commit", wrong)
+
+    return plant
+
+
+def method(name: str, make: Callable[[Callable], Callable]) -> Plant:
+    """Replace a method of the opened backend."""
+
+    def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+        patch.setattr(backend, name, make(getattr(backend, name)))
+
+    return plant
+
+
+def counting(state) -> None:
+    counting.n += 1
+    state.price.add_(1e-9 * counting.n).sub_(1e-9 * counting.n)
+
+
+counting.n = 0
+
+
+def rebinding(state) -> None:
+    state.length = state.length + 0
+
+
+class Stale(Replay):
+    """Records the first request's states and gives them again to every later one."""
+
+    def __init__(self, step, state) -> None:
+        super().__init__(step)
+        self.state, self.seen, self.index = state, [], 0
+
+    def __call__(self) -> None:
+        if self.index < len(self.seen):
+            for name, value in self.seen[self.index].items():
+                getattr(self.state, name).copy_(value)
+        else:
+            super().__call__()
+            self.seen.append({k: v.clone() for k, v in vars(self.state).items()})
+        self.index += 1
+        if int(self.state.length.min()) + 1 >= self.state.tokens.shape[1] - 1:
+            self.index = 0
+
+
+def last_argmax(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+    real = torch.Tensor.argmax
+
+    def argmax(self, dim=None, keepdim=False):
+        if not self.is_floating_point():
+            return real(self, dim=dim, keepdim=keepdim)
+        return self.shape[dim] - 1 - real(self.flip(dim), dim=dim, keepdim=keepdim)
+
+    patch.setattr(torch.Tensor, "argmax", argmax)
+
+
+def spilling(write):
+    def wrong(kv, layer, address, k, v):
+        write(kv, layer, address, k, v)
+        kv.keys[0].view(-1)[0] += 1
+
+    return wrong
+
+
+def stale_step(real):
+    """Capture prefill as it should be, and the step stale."""
+    return lambda function, name: (
+        real(function, name) if name == "prefill" else Stale(function, function.__self__.state)
+    )
+
+
+def short(x: torch.Tensor) -> torch.Tensor:
+    """Keep TF32's eleven bits of each float32."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def in_three_parts(attend):
+    """Multiply as a GPU that makes a float32 product of three in TF32: values lose their last bits."""
+
+    def wrong(q, kv, layer, mask):
+        out = attend(q, kv, layer, mask)
+        if out.dtype != torch.float32:
+            return out
+        return short(out) + short(out - short(out))
+
+    return wrong
+
+
+def forgetful(real):
+    """Draw every code from the same weights."""
+    return lambda weights, uniforms: torch.cat(
+        [real(weights, uniforms[..., i : i + 1]) for i in range(uniforms.shape[-1])], dim=-1
+    )
+
+
+def generous(real):
+    """Test every draft with a smaller uniform."""
+    return lambda tree, logits, given, rule, uniforms, *rest: real(
+        tree, logits, given, rule, uniforms * 0.5, *rest
+    )
+
+
+def off_by_one_head(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+    """Let native attention take every head for the first one."""
+    if backend.kernels is None:
+        pytest.skip("no native kernels here: there is no compiler, and no head to be off by")
+    from lantern_accel_cpu.native import kernels
+    from lantern_accel_cpu.native.library import Cache
+
+    real = kernels.Attend
+
+    def attend(cache, *rest):
+        return real(Cache(cache.row, 0, cache.slot, cache.heads, cache.width), *rest)
+
+    patch.setattr(kernels, "Attend", attend)
+
+
+def restless(scan):
+    """Add in another order every time, as a long row is scanned in pieces."""
+    times = count()
+
+    def wrong(weights):
+        found = scan(weights)
+        return torch.where(
+            found > found[..., -1:] / 2, found * (1 + 1e-7 * (next(times) % 3)), found
+        )
+
+    return wrong
+
+
+def falling(scan):
+    def wrong(weights):
+        found = scan(weights)
+        found[..., 1::2] -= 2e-6
+        return found
+
+    return wrong
+
+
+def refusing(rule: str) -> Plant:
+    """Give the backend a rule against one operator that every step runs."""
+    rules = {rule: lambda func, args, kwargs: "too hot" if "argmax" in func.name() else ""}
+    return method("operator_rules", lambda real: lambda: rules)
+
+
+class Late(HostCopy):
+    """A copy that arrives a step late, and forgets nothing when a request is cancelled."""
+
+    lag = 1
+
+    def __init__(self, source: torch.Tensor) -> None:
+        super().__init__(source)
+        self.posted: list[torch.Tensor] = []
+
+    def post(self) -> None:
+        self.posted.append(self._source.clone())
+
+    def read(self) -> torch.Tensor:
+        return self.posted.pop(0)
+
+
+class Forgets(Late):
+    def clear(self) -> None:
+        self.posted.clear()
+
+
+def without_views(linear):
+    """Refuse weights from outside the inference mode, as a runtime does that makes no views of them."""
+
+    def strict(x, weight, bias=None):
+        if torch.is_inference_mode_enabled() and not weight.is_inference():
+            raise RuntimeError("Cannot set version_counter for inference tensor")
+        return linear(x, weight, bias)
+
+    return strict
+
+
+def rising() -> Callable[[], dict[str, int]]:
+    numbers = count()
+    return lambda: {"graphs": next(numbers)}
+
+
+class Hasty(Stopwatch):
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self.seconds *= 0.5
+
+
+def kept_view(real):
+    """Keep a slice of the cache's slots from construction, as the reference once did."""
+
+    def build(backend, *args, **kwargs):
+        engine = real(backend, *args, **kwargs)
+        engine.verifying.scratch = engine.verifying.slots[:4].expand(2, -1)
+        return engine
+
+    return build
+
+
+def one_cache_tensor(backend: Backend) -> Callable:
+    """Allocate one tensor for all layers, and let each layer's keys and values be views of it."""
+
+    def allocate(layout):
+        whole = torch.zeros(2, layout.layers, *layout.shape, dtype=layout.dtype)
+        return KVCache(layout, tuple(whole[0]), tuple(whole[1]))
+
+    return allocate
+
+
+def spreads(real):
+    """Write keys through a view of the layer's tensor."""
+
+    def write(kv, layer, address, k, v):
+        kv.keys[layer].view(kv.keys[layer].shape).add_(0)
+        real(kv, layer, address, k, v)
+
+    return write
+
+
+class Boasts(Replay):
+    """Calls Python, and says that it is compiled."""
+
+    captured = True
+    kind = "compiled"
+
+
+class Silent(Boasts):
+    """Traces at each call, and does not say what that costs."""
+
+    kind = "traced"
+
+
+MUTANTS: list[tuple[str, str, Plant]] = [
+    ("a hidden .item()", "static.host_read", after_commit(lambda s: s.length.sum().item())),
+    ("a Python branch", "static.host_read", after_commit(lambda s: bool((s.length > 3).all()))),
+    ("a boolean index", "static.dynamic_shape", after_commit(lambda s: s.tokens[s.tokens > 3])),
+    ("nonzero", "static.dynamic_shape", after_commit(lambda s: s.tokens.nonzero())),
+    ("float64", "static.float64", after_commit(lambda s: s.price.double())),
+    ("a double in a comparison", "static.float64", after_commit(lambda s: s.price > 0.3)),
+    ("a view kept from construction", "static.views",
+     lambda patch, backend: patch.setattr(tiny, "tiny_engine", kept_view(tiny.tiny_engine))),
+    ("a buffer that is not named", "static.buffers",
+     lambda patch, backend: patch.setattr(running, "GIVEN", (*running.GIVEN, "price"))),
+    ("a cache written through a view", "static.buffers", method("write", spreads)),
+    ("one cache tensor for all layers", "kv.separate",
+     lambda patch, backend: patch.setattr(backend, "allocate", one_cache_tensor(backend))),
+    ("a replay that boasts", "replay.kind",
+     method("capture", lambda real: lambda step, name: Boasts(step))),
+    ("a tracing that is not told", "replay.kind",
+     method("capture", lambda real: lambda step, name: Silent(step))),
+    ("a draw", "static.device_generator", after_commit(lambda s: torch.rand_like(s.price).uniform_())),
+    ("an operator not listed", "static.operators",
+     method("operators", lambda real: lambda: frozenset({"aten::mm"}))),
+    ("a Python int that changes", "static.one_graph", after_commit(counting)),
+    ("a slot handed out twice", "kv.slots",
+     after_commit(lambda s: s.slot_of[:, 5].copy_(s.slot_of[:, 2]))),
+    ("a lost layer", "kv.round_trip",
+     method("write", lambda real: lambda kv, layer, *rest: real(kv, 0, *rest))),
+    ("a write that spills", "kv.sentinels", method("write", spilling)),
+    ("a scan that is not repeatable", "draw.scan", method("scan", restless)),
+    ("a scan that falls", "draw.scan", method("scan", falling)),
+    ("a filter that keeps one code more", "draw.filter",
+     method("filter", lambda real: lambda x, f: real(x, replace(f, top_k=f.top_k + bool(f.top_k))))),
+    ("guidance with its branches swapped", "draw.guidance",
+     method("guide", lambda real: lambda x, *rest: real(x.flip(0), *rest))),
+    ("a draw that forgets what it took", "draw.codes",
+     method("draw_without_replacement", forgetful)),
+    ("an accepted draft too many", "accept.decisions", method("accept", generous)),
+    ("a native kernel off by one head", "attention.float64", off_by_one_head),
+    ("a cache that attention does not read", "kv.round_trip",
+     method("attend", lambda real: lambda q, kv, layer, mask: real(q, kv, 0, mask))),
+    ("a buffer that moves", "kv.addresses", after_commit(rebinding)),
+    ("a mask that is ignored", "attention.float64",
+     method("mask", lambda real: lambda seen, dtype: real(torch.ones_like(seen), dtype))),
+    ("a wrong scale", "attention.float64",
+     method("attend", lambda real: lambda q, *rest: real(2 * q, *rest))),
+    ("a wrong tie-break", "accept.ties", last_argmax),
+    ("a stale replay", "replay.eager",
+     method("capture", lambda real: stale_step(real))),
+    ("a copy that outlives its request", "decode.interrupted",
+     method("host_copy", lambda real: Late)),
+    ("an inference mode without views", "decode.weights_from_outside",
+     method("linear", lambda real: without_views(real))),
+    ("an operator with a reason against it", "static.operators", refusing("operators")),
+    ("a dtype without a kernel", "static.dtypes", refusing("dtypes")),
+    ("an index that is too wide", "static.indices", refusing("indices")),
+    ("a graph compiled every time", "replay.stable",
+     method("counters", lambda real: rising())),
+    ("a clock that does not wait", "device.stopwatch", method("stopwatch", lambda real: Hasty)),
+    ("a meter that stands still", "device.memory",
+     method("memory", lambda real: lambda: MemoryUse(in_use=1, peak=1))),
+]  # fmt: skip

@@ -65,10 +65,15 @@ class DeviceBackend(Backend):
             self.runtime.sync()
 
     def host_copy(self, source: Tensor) -> HostCopy:
-        """Read ``source`` a step late, from the memory that it then had."""
+        """Read ``source`` a step late, from the memory that it then had.
+
+        Best called before steps that change it are captured; they then leave that memory alone.
+        """
         self._copied = [one for one in self._copied if one() is not None]
         self._copied.append(weakref.ref(source))
-        return Snapshots(source, self.runtime)
+        programs = [one for one in self._replays if isinstance(one, Program)]
+        donated = any(id(source) in one.donors for one in programs)
+        return Snapshots(source, self.runtime, donated=donated)
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype

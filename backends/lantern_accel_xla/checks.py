@@ -118,6 +118,7 @@ def refuses(backend: DeviceBackend) -> Measured:
 def transfers(backend: DeviceBackend) -> Measured:
     """Run steps of different prompts: none compiles, and none moves anything but the lagged lengths."""
     engine = tiny.tiny_engine(backend, "lantern++")
+    copy = backend.host_copy(engine.state.length)
     prefill, step = backend.capture(engine.prefill, "prefill"), backend.capture(engine.step, "step")
     try:
         steps = reads = 0
@@ -125,7 +126,7 @@ def transfers(backend: DeviceBackend) -> Measured:
         for seed in range(STEPS):
             tiny.start(engine, seed, prefill)
             backend.synchronize()
-            copy = backend.host_copy(engine.state.length)
+            copy.clear()
             if seed < 2:  # what a request moves and compiles the first time
                 step()
                 copy.post()
@@ -158,9 +159,36 @@ def transfers(backend: DeviceBackend) -> Measured:
     )
 
 
+def copies(backend: DeviceBackend) -> Measured:
+    """Read a counter late, by a copy made before its step was captured and by one made after."""
+    counter = torch.zeros(3, device=backend.device)
+    backend.synchronize()
+    early = backend.host_copy(counter)
+    step = backend.capture(lambda: counter.add_(1), "step")
+    late = backend.host_copy(counter)
+    other = torch.zeros(3, device=backend.device)
+    backend.synchronize()
+    again = backend.capture(lambda: other.add_(1), "step")
+    written = backend.host_copy(other)
+    try:
+        for copy, replay in ((early, step), (late, step), (written, again)):
+            start = int(copy._source.cpu()[0])
+            for _ in range(4):
+                replay()
+                copy.post()
+            read = [int(copy.read()[0]) for _ in range(4)]
+            if read != [start + one for one in (1, 2, 3, 4)]:
+                raise Failed(f"four steps from {start} on were read as {read}")
+    finally:
+        step.release()
+        again.release()
+    return Measured("copies made before and after capture read every step's value")
+
+
 CHECKS: dict[str, Callable[[Any], Measured]] = {
     "xla.float64": float64,
     "xla.donation": donation,
     "xla.refuses": refuses,
     "xla.transfers": transfers,
+    "xla.copies": copies,
 }

@@ -58,6 +58,22 @@ def test_a_program_is_compiled_once_and_gives_what_the_step_gives():
         replay()
 
 
+def test_a_buffer_that_a_captured_step_writes_is_copied_at_every_post(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, runtime = device()
+    state = torch.zeros(3)
+    replay = captured(backend, runtime, lambda: add(state, 1.0))
+    assert replay.donors == {id(state)}
+    posted: list[torch.Tensor] = []
+    taken = runtime.data
+    monkeypatch.setattr(runtime, "data", lambda given: posted.extend(given) or taken(given))
+    copy = backend.host_copy(state)
+    replay()
+    copy.post()
+    assert posted[0] is not state and torch.equal(copy.read(), state)
+
+
 def test_a_request_that_was_loaded_lazily_is_launched_before_the_program():
     backend, runtime = device()
     state = torch.zeros(2)

@@ -36,6 +36,7 @@ from lantern_accel.generation.warming import warm
 from lantern_accel.memory.room import Room
 from lantern_accel.strategy.choices import read_choice
 from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.store import key_of, read_tuned
 from lantern_accel.strategy.values import (
     AUTO,
     NeighbourSpace,
@@ -126,12 +127,15 @@ class Pipeline:
 
         Only the model's default tree is replaced: a tree that was asked for stays.
         """
-        from lantern_accel.strategy.store import key_of, read_tuned
-
         if strategy.tree != self.model.manifest.defaults.static_tree:
             return strategy
-        found = read_tuned(key_of(self, strategy, temperature))
+        found = read_tuned(self.tree_key(strategy, temperature))
         return strategy if found is None else strategy.override(tree=found.tree)
+
+    def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, Any]:
+        """Return everything that a tuned tree depends on."""
+        name, weights = self.model.manifest.name, self.model.weights_hash
+        return key_of(name, weights, self.backend, self.dtype, strategy, temperature)
 
     def sampling(self, **overrides: Any) -> Sampling:
         """Return this model's sampling settings with overrides (None leaves the default)."""

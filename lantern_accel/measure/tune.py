@@ -29,7 +29,7 @@ from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about, interleave
 from lantern_accel.measure.samples import new_cell, ready_of, take_sample, warm_sample
-from lantern_accel.strategy.store import Candidate, Tuned, keep_tuned, key_of, tuned_path
+from lantern_accel.strategy.store import Candidate, Tuned, keep_tuned, tuned_path
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
 
@@ -115,7 +115,7 @@ class Tuner:
     ) -> None:
         self.pipeline, self.strategy, self.temperature = pipeline, strategy, temperature
         self.prompts, self.say = list(prompts), say
-        self.key = key_of(pipeline, strategy, temperature)
+        self.key = pipeline.tree_key(strategy, temperature)
         self.path = tuned_path(self.key).with_suffix(".partial")
         settings = {"key": self.key, "prompts": self.prompts, "temperature": temperature}
         settings |= {"probe": list(PROBE), "timed": [list(pair) for pair in TIMED]}

@@ -12,20 +12,18 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lantern_accel.cached import read_record, write_record
+from lantern_accel.device.backend import Backend
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
 from lantern_accel.errors import LanternWarning
 from lantern_accel.files import cache_dir, read_text_file
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
-
-if TYPE_CHECKING:
-    from lantern_accel.generation.pipeline import Pipeline
 
 SCHEMA = 2
 
@@ -67,18 +65,25 @@ class Tuned(BaseModel):
     environment: dict[str, Any]
 
 
-def key_of(pipeline: Pipeline, strategy: Strategy, temperature: float) -> dict[str, Any]:
+def key_of(
+    model: str,
+    weights_hash: str,
+    backend: Backend,
+    dtype: torch.dtype,
+    strategy: Strategy,
+    temperature: float,
+) -> dict[str, Any]:
     """Return everything that a tuned tree depends on."""
-    facts = pipeline.backend.facts()
+    facts = backend.facts()
     return {
-        "model": pipeline.model.manifest.name,
-        "weights_hash": pipeline.model.weights_hash,
-        "backend": f"{pipeline.backend.name} {pipeline.backend.version}",
+        "model": model,
+        "weights_hash": weights_hash,
+        "backend": f"{backend.name} {backend.version}",
         "device_name": facts.name,
         "threads": facts.threads,
         "torch": torch.__version__,
-        "dtype": str(pipeline.dtype).removeprefix("torch."),
-        "captured": bool(pipeline.backend.support("capture")),
+        "dtype": str(dtype).removeprefix("torch."),
+        "captured": bool(backend.support("capture")),
         "greedy": temperature == 0,
         "acceptance": strategy.acceptance.model_dump(mode="json"),
         "residual": strategy.residual,

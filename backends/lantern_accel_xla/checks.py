@@ -161,27 +161,27 @@ def transfers(backend: DeviceBackend) -> Measured:
 
 def copies(backend: DeviceBackend) -> Measured:
     """Read a counter late, by a copy made before its step was captured and by one made after."""
-    counter = torch.zeros(3, device=backend.device)
-    backend.synchronize()
-    early = backend.host_copy(counter)
-    step = backend.capture(lambda: counter.add_(1), "step")
-    late = backend.host_copy(counter)
-    other = torch.zeros(3, device=backend.device)
-    backend.synchronize()
-    again = backend.capture(lambda: other.add_(1), "step")
-    written = backend.host_copy(other)
-    try:
-        for copy, replay in ((early, step), (late, step), (written, again)):
-            start = int(copy._source.cpu()[0])
-            for _ in range(4):
-                replay()
-                copy.post()
-            read = [int(copy.read()[0]) for _ in range(4)]
-            if read != [start + one for one in (1, 2, 3, 4)]:
-                raise Failed(f"four steps from {start} on were read as {read}")
-    finally:
-        step.release()
-        again.release()
+    for early in (True, False):
+        counter = torch.zeros(3, device=backend.device)
+
+        def count(counter: torch.Tensor = counter) -> None:
+            counter.add_(1)
+
+        backend.synchronize()
+        copies = [backend.host_copy(counter)] if early else []
+        step = backend.capture(count, "step")
+        copies.append(backend.host_copy(counter))
+        try:
+            for copy in copies:
+                start = int(counter.cpu()[0])
+                for _ in range(4):
+                    step()
+                    copy.post()
+                read = [int(copy.read()[0]) for _ in range(4)]
+                if read != [start + one for one in (1, 2, 3, 4)]:
+                    raise Failed(f"four steps from {start} on were read as {read}")
+        finally:
+            step.release()
     return Measured("copies made before and after capture read every step's value")
 
 

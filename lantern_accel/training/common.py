@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import write_whole
+from lantern_accel.files import read_json_file, write_whole
+
+Made = TypeVar("Made", bound=BaseModel)
 
 
 class TrainConfig(BaseModel):
@@ -45,6 +47,25 @@ class TrainConfig(BaseModel):
     precision: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the device prefers it to float32"
     )
+
+
+def read_made(kind: type[Made], path: Path, stage: str, field: str = "") -> Made:
+    """Return what a stage of training wrote as JSON, or one field of it.
+
+    Raises :class:`DataError` where the file is not there, or is not what the stage writes.
+    """
+    try:
+        found = read_json_file(path)
+        return kind.model_validate(found[field] if field else found)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path.parent} holds no trained {stage}; run `lantern-accel train {stage}` first"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(
+            f"{path} is not what `lantern-accel train {stage}` writes ({reason}); run it again"
+        ) from None
 
 
 # Fields that may change between a checkpoint and its continuation.

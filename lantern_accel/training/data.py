@@ -245,7 +245,9 @@ def load_data(cache: Path | None = None) -> EmojiDataset:
         raise DataError(f"no training images in {folder}; run {command} first") from error
     except (ValueError, ValidationError) as error:
         raise DataError(f"{folder} is damaged ({error}); delete it and run {command}") from error
-    if images.shape != (len(records), SIZE, SIZE, 3) or manifest.get("images") != len(records):
+    if not isinstance(manifest, dict) or manifest.get("images") != len(records):
+        raise DataError(f"{folder} is incomplete; delete it and run {command}")
+    if images.shape != (len(records), SIZE, SIZE, 3):
         raise DataError(f"{folder} is incomplete; delete it and run {command}")
     if coverage is not None and len(coverage) != len(records):
         raise DataError(f"{covered} belongs to other images; delete {folder} and run {command}")

@@ -21,10 +21,10 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.families.registry import family
-from lantern_accel.files import read_json_file, write_json
+from lantern_accel.files import write_json
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches
-from lantern_accel.training.common import seed_everything
+from lantern_accel.training.common import read_made, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.loop import Task, run
 from lantern_accel.training.objective import (
@@ -281,14 +281,7 @@ def train_drafter(
 
 def read_drafter(folder: Path) -> EagleDrafter:
     """Read back what :func:`train_drafter` wrote, in float32; raises where it is not there."""
-
-    try:
-        found = read_json_file(folder / "drafter.json")
-    except OSError:
-        raise DataError(
-            f"{folder} holds no trained drafter; run `lantern-accel train drafter` first"
-        ) from None
-    drafter = EagleDrafter(DrafterConfig.model_validate(found))
+    drafter = EagleDrafter(read_made(DrafterConfig, folder / "drafter.json", "drafter"))
     path = folder / "drafter.safetensors"
     load_into(drafter, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
     return drafter

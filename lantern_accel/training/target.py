@@ -16,12 +16,12 @@ from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
-from lantern_accel.files import read_json_file, write_json, write_whole
+from lantern_accel.files import write_json, write_whole
 from lantern_accel.nn.transformer import PrefixRotary
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches
 from lantern_accel.training.captions import STYLES
-from lantern_accel.training.common import TrainConfig, seed_everything
+from lantern_accel.training.common import TrainConfig, read_made, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.grow import widen
 from lantern_accel.training.loop import Task, run
@@ -358,14 +358,9 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
 
 def read_target(folder: Path) -> TextTarget:
     """Read back what :func:`train_target` wrote, in float32; raises where it is not there."""
-
-    try:
-        gpt, text = (read_json_file(folder / f"{name}.json") for name in ("target", "text"))
-    except OSError:
-        raise DataError(
-            f"{folder} holds no trained target; run `lantern-accel train target` first"
-        ) from None
-    model = TextTarget(LlamaGenConfig.model_validate(gpt), TextEncoderConfig.model_validate(text))
+    gpt = read_made(LlamaGenConfig, folder / "target.json", "target")
+    text = read_made(TextEncoderConfig, folder / "text.json", "target")
+    model = TextTarget(gpt, text)
     for part, name in ((model.gpt, "target"), (model.text, "text")):
         path = folder / f"{name}.safetensors"
         load_into(part, {k: v.float() for k, v in read_tensors(path).items()}, path.name)

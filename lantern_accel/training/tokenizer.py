@@ -14,19 +14,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
+from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
-from lantern_accel.files import read_text_file, write_json, write_whole
+from lantern_accel.files import write_json, write_whole
 from lantern_accel.quality.maps import MISSING, FeatureNet
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.sheet import save_grid
 from lantern_accel.training.augment import augment, to_float
 from lantern_accel.training.codebook import CodebookAverage
-from lantern_accel.training.common import TrainConfig, seed_everything
+from lantern_accel.training.common import TrainConfig, read_made, seed_everything
 from lantern_accel.training.data import EmojiDataset
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.encode import psnr, reconstruct
@@ -298,13 +299,9 @@ def save_tokenizer(model: VQModel, out: Path) -> None:
 
 def load_tokenizer(folder: Path, device: torch.device | None = None) -> VQModel:
     """Return the tokenizer that ``save_tokenizer`` wrote, in float32 and ready to use."""
-    try:
-        config = VQConfig.model_validate_json(read_text_file(folder / "vq.json"))
-        weights = load_file(folder / "vq.safetensors")
-    except FileNotFoundError as error:
-        raise DataError(f"{folder} holds no tokenizer ({error}); run train_tokenizer") from error
-    model = VQModel(config)
-    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    model = VQModel(read_made(VQConfig, folder / "vq.json", "tokenizer"))
+    path = folder / "vq.safetensors"
+    load_into(model, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
     return model.to(device or torch.get_default_device()).eval().requires_grad_(False)
 
 

@@ -28,7 +28,7 @@ from lantern_accel.quality.progress import Progress
 from lantern_accel.training.batches import Batches, SceneTokens
 from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
 from lantern_accel.training.catalogue import COMMON
-from lantern_accel.training.common import TrainConfig
+from lantern_accel.training.common import TrainConfig, read_made
 from lantern_accel.training.data import EmojiDataset, load_data
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import TextTargetFeatures, read_drafter, train_drafter
@@ -235,15 +235,9 @@ def run_target(
     )
 
 
-def _json(kind: Any, path: Path) -> Any:
-    return kind.model_validate(read_json_file(path))
-
-
 def _mixture(work: Path) -> TargetConfig:
     """Return what the target in ``work`` was trained on."""
-    path = _need(work / "target" / "report.json", "target")
-    report = read_json_file(path)
-    return TargetConfig.model_validate(report["config"])
+    return read_made(TargetConfig, work / "target" / "report.json", "target", "config")
 
 
 def run_drafter(
@@ -293,10 +287,10 @@ def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: st
         name=name,
         summary=summary,
         licence="Apache-2.0 (weights); image data: see NOTICE",
-        target=_json(LlamaGenConfig, parts["target"] / "target.json"),
-        text=_json(TextEncoderConfig, parts["text"] / "text.json"),
-        drafter=_json(DrafterConfig, parts["drafter"] / "drafter.json"),
-        vq=_json(VQConfig, parts["vq"] / "vq.json"),
+        target=read_made(LlamaGenConfig, parts["target"] / "target.json", "target"),
+        text=read_made(TextEncoderConfig, parts["text"] / "text.json", "target"),
+        drafter=read_made(DrafterConfig, parts["drafter"] / "drafter.json", "drafter"),
+        vq=read_made(VQConfig, parts["vq"] / "vq.json", "tokenizer"),
         defaults=defaults.model_copy(update={"style": _mixture(work).default_style}),
     )
     to.mkdir(parents=True, exist_ok=True)
@@ -310,7 +304,7 @@ def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: st
 def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
     """Write ``to``, a copy of the model folder ``model`` with the newly trained drafter."""
     manifest = read_manifest(model)
-    config = _json(DrafterConfig, _need(drafter / "drafter.json", "drafter"))
+    config = read_made(DrafterConfig, drafter / "drafter.json", "drafter")
     try:
         joined = type(manifest).model_validate(
             {**manifest.model_dump(), "drafter": config.model_dump()}

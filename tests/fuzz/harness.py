@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -60,6 +61,8 @@ def write_whole_files(folder: Path) -> None:
 
     os.environ["LANTERN_ACCEL_CPU_LIBRARIES"] = _libraries()
     load_or_warn()  # compiled before any case is timed
+    os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
+    importlib.import_module("matplotlib.pyplot")  # makes a list of fonts, which takes seconds
     write_tiny_model(folder / "tiny")
     write_tiny_model(folder / "classes", conditioning="class")
     write_tiny_model(folder / "undrafted", drafter=False)
@@ -163,6 +166,8 @@ def _reach(*args: Any, **kwargs: Any) -> Any:
 WORK = (
     "lantern_accel.measure.run.Profiler.measure",
     "lantern_accel.measure.tune.Tuner.measure_rates",
+    "lantern_accel.measure.choosing.Chooser.count",
+    "lantern_accel.measure.windows.WindowTuner.search",
     "lantern_accel.measure.stepcost.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",
     "lantern_accel.evaluation.grid.draw_grid",
@@ -209,9 +214,7 @@ def run_case(case: Case, whole: Path) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
     environ = {"LANTERN_ACCEL_CACHE": str(own / "cache"), "HF_HUB_OFFLINE": "1", "HOME": str(own)}
     environ["LANTERN_ACCEL_CPU_LIBRARIES"] = _libraries()
-    environ["MPLCONFIGDIR"] = str(
-        whole / "matplotlib"
-    )  # a list of fonts, which takes seconds to make
+    environ["MPLCONFIGDIR"] = str(whole / "matplotlib")
     try:
         furnish(own)
         _place(case, whole, own)

@@ -26,6 +26,7 @@ from lantern_accel.training.common import (
     fraction_done,
     learning_rate,
     load_checkpoint,
+    read_made,
     save_checkpoint,
     seed_everything,
 )
@@ -178,3 +179,27 @@ def test_every_progress_takes_two_stages(
         progress.log("said")
         progress.finish()
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "told"),
+    [
+        (None, "", "holds no trained target; run `lantern-accel train target` first"),
+        ("[]", "", "target.json is not what `lantern-accel train target` writes"),
+        ('{"steps": 3', "", "is not what"),
+        ('{"steps": "three"}', "", "is not what"),
+        ('{"settings": {"steps": 3}}', "config", "is not what"),
+        ("[1]", "config", "is not what"),
+    ],
+)
+def test_what_a_stage_left_is_read_or_refused(
+    tmp_path: Path, text: str | None, field: str, told: str
+) -> None:
+    path = tmp_path / "target.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        read_made(TrainConfig, path, "target", field)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    path.write_text('{"config": {"steps": 3}}')
+    assert read_made(TrainConfig, path, "target", "config").steps == 3

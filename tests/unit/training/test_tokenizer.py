@@ -151,7 +151,7 @@ def test_a_token_that_does_not_fit_the_image_is_refused() -> None:
 
 
 def test_a_missing_tokenizer_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="run train_tokenizer"):
+    with pytest.raises(DataError, match="run `lantern-accel train tokenizer` first"):
         load_tokenizer(tmp_path)
 
 

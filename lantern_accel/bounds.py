@@ -27,6 +27,9 @@ MOST_THREADS = 4096
 MOST_CODES = 1 << 24
 #: Class ids are below their model's number of classes; what is above this is none anywhere.
 MOST_CLASS_ID = 10**18
+#: Layers of a network, and tokens along one side of a picture.
+MOST_LAYERS = 1024
+MOST_GRID = 4096
 #: Nodes of a tree that a request may bring, its levels, and steps of a training run.
 MOST_NODES = 1024
 MOST_DEPTH = 64

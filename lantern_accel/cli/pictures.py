@@ -63,7 +63,7 @@ class Pictures:
             finished, seeds = [int(n) for n in found["finished"]], dict(found["seeds"])
         except FileNotFoundError:
             return  # nothing was interrupted
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             raise RequestError(f"{self._notes} is damaged; delete it to start again") from None
         if found.get("command") != self._state["command"]:
             raise RequestError(

@@ -82,7 +82,7 @@ class Settings(BaseModel):
     @classmethod
     def _is_a_size(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
         if value is not None and not all(1 <= side <= MOST_PIXELS for side in value):
-            raise ValueError(f"{value[0]}x{value[1]} is no size of a picture")
+            raise ValueError(f"{shown(value[0])}x{shown(value[1])} is no size of a picture")
         return value
 
     def sampling_changes(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from lantern_accel.bounds import MOST_CODES
 from lantern_accel.errors import StrategyError, did_you_mean, shown
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class AcceptanceRule(Value):
     """
 
     kind: str
-    k: int = Field(0, ge=0, description="nearest codes that may count for a drafted one")
+    k: int = Field(
+        0, ge=0, le=MOST_CODES, description="nearest codes that may count for a drafted one"
+    )
 
     #: Fields whose values may change from request to request without a new compilation, in the order in
     #: which :meth:`borrowed` gets them; all other fields fix the shape of the step.
@@ -137,7 +140,9 @@ class Lantern(NearestCodes):
     """LANTERN (arXiv 2410.03355): neighbours count while their mass is at most ``delta``."""
 
     kind: Literal["lantern"] = "lantern"
-    k: int = Field(1000, ge=1, description="nearest codes that may count for a drafted one")
+    k: int = Field(
+        1000, ge=1, le=MOST_CODES, description="nearest codes that may count for a drafted one"
+    )
     delta: float = Field(0.2, gt=0, le=1, description="most mass that the neighbours may lend")
     dials: ClassVar[tuple[str, ...]] = ("delta",)
 
@@ -150,7 +155,9 @@ class LanternPP(NearestCodes):
     """LANTERN++ (arXiv 2502.06352): a drafted code counts for at most ``lam`` times its probability."""
 
     kind: Literal["lantern++"] = "lantern++"
-    k: int = Field(10, ge=1, description="nearest codes that may count for a drafted one")
+    k: int = Field(
+        10, ge=1, le=MOST_CODES, description="nearest codes that may count for a drafted one"
+    )
     lam: float = Field(
         2.0,
         ge=1,

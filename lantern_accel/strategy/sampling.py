@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from lantern_accel.bounds import MOST_SCALE
+from lantern_accel.bounds import MOST_CODES, MOST_SCALE
 from lantern_accel.strategy.rules import Value
 
 
@@ -18,7 +18,7 @@ class Sampling(Value):
     """
 
     temperature: float = Field(1.0, ge=0, le=MOST_SCALE, allow_inf_nan=False)
-    top_k: int = Field(0, ge=0, description="0: all codes")
+    top_k: int = Field(0, ge=0, le=MOST_CODES, description="0: all codes")
     top_p: float = Field(1.0, gt=0, le=1)
     cfg_scale: float = Field(
         1.0,
@@ -35,7 +35,10 @@ class Sampling(Value):
         description="three-way guidance, u + s_image (i - u) + s (c - i), with i the prompt's pictures",
     )
     cfg_interval: int = Field(
-        -1, ge=-1, description="guide only up to this decode index (0 is the second token); -1: all"
+        -1,
+        ge=-1,
+        le=MOST_CODES,
+        description="guide only up to this decode index (0 is the second token); -1: all",
     )
     order: Literal["top_k_first", "top_p_first"] = "top_k_first"
 

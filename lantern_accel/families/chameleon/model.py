@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed, prefix_positions
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
     FeedForward,
@@ -36,10 +37,8 @@ from lantern_accel.nn.transformer import (
 HEAD_NORM_EPS = 1e-5
 
 
-class TrunkConfig(BaseModel):
+class TrunkConfig(Sizes):
     """Sizes of Chameleon's decoder blocks, of a target or of a drafter."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dim: int = Field(4096, ge=4)
     n_layer: int = Field(32, ge=1)

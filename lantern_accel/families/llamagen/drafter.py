@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
     Block,
@@ -29,10 +30,8 @@ from lantern_accel.nn.transformer import (
 )
 
 
-class DrafterConfig(BaseModel):
+class DrafterConfig(Sizes):
     """Sizes of an EAGLE drafter for a LlamaGen target."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dim: int = Field(ge=4)
     n_layer: int = Field(1, ge=1, description="blocks; the published drafters have one")

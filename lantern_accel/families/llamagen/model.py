@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
     Block,
@@ -33,10 +34,8 @@ def default_ffn_dim(dim: int) -> int:
     return -(-int(2 * 4 * dim / 3) // 256) * 256
 
 
-class LlamaGenConfig(BaseModel):
+class LlamaGenConfig(Sizes):
     """Sizes of a LlamaGen GPT."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     dim: int = Field(ge=4)
     n_layer: int = Field(ge=1)

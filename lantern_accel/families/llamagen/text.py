@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import LanternWarning, RequestError
 from lantern_accel.families.llamagen.words import normalise
+from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import REFERENCE, Block, Pass, RMSNorm
 
 if TYPE_CHECKING:
@@ -27,10 +28,8 @@ PAD_ID = 0
 UNKNOWN_ID = 1
 
 
-class TextEncoderConfig(BaseModel):
+class TextEncoderConfig(Sizes):
     """Sizes of the text encoder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     vocab_size: int = Field(ge=2)
     dim: int = Field(192, ge=4)

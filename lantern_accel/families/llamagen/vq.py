@@ -8,21 +8,22 @@ is VQGAN's (arXiv 2012.09841) with attention at the lowest resolution.
 from __future__ import annotations
 
 import itertools
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lantern_accel.nn.sizes import Sizes
 
-class VQConfig(BaseModel):
+
+class VQConfig(Sizes):
     """Sizes of a VQ tokenizer; the defaults are LlamaGen's ds16 model (71.9M parameters)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    in_channels: int = 3
+    in_channels: int = Field(3, ge=1)
     ch: int = Field(128, ge=32, multiple_of=32, description="width of the first level")
-    ch_mult: tuple[int, ...] = Field((1, 1, 2, 2, 4), min_length=1)
+    ch_mult: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 1, 2, 2, 4), min_length=1)
     num_res_blocks: int = Field(2, ge=1)
     z_channels: int = Field(256, ge=32, multiple_of=32)
     codebook_size: int = Field(16384, ge=2)

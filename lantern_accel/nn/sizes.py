@@ -1,0 +1,47 @@
+"""What the sizes of every network have in common: a file that asks for the impossible is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from lantern_accel.bounds import MOST_CODES, MOST_GRID, MOST_LAYERS
+from lantern_accel.errors import shown
+
+#: The largest number that a field may have; :data:`MOST_CODES` for all others.
+MOST = {
+    "n_layer": MOST_LAYERS,
+    "num_res_blocks": MOST_LAYERS,
+    "ch_mult": MOST_LAYERS,
+    "taps": MOST_LAYERS,
+    "grid": MOST_GRID,
+    "height": MOST_GRID,
+    "width": MOST_GRID,
+}
+#: Entries of a field that is a list, such as the levels of an image tokenizer.
+MOST_ENTRIES = 64
+
+
+class Sizes(BaseModel):
+    """Sizes of a network, frozen; no field may have numbers that no network has.
+
+    Without bounds a damaged file would have layers built until memory ends.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*")
+    @classmethod
+    def _is_possible(cls, value: Any, info: ValidationInfo) -> Any:
+        most = MOST.get(info.field_name or "", MOST_CODES)
+        entries = value if isinstance(value, tuple) else (value,)
+        if len(entries) > MOST_ENTRIES:
+            raise ValueError(f"{len(entries)} entries are more than {MOST_ENTRIES}")
+        for one in entries:
+            if isinstance(one, int) and not 0 <= one <= most:
+                raise ValueError(f"{shown(one)} is not between 0 and {most}")
+            if isinstance(one, float) and not math.isfinite(one):
+                raise ValueError(f"{one} is no finite number")
+        return value

@@ -1,0 +1,50 @@
+"""Sizes that no network has are refused, field by field, before anything is built of them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from lantern_accel.families.chameleon.model import ChameleonConfig
+from lantern_accel.families.llamagen.drafter import DrafterConfig
+from lantern_accel.families.llamagen.model import LlamaGenConfig
+from lantern_accel.families.llamagen.text import TextEncoderConfig
+from lantern_accel.families.llamagen.vq import VQConfig
+from lantern_accel.nn.sizes import Sizes
+
+WHOLE = [
+    LlamaGenConfig(dim=32, n_layer=2, n_head=2),
+    DrafterConfig(dim=32, n_head=2, ffn_dim=48, vocab_size=64, grid=4, prefix_length=3),
+    TextEncoderConfig(vocab_size=9),
+    VQConfig(),
+    ChameleonConfig(),
+]
+CASES = [
+    (one, name)
+    for one in WHOLE
+    for name, value in one.model_dump().items()
+    if isinstance(value, int | tuple) and not isinstance(value, bool)
+]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [10**30, 2**62, 10**4500, -1],
+    ids=["large", "of 63 bits", "of 4,500 digits", "negative"],
+)
+@pytest.mark.parametrize(
+    ("sizes", "name"), CASES, ids=[f"{type(a).__name__}.{b}" for a, b in CASES]
+)
+def test_a_number_that_no_network_has_is_refused(sizes: Sizes, name: str, wrong: int) -> None:
+    values = sizes.model_dump()
+    values[name] = (wrong,) if isinstance(values[name], tuple) else wrong
+    with pytest.raises(ValidationError) as caught:
+        type(sizes).model_validate(values)
+    assert name in str(caught.value.errors()[0]["loc"])
+
+
+def test_a_list_without_end_and_a_number_that_is_none_are_refused() -> None:
+    with pytest.raises(ValidationError, match="100 entries are more than 64"):
+        VQConfig(ch_mult=(1,) * 100)
+    with pytest.raises(ValidationError, match="inf is no finite number"):
+        LlamaGenConfig(dim=32, n_layer=2, n_head=2, rope_base=float("inf"))

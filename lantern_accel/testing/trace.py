@@ -185,7 +185,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 full,
                 "a Python float is compared in double by some compilers: use a float32 tensor",
             )
-        if self.operators is not None and not {name, full} & self.operators:
+        listed = (
+            self.operators is None or name.startswith("prim::") or {name, full} & self.operators
+        )
+        if not listed:
             self._refuse("operators", full)
         for rule, complains in self.rules.items():
             if reason := complains(func, args, kwargs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from functools import partial
 
 import pytest
 import torch
@@ -84,6 +85,19 @@ def test_a_static_failure_names_the_source_line(monkeypatch):
         report = run_checks(backend, select("static.host_read"))
     assert "test_kit.py" in report.outcomes[0].detail
     assert ".item()" in report.outcomes[0].detail
+
+
+def test_every_operator_that_a_list_lacks_is_named_at_once(monkeypatch):
+    monkeypatch.setattr(tiny, "cases", lambda strategies: [("llamagen", "vanilla")])
+    listed = {"aten::mm"}
+    for passes in (False, True):
+        with open_backend("cpu") as backend:
+            monkeypatch.setattr(backend, "operators", partial(frozenset, listed))
+            outcome = run_checks(backend, select("static.operators")).outcomes[0]
+        assert (outcome.state == "passed") is passes, outcome
+        if not passes:
+            assert "at llamagen/" in outcome.detail and "prim::" not in outcome.detail
+            listed |= set(outcome.detail.split("these are missing: ")[1].split(", "))
 
 
 def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys):

@@ -134,7 +134,14 @@ def run(stage: Stage, programs: Path, folder: Path, variables: Mapping[str, str]
             stderr=subprocess.STDOUT,
             check=False,
         )
-    return time.perf_counter() - began if (folder / stage.result).is_file() else None
+    return time.perf_counter() - began if finished(folder / stage.result) else None
+
+
+def finished(result: Path) -> bool:
+    """Return whether a stage's result is there and whole; a run that was interrupted is not."""
+    if result.suffix != ".json":
+        return result.is_file()
+    return bool(found := _read(result)) and found.get("state", "complete") == "complete"
 
 
 def page(folder: Path, checks: Sequence[str], seconds: Mapping[str, float]) -> str:
@@ -195,7 +202,7 @@ def main(
     seconds: dict[str, float] = _read(times)
     checks = checks_of_kit(programs, environ(folder))
     for stage in stages(checks, profile):
-        if not (folder / stage.result).is_file():
+        if not finished(folder / stage.result):
             took = run(stage, programs, folder, environ(folder))
             shown = "no result, see its log" if took is None else f"{took:.0f} s"
             say(shown, label=stage.name, style="red" if took is None else "bold")

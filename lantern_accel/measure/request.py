@@ -82,9 +82,11 @@ def fresh_name(device: str) -> str:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """Return a command to type again, files and folders by their own names: no machine's paths."""
+    """Return what to type to measure again: no ``--resume``, and no machine's folders before names."""
     words = []
     for word in arguments:
+        if word == "--resume":
+            continue
         option, sign, value = word.partition("=")
         value = value if sign and option.startswith("-") else word
         if "/" in value or "\\" in value:

@@ -89,7 +89,7 @@ def test_built_in_prompts_are_what_the_model_takes() -> None:
         prompts.built_in_prompts(some, "tuning")
 
 
-def test_a_command_names_no_folder_of_this_machine() -> None:
+def test_a_command_begins_anew_and_names_no_folder_of_this_machine() -> None:
     words = [
         "profile",
         "--model",
@@ -97,6 +97,7 @@ def test_a_command_names_no_folder_of_this_machine() -> None:
         "--prompts=/home/me/a b.txt",
         "-o",
         "x/run.json",
+        "--resume",
     ]
     assert request.command_of(words) == (
         "lantern-accel profile --model own '--prompts=a b.txt' -o run.json"

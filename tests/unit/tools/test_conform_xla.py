@@ -48,3 +48,16 @@ def test_the_page_tells_what_differs_and_what_has_no_result(tmp_path: Path):
     assert "Without a result: kv.commit." in text
     assert "| kv.slots | failed | 61 | a \\| b |" in text
     assert "red-heart-vanilla-cpu: 61 s" in text and "kv.slots: 61 s" not in text
+
+
+def test_a_run_that_was_interrupted_is_no_result(tmp_path: Path):
+    module, run = tool(), tmp_path / "run-xla.json"
+    assert not module.finished(run)
+    run.write_text(json.dumps({"state": "running"}))
+    assert not module.finished(run)
+    run.write_text(json.dumps({"state": "complete"}))
+    assert module.finished(run)
+    page = tmp_path / "report.md"
+    assert not module.finished(page)
+    page.write_text("# A report\n")
+    assert module.finished(page)

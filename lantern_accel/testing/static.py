@@ -19,11 +19,19 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing
-from lantern_accel.testing.trace import Recorder, Violation, fake, first_difference, source_line
+from lantern_accel.testing.trace import (
+    Recorder,
+    Signature,
+    Violation,
+    fake,
+    first_difference,
+    source_line,
+)
 
 TEMPERATURES = (0.0, 1.0)
 BATCH = 4
-STEPS = 3
+#: Steps per request that are compared; a step that is unlike the first is so at the second.
+STEPS = 2
 #: Steps that a window is watched for, over several requests.
 LONG = 200
 
@@ -97,29 +105,43 @@ def trace_fake(
     return recorder
 
 
+def trace_once(
+    backend: Backend,
+    strategy: str,
+    batch: int,
+    temperature: float,
+    dtype: torch.dtype,
+    family: str,
+) -> tuple[str, Recorder]:
+    """Return a case's name and its :func:`trace_fake`, which is made once per backend."""
+    kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})
+    name = str(dtype).removeprefix("torch.")
+    where = f"{family}, {strategy}, batch {batch}, temperature {temperature:g}, {name}"
+    if where not in kept:
+        doing(where)
+        kept[where] = trace_fake(backend, strategy, batch, temperature, dtype, family)
+    return where, kept[where]
+
+
 def traces(backend: Backend) -> Iterator[tuple[str, Recorder]]:
     """Trace every case of :func:`.tiny.cases`, sampled and greedy; each only once per backend.
 
     Batches and dtypes are spread over both: sampled, one image in the device's dtype; greedy, several
     images in float32.
     """
-    kept: dict[str, Recorder] = vars(backend).setdefault("_static_traces", {})
     best = backend.dtypes().compute
     for family, strategy in tiny.cases(STRATEGIES):
         for batch, temperature, dtype in ((1, 1.0, best), (BATCH, 0.0, torch.float32)):
-            name = str(dtype).removeprefix("torch.")
-            where = f"{family}, {strategy}, batch {batch}, temperature {temperature:g}, {name}"
-            if where not in kept:
-                doing(where)
-                kept[where] = trace_fake(backend, strategy, batch, temperature, dtype, family)
-            yield where, kept[where]
+            yield trace_once(backend, strategy, batch, temperature, dtype, family)
 
 
 def kernels(backend: Backend) -> Measured:
     """Count what one step of one image launches, by strategy; a device that replays still runs these."""
     best = backend.dtypes().compute
     found = {
-        strategy: trace_fake(backend, strategy, 1, 1.0, best).launched
+        strategy: trace_once(backend, strategy, 1, 1.0, best, tiny.cases((strategy,))[0][0])[
+            1
+        ].launched
         for strategy in ("vanilla", "lantern++", "eagle2", "sjd-pac")
     }
     listed = ", ".join(f"{name} {count}" for name, count in found.items())
@@ -151,12 +173,12 @@ def _own_rule(rule: str, what: str) -> Callable[[Backend], Measured]:
     return applies
 
 
-def _record(function: Callable[[], None], backend: Backend) -> Recorder:
+def _record(function: Callable[[], None]) -> Signature:
     """Run a function on the device itself and return its operators."""
-    recorder = Recorder(backend.device)
-    with recorder:
+    seen = Signature()
+    with seen:
         function()
-    return recorder
+    return seen
 
 
 def one_graph(backend: Backend) -> Measured:
@@ -171,14 +193,14 @@ def one_graph(backend: Backend) -> Measured:
             engine = tiny.tiny_engine(
                 backend, strategy, batch=2, temperature=temperature, family=family
             )
-            first: dict[str, Recorder] = {}
+            first: dict[str, Signature] = {}
             # A window is watched for long: its uniforms, rows and drafts go round in rings.
             long = strategy == "scd" and family == first_family and temperature > 0
             for seed in range(LONG // engine.geometry.tokens + 1 if long else 2):
                 tiny.load(engine, seed)
                 for step in range((engine.geometry.tokens if long else STEPS) + 1):
                     name = "step" if step else "prefill"
-                    now = _record(getattr(engine, name), backend)
+                    now = _record(getattr(engine, name))
                     change = first_difference(first.setdefault(name, now), now)
                     if change:
                         at = f"{name} {step}" if step else name

@@ -6,7 +6,7 @@ import functools
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,22 +97,27 @@ def _implicit(name: str) -> bool:
     )
 
 
-def _flat(value: Any) -> Iterator[Any]:
-    """Go through what is in lists, tuples and dictionaries (operators have no other containers)."""
-    if isinstance(value, list | tuple):
-        for one in value:
-            yield from _flat(one)
-    elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
-    else:
-        yield value
+def _flat(value: Any, found: list[Any]) -> list[Any]:
+    """Add what is in lists, tuples and dictionaries to ``found`` (operators have no other containers)."""
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, list | tuple | dict):
+            _flat(one, found)
+        else:
+            found.append(one)
+    return found
 
 
 def _plain(value: Any) -> Any:
     """Return an argument as the graph would freeze it: shapes and dtypes of tensors, scalars as is."""
     if isinstance(value, Tensor):
-        return (tuple(value.shape), str(value.dtype), tuple(value.stride()))
+        return (tuple(value.shape), value.dtype, value.stride())
     return str(value)
+
+
+def _kind(tensor: Tensor) -> str:
+    """Return the type of a tensor's device; a fake one is asked without another trip through torch."""
+    device: torch.device = getattr(tensor, "fake_device", None) or tensor.device
+    return device.type
 
 
 def computes(func: Any) -> bool:
@@ -124,33 +129,42 @@ def computes(func: Any) -> bool:
     return not infos or not all(info is not None and not info.is_write for info in infos)
 
 
+class _Operator:
+    """What is known of an operator before it runs."""
+
+    def __init__(self, func: Any) -> None:
+        self.name: str = func._schema.name
+        self.full = self.name
+        if func._overloadname != "default":
+            self.full += f".{func._overloadname}"
+        names = {self.name, self.full}
+        self.names = names
+        self.implicit = _implicit(func.name())
+        self.reads = self.name in HOST_READS
+        self.dynamic = bool(names & DYNAMIC)
+        self.indexes = self.name in ("aten::index", "aten::index_put_", "aten::index_put")
+        self.draws = self.name in RANDOM
+        self.compares = self.name in COMPARES
+        self.computes = computes(func)
+
+
+@functools.cache
+def _known(func: Any) -> _Operator:
+    return _Operator(func)
+
+
 # torch leaves the base class untyped.
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every operator of a block and what is forbidden in it.
+class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every operator of a block.
 
     ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
-    signatures replay as one graph. ``sources`` has the line of each. ``launched`` counts those that
-    compute: neither views nor allocations. ``operators`` None allows any; ``rules`` are a backend's
-    further ones (:meth:`.Backend.operator_rules`); one for ``"operators"`` replaces the list.
+    signatures replay as one graph. ``sources`` has the line of each.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        operators: frozenset[str] | None = None,
-        rules: Mapping[str, OperatorRule] | None = None,
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
-        self.rules = dict(rules or {})
-        self.operators = None if "operators" in self.rules else operators
         self.signature: list[tuple[Any, ...]] = []
         self.sources: list[tuple[str, int]] = []
-        self.violations: list[Violation] = []
-        self.launched = 0
-
-    def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
-        self.violations.append(Violation(rule, operator, source_line(), reason))
 
     def __torch_dispatch__(
         self,
@@ -160,55 +174,106 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if _implicit(func.name()):
+        known = _known(func)
+        if known.implicit:
             # In inference mode torch would take it apart out of our sight.
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        name = func._schema.name
-        full = f"{name}.{func._overloadname}" if func._overloadname != "default" else name
-        given = list(_flat((args, kwargs)))
-        if name in HOST_READS:
+        given = _flat(kwargs, _flat(args, []))
+        out = self._run(known, func, args, kwargs, given)
+        made = [o for o in _flat((out,), []) if isinstance(o, Tensor)]
+        self._look(known, made)
+        self.signature.append((known.full, *map(_plain, given), *map(_plain, made)))
+        self.sources.append(_calling())
+        return out
+
+    def _run(
+        self,
+        known: _Operator,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[Any],
+    ) -> Any:
+        """Run an operator; ``given`` is what is in its arguments."""
+        return func(*args, **kwargs)
+
+    def _look(self, known: _Operator, made: list[Tensor]) -> None:
+        """Look at the tensors that an operator made."""
+
+
+class Recorder(Signature):  # type: ignore[no-untyped-call]
+    """Records every operator of a block and what is forbidden in it.
+
+    ``launched`` counts those that compute: neither views nor allocations. ``operators`` None allows any;
+    ``rules`` are a backend's further ones (:meth:`.Backend.operator_rules`); one for ``"operators"``
+    replaces the list.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        operators: frozenset[str] | None = None,
+        rules: Mapping[str, OperatorRule] | None = None,
+    ) -> None:
+        super().__init__()
+        self.device = device
+        self.rules = dict(rules or {})
+        self.operators = None if "operators" in self.rules else operators
+        self.violations: list[Violation] = []
+        self.launched = 0
+
+    def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
+        self.violations.append(Violation(rule, operator, source_line(), reason))
+
+    def _run(
+        self,
+        known: _Operator,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[Any],
+    ) -> Any:
+        full = known.full
+        tensors = [a for a in given if isinstance(a, Tensor)]
+        if known.reads:
             self._refuse("host_read", full)
-        if {name, full} & DYNAMIC:
+        masks = known.indexes and any(t.dtype == torch.bool for t in tensors[1:])
+        if known.dynamic or masks:
             self._refuse("dynamic_shape", full)
-        if name in ("aten::index", "aten::index_put_", "aten::index_put"):
-            masks = [a for a in given[1:] if isinstance(a, Tensor) and a.dtype == torch.bool]
-            if masks:
-                self._refuse("dynamic_shape", full)
-        if name in RANDOM:
+        if known.draws:
             self._refuse("device_generator", full)
-        if name in COMPARES and any(isinstance(a, float) for a in given):
+        if known.compares and any(isinstance(a, float) for a in given):
             self._refuse(
                 "float64",
                 full,
                 "a Python float is compared in double by some compilers: use a float32 tensor",
             )
-        listed = (
-            self.operators is None or name.startswith("prim::") or {name, full} & self.operators
-        )
-        if not listed:
+        allowed = self.operators
+        if (
+            allowed is not None
+            and not known.name.startswith("prim::")
+            and not known.names & allowed
+        ):
             self._refuse("operators", full)
         for rule, complains in self.rules.items():
             if reason := complains(func, args, kwargs):
                 self._refuse(rule, full, reason)
-        tensors = [a for a in given if isinstance(a, Tensor)]
-        if any(t.device.type != self.device.type for t in tensors):
+        if any(_kind(t) != self.device.type for t in tensors):
             self._refuse("other_device", full)
-        out = func(*args, **kwargs)
-        made = [o for o in _flat(out) if isinstance(o, Tensor)]
+        return func(*args, **kwargs)
+
+    def _look(self, known: _Operator, made: list[Tensor]) -> None:
         if any(t.dtype in WIDE for t in made):
-            self._refuse("float64", full)
-        if any(t.device.type != self.device.type for t in made):
-            self._refuse("other_device", full)
-        self.launched += computes(func)
-        self.signature.append((full, *map(_plain, given), *map(_plain, made)))
-        self.sources.append(_calling())
-        return out
+            self._refuse("float64", known.full)
+        if any(_kind(t) != self.device.type for t in made):
+            self._refuse("other_device", known.full)
+        self.launched += known.computes
 
 
-def first_difference(a: Recorder, b: Recorder) -> str:
+def first_difference(a: Signature, b: Signature) -> str:
     """Say where two recorded functions part, and at which source line; empty where they are equal."""
     for index, (one, other) in enumerate(zip(a.signature, b.signature, strict=False)):
         if one != other:

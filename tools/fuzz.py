@@ -33,7 +33,12 @@ def work(inputs: int, seed: int, keep: Path, out: Path, whole: Path) -> None:
     from hypothesis import seed as seeded
     from hypothesis import strategies as st
 
+    from lantern_accel.report.projection import SIZES, size_work
+
     keep.mkdir(parents=True, exist_ok=True)
+    # What `compare` makes of shapes alone is the same for every input, and takes seconds once a process.
+    for name in SIZES:
+        size_work(name)
     known = commands()
     counts: collections.Counter[str] = collections.Counter()
     slowest, kept = 0.0, list[Any]()

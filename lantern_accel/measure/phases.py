@@ -69,15 +69,16 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.phase = before
 
 
-def count_launches(engine: Running) -> dict[str, int]:
-    """Run prefill and one eager step of a loaded engine; return the operators of each phase.
+def count_launches(engine: Running, *, prefill: bool = True) -> dict[str, int]:
+    """Run ``prefill`` and one eager step of a loaded engine; return the operators of each phase.
 
     Called in inference mode, as steps run.
     """
     counter = LaunchCounter()
     with engine.ops.listen(counter.within), counter:
-        with counter.within("prefill"):
-            engine.prefill()
+        if prefill:
+            with counter.within("prefill"):
+                engine.prefill()
         engine.step()
     return counter.counts
 

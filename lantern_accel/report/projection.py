@@ -21,7 +21,7 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import NAIVE_EXTEND_57
 from lantern_accel.device.datasheets import DeviceProfile
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.families.random_weights import RandomModel, random_model, sized
 from lantern_accel.measure.phases import count_launches
 from lantern_accel.measure.record import Cell, Run, Work, is_measured
 from lantern_accel.measure.work import floor_seconds, step_needs
@@ -227,38 +227,42 @@ class _Shapes(TensorOps):
 def size_work(name: str) -> dict[str, dict[str, Work]]:
     """Return the work of a vanilla and of an EAGLE step of a published size at batch 1.
 
-    Launches are counted with one and two layers; every further layer adds what the second did.
+    Counted with one and two layers; every further layer adds what the second did.
     """
     manifest = sized(name)
-    layers = manifest.target.n_layer
+    further = manifest.target.n_layer - 1
+    models = [_model_of_shapes(manifest, layers) for layers in (1, 2)]
     found = {}
     for strategy in (Strategy(name="vanilla"), Strategy(name="eagle", tree=NAIVE_EXTEND_57)):
-        needs = step_needs(_engine_of_shapes(manifest, strategy))
-        one, two = (
-            count_launches(_engine_of_shapes(_with_layers(manifest, n), strategy)) for n in (1, 2)
-        )
+        one, two = (_step_work(model, strategy) for model in models)
         found[strategy.name] = {
             phase: Work(
-                flops=flops,
-                bytes=nbytes,
-                launches=one.get(phase, 0) + (layers - 1) * (two.get(phase, 0) - one.get(phase, 0)),
+                flops=work.flops + further * (two[phase].flops - work.flops),
+                bytes=work.bytes + further * (two[phase].bytes - work.bytes),
+                launches=work.launches + further * (two[phase].launches - work.launches),
             )
-            for phase, (flops, nbytes) in needs.items()
+            for phase, work in one.items()
         }
     return found
 
 
-def _with_layers(manifest: Any, layers: int) -> Any:
+def _model_of_shapes(manifest: Any, layers: int) -> RandomModel:
     target = manifest.target.model_copy(update={"n_layer": layers})
-    return manifest.model_copy(update={"target": target})
-
-
-def _engine_of_shapes(manifest: Any, strategy: Strategy) -> Engine:
-    ops = _Shapes()
     with torch.device("meta"):
-        model = random_model(manifest, ops, torch.bfloat16)
-        sampling = Sampling(cfg_scale=7.5, top_k=1000)
-        return Engine(model.target, model.drafter, ops, strategy, sampling)
+        return random_model(
+            manifest.model_copy(update={"target": target}), _Shapes(), torch.bfloat16
+        )
+
+
+def _step_work(model: RandomModel, strategy: Strategy) -> dict[str, Work]:
+    sampling = Sampling(cfg_scale=7.5, top_k=1000)
+    with torch.device("meta"):
+        engine = Engine(model.target, model.drafter, _Shapes(), strategy, sampling)
+    launches = count_launches(engine, prefill=False)
+    return {
+        phase: Work(flops=flops, bytes=nbytes, launches=launches.get(phase, 0))
+        for phase, (flops, nbytes) in step_needs(engine).items()
+    }
 
 
 def project_sizes(profiles: Sequence[DeviceProfile]) -> list[SizeProjected]:

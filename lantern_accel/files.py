@@ -166,6 +166,18 @@ def check_target(path: Path, parents: bool = True) -> None:
         ) from None
 
 
+def check_targets(*paths: Path | None, certificate: Path | None = None) -> None:
+    """Check every path that is given as :func:`check_target` does.
+
+    ``certificate``: a page, which is written with JSON of the same name next to it.
+    """
+    for path in (*paths, certificate):
+        if path is not None:
+            check_target(path)
+    if certificate is not None:
+        check_target(certificate.with_suffix(".json"))
+
+
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a temporary file, then put it at ``path``: whole or not at all.
 

@@ -41,12 +41,9 @@ def conform(
 ) -> None:
     """Check that a backend is correct, static and replayable; exit code 1 if a check fails."""
     from lantern_accel.device.plugins import choose_device
-    from lantern_accel.files import check_target
+    from lantern_accel.files import check_targets
 
-    beside = None if certificate is None else certificate.with_suffix(".json")
-    for path in (json_path, junit, certificate, beside):
-        if path is not None:
-            check_target(path)
+    check_targets(json_path, junit, certificate=certificate)
     options = read_options(option)
     if software:
         options["software"] = True

@@ -150,11 +150,13 @@ def conform(
     ``device``: a name with ``options`` for the backend, or what
     :func:`~lantern_accel.device.plugins.choose_device` found. ``limit`` and ``on_wait``: as for
     :func:`run_check`. ``certificate``: a Markdown file, with the same as JSON next to it
-    (:mod:`lantern_accel.testing.certificate`).
+    (:mod:`lantern_accel.testing.certificate`). Raises :class:`RequestError` before any check runs where
+    a file could not be written.
     """
     from lantern_accel.device.plugins import choose_device
-    from lantern_accel.files import write_json, write_whole
+    from lantern_accel.files import check_targets, write_json, write_whole
 
+    check_targets(json, junit, certificate=certificate)
     chosen = choose_device(device, options) if isinstance(device, str) else device
     with chosen.open() as backend:
         known = checks_of(backend)

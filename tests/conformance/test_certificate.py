@@ -10,8 +10,10 @@ import pytest
 from lantern_accel.cli import main
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.device.plugins import open_backend
+from lantern_accel.errors import RequestError
 from lantern_accel.testing import CHECKS, kernels
 from lantern_accel.testing.certificate import Certificate, certify, markdown
+from lantern_accel.testing.kit import conform
 from lantern_accel_cpu.backend import DeviceBackend
 
 
@@ -57,6 +59,16 @@ def test_json_alone_where_json_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "card.json"
     assert main(["conform", "cpu", "--only", "accept.ties", "--certificate", str(path)]) == 0
     assert [one.name for one in tmp_path.iterdir()] == ["card.json"]
+
+
+@pytest.mark.parametrize("name", ["", "."])
+def test_a_certificate_without_a_name_is_refused_before_any_check(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conform", "cpu", "--certificate", name]) == 2
+    assert ". is a folder; name a file in it" in capsys.readouterr().err
+    with pytest.raises(RequestError, match="name a file in it"):
+        conform("cpu", certificate=Path(name))
 
 
 @pytest.mark.parametrize(

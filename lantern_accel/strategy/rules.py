@@ -175,11 +175,14 @@ class LanternPP(NearestCodes):
 def _rule(value: Any) -> Any:
     """Return the rule that a mapping or a text describes; a rule passes as it is."""
     if isinstance(value, str):
-        return parse_rule(value)
+        try:
+            return parse_rule(value)
+        except StrategyError as error:  # which would pass through what validates a whole file
+            raise ValueError(str(error)) from None
     if not isinstance(value, dict):
         return value
     kind = value.get("kind")
-    if kind not in RULES:
+    if not isinstance(kind, str) or kind not in RULES:
         raise ValueError(
             f"no acceptance rule is named {shown(kind)}{did_you_mean(str(kind)[:80], RULES)}"
         )
@@ -208,8 +211,7 @@ def parse_rule(text: str) -> AcceptanceRule:
     kind, _, rest = text.strip().partition(":")
     if kind not in RULES:
         raise StrategyError(
-            f"no acceptance rule is named {shown(kind)}{did_you_mean(kind, RULES)}; known are "
-            + ", ".join(sorted(RULES))
+            f"no acceptance rule is named {shown(kind)}{did_you_mean(kind[:80], RULES)}"
         )
     rule = RULES[kind]
     fields = {OPTION_NAMES.get(name, name): name for name in rule.model_fields if name != "kind"}

@@ -1,0 +1,77 @@
+"""Every field of a file that is read, replaced by what does not belong there: refused, or taken."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from support.runs import invented_run
+
+from lantern_accel.decoding.trees import parse_tree
+from lantern_accel.errors import LanternError
+from lantern_accel.measure.reading import read_file
+from lantern_accel.strategy.values import DynamicTree, Strategy, named_strategy
+
+WRONG: tuple[Any, ...] = (None, [1, [2]], {"a": []}, "x", -1)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Give where every value stands; of a list only the first two."""
+    yield at
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:2])
+        if isinstance(value, list)
+        else ()
+    )
+    for key, held in inside:
+        yield from places(held, (*at, key))
+
+
+def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+    if not at:
+        return new
+    value = copy.deepcopy(value)
+    inner = value
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = new
+    return value
+
+
+def sweep(value: Any, read: Callable[[Any], object], refused: type[Exception]) -> int:
+    """Read the value with every field replaced; return how many were refused."""
+    count = 0
+    for at in places(value):
+        for new in WRONG:
+            try:
+                read(replaced(value, at, new))
+            except refused:
+                count += 1
+            except Exception as error:
+                raise AssertionError(f"{at} = {new!r} ended in {error!r}") from error
+    return count
+
+
+def test_a_run_with_any_field_replaced_is_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+
+    def read(value: Any) -> None:
+        path.write_text(json.dumps(value))
+        read_file(path)
+
+    assert sweep(json.loads(invented_run().model_dump_json()), read, LanternError) > 1000
+
+
+@pytest.mark.parametrize("name", ["scd", "sjd-pac", "eagle2", "lantern", "lantern++"])
+def test_a_strategy_with_any_field_replaced_is_read_or_refused(name: str) -> None:
+    static = parse_tree("0,1,2,00")
+    known = named_strategy(name, static=static, dynamic=DynamicTree(top_k=3, depth=2, total=9))
+    value = json.loads(known.model_dump_json())
+    assert sweep(value, Strategy.model_validate, ValidationError) > 20

@@ -15,6 +15,8 @@ from lantern_accel.checkpoints.bundle import bundled_models, read_manifest
 from lantern_accel.evaluation.frontier import chosen
 from lantern_accel.evaluation.schema import Evaluation, FrontierPoint
 from lantern_accel.quality.interval import Interval
+from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule
+from lantern_accel.strategy.values import Strategy
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "docs/evaluation.md", ROOT / "lantern_accel/assets/lantern-emoji/README.md")
@@ -51,12 +53,24 @@ def frontier(report: Evaluation) -> Iterator[str]:
         yield f"| {setting(p)} | {tokens} | {moved if p.strategy.acceptance.relaxed else '0'} |"
 
 
+def named(strategy: Strategy) -> str:
+    """Return a strategy's name, and its rule's settings where it is relaxed."""
+    rule = strategy.acceptance
+    return f"{strategy.name}, {rule_words(rule)}" if rule.relaxed else strategy.name
+
+
+def rule_words(rule: AcceptanceRule) -> str:
+    """Return a relaxed rule's settings in words."""
+    values = {OPTION_NAMES.get(k, k): v for k, v in rule.model_dump().items() if k != "kind"}
+    return ", ".join(f"{name} = {value:g}" for name, value in values.items())
+
+
 def distances(report: Evaluation) -> Iterator[str]:
     """Yield the table of distances to exact decoding."""
     yield "| strategy | KID x 1000 to exact decoding | p | found in 4 of 5 cases | equal tokens, greedy |"
     yield "|---|---|---|---|---|"
     for i, row in enumerate(report.distances or []):
-        name = "vanilla, another seed" if i == 0 else row.strategy.name
+        name = "vanilla, another seed" if i == 0 else named(row.strategy)
         p = "" if row.p_value is None else f"{row.p_value:.2g}"
         least = "" if row.detectable is None else f"{row.detectable:.1f}"
         equal = "" if i == 0 else shown(row.greedy_same_tokens, 2)
@@ -69,7 +83,9 @@ def rule(report: Evaluation) -> Iterator[str]:
     for name, own in (("lantern", defaults.lantern), ("lantern++", defaults.lantern_pp)):
         picked = chosen(report.frontier or [], name)
         same = (
-            "which is the default" if picked.strategy.acceptance == own else f"the default is {own}"
+            "which is the default"
+            if picked.strategy.acceptance == own
+            else f"where the default is {rule_words(own)}"
         )
         yield f"- `{name}`: {setting(picked)}, {same}."
 

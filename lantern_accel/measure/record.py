@@ -201,6 +201,16 @@ class Sample(_Record):
     others_cpu: Reading = Field(description="share of the host's cores that others used meanwhile")
 
 
+def _has_every_phase(value: dict[str, Any] | str) -> dict[str, Any] | str:
+    if isinstance(value, dict):
+        if missing := [name for name in STEP_PHASES if name not in value]:
+            raise ValueError(f"a step has no {', '.join(missing)}")
+        work = [one for one in value.values() if isinstance(one, Work)]
+        if work and not any(one.flops and one.bytes for one in work):
+            raise ValueError("a step does no work")
+    return value
+
+
 class Cell(_Record):
     """One strategy at one batch size and temperature."""
 
@@ -230,6 +240,7 @@ class Cell(_Record):
     )
     work: dict[str, Work] | NotMeasured = Field(description="one step by phase")
     samples: list[Sample] = Field(default_factory=list)
+    _whole = field_validator("step_ms", "work")(_has_every_phase)
 
     @property
     def key(self) -> tuple[str, int, float]:

@@ -202,12 +202,14 @@ class Sample(_Record):
 
 
 def _has_every_phase(value: dict[str, Any] | str) -> dict[str, Any] | str:
-    if isinstance(value, dict):
-        if missing := [name for name in STEP_PHASES if name not in value]:
-            raise ValueError(f"a step has no {', '.join(missing)}")
-        work = [one for one in value.values() if isinstance(one, Work)]
-        if work and not any(one.flops and one.bytes for one in work):
-            raise ValueError("a step does no work")
+    if isinstance(value, dict) and (missing := [n for n in STEP_PHASES if n not in value]):
+        raise ValueError(f"a step has no {', '.join(missing)}")
+    return value
+
+
+def _does_work(value: dict[str, Work] | str) -> dict[str, Work] | str:
+    if isinstance(value, dict) and not any(one.flops and one.bytes for one in value.values()):
+        raise ValueError("a step does no work")
     return value
 
 
@@ -241,6 +243,7 @@ class Cell(_Record):
     work: dict[str, Work] | NotMeasured = Field(description="one step by phase")
     samples: list[Sample] = Field(default_factory=list)
     _whole = field_validator("step_ms", "work")(_has_every_phase)
+    _real = field_validator("work")(_does_work)
 
     @property
     def key(self) -> tuple[str, int, float]:

@@ -174,19 +174,23 @@ class LanternPP(NearestCodes):
 
 def _rule(value: Any) -> Any:
     """Return the rule that a mapping or a text describes; a rule passes as it is."""
-    if isinstance(value, str):
-        try:
+    try:
+        if isinstance(value, str):
             return parse_rule(value)
-        except StrategyError as error:  # which would pass through what validates a whole file
-            raise ValueError(str(error)) from None
-    if not isinstance(value, dict):
-        return value
-    kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in RULES:
-        raise ValueError(
-            f"no acceptance rule is named {shown(kind)}{did_you_mean(str(kind)[:80], RULES)}"
-        )
-    return RULES[kind].model_validate(value)
+        if isinstance(value, dict):
+            return _kind(value.get("kind")).model_validate(value)
+    except StrategyError as error:  # which would pass through what validates a whole file
+        raise ValueError(str(error)) from None
+    return value
+
+
+def _kind(name: object) -> type[AcceptanceRule]:
+    """Return the rule of this name, from a file or the command line."""
+    if isinstance(name, str) and name in RULES:
+        return RULES[name]
+    raise StrategyError(
+        f"no acceptance rule is named {shown(name)}{did_you_mean(str(name), RULES)}"
+    )
 
 
 _SCHEMA = {
@@ -209,11 +213,7 @@ def parse_rule(text: str) -> AcceptanceRule:
     Raises :class:`StrategyError` that names the rule, the field or the value that is wrong.
     """
     kind, _, rest = text.strip().partition(":")
-    if kind not in RULES:
-        raise StrategyError(
-            f"no acceptance rule is named {shown(kind)}{did_you_mean(kind[:80], RULES)}"
-        )
-    rule = RULES[kind]
+    rule = _kind(kind)
     fields = {OPTION_NAMES.get(name, name): name for name in rule.model_fields if name != "kind"}
     values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):

@@ -88,7 +88,6 @@ def _shown(at: tuple[str, int]) -> str:
     return f"{path.parent.name}/{path.name}:{at[1]}: {linecache.getline(*at).strip()}"
 
 
-@functools.cache
 def _implicit(name: str) -> bool:
     """Return whether torch makes the operator of others on every device."""
     key = "CompositeImplicitAutograd"
@@ -129,19 +128,23 @@ def computes(func: Any) -> bool:
     return not infos or not all(info is not None and not info.is_write for info in infos)
 
 
+#: Positional and named arguments of an operator.
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
 class _Operator:
     """What is known of an operator before it runs."""
 
     def __init__(self, func: Any) -> None:
+        self.func = func
         self.name: str = func._schema.name
         self.full = self.name
         if func._overloadname != "default":
             self.full += f".{func._overloadname}"
-        names = {self.name, self.full}
-        self.names = names
+        self.names = {self.name, self.full}
         self.implicit = _implicit(func.name())
         self.reads = self.name in HOST_READS
-        self.dynamic = bool(names & DYNAMIC)
+        self.dynamic = bool(self.names & DYNAMIC)
         self.indexes = self.name in ("aten::index", "aten::index_put_", "aten::index_put")
         self.draws = self.name in RANDOM
         self.compares = self.name in COMPARES
@@ -153,8 +156,7 @@ def _known(func: Any) -> _Operator:
     return _Operator(func)
 
 
-# torch leaves the base class untyped.
-class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
     """Records every operator of a block.
 
     ``signature`` has one entry an operator, with shapes, strides, dtypes and Python arguments: equal
@@ -162,7 +164,7 @@ class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as is its __init__
         self.signature: list[tuple[Any, ...]] = []
         self.sources: list[tuple[str, int]] = []
 
@@ -182,29 +184,22 @@ class Signature(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parts is not NotImplemented:
                 return parts
         given = _flat(kwargs, _flat(args, []))
-        out = self._run(known, func, args, kwargs, given)
+        self._before(known, (args, kwargs), given)
+        out = func(*args, **kwargs)
         made = [o for o in _flat((out,), []) if isinstance(o, Tensor)]
-        self._look(known, made)
+        self._after(known, made)
         self.signature.append((known.full, *map(_plain, given), *map(_plain, made)))
         self.sources.append(_calling())
         return out
 
-    def _run(
-        self,
-        known: _Operator,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        given: list[Any],
-    ) -> Any:
-        """Run an operator; ``given`` is what is in its arguments."""
-        return func(*args, **kwargs)
+    def _before(self, known: _Operator, call: _Call, given: list[Any]) -> None:
+        """Look at an operator before it runs; ``given`` is all that its arguments hold."""
 
-    def _look(self, known: _Operator, made: list[Tensor]) -> None:
+    def _after(self, known: _Operator, made: list[Tensor]) -> None:
         """Look at the tensors that an operator made."""
 
 
-class Recorder(Signature):  # type: ignore[no-untyped-call]
+class Recorder(Signature):  # type: ignore[no-untyped-call]  # torch's base class again
     """Records every operator of a block and what is forbidden in it.
 
     ``launched`` counts those that compute: neither views nor allocations. ``operators`` None allows any;
@@ -228,14 +223,7 @@ class Recorder(Signature):  # type: ignore[no-untyped-call]
     def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
         self.violations.append(Violation(rule, operator, source_line(), reason))
 
-    def _run(
-        self,
-        known: _Operator,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        given: list[Any],
-    ) -> Any:
+    def _before(self, known: _Operator, call: _Call, given: list[Any]) -> None:
         full = known.full
         tensors = [a for a in given if isinstance(a, Tensor)]
         if known.reads:
@@ -259,13 +247,12 @@ class Recorder(Signature):  # type: ignore[no-untyped-call]
         ):
             self._refuse("operators", full)
         for rule, complains in self.rules.items():
-            if reason := complains(func, args, kwargs):
+            if reason := complains(known.func, *call):
                 self._refuse(rule, full, reason)
         if any(_kind(t) != self.device.type for t in tensors):
             self._refuse("other_device", full)
-        return func(*args, **kwargs)
 
-    def _look(self, known: _Operator, made: list[Tensor]) -> None:
+    def _after(self, known: _Operator, made: list[Tensor]) -> None:
         if any(t.dtype in WIDE for t in made):
             self._refuse("float64", known.full)
         if any(_kind(t) != self.device.type for t in made):

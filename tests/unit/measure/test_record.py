@@ -8,7 +8,15 @@ import pytest
 from pydantic import ValidationError
 from support.runs import invented_cell, invented_run, strategies
 
-from lantern_accel.measure.record import Interval, Run, Warmup, is_measured, not_measured
+from lantern_accel.measure.record import (
+    STEP_PHASES,
+    Interval,
+    Run,
+    Warmup,
+    Work,
+    is_measured,
+    not_measured,
+)
 
 
 def test_a_run_survives_its_json() -> None:
@@ -24,6 +32,19 @@ def test_a_figure_that_is_not_there_says_why() -> None:
     assert cell.cold_seconds == "not measured: the meter is broken"
     with pytest.raises(ValidationError):
         invented_cell(strategies()[0], 1, 300.0, cold_seconds="unknown")
+
+
+def test_a_step_has_every_phase_and_does_work() -> None:
+    usual = invented_cell(strategies()[0], 1, 300.0)
+    assert isinstance(usual.step_ms, dict) and isinstance(usual.work, dict)
+    for phase in STEP_PHASES:
+        for field, held in (("step_ms", usual.step_ms), ("work", usual.work)):
+            less = {name: value for name, value in held.items() if name != phase}
+            with pytest.raises(ValidationError, match=f"a step has no {phase}"):
+                invented_cell(strategies()[0], 1, 300.0, **{field: less})
+    idle = dict.fromkeys(usual.work, Work(flops=0, bytes=0, launches=1))
+    with pytest.raises(ValidationError, match="a step does no work"):
+        invented_cell(strategies()[0], 1, 300.0, work=idle)
 
 
 def test_an_interval_has_its_ends_in_order() -> None:

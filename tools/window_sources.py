@@ -5,7 +5,10 @@
 All prompts decode in one batch: how many tokens a step gives does not depend on load, batch or device. A
 row is written as soon as it is measured; a run that was interrupted goes on. Prompts are words drawn at
 random from the text model's vocabulary, whole words of its training captions, in two halves: choose on
-``tuning``, report on ``reporting``.
+``tuning``, report on ``reporting``. With ``--file`` they are lines of a file, drawn at random among those
+that nothing was chosen on:
+
+    python tools/window_sources.py --file tools/lantern-emoji/prompts.txt --draw 1122 --prompts 48
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 import lantern_accel
 from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.measure.prompts import REPORTING, TUNING
 from lantern_accel.strategy.values import Strategy, Window
 
 CAPTIONS = Path(__file__).parent / "lantern-emoji" / "prompts.txt"
@@ -39,6 +43,15 @@ def words(pipeline: Pipeline, half: str, count: int) -> list[str]:
     known = [word for word in known if len(word) > 3]
     random.Random(SEED).shuffle(known)
     chosen = known[half == "reporting" :: 2][:count]
+    pipeline.check_prompts(chosen)
+    return chosen
+
+
+def captions(pipeline: Pipeline, file: Path, draw: int, count: int) -> list[str]:
+    """Return ``count`` lines of a file, drawn with the seed ``draw``, none of them a built-in prompt."""
+    lines = {line.strip() for line in file.read_text("utf-8").split("\n")}
+    known = sorted(lines - {"", *TUNING, *REPORTING, *HARD})
+    chosen = random.Random(draw).sample(known, min(count, len(known)))
     pipeline.check_prompts(chosen)
     return chosen
 
@@ -103,10 +116,14 @@ def main() -> None:
     )
     parser.add_argument("--half", choices=["tuning", "reporting"], default="reporting")
     parser.add_argument("--prompts", type=int, default=14)
+    parser.add_argument("--file", type=Path, help="prompts, one per line, instead of words")
+    parser.add_argument("--draw", type=int, default=1122, help="seed that draws them")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     settings = {"half": args.half, "prompts": args.prompts, "seeds": args.seeds}
+    if args.file:
+        settings = {**settings, "half": args.file.name, "draw": args.draw}
     report: dict[str, Any] = {"settings": settings, "rows": {}}
     if args.output and args.output.exists():
         stored = json.loads(args.output.read_text("utf-8"))
@@ -118,7 +135,11 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|")
     with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
-        prompts = [*words(pipeline, args.half, args.prompts), *HARD]
+        if args.file:
+            drawn = captions(pipeline, args.file, args.draw, args.prompts)
+        else:
+            drawn = words(pipeline, args.half, args.prompts)
+        prompts = [*drawn, *HARD]
         for label, strategy in plan(args):
             if label not in report["rows"]:
                 report["rows"][label] = measure(pipeline, strategy, prompts, args.seeds)

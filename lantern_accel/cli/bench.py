@@ -78,6 +78,7 @@ def bench(
             name=asked.fresh_name(str(pipeline.backend.device)),
             command=asked.command_of(sys.argv[1:]),
             options=options,
+            window=window is not None,
         )
         told = partial(say, to_stderr=True, style="dim")
         run = Profiler(pipeline, request, output, resume=True, say=told).measure()

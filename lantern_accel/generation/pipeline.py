@@ -23,6 +23,7 @@ from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto, said
 from lantern_accel.generation.batches import first, pictures, reporter
 from lantern_accel.generation.engines import Engines, Ready, explained, of_image
+from lantern_accel.generation.fitting import fitted_window
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
     GenerationRequest,
@@ -34,7 +35,6 @@ from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.turns import Turns
 from lantern_accel.generation.warming import warm
 from lantern_accel.memory.room import Room
-from lantern_accel.strategy.choices import read_choice
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.store import key_of, read_tuned
 from lantern_accel.strategy.values import (
@@ -42,7 +42,6 @@ from lantern_accel.strategy.values import (
     NeighbourSpace,
     Sampling,
     Strategy,
-    Window,
     validated,
 )
 
@@ -148,22 +147,9 @@ class Pipeline:
         made = build_request(self.model.manifest, prompt, settings, self.tuned)
         named = isinstance(settings.get("strategy"), str)
         if named and settings.get("tree") is None and settings.get("window") is None:
-            made = made.model_copy(update={"strategy": self.fitted(made)})
+            fitted = fitted_window(self, made.strategy, made.batch_size, made.count, made.sampling)
+            made = made.model_copy(update={"strategy": fitted})
         return made
-
-    def window_key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
-        """Return everything that a tuned window depends on."""
-        return {**self.auto.key(strategy, batch, sampling), "strategy": strategy.name}
-
-    def fitted(self, request: GenerationRequest) -> Strategy:
-        """Return a request's strategy with the window that was tuned for its batch, if one was."""
-        strategy, sampling, count = request.strategy, request.sampling, request.count
-        if not isinstance(strategy.tree, Window) or strategy.name == AUTO:
-            return strategy
-        batch = request.batch_size or self.engines.usual_batch(count, strategy, sampling)
-        size = self.engines.padded(min(batch, count), strategy, sampling)
-        found = read_choice(self.window_key(strategy, size, sampling))
-        return strategy if found is None else strategy.override(tree=found.strategy.tree)
 
     def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
         """Return what the prompts become before decoding, one condition per prompt."""

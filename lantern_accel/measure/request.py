@@ -24,7 +24,10 @@ FULL = Plan(quick=False, samples=30, seconds=10.0, quality_images=64)
 
 @dataclass
 class Request:
-    """What a run is asked to measure; ``conform`` checks the backend, None leaves that out."""
+    """What a run is asked to measure; ``conform`` checks the backend, None leaves that out.
+
+    ``window``: somebody chose the length of windows, so that batches do not shorten them.
+    """
 
     strategies: Sequence[Strategy]
     prompts: PromptSet
@@ -38,6 +41,7 @@ class Request:
     load_seconds: float = 0.0
     trace: Path | None = None
     conform: Callable[[Backend], ConformanceReport] | None = None
+    window: bool = False
 
 
 def choose_strategies(

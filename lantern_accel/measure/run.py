@@ -17,6 +17,7 @@ from typing import Any
 
 from lantern_accel.device.backend import check_clock
 from lantern_accel.errors import BackendError, LanternError
+from lantern_accel.generation.fitting import fitted_window
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure import environment, samples, store
 from lantern_accel.measure.ceilings import measure_ceilings
@@ -93,9 +94,13 @@ class Profiler:
             ),
         )
 
-    def _strategies(self, temperature: float) -> list[Strategy]:
-        """Return the wanted strategies over the trees that were tuned here for this temperature."""
-        return [self.pipeline.tuned(one, temperature) for one in self.request.strategies]
+    def _strategies(self, temperature: float, batch: int) -> list[Strategy]:
+        """Return the wanted strategies as a request would have them: trees tuned, windows fitted."""
+        found = [self.pipeline.tuned(one, temperature) for one in self.request.strategies]
+        if self.request.window:
+            return found
+        sampling = self.pipeline.sampling(temperature=temperature)
+        return [fitted_window(self.pipeline, one, batch, batch, sampling) for one in found]
 
     def _cells(self) -> list[Cell]:
         """Return the wanted cells, those of the file where it has them."""
@@ -104,7 +109,7 @@ class Profiler:
             samples.new_cell(strategy, batch, temperature)
             for temperature in self.request.temperatures
             for batch in self.request.batches
-            for strategy in self._strategies(temperature)
+            for strategy in self._strategies(temperature, batch)
         ]
         wanted = [known.setdefault(cell.key, cell) for cell in wanted]
         self.run.cells = list(known.values())
@@ -288,7 +293,8 @@ class Profiler:
         study = PriceStudy(
             self.pipeline, self.prompts, images, self.request.seed, temperature, self.say
         )
-        for strategy in self._strategies(temperature):
+        every = [s for batch in self.request.batches for s in self._strategies(temperature, batch)]
+        for strategy in dict.fromkeys(every):
             # The same strategy has one price at every batch size.
             relaxed = any(cell.strategy == strategy for cell in unpriced)
             if relaxed:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from lantern_accel.device.backend import check_clock
 from lantern_accel.device.inference import inferring
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
+from lantern_accel.generation.fitting import window_key
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure import store
 from lantern_accel.measure.choosing import measured
@@ -77,7 +78,7 @@ class WindowTuner:
         self.pipeline, self.strategy, self.temperature = pipeline, strategy, temperature
         self.prompts, self.say = list(prompts), say
         self.sampling = pipeline.sampling(temperature=temperature)
-        key = pipeline.window_key(strategy, 0, self.sampling)
+        key = window_key(pipeline, strategy, 0, self.sampling)
         self.path = choice_path(key).with_suffix(".partial")
         settings = {"key": key, "prompts": self.prompts}
         fresh = Tried(settings=settings)
@@ -144,7 +145,7 @@ class WindowTuner:
         winner = max(tried[:FINALISTS], key=lambda name: _speed(cells[name]))
         plain = _speed(cells["vanilla"])
         choice = Choice(
-            key=self.pipeline.window_key(self.strategy, batch, self.sampling),
+            key=window_key(self.pipeline, self.strategy, batch, self.sampling),
             strategy=cells[winner].strategy,
             speedup=_speed(cells[winner]) / plain,
             source="tune",

@@ -53,3 +53,20 @@ def test_chameleons_tokens_are_vanillas(write, tmp_path):
         for name in EXACT:
             done = pipe.generate(prompts, strategy=name, temperature=0, size=size, batch_size=2)
             assert torch.equal(done.tokens, plain.tokens)
+
+
+def test_windows_that_nobody_chose_are_shorter_in_batches(classes):
+    def length(**settings):
+        return pipe.request(3, **settings).strategy.tree.length
+
+    with lantern_accel.load(classes, device="cpu", dtype="float32") as pipe:
+        assert length(strategy="scd") == 16
+        assert length(strategy="scd", num_images=4, batch_size=4) == 8
+        assert length(strategy="scd", num_images=4, batch_size=1) == 16
+        assert length(strategy="scd", num_images=4, batch_size=4, window=16) == 16
+        assert length(strategy="scd", num_images=4, batch_size=4, tree="window:16") == 16
+        assert length(strategy=pipe.strategy("scd"), num_images=4, batch_size=4) == 16
+        four = pipe.generate([1, 2, 3, 4], strategy="scd", temperature=0, batch_size=4)
+        assert torch.equal(
+            four.tokens, pipe.generate([1, 2, 3, 4], strategy="vanilla", temperature=0).tokens
+        )

@@ -42,6 +42,7 @@ class DeviceBackend(Backend):
         super().__init__(torch.device("cuda", index))
         self.options = options or Options()
         self.capture_asked = self.options.asked
+        self.skips_hidden = self.options.attention == "triton"
         self._card = Card(index)
         self._cores = torch.cuda.get_device_properties(index).multi_processor_count
         self._recorder = Recorder(self.device, self.options.graph, self.options.compile)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted, accept
+from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
@@ -76,6 +77,7 @@ class Engine(Running):
         self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self._watch()
+        self.divide(usual(g, layout, ops))
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""
@@ -97,8 +99,11 @@ class Engine(Running):
             state.pending_features[:, 0].copy_(features[:, -1])
             state.pending_count.fill_(1)
 
-    def step(self) -> None:
-        """One LANTERN step: draft, verify, accept, commit. No value is read by the host."""
+    def step(self, slots: int | None = None) -> None:
+        """One LANTERN step: draft, verify, accept, commit. No value is read by the host.
+
+        ``slots``: how many of the target's cache it looks at (:attr:`sizes`); None: all.
+        """
         state = self.state
         now = state.step.clamp(max=self.geometry.tokens - 1)
         uniforms = state.uniforms.index_select(1, now).squeeze(1)
@@ -106,7 +111,7 @@ class Engine(Running):
         with self.ops.phase("draft"):
             tree = self._draft(uniforms[:, :drafts])
         with self.ops.phase("verify"):
-            features, logits = self.verifying.verify(state, tree)
+            features, logits = self.verifying.verify(state, tree, slots)
         with self.ops.phase("accept"):
             accepted = self._accept(
                 tree, logits, uniforms[:, drafts : drafts + tests], uniforms[:, -1]

@@ -60,6 +60,11 @@ class Geometry:
         return self.tokens - 1 + self.nodes
 
     @property
+    def ahead(self) -> int:
+        """Slots behind an image's committed positions that a step writes and sees."""
+        return self.nodes
+
+    @property
     def target_slots(self) -> int:
         """Slots per row of the target's cache."""
         return self.prefix + self.image_slots

@@ -6,11 +6,13 @@ the window: ``verify -> accept -> commit``, and fresh drafts at its end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.coupling import Coupled, compare, couple, gumbel
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
@@ -116,6 +118,8 @@ class JacobiEngine(Running):
             self.sound, self._progress = longest.sound, longest._progress
             self.greedy = longest.greedy
         self.forward = WindowPass(self.verifying, g, counts)
+        self._counts = counts
+        self.divide(usual(g, self.verifying.cache.layout, ops))
         self.recall = None
         if passes:
             self.recall = Recall(
@@ -214,9 +218,20 @@ class JacobiEngine(Running):
         flat = self.state.uniforms.flatten(0, 1).index_select(0, rows.flatten())
         return gumbel(flat.view(*positions.shape, -1))
 
-    def step(self) -> None:
-        """One step over the window: verify, accept, commit. No value is read by the host."""
+    def divide(self, sizes: Sequence[int]) -> None:
+        super().divide(sizes)
+        smaller = self.sizes[:-1]
+        self.passes = {
+            n: WindowPass(self.verifying, self.geometry, self._counts, n) for n in smaller
+        }
+
+    def step(self, slots: int | None = None) -> None:
+        """One step over the window: verify, accept, commit. No value is read by the host.
+
+        ``slots``: how many of the cache it looks at (:attr:`sizes`); None: all.
+        """
         state, g = self.state, self.geometry
+        forward = self.forward if slots is None else self.passes.get(slots, self.forward)
         now = state.step.clamp(max=g.tokens - 1)
         uniforms = state.uniforms.index_select(1, now).squeeze(1)
         chain = state.length.unsqueeze(1) + self.forward.chain
@@ -228,7 +243,7 @@ class JacobiEngine(Running):
             others, shares = self._siblings(x, q, uniforms)
         with self.ops.phase("verify"):
             nodes = x if others is None else torch.cat((x, others), dim=1)
-            logits = self.forward.logits(state.length, state.start, state.prefix_mask, nodes)
+            logits = forward.logits(state.length, state.start, state.prefix_mask, nodes)
         with self.ops.phase("accept"):
             coupled = self._accept(x, logits, q, others, shares, uniforms)
         with self.ops.phase("commit"):

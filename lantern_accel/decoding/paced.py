@@ -7,12 +7,14 @@ itself is one of a few fixed ones, which a device captures each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.buckets import Reach, Steps, Within, usual
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.pacing import Block, ByAcceptance, PaceRule
@@ -32,22 +34,32 @@ class PlainStep:
 
     def __init__(self, engine: JacobiEngine) -> None:
         self.engine = engine
-        one = replace(engine.geometry, nodes=1, depth=0)
-        self.forward = WindowPass(engine.verifying, one, ())
+        self.geometry = replace(engine.geometry, nodes=1, depth=0)
+        self.forward = WindowPass(engine.verifying, self.geometry, ())
+        self.passes: dict[int, WindowPass] = {}
+
+    def divide(self, sizes: Sequence[int]) -> None:
+        """Take other buckets below the whole cache."""
+        verifying = self.engine.verifying
+        self.passes = {n: WindowPass(verifying, self.geometry, (), n) for n in sizes}
 
     @property
     def changes(self) -> dict[str, Tensor]:
         """The tensors that a step may change in place, by name."""
         return self.engine.changes
 
-    def step(self) -> None:
-        """Decode one token per image. No value is read by the host."""
+    def step(self, slots: int | None = None) -> None:
+        """Decode one token per image. No value is read by the host.
+
+        ``slots``: how many of the cache it looks at; None: all.
+        """
+        forward = self.forward if slots is None else self.passes.get(slots, self.forward)
         engine, state, n = self.engine, self.engine.state, self.engine.geometry.tokens
         now = state.step.clamp(max=n - 1)
         newest = state.length.unsqueeze(1)
         with engine.ops.phase("verify"):
             x = state.tokens.gather(1, newest)
-            logits = self.forward.logits(state.length, state.start, state.prefix_mask, x)
+            logits = forward.logits(state.length, state.start, state.prefix_mask, x)
         with engine.ops.phase("accept"):
             if engine.greedy:
                 engine.sound.note(logits)
@@ -109,6 +121,16 @@ class PacedEngine(Running):
         self.verifying, self.state = longest.verifying, longest.state
         self.sound, self._progress = longest.sound, longest._progress
         self.greedy = longest.greedy
+        self.divide(usual(self.geometry, self.verifying.cache.layout, ops))
+
+    def divide(self, sizes: Sequence[int]) -> None:
+        """Take the bucket next to half the cache alone: each is a function for every length."""
+        whole = self.verifying.cache.layout.capacity
+        super().divide(sorted(sizes, key=lambda size: abs(2 * size - whole))[:1])
+        for engine in self.engines.values():
+            engine.divide(self.sizes[:-1])
+        if self.plain is not None:
+            self.plain.divide(self.sizes[:-1])
         #: Replaced by captured functions where a device captures.
         self.functions = self.host_functions()
 
@@ -130,9 +152,14 @@ class PacedEngine(Running):
 
     def host_functions(self) -> dict[str, Callable[[], None]]:
         """Return what a device captures beside prefill: a step of each length, and moving up to it."""
-        found = {f"step {length}": engine.step for length, engine in self.engines.items()}
+        owners: dict[int, Any] = {**self.engines}
         if self.plain is not None:
-            found["step 1"] = self.plain.step
+            owners[1] = self.plain
+        found: dict[str, Callable[[], None]] = {}
+        for length, owner in owners.items():
+            found[self._name(length)] = owner.step
+            for slots in self.sizes[:-1]:
+                found[self._name(length, slots)] = Within(owner, slots).step
         shortest = min(self.lengths)
         longer = {n: e for n, e in self.engines.items() if n > shortest}
         return found | {f"widen {length}": engine.widen for length, engine in longer.items()}
@@ -141,9 +168,14 @@ class PacedEngine(Running):
         """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
         self.longest.prefill()
 
-    def step(self) -> None:
+    def _name(self, length: int, slots: int | None = None) -> str:
+        """Return the name of a step among :meth:`host_functions`."""
+        within = "" if slots is None or slots == self.sizes[-1] else f" within {slots}"
+        return f"step {length}{within}"
+
+    def step(self, slots: int | None = None) -> None:
         """One step of the present length. No value is read by the host."""
-        self.functions[f"step {self.now}"]()
+        self.functions[self._name(self.now, slots)]()
 
     def move(self, length: int) -> None:
         """Go on with another length; a longer one gets the fresh drafts that it needs."""
@@ -183,16 +215,19 @@ class PacedEngine(Running):
 
     def run(
         self,
-        step: Callable[[], None] | None = None,
+        step: Steps | None = None,
         on_progress: Callable[[int], None] | None = None,
         check_every: int = 1,
     ) -> Decoded:
         """Step until every image is complete; call :meth:`start` first.
 
-        ``step`` runs in place of a step of the present length. The host reads the lengths after every
-        step, where the device's copies lag after every few and late, and gives the rule what they gained.
+        ``step`` runs in place of a step of the present length, or one for each bucket. The host reads the
+        lengths after every step, where the device's copies lag after every few and late, and gives the
+        rule what they gained.
         """
-        tokens, replay, rule = self.geometry.tokens, step or self.step, self._pacing()
+        tokens, rule = self.geometry.tokens, self._pacing()
+        steps = self._of_buckets(step)
+        reach = Reach([*steps], self.geometry)
         lag = self._progress.lag
         every = LAGGING_BLOCK if lag else 1
         self.now = max(self.engines)  # what prefill has drawn drafts for
@@ -207,6 +242,7 @@ class PacedEngine(Running):
             length, done = posted.pop(0)
             report = self._progress.read()
             self._require(report[1], 1 + done, index)
+            reach.told(report[0].tolist(), done)
             lengths = [one + 1 for one in report[0].tolist()]
             pairs = zip(lengths, known, strict=True)
             gained = tuple(after - before for after, before in pairs if before < tokens)
@@ -216,7 +252,8 @@ class PacedEngine(Running):
             return Block(length, every, gained, tokens - min(known))
 
         for index in range(1, tokens):
-            replay()
+            steps[reach.size()]()
+            reach.stepped(self.now)
             if index % every:
                 continue
             self._progress.post()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.buckets import Reach, Steps, Within
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.geometry import Geometry
@@ -61,6 +62,8 @@ class Running(ABC):
     geometry: Geometry
     dials: Dials
     verifying: Verifying
+    sizes: tuple[int, ...]
+    """Buckets of the target's cache, rising: how many slots a step may look at. The last is the whole."""
     drafting: Drafting | None = None
     state: Any
     #: How a step prices relaxation: by a bound that every step can afford, or exactly, on the host, in
@@ -80,8 +83,40 @@ class Running(ABC):
         """Run the prompt and draw the first token. No value is read by the host."""
 
     @abstractmethod
-    def step(self) -> None:
-        """Run one step. No value is read by the host."""
+    def step(self, slots: int | None = None) -> None:
+        """Run one step. No value is read by the host.
+
+        ``slots``: one of :attr:`sizes`, as many of the target's cache are looked at; None: all.
+        """
+
+    def divide(self, sizes: Sequence[int]) -> None:
+        """Take other buckets below the whole, which is always one; every one holds some step.
+
+        Raises :class:`StrategyError` for a bucket that holds no step, or more than the cache.
+        """
+        whole, least = (
+            self.verifying.cache.layout.capacity,
+            self.geometry.prefix + self.geometry.ahead,
+        )
+        for size in sizes:
+            if not least <= size < whole:
+                raise StrategyError(
+                    f"a bucket of {size} slots serves no step: the first one needs {least}, and the "
+                    f"cache has {whole}"
+                )
+        self.sizes = (*sorted(set(sizes)), whole)
+
+    @property
+    def steps(self) -> dict[int, Callable[[], None]]:
+        """The steps that a device captures, by the slots that each looks at."""
+        smaller = {slots: Within(self, slots).step for slots in self.sizes[:-1]}
+        return {**smaller, self.sizes[-1]: self.step}
+
+    def _of_buckets(self, step: Steps | None) -> Mapping[int, Callable[[], None]]:
+        """Return the steps to run by bucket; one that came alone looks at the whole cache."""
+        if step is None:
+            return self.steps
+        return {self.sizes[-1]: step} if callable(step) else step
 
     def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
         strategy = self.strategy
@@ -193,39 +228,46 @@ class Running(ABC):
 
     def run(
         self,
-        step: Callable[[], None] | None = None,
+        step: Steps | None = None,
         on_progress: Callable[[int], None] | None = None,
         check_every: int = 1,
     ) -> Decoded:
         """Step until every image is complete; call :meth:`start` first.
 
-        ``step`` replays a captured :meth:`step`. ``on_progress`` gets the tokens known by the slowest
-        image. The host looks at the lengths only from the earliest step at which an image can be
-        complete, then every ``check_every`` steps, and every eighth step where progress is wanted; a
-        device that lets its copies lag runs that many steps more (no-ops on complete images). Raises
-        :class:`NotFiniteError` where logits were infinite or no numbers.
+        ``step`` replays a captured :meth:`step`, or all of :attr:`steps`. ``on_progress`` gets the tokens
+        known by the slowest image. The host looks at the lengths from the earliest step at which an image
+        can be complete, then every ``check_every`` steps; every eighth step where progress is wanted; and
+        where the next bucket may be needed. A device that lets its copies lag runs that many steps more
+        (no-ops on complete images). Raises :class:`NotFiniteError` where logits were infinite or no
+        numbers.
         """
         g = self.geometry
-        replay = step or self.step
+        steps = self._of_buckets(step)
+        reach = Reach([*steps], g)
+        lag = self._progress.lag
         earliest = -(-(g.tokens - 1) // (g.depth + 1))
         posted: list[int] = []
         index = 0
 
         def known() -> int:
             lengths, sound = self._progress.read()
-            self._require(sound, 1 + posted.pop(0), index)
+            done = posted.pop(0)
+            self._require(sound, 1 + done, index)
+            reach.told(lengths.tolist(), done)
             count = int(lengths.min()) + 1
             if on_progress is not None:
                 on_progress(count)
             return count
 
         for index in range(1, g.tokens):
-            replay()
+            steps[reach.size()]()
+            reach.stepped(g.depth + 1)
             late = index >= earliest and (index - earliest) % check_every == 0
-            if late or (on_progress is not None and index % 8 == 0):
+            late = late or (on_progress is not None and index % 8 == 0)
+            if late or reach.soon(lag + 1, g.depth + 1):
                 self._progress.post()
                 posted.append(index)
-            if posted and index - posted[0] >= self._progress.lag and known() >= g.tokens:
+            if posted and index - posted[0] >= lag and known() >= g.tokens:
                 break
         while posted:  # so that the next request does not read this one's
             known()

@@ -77,7 +77,9 @@ class Verifying:
     def _visible(self, state: State, tree: DraftTree, slots: int) -> Tensor:
         """Return what each node sees of the first ``slots`` slots, bool ``[M, T, slots]``.
 
-        That is the prompt, every committed position, and its own ancestors in the tree.
+        That is the prompt, every committed position, and its own ancestors in the tree. Positions below
+        ``length + nodes`` lie in the slots below ``length + nodes``: a step hands slots round among the
+        ``nodes`` positions behind ``length``, and every later one still lies in the slot of its number.
         """
         g = self.geometry
         place = state.place_of[:, : slots - g.prefix] - state.length.unsqueeze(1)
@@ -92,15 +94,18 @@ class Verifying:
         hidden = flags(False, len(seen), g.nodes, rest, device=seen.device)
         return torch.cat((seen, hidden), dim=-1)
 
-    def verify(self, state: State, tree: DraftTree) -> tuple[Tensor, Tensor]:
+    def verify(
+        self, state: State, tree: DraftTree, slots: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Run every node of the tree in one pass; features ``[R, T, D]`` and guided logits [B, T, V].
 
-        Nodes are written where :meth:`window` says, and those that are accepted stay there.
+        Nodes are written where :meth:`window` says, and those that are accepted stay there. ``slots``:
+        how many of the cache are looked at, the first ones; None: all.
         """
         g = self.geometry
         cells = (state.length.unsqueeze(1) + tree.depth).clamp(max=g.tokens - 1)
         cos, sin = self.branches.image_rotary(self.target, state.start, cells)
-        visible = self._visible(state, tree, g.target_slots)
+        visible = self._visible(state, tree, min(slots or g.target_slots, g.target_slots))
         mask = self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
         at = Pass(
             cos,

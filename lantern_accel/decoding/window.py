@@ -45,6 +45,11 @@ class WindowGeometry(Geometry):
         """Slots after the prompt: the image, one scratch slot per sibling, and the trash slot."""
         return self.tokens + self.siblings + 1
 
+    @property
+    def ahead(self) -> int:
+        """Slots behind the known positions: the last token's, drafts', siblings' and the trash slot."""
+        return self.depth + 1 + self.siblings + 1
+
 
 class WindowState:
     """What a window's step reads and updates in place; nothing here changes its address.
@@ -142,19 +147,28 @@ class WindowPass:
     """The target's pass over a chain of ``length`` tokens and the siblings of its first drafts.
 
     Node i of the chain is image token ``n + i``, with n the last known one, and writes its keys and
-    values where they will stay; a sibling sees what its draft sees, and writes to a scratch slot.
+    values where they will stay; a sibling sees what its draft sees, and writes to a scratch slot. With
+    ``slots`` a pass looks at that many of the cache, the first ones: scratch and trash are then the last
+    of these. A pass over more has image positions there, and writes each before any pass sees it.
     """
 
     def __init__(
-        self, verifying: Verifying, geometry: WindowGeometry, siblings: tuple[int, ...]
+        self,
+        verifying: Verifying,
+        geometry: WindowGeometry,
+        siblings: tuple[int, ...],
+        slots: int | None = None,
     ) -> None:
         self.verifying, self.geometry = verifying, geometry
         g, index = geometry, verifying.ops.index
+        #: How many slots a pass looks at, and how many of them are the image's.
+        self.reach = min(slots or g.target_slots, g.target_slots)
+        self.room = self.reach - g.prefix - g.siblings - 1
         device = verifying.slots.device
         self.chain = torch.arange(g.depth + 1, dtype=index, device=device)
         depths = [d + 1 for d, count in enumerate(siblings) for _ in range(count)]
         self.depths = torch.cat((self.chain, torch.tensor(depths, dtype=index, device=device)))
-        scratch = verifying.slots[g.prefix + g.tokens : g.prefix + g.tokens + g.siblings]
+        scratch = verifying.slots[g.prefix + self.room : self.reach - 1]
         self.scratch = scratch.repeat(g.batch, 1)
         own = torch.zeros(g.depth + 1 + g.siblings, g.siblings + 1, dtype=torch.bool)
         own[g.depth + 1 :, : g.siblings] = torch.eye(g.siblings, dtype=torch.bool)
@@ -168,15 +182,15 @@ class WindowPass:
         place = length.unsqueeze(1) + self.depths
         cells = place.clamp(max=g.tokens - 1)
         cos, sin = v.branches.image_rotary(v.target, start, cells)
-        trash = g.target_slots - 1
+        trash = self.reach - 1
         chain = place[:, : g.depth + 1]
-        slots = torch.where(chain < g.tokens, g.prefix + chain, trash)
+        slots = torch.where(chain < self.room, g.prefix + chain, trash)
         reach = (length.unsqueeze(1) + self.sees + g.prefix).unsqueeze(-1)
-        past = v.slots[g.prefix : g.prefix + g.tokens] <= reach
+        past = v.slots[g.prefix : g.prefix + self.room] <= reach
         nodes = place.shape[1]
         prompt = prefix_mask.unsqueeze(1).expand(-1, nodes, -1)
         mine = self.own.expand(len(prompt), -1, -1)
-        rest = v.cache.layout.capacity - g.target_slots
+        rest = v.cache.layout.capacity - self.reach if self.reach == g.target_slots else 0
         parts = [prompt, v.branches.masked(past), mine]
         if rest:
             parts.append(flags(False, len(prompt), nodes, rest, device=mine.device))

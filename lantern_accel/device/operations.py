@@ -113,6 +113,9 @@ class TensorOps(SamplingOps):
 
     device: torch.device = torch.device("cpu")
 
+    skips_hidden: bool = False
+    """Whether attention reads visible slots alone: then nothing is gained by steps of fewer slots."""
+
     listener: PhaseListener | None = None
     """What :meth:`listen` put in place; None outside its block."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +38,16 @@ KEPT_ENGINES = 4
 
 @dataclass(frozen=True)
 class Ready:
-    """An engine with its captured prefill and step."""
+    """An engine with its captured prefill and step.
+
+    ``steps``: what a request runs, by how many slots of the cache a step looks at. ``step`` looks at all
+    slots, and answers for all of these.
+    """
 
     engine: Running
     prefill: Replay
     step: Replay
+    steps: Mapping[int, Callable[[], None]]
 
     def release(self) -> None:
         """Free what the captured functions hold."""
@@ -68,6 +73,21 @@ class Moving(Replay):
         super().release()
         for one in self.parts:
             one.release()
+
+
+class Bucketed(Moving):
+    """A step captured for each bucket of the cache: a call looks at the whole, which comes last."""
+
+    def __init__(self, parts: Sequence[Replay]) -> None:
+        super().__init__(parts[-1], parts)
+        self.kind = parts[-1].kind
+
+    def timed(self) -> dict[str, float] | None:
+        return self.parts[-1].timed()
+
+    def tracing(self) -> float | None:
+        spent = [one.tracing() for one in self.parts]
+        return max((seconds for seconds in spent if seconds is not None), default=None)
 
 
 def bucket(images: int) -> int:
@@ -176,7 +196,7 @@ class Engines:
         """Capture an engine's functions; one line tells of those that run as they are instead."""
         left: list[tuple[str, float, str]] = []
         prefill = self._capture(engine.prefill, "prefill", left)
-        ready = Ready(engine, prefill, self._steps(engine, left))
+        ready = Ready(engine, prefill, *self._steps(engine, left))
         if left and not self._told:
             self._told = True
             # A step of several lengths is one thing to the reader, and its longest one tells most.
@@ -193,14 +213,25 @@ class Engines:
             )
         return ready
 
-    def _steps(self, engine: Running, left: list[tuple[str, float, str]]) -> Replay:
-        """Capture an engine's step, or each of the functions that it moves between."""
+    def _steps(
+        self, engine: Running, left: list[tuple[str, float, str]]
+    ) -> tuple[Replay, Mapping[int, Callable[[], None]]]:
+        """Capture an engine's step for every bucket, or each of the functions that it moves between.
+
+        All at once: a request does not stop in the middle of an image to make a graph.
+        """
         if not isinstance(engine, PacedEngine):
-            return self._capture(engine.step, "step", left)
+            whole, found = engine.sizes[-1], engine.steps
+            steps = {
+                slots: self._capture(one, "step" if slots == whole else f"step {slots}", left)
+                for slots, one in found.items()
+            }
+            replays = list(steps.values())
+            return (replays[0] if len(replays) == 1 else Bucketed(replays)), steps
         functions = engine.host_functions()
         parts = {name: self._capture(one, name, left) for name, one in functions.items()}
         engine.functions.update(parts)
-        return Moving(engine.step, list(parts.values()))
+        return Moving(engine.step, list(parts.values())), engine.steps
 
     def _capture(
         self, function: Callable[[], None], name: str, left: list[tuple[str, float, str]]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Decoded
 from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.device import contain
@@ -296,7 +297,7 @@ class Pipeline:
                     on_progress, len(images), len(chunk), engine.geometry.tokens, len(wanted)
                 )
                 with watch() as decode, of_image(chunk):
-                    done = engine.run(ready.step, report)
+                    done = engine.run(ready.steps, report)
                 with watch() as drawing:
                     # All rows, for another number of images would be compiled anew.
                     made = pictures(self.pixels(done.tokens, shape)[: len(chunk)])
@@ -344,14 +345,13 @@ class Pipeline:
         strategy: Strategy,
         sampling: Sampling,
         seed: int,
-        step: Callable[[], None] | None = None,
+        step: Steps | None = None,
         exact_price: bool = False,
     ) -> tuple[Decoded, float]:
         """Decode one batch without pixels; return it and the seconds of prefill and decode.
 
-        ``step`` runs in place of the captured step (for measurements that look at the state).
-        ``exact_price``: price relaxation exactly, which takes the host's time at every step, in place of
-        the bound that a step adds up.
+        ``step`` runs in place of the captured steps (for measurements that look at the state).
+        ``exact_price``: price relaxation exactly, on the host's time, in place of a step's bound.
         """
         with self._turns.take():
             ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed)
@@ -362,7 +362,7 @@ class Pipeline:
                 engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                 engine.accounting = "exact" if exact_price else "bound"
                 try:
-                    decoded = engine.run(engine.step if exact_price else step or ready.step)
+                    decoded = engine.run(engine.steps if exact_price else step or ready.steps)
                 finally:
                     engine.accounting = "bound"
         return decoded, watch.seconds

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from lantern_accel.decoding.buckets import Steps
+from lantern_accel.device.backend import Replay
 from lantern_accel.device.inference import inferring
 from lantern_accel.generation.pipeline import Pipeline, Prompt, Ready
 from lantern_accel.generation.result import GenerationResult
@@ -143,7 +145,7 @@ def _step_ms(
     texts = batch_prompts(prompts, cell.batch, 0)
     sampling = pipeline.sampling(temperature=cell.temperature)
 
-    def once(step: Callable[[], None]) -> tuple[float, int]:
+    def once(step: Steps) -> tuple[float, int]:
         done, seconds = pipeline.decode_only(texts, cell.strategy, sampling, 0, step=step)
         return seconds, max(int(done.steps.max()), 1)
 
@@ -151,16 +153,20 @@ def _step_ms(
     if apart:
         sums = dict.fromkeys(STEP_PHASES, 0.0)
 
-        def replay() -> None:
-            for name, seconds in (ready.step.timed() or {}).items():
-                sums[name] = sums.get(name, 0.0) + seconds
+        def clocked(part: Replay) -> Callable[[], None]:
+            def replay() -> None:
+                for name, seconds in (part.timed() or {}).items():
+                    sums[name] = sums.get(name, 0.0) + seconds
 
-        seconds, steps = once(replay)
+            return replay
+
+        parts = {slots: one for slots, one in ready.steps.items() if isinstance(one, Replay)}
+        seconds, steps = once({slots: clocked(one) for slots, one in parts.items()})
     else:
         if cell.captured:
-            once(ready.engine.step)  # what was captured has not run eagerly before
+            once(ready.engine.steps)  # what was captured has not run eagerly before
         with timed_phases(pipeline.backend) as sums:
-            seconds, steps = once(ready.engine.step)
+            seconds, steps = once(ready.engine.steps)
     # Prefill is in these seconds; the samples tell what it takes, and the report takes it off.
     split = dict(sums) | {"host": max(seconds - sum(sums.values()), 0.0)}
     return {name: 1e3 * s / steps for name, s in split.items()}, "recording" if apart else "eager"

@@ -14,7 +14,7 @@ from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
 from lantern_accel.errors import BackendError, did_you_mean
 from lantern_accel.families.registry import families
-from lantern_accel.testing import buffers, caches, device, drawing, numeric, static
+from lantern_accel.testing import buckets, buffers, caches, device, drawing, numeric, static
 from lantern_accel.testing.result import (
     Failed,
     Measured,
@@ -37,6 +37,7 @@ CHECKS: dict[str, Check] = {
     **caches.CHECKS,
     **numeric.CHECKS,
     **drawing.CHECKS,
+    **buckets.CHECKS,
     **device.CHECKS,
 }
 

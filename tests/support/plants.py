@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 import torch
 
+import lantern_accel.decoding.buckets as buckets
 import lantern_accel.decoding.engine as engine_module
 import lantern_accel.decoding.running as running
 from lantern_accel.device.backend import Backend, HostCopy, KVCache, MemoryUse, Replay, Stopwatch
@@ -249,6 +250,25 @@ def spreads(real):
     return write
 
 
+def reach(name: str, make: Callable[[Callable], Callable]) -> Plant:
+    """Replace a method of what chooses each step's bucket."""
+
+    def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+        patch.setattr(buckets.Reach, name, make(getattr(buckets.Reach, name)))
+
+    return plant
+
+
+def without_nodes(init):
+    """Leave what a step writes and sees behind the committed positions out of what it needs."""
+
+    def wrong(self, sizes, g):
+        init(self, sizes, g)
+        self.fixed -= g.ahead
+
+    return wrong
+
+
 class Boasts(Replay):
     """Calls Python, and says that it is compiled."""
 
@@ -311,6 +331,12 @@ MUTANTS: list[tuple[str, str, Plant]] = [
      method("capture", lambda real: stale_step(real))),
     ("a copy that outlives its request", "decode.interrupted",
      method("host_copy", lambda real: Late)),
+    ("a bucket left too late", "replay.buckets",
+     reach("_most", lambda real: lambda self: max(real(self) - 1, 0))),
+    ("a bucket that does not hold its step's nodes", "replay.buckets",
+     reach("__init__", without_nodes)),
+    ("steps that no report has counted yet, forgotten", "replay.buckets",
+     reach("stepped", lambda real: lambda self, most: real(self, 0))),
     ("an inference mode without views", "decode.weights_from_outside",
      method("linear", lambda real: without_views(real))),
     ("an operator with a reason against it", "static.operators", refusing("operators")),

@@ -1,0 +1,124 @@
+"""How much of the cache a step looks at: buckets of visible slots, and which one is next.
+
+Attention reads every slot that it is given, those of tokens that are not there yet included. So a step
+is made for a few lengths, each the first slots of one cache, and the host moves on when the next is
+needed. It learns lengths late: until it does, it goes by the most that steps can have brought, so that a
+bucket is never left too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.device.operations import KVLayout, TensorOps
+
+#: Slots of the smallest bucket; a cache of up to two of them has no other than the whole.
+FIRST = 256
+#: A bucket this close to the one after it saves less than its graph costs.
+APART = 1.2
+
+#: A step, or one for each bucket by its slots.
+Steps = Callable[[], None] | Mapping[int, Callable[[], None]]
+
+
+def buckets(
+    whole: int, needed: int, aligned: Callable[[int], int] = lambda slots: slots
+) -> list[int]:
+    """Return the buckets below a cache of ``whole`` slots, rising; none where the whole is small.
+
+    256, 512, 1024, ... slots. Between the last of these and the whole, where most steps run, lies one
+    more. ``needed``: what the first step of an image needs; ``aligned`` rounds up to what a device
+    multiplies well.
+    """
+    if whole <= 2 * FIRST:
+        return []
+    sizes = [FIRST]
+    while APART * 2 * sizes[-1] <= whole:
+        sizes.append(2 * sizes[-1])
+    half = FIRST // 2
+    sizes.append(round((sizes[-1] + whole) / 2 / half) * half)
+    found: list[int] = []
+    for size in sorted({aligned(size) for size in sizes}, reverse=True):
+        after = found[0] if found else whole
+        if size >= needed and APART * size <= after:
+            found.insert(0, size)
+    return found
+
+
+def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
+    """Return the buckets of an engine's cache below the whole, as its device lays caches out.
+
+    None where the device reads visible slots alone.
+    """
+    if ops.skips_hidden:
+        return []
+
+    def aligned(slots: int) -> int:
+        at = layout
+        return ops.kv_layout(at.layers, at.rows, slots, at.heads, at.head_dim, at.dtype).capacity
+
+    return buckets(layout.capacity, g.prefix + g.ahead, aligned)
+
+
+class Within:
+    """A step that looks at the first ``slots`` slots; its method :meth:`step` is what is captured.
+
+    ``owner`` has a method ``step(slots)``, and names what that changes.
+    """
+
+    def __init__(self, owner: Any, slots: int) -> None:
+        self.owner, self.slots = owner, slots
+
+    @property
+    def changes(self) -> dict[str, Tensor]:
+        """The tensors that a step may change in place, by name."""
+        found: dict[str, Tensor] = self.owner.changes
+        return found
+
+    def step(self) -> None:
+        """Run one step. No value is read by the host."""
+        self.owner.step(self.slots)
+
+
+class Reach:
+    """Chooses the bucket of every step of a request, by how far the fastest image can be.
+
+    ``sizes`` rise, and the last one always serves. A step needs ``prefix + n + ahead`` slots where the
+    fastest image that is not complete has ``n`` tokens committed. What a complete image computes is kept
+    nowhere, so it needs nothing.
+    """
+
+    def __init__(self, sizes: Sequence[int], g: Geometry) -> None:
+        self.sizes, self.tokens = sorted(sizes), g.tokens
+        self.fixed = g.prefix + g.ahead
+        self._known = 0
+        #: After each step, the most tokens that all steps so far can have brought.
+        self._brought = [0]
+        self._counted = 0
+
+    def _most(self) -> int:
+        """Return the most tokens that an image can have committed which is not complete."""
+        since = self._brought[-1] - self._brought[self._counted]
+        return min(self._known + since, self.tokens - 1)
+
+    def size(self, further: int = 0) -> int:
+        """Return the bucket of the next step, or of the one after ``further`` more tokens."""
+        need = self.fixed + min(self._most() + further, self.tokens - 1)
+        return next((size for size in self.sizes if size >= need), self.sizes[-1])
+
+    def stepped(self, most: int) -> None:
+        """Hear that a step was given to the device, which brings an image ``most`` tokens at most."""
+        self._brought.append(self._brought[-1] + most)
+
+    def told(self, lengths: Sequence[int], steps: int) -> None:
+        """Hear the tokens that each image had committed after so many steps."""
+        self._known = max((n for n in lengths if n < self.tokens - 1), default=0)
+        self._counted = steps
+
+    def soon(self, steps: int, most: int) -> bool:
+        """Return whether so many more steps, of ``most`` tokens each, may leave the present bucket."""
+        return self.size(steps * most) != self.size()

@@ -103,12 +103,16 @@ class Reach:
     def _most(self) -> int:
         """Return the most tokens that an image can have committed which is not complete."""
         since = self._brought[-1] - self._brought[self._counted]
-        return min(self._known + since, self.tokens - 1)
+        return self._known + since
 
-    def size(self, further: int = 0) -> int:
-        """Return the bucket of the next step, or of the one after ``further`` more tokens."""
-        need = self.fixed + min(self._most() + further, self.tokens - 1)
+    def _holding(self, length: int) -> int:
+        """Return the smallest bucket that serves a step behind so many committed tokens."""
+        need = self.fixed + min(length, self.tokens - 1)
         return next((size for size in self.sizes if size >= need), self.sizes[-1])
+
+    def size(self) -> int:
+        """Return the bucket of the next step."""
+        return self._holding(self._most())
 
     def stepped(self, most: int) -> None:
         """Hear that a step was given to the device, which brings an image ``most`` tokens at most."""
@@ -119,6 +123,10 @@ class Reach:
         self._known = max((n for n in lengths if n < self.tokens - 1), default=0)
         self._counted = steps
 
-    def soon(self, steps: int, most: int) -> bool:
-        """Return whether so many more steps, of ``most`` tokens each, may leave the present bucket."""
-        return self.size(steps * most) != self.size()
+    def worth_reading(self, steps: int, most: int) -> bool:
+        """Return whether knowing the lengths can spare a larger bucket, ``steps`` steps from now.
+
+        ``most``: the tokens that each of these brings at most; the least is one.
+        """
+        least = self._known + len(self._brought) - 1 - self._counted
+        return self._holding(least) < self._holding(self._most() + steps * most)

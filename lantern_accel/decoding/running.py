@@ -264,7 +264,7 @@ class Running(ABC):
             reach.stepped(g.depth + 1)
             late = index >= earliest and (index - earliest) % check_every == 0
             late = late or (on_progress is not None and index % 8 == 0)
-            if late or reach.soon(lag + 1, g.depth + 1):
+            if late or reach.worth_reading(lag + 1, g.depth + 1):
                 self._progress.post()
                 posted.append(index)
             if posted and index - posted[0] >= lag and known() >= g.tokens:

@@ -1,0 +1,321 @@
+"""Buckets of the cache: how many there are, that none is left too late, and what a step looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.engines import GREEDY, NAMED, SAMPLED, TREES, Models, engine_of, start
+from support.tiny import tiny_models
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lantern_accel.decoding.accept import Accepted
+from lantern_accel.decoding.buckets import APART, FIRST, Reach, buckets, usual
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.running import Running
+from lantern_accel.device.operations import HostCopy, KVLayout, TensorOps
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.values import Sampling, Strategy, Window, paced
+
+WINDOW = Strategy(
+    tree=Window(length=5, fresh="left", tail="coupled", siblings=(2, 1), passes=1), name="window"
+)
+PACED = Strategy(tree=paced((1, 2, 4)), name="paced")
+CASES: dict[str, Strategy] = {
+    **{name: NAMED[name] for name in ("vanilla", "eagle2", "lantern++")},
+    "window": WINDOW,
+    "paced": PACED,
+}
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return tiny_models(0)
+
+
+def running(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 2) -> Running:
+    if not isinstance(strategy.tree, Window):
+        return engine_of(models, strategy, sampling, batch=batch)
+    return engine_for(models[0], None, TensorOps(), strategy, sampling, batch=batch)
+
+
+def parts(engine: Running) -> list[int]:
+    g = engine.geometry
+    least = g.prefix + g.ahead
+    return list(range(least + 3, g.target_slots, max((g.target_slots - least) // 4, 1)))
+
+
+def begin(engine: Running, seed: int = 0) -> None:
+    start(engine, seed=seed)  # type: ignore[arg-type]
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@given(whole=st.integers(1, 6000), needed=st.integers(1, 300), by=st.sampled_from([1, 8, 128]))
+def test_buckets_rise_and_are_worth_their_graphs(whole: int, needed: int, by: int) -> None:
+    whole = -(-whole // by) * by
+    found = buckets(whole, needed, lambda slots: -(-slots // by) * by)
+    assert found == sorted(set(found))
+    assert all(needed <= size and size % by == 0 for size in found)
+    assert all(APART * a <= b for a, b in pairwise([*found, whole]))
+    if whole <= 2 * FIRST:
+        assert not found
+    if whole > 3 * FIRST and needed <= FIRST:
+        assert found[0] == FIRST
+        # An image of one bucket after the other reads a part of what it would read of the whole.
+        read = sum((b - a) * b for a, b in pairwise([0, *found, whole]))
+        assert read < 0.75 * whole**2
+
+
+@pytest.mark.parametrize(
+    ("whole", "found"),
+    [
+        (64 + 57, []),
+        (1 + 256 + 57, []),
+        (120 + 256 + 57, []),
+        (1 + 576, [256, 384]),
+        (120 + 1024 + 57, [256, 512, 896]),
+        (2400, [256, 512, 1024, 1664]),
+    ],
+)
+def test_the_sizes_that_models_have(whole: int, found: list[int]) -> None:
+    assert buckets(whole, 130) == found
+
+
+class Wide(TensorOps):
+    """Lays caches out in blocks of 384 slots."""
+
+    def kv_layout(self, layers: int, rows: int, capacity: int, *rest: Any) -> KVLayout:
+        return KVLayout(layers, rows, -(-capacity // 384) * 384, *rest)
+
+
+def test_a_device_s_own_blocks_are_kept(models: Models) -> None:
+    geometry = replace(engine_of(models, NAMED["vanilla"], SAMPLED).geometry, tokens=1500)
+    for ops, found in ((TensorOps(), [256, 512, 1024]), (Wide(), [384, 768, 1152])):
+        layout = ops.kv_layout(2, 2, 1505, 2, 16, torch.float32)
+        assert usual(geometry, layout, ops) == found[:3]
+    skips = TensorOps()
+    skips.skips_hidden = True
+    assert usual(geometry, layout, skips) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_small_cache_is_one_bucket(models: Models, name: str) -> None:
+    engine = running(models, CASES[name], SAMPLED)
+    assert engine.sizes == (engine.verifying.cache.layout.capacity,)
+    assert list(engine.steps.values()) == [engine.step]
+
+
+def test_a_bucket_that_holds_no_step_is_refused(models: Models) -> None:
+    engine = engine_of(models, NAMED["lantern++"], SAMPLED)
+    g = engine.geometry
+    with pytest.raises(StrategyError, match="serves no step"):
+        engine.divide([g.prefix + g.ahead - 1])
+    with pytest.raises(StrategyError, match="serves no step"):
+        engine.divide([engine.verifying.cache.layout.capacity])
+
+
+# --- which one is next ----------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_no_bucket_is_left_too_late(data: st.DataObject) -> None:
+    """Under any acceptance, and reports that come late or never."""
+    draw = data.draw
+    tokens, prefix, nodes = (
+        draw(st.integers(20, 90)),
+        draw(st.integers(1, 9)),
+        draw(st.integers(1, 9)),
+    )
+    depth, batch = draw(st.integers(0, min(nodes - 1, 4))), draw(st.integers(1, 3))
+    g = Geometry(batch, 1, prefix, tokens, nodes, depth, 0, 8, 8)
+    least = prefix + nodes
+    sizes = draw(st.lists(st.integers(least, g.target_slots - 1), max_size=4, unique=True))
+    reach = Reach([*sizes, g.target_slots], g)
+    lag, chatty = draw(st.integers(0, 3)), draw(st.booleans())
+    lengths = [draw(st.sampled_from([0, 0, tokens - 1])) for _ in range(batch)]
+    posted: list[tuple[int, list[int]]] = []
+    for step in range(1, tokens):
+        size = reach.size()
+        open_ = [n for n in lengths if n + 1 < tokens]
+        if not open_:
+            break
+        assert size >= prefix + max(open_) + nodes or size == g.target_slots
+        gains = [draw(st.integers(1, depth + 1)) for _ in lengths]
+        lengths = [min(n + gain, tokens - 1) for n, gain in zip(lengths, gains, strict=True)]
+        reach.stepped(depth + 1)
+        if chatty and reach.worth_reading(lag + 1, depth + 1):
+            posted.append((step, list(lengths)))
+        if posted and step - posted[0][0] >= lag:
+            done, known = posted.pop(0)
+            reach.told(known, done)
+
+
+def test_reports_keep_an_image_in_its_bucket() -> None:
+    """Steps bring one token each where five are possible: a bucket is left where it must be."""
+    g = Geometry(1, 1, 4, 100, 6, 4, 0, 8, 8)
+    reach, left = Reach([40, 80, g.target_slots], g), []
+    for step in range(1, g.tokens):
+        left.append(reach.size())
+        reach.stepped(5)
+        if reach.worth_reading(1, 5):
+            reach.told([step], step)
+    exact = [next(s for s in reach.sizes if s >= 4 + n + 6) for n in range(g.tokens - 1)]
+    assert left == exact
+    blind = Reach(reach.sizes, g)
+    for _ in range(10):
+        blind.stepped(5)
+    assert blind.size() == 80 and exact[10] == 40
+
+
+# --- slots ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tree", ["mc_sim", "chain4", "lopsided", "dynamic"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
+def test_what_a_step_needs_lies_in_the_first_slots(
+    models: Models, tree: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions below length + nodes lie in slots below it, whatever was accepted before."""
+    engine = engine_of(models, Strategy(tree=TREES[tree]), SAMPLED, batch=3)
+    monkeypatch.setattr(engine, "_accept", any_path(engine, share))
+    begin(engine)
+    g, state = engine.geometry, engine.state
+    with torch.inference_mode():
+        while int(state.length.min()) + 1 < g.tokens:
+            for image, length in enumerate(state.length.tolist()):
+                edge = length + g.nodes
+                assert int(state.slot_of[image, :edge].max()) < edge
+                later = torch.arange(edge, g.image_slots)
+                assert torch.equal(state.slot_of[image, edge:], later)
+            engine.step()
+
+
+def any_path(engine: Engine, share: float) -> Callable[..., Accepted]:
+    generator = torch.Generator().manual_seed(3)
+
+    def accept(tree: Any, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
+        batch, depth = len(logits), engine.geometry.depth
+        path = torch.zeros(batch, depth + 1, dtype=torch.int64)
+        length = torch.zeros(batch, dtype=torch.int64)
+        for image in range(batch):
+            node = 0
+            for level in range(depth):
+                count = int(tree.num_children[image, node])
+                if not count or float(torch.rand((), generator=generator)) >= share:
+                    break
+                pick = int(torch.randint(count, (), generator=generator))
+                node = int(tree.first_child[image, node]) + pick
+                path[image, level + 1] = node
+                length[image] += 1
+        return Accepted(
+            path, length, logits[:, 0].argmax(-1), logits[:, 0], torch.zeros(batch, depth)
+        )
+
+    return accept
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+class Lagging(HostCopy):
+    """Copies that arrive two steps late."""
+
+    lag = 2
+
+    def __init__(self, source: Tensor) -> None:
+        super().__init__(source)
+        self.posted: list[Tensor] = []
+
+    def post(self) -> None:
+        self.posted.append(self._source.clone())
+
+    def read(self) -> Tensor:
+        return self.posted.pop(0)
+
+    def clear(self) -> None:
+        self.posted.clear()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+@pytest.mark.parametrize("name", CASES)
+def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling: Sampling) -> None:
+    engine = running(models, CASES[name], sampling)
+    if late:
+        engine._progress = Lagging(engine.sound.report)
+        if name == "paced":
+            engine.longest._progress = engine._progress  # type: ignore[attr-defined]
+    begin(engine)
+    with torch.inference_mode():
+        want = engine.run()
+        engine.divide(parts(engine))
+        assert len(engine.sizes) > (1 if name == "paced" else 3)
+        seen: list[int] = []
+        steps = {
+            slots: lambda slots=slots, step=step: (seen.append(slots), step())[1]  # type: ignore[misc]
+            for slots, step in engine.steps.items()
+        }
+        begin(engine)
+        got = engine.run(steps)
+    assert torch.equal(got.tokens, want.tokens) and torch.equal(got.steps, want.steps)
+    assert seen[0] == engine.sizes[0] and len(set(seen)) > 1
+
+
+def test_images_that_only_fill_a_batch_need_no_slots(models: Models) -> None:
+    engine = engine_of(models, NAMED["vanilla"], SAMPLED, batch=4)
+    engine.divide(parts(engine))
+    begin(engine)
+    with torch.inference_mode():
+        engine.leave_out(3)
+        seen: list[int] = []
+        step = engine.step
+        engine.run({n: lambda n=n: (seen.append(n), step(n))[1] for n in engine.sizes})  # type: ignore[misc]
+    assert seen[0] == engine.sizes[0] and set(seen) == set(engine.sizes)
+
+
+class Widths(TensorOps):
+    """Notes how many slots masks have."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        self.seen.add(visible.shape[-1])
+        return super().mask(visible, dtype)
+
+
+def test_a_step_that_came_alone_looks_at_all_slots(models: Models) -> None:
+    engine = engine_of(models, NAMED["lantern++"], SAMPLED)
+    engine.divide(parts(engine))
+    with torch.inference_mode():
+        for step in (None, engine.step):
+            begin(engine)
+            engine.verifying.ops = widths = Widths()
+            engine.run(step)
+            assert engine.sizes[-1] in widths.seen
+            assert (engine.sizes[0] in widths.seen) is (step is None)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_reads_as_many_slots_as_its_bucket_has(models: Models, name: str) -> None:
+    """Without data, in every bucket: attention gets masks of just this width."""
+    engine = running(models, CASES[name], SAMPLED)
+    engine.divide(parts(engine))
+    begin(engine)
+    for slots, step in engine.steps.items():
+        engine.verifying.ops = widths = Widths()
+        with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+            step()
+        assert widths.seen == {slots}

@@ -28,14 +28,16 @@ def bush(nodes: int) -> StaticTree:
 
 
 class Timed:
-    """One captured function of an engine, timed from the middle of an image."""
+    """One captured function of an engine, timed from the middle of an image, in the bucket of there."""
 
     def __init__(self, backend: Backend, engine: Running, kind: str) -> None:
         self.backend, self.engine, self.kind = backend, engine, kind
         g = engine.geometry
         self.middle = g.tokens // 2
         self.inner = max(min(INNER, (g.tokens - self.middle) // (g.depth + 1) - 1), 1)
-        self.function = engine.step
+        need = g.prefix + g.ahead + self.middle + self.inner * (g.depth + 1)
+        self.slots = next((n for n in engine.sizes if n >= need), engine.sizes[-1])
+        self.function = engine.steps[self.slots]
         if kind == "verify":
             tables = TreeTables(tree_paths(engine.strategy.tree))
             topology = tables.topology(g.batch, backend.device, backend.index)
@@ -57,7 +59,7 @@ class Timed:
 
     def verify(self) -> None:
         """Verification alone; one column is kept, so that a compiler does not drop the head."""
-        _, logits = self.engine.verifying.verify(self.engine.state, self.tree)
+        _, logits = self.engine.verifying.verify(self.engine.state, self.tree, self.slots)
         self.sink.copy_(logits[:, :, 0])
 
     def _rewind(self) -> None:

@@ -99,7 +99,7 @@ def test_a_replayed_engine_decodes_what_the_eager_one_does(
 ) -> None:
     backend, _ = doubled_backend(monkeypatch, graph=graph, attention=attention)
     monkeypatch.setattr("lantern_accel.testing.numeric.STRATEGIES", ("vanilla", "lantern++"))
-    report = kit.run_checks(backend, kit.select(["replay.eager", "kv", "attention"]))
+    report = kit.run_checks(backend, kit.select(["replay.eager", "replay.buckets", "kv", "attention"]))
     assert report.passed, report.table()
     assert bool(backend.support("capture")) == (graph != "off")
     with torch.inference_mode():

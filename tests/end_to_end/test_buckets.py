@@ -1,0 +1,81 @@
+"""A long cache through the pipeline: one recording a bucket, made at once, and the same tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import lantern_accel
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.running import Running
+from lantern_accel.device.backend import Replay
+from lantern_accel.generation import engines
+
+
+class Recorded(Replay):
+    """Counts its calls, and holds memory."""
+
+    captured, kind, nbytes, seconds = True, "recorded", 10, 0.5
+    calls = 0
+
+    def __call__(self) -> None:
+        super().__call__()
+        self.calls += 1
+
+    def timed(self) -> dict[str, float] | None:
+        self()
+        return {"verify": 1.0}
+
+
+@pytest.fixture
+def parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every engine have the buckets of a longer image."""
+
+    def build(*args: Any, **kwargs: Any) -> Running:
+        engine = engine_for(*args, **kwargs)
+        engine.divide([128, 192])
+        return engine
+
+    monkeypatch.setattr(engines, "engine_for", build)
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "lantern++", "auto"])
+def test_every_bucket_is_captured_at_once_and_used(strategy: str, parted: None) -> None:
+    with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
+        made: dict[str, Recorded] = {}
+
+        def capture(step: Any, name: str) -> Replay:
+            made[name] = Recorded(step)
+            return made[name]
+
+        pipeline.backend.capture = capture  # type: ignore[method-assign]
+        chosen, sampling = pipeline.strategy(strategy), pipeline.sampling()
+        ready = pipeline.engine(1, chosen, sampling)
+        before = set(made)
+        drawn = pipeline.generate("red heart", strategy=strategy, seed=4)
+        assert set(made) == before
+        *some, whole = ready.engine.sizes
+        if strategy == "auto":
+            assert some == [128] and len(made) > 2 * len(ready.engine.lengths)  # type: ignore[attr-defined]
+            assert any(one.calls for name, one in made.items() if name.endswith(" within 128"))
+        else:
+            assert list(made) == ["prefill", "step 128", "step 192", "step"]
+            assert all(one.calls for one in made.values())
+            assert (ready.step.nbytes, ready.step.seconds, ready.step.kind) == (30, 1.5, "recorded")
+            with pipeline.backend.inference():
+                assert ready.step.timed() == {"verify": 1.0}
+            # A step that came alone looks at the whole cache, and draws the same.
+            count = made["step 128"].calls
+            alone, _ = pipeline.decode_only(["red heart"], chosen, sampling, 4, step=ready.step)
+            assert torch.equal(alone.tokens, drawn.tokens) and made["step 128"].calls == count
+        assert list(ready.steps) == [*some, whole]
+        pipeline.release_engines()
+        assert all(one._step is None for one in made.values())
+
+
+def test_a_small_model_has_one() -> None:
+    with lantern_accel.load(device="cpu", dtype="float32", options={"native": "off"}) as pipeline:
+        ready = pipeline.engine(1, pipeline.strategy("lantern++"), pipeline.sampling())
+        assert list(ready.steps.values()) == [ready.step]

@@ -46,7 +46,7 @@ def test_every_bucket_is_captured_at_once_and_used(strategy: str, parted: None) 
     with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
         made: dict[str, Recorded] = {}
 
-        def capture(step: Any, name: str) -> Replay:
+        def capture(step: Any, name: str = "step") -> Replay:
             made[name] = Recorded(step)
             return made[name]
 

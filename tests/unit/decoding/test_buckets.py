@@ -44,8 +44,10 @@ def models() -> Models:
 
 def running(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 2) -> Running:
     if not isinstance(strategy.tree, Window):
-        return engine_of(models, strategy, sampling, batch=batch)
-    return engine_for(models[0], None, TensorOps(), strategy, sampling, batch=batch)
+        made: Running = engine_of(models, strategy, sampling, batch=batch)
+    else:
+        made = engine_for(models[0], None, TensorOps(), strategy, sampling, batch=batch)
+    return made
 
 
 def parts(engine: Running) -> list[int]:
@@ -55,7 +57,7 @@ def parts(engine: Running) -> list[int]:
 
 
 def begin(engine: Running, seed: int = 0) -> None:
-    start(engine, seed=seed)  # type: ignore[arg-type]
+    start(engine, seed=seed)
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -229,6 +231,16 @@ def any_path(engine: Engine, share: float) -> Callable[..., Accepted]:
 # --- steps ----------------------------------------------------------------------------------------
 
 
+def noting(seen: list[int], slots: int, step: Callable[[], None]) -> Callable[[], None]:
+    """Return a step that notes how many slots it looks at."""
+
+    def noted() -> None:
+        seen.append(slots)
+        step()
+
+    return noted
+
+
 class Lagging(HostCopy):
     """Copies that arrive two steps late."""
 
@@ -263,10 +275,7 @@ def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling
         engine.divide(parts(engine))
         assert len(engine.sizes) > (1 if name == "paced" else 3)
         seen: list[int] = []
-        steps = {
-            slots: lambda slots=slots, step=step: (seen.append(slots), step())[1]  # type: ignore[misc]
-            for slots, step in engine.steps.items()
-        }
+        steps = {slots: noting(seen, slots, step) for slots, step in engine.steps.items()}
         begin(engine)
         got = engine.run(steps)
     assert torch.equal(got.tokens, want.tokens) and torch.equal(got.steps, want.steps)
@@ -280,8 +289,7 @@ def test_images_that_only_fill_a_batch_need_no_slots(models: Models) -> None:
     with torch.inference_mode():
         engine.leave_out(3)
         seen: list[int] = []
-        step = engine.step
-        engine.run({n: lambda n=n: (seen.append(n), step(n))[1] for n in engine.sizes})  # type: ignore[misc]
+        engine.run({slots: noting(seen, slots, step) for slots, step in engine.steps.items()})
     assert seen[0] == engine.sizes[0] and set(seen) == set(engine.sizes)
 
 

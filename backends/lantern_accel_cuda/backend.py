@@ -95,6 +95,15 @@ class DeviceBackend(Backend):
             mask = mask.bool()
         return super().attend_dense(q, k, v, mask)
 
+    def linear_add(
+        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Add the product to the residual where it lies: elsewhere torch would copy it there first."""
+        if bias is not None or torch.is_grad_enabled() or not residual.is_contiguous():
+            return super().linear_add(x, weight, residual, bias)
+        residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+        return residual
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Normalise in float32, return to the dtype of ``x``, then scale."""
         if self.options.kernels == "triton":

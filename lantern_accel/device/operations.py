@@ -220,6 +220,15 @@ class TensorOps(SamplingOps):
         """Multiply ``x [..., in]`` by a packed weight: ``[..., out]``."""
         return F.linear(x, weight, bias)
 
+    def linear_add(
+        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return ``residual [..., out]`` plus the product of ``x [..., in]`` and a packed weight.
+
+        The residual is given up: a device may put the sum in its memory. The reference leaves it.
+        """
+        return residual + self.linear(x, weight, bias)
+
     # --- arithmetic ----------------------------------------------------------------------------
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -282,15 +291,15 @@ class TensorOps(SamplingOps):
 
         ``blocks`` and ``norm`` are modules of :mod:`lantern_accel.nn.transformer` or of their shape,
         ``at`` is its ``Pass``. Returns ``[R, T, (taps + 1) D]``: the states after the blocks ``taps``,
-        counted from 1 and ascending, then the last ones. The reference runs one block after another;
-        the rotary form is made once for all.
+        counted from 1 and ascending, then the last ones. ``x`` is given up (see :meth:`linear_add`). The
+        reference runs one block after another; the rotary form is made once for all.
         """
         rotary = self.rotary(at.cos.unsqueeze(2), at.sin.unsqueeze(2))
         states = []
         for i, block in enumerate(blocks):
             x = block(x, i, at, self, rotary)
             if i + 1 in taps:
-                states.append(x)
+                states.append(x.clone())  # the next block may write its sum over it
         states.append(x if norm is None else norm(x, self))
         return torch.cat(states, dim=-1) if taps else states[0]
 

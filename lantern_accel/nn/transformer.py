@@ -107,8 +107,13 @@ class Projection(nn.Linear):
     packed: Tensor | None = None
 
     # A model's layers take the operations to use; nn.Linear's forward has one argument.
-    def forward(self, x: Tensor, ops: TensorOps) -> Tensor:  # type: ignore[override]
-        return ops.linear(x, self.weight if self.packed is None else self.packed, self.bias)
+    def forward(  # type: ignore[override]
+        self, x: Tensor, ops: TensorOps, residual: Tensor | None = None
+    ) -> Tensor:
+        weight = self.weight if self.packed is None else self.packed
+        if residual is None:
+            return ops.linear(x, weight, self.bias)
+        return ops.linear_add(x, weight, residual, self.bias)
 
 
 def pack(module: nn.Module, ops: TensorOps) -> None:
@@ -137,7 +142,10 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention without biases; rows of ``wqkv`` are q, k, v."""
+    """Multi-head self-attention without biases; rows of ``wqkv`` are q, k, v.
+
+    ``residual``: what the result is added to, where there is something.
+    """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -145,7 +153,15 @@ class Attention(nn.Module):
         self.wqkv = Projection(dim, 3 * dim, bias=False)
         self.wo = Projection(dim, dim, bias=False)
 
-    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        layer: int,
+        at: Pass,
+        ops: TensorOps,
+        rotary: Any,
+        residual: Tensor | None = None,
+    ) -> Tensor:
         qkv = self.wqkv(x, ops).unflatten(-1, (3, self.heads, -1))
         if at.cache is None:
             turned = ops.rotate(qkv[:, :, :2], rotary)
@@ -154,20 +170,20 @@ class Attention(nn.Module):
             assert at.address is not None and at.mask is not None
             q = ops.rotate_write(qkv, rotary, at.cache, layer, at.address)
             y = ops.attend(q, at.cache, layer, at.mask)
-        out: Tensor = self.wo(y.flatten(-2), ops)
+        out: Tensor = self.wo(y.flatten(-2), ops, residual)
         return out
 
 
 class FeedForward(nn.Module):
-    """SwiGLU with ``w1`` and ``w3`` stacked into one matrix."""
+    """SwiGLU with ``w1`` and ``w3`` stacked into one matrix; ``residual`` as in :class:`Attention`."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.w13 = Projection(dim, 2 * hidden, bias=False)
         self.w2 = Projection(hidden, dim, bias=False)
 
-    def forward(self, x: Tensor, ops: TensorOps) -> Tensor:
-        out: Tensor = self.w2(ops.swiglu(self.w13(x, ops)), ops)
+    def forward(self, x: Tensor, ops: TensorOps, residual: Tensor | None = None) -> Tensor:
+        out: Tensor = self.w2(ops.swiglu(self.w13(x, ops)), ops, residual)
         return out
 
 
@@ -193,11 +209,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
         y = x if self.attention_norm is None else self.attention_norm(x, ops)
-        y = self.attention(y, layer, at, ops, rotary)
         if self.training and self.dropout:
-            y = F.dropout(y, self.dropout)
-        x = x + y
-        y = self.feed_forward(self.ffn_norm(x, ops), ops)
-        if self.training and self.dropout:
-            y = F.dropout(y, self.dropout)
-        return x + y
+            x = x + F.dropout(self.attention(y, layer, at, ops, rotary), self.dropout)
+            y = self.feed_forward(self.ffn_norm(x, ops), ops)
+            return x + F.dropout(y, self.dropout)
+        x = self.attention(y, layer, at, ops, rotary, x)
+        out: Tensor = self.feed_forward(self.ffn_norm(x, ops), ops, x)
+        return out

@@ -141,7 +141,10 @@ class HeadNorm(nn.Module):
 
 
 class NormedAttention(nn.Module):
-    """Self-attention with normed queries and keys; rows of ``wqkv`` are q, k, v, of the norm q, k."""
+    """Self-attention with normed queries and keys; rows of ``wqkv`` are q, k, v, of the norm q, k.
+
+    ``residual``: what the result is added to, where there is something.
+    """
 
     def __init__(self, config: TrunkConfig) -> None:
         super().__init__()
@@ -151,7 +154,15 @@ class NormedAttention(nn.Module):
         self.wo = Projection(self.heads * d, config.dim, bias=False)
         self.qk_norm = HeadNorm(self.heads + self.kv_heads, d)
 
-    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        layer: int,
+        at: Pass,
+        ops: TensorOps,
+        rotary: Any,
+        residual: Tensor | None = None,
+    ) -> Tensor:
         turned = self.heads + self.kv_heads
         qkv = self.wqkv(x, ops).unflatten(-1, (turned + self.kv_heads, -1))
         qk = ops.rotate(self.qk_norm(qkv[:, :, :turned]).unsqueeze(2), rotary).squeeze(2)
@@ -166,7 +177,7 @@ class NormedAttention(nn.Module):
             assert at.address is not None and at.mask is not None
             ops.write(at.cache, layer, at.address, k, v)
             y = ops.attend(q, at.cache, layer, at.mask)
-        out: Tensor = self.wo(y.flatten(-2), ops)
+        out: Tensor = self.wo(y.flatten(-2), ops, residual)
         return out
 
 
@@ -186,8 +197,8 @@ class ChameleonBlock(nn.Module):
             x = x + self.attention_norm(self.attention(x, layer, at, ops, rotary), ops)
             out: Tensor = x + self.ffn_norm(self.feed_forward(x, ops), ops)
             return out
-        x = x + self.attention(self.attention_norm(x, ops), layer, at, ops, rotary)
-        out = x + self.feed_forward(self.ffn_norm(x, ops), ops)
+        x = self.attention(self.attention_norm(x, ops), layer, at, ops, rotary, x)
+        out = self.feed_forward(self.ffn_norm(x, ops), ops, x)
         return out
 
 

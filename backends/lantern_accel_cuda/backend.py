@@ -22,6 +22,7 @@ from lantern_accel.device.backend import (
     Stopwatch,
     Support,
 )
+from lantern_accel.device.sampling import Filter
 from lantern_accel.errors import BackendError
 from lantern_accel_cuda import attention, faults
 from lantern_accel_cuda.copies import PinnedCopy
@@ -129,6 +130,66 @@ class DeviceBackend(Backend):
 
             return fused.swiglu(x)
         return super().swiglu(x)
+
+    def guide(
+        self,
+        logits: Tensor,
+        token: Tensor,
+        scale: Tensor | None,
+        image_scale: Tensor | float | None = None,
+        penalties: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return guided logits ``[B, T, V]`` from float32 rows ``[R, T, V]``, in one kernel."""
+        if self.options.kernels == "triton":
+            from lantern_accel_cuda.kernels import sampling
+
+            found = sampling.guide(logits, token, scale, image_scale, penalties)
+            if found is not None:
+                return found
+        return super().guide(logits, token, scale, image_scale, penalties)
+
+    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+        """Return the float32 probabilities ``[..., V]`` that a filter makes of logits; no sort."""
+        if self.options.kernels == "triton":
+            from lantern_accel_cuda.kernels import sampling
+
+            found = sampling.filter(logits, given)
+            if found is not None:
+                return found
+        return super().filter(logits, given)
+
+    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+        """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]``, uniforms ``[...]``."""
+        if self.options.kernels == "triton":
+            return self.draw_without_replacement(weights, uniform.unsqueeze(-1)).squeeze(-1)
+        return super().draw(weights, uniform)
+
+    def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``."""
+        if self.options.kernels == "triton":
+            from lantern_accel_cuda.kernels import sampling
+
+            found = sampling.draw(weights, uniforms, self.index)
+            if found is not None:
+                return found
+        return super().draw_without_replacement(weights, uniforms)
+
+    def accept(
+        self,
+        tree: Any,
+        logits: Tensor,
+        given: Filter,
+        rule: Any,
+        uniforms: Tensor,
+        bonus_uniform: Tensor,
+        masked: bool,
+    ) -> tuple[Tensor, ...] | None:
+        """Filter a tree's rows and walk down it in two kernels; None where they do not serve it."""
+        if self.options.kernels != "triton":
+            return None
+        from lantern_accel_cuda.kernels import accept
+
+        return accept.accept(tree, logits, given, rule, uniforms, bonus_uniform)
 
     def facts(self) -> DeviceFacts:
         """Describe the GPU, its driver, torch's CUDA and what its speed depends on now."""

@@ -171,12 +171,13 @@ class TensorOps(SamplingOps):
         tensor, ``[R * T]`` or, by head, ``[R * T * H]``; int64, because index_copy_ takes no other.
         """
         at = kv.layout
-        rows = torch.arange(at.rows, device=slots.device, dtype=slots.dtype).unsqueeze(1)
+        pieces = at.rows * (at.heads if at.head_major else 1)
+        first = torch.arange(
+            0, pieces * at.capacity, at.capacity, device=slots.device, dtype=slots.dtype
+        )
         if not at.head_major:
-            return (slots + rows * at.capacity).reshape(-1).long()
-        heads = torch.arange(at.heads, device=slots.device, dtype=slots.dtype)
-        first = (rows.unsqueeze(2) * at.heads + heads) * at.capacity
-        return (first + slots.unsqueeze(-1)).reshape(-1).long()
+            return (slots + first.unsqueeze(1)).reshape(-1).long()
+        return (first.view(at.rows, 1, at.heads) + slots.unsqueeze(-1)).reshape(-1).long()
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
         """Store ``k, v [R, T, H, d]`` of one layer at ``address``."""

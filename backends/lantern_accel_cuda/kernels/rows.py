@@ -1,0 +1,126 @@
+"""What the sampling kernels share: one program works on a row of codes, block by block.
+
+A row is read again at each pass, which the cache serves; nothing is sorted, and every sum is made in
+one order, so that equal rows give equal bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: Codes that a program takes at once, and its warps.
+BLOCK = 4096
+WARPS = 8
+
+#: The rank of -inf.
+LOWEST = tl.constexpr(-2139095041)
+
+
+def block_of(size: int) -> int:
+    """Return how many codes of a row of ``size`` a program takes at once."""
+    return int(min(BLOCK, triton.next_power_of_2(size)))
+
+
+@triton.jit
+def rank(x):
+    """Return integers in the order of float32 numbers."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def unrank(r):
+    """Return the float32 number of a rank."""
+    bits = r.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scaled(logits, start, temperature, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the codes of a block and their logits over the temperature; -inf behind the row's end."""
+    at = start + tl.arange(0, BLOCK)
+    x = tl.load(logits + at, mask=at < SIZE, other=float("-inf"))
+    return at, tl.div_rn(x, temperature)
+
+
+@triton.jit
+def top_k_bar(logits, temperature, k, low, most, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Return a number that the k largest of a row, with all that equal the last, reach.
+
+    At least k of them have rank ``low`` or more, which is returned where no others have.
+    """
+    high = rank(most).to(tl.int64) + 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        bar = unrank(middle)
+        count = tl.zeros([BLOCK], tl.int32)
+        for start in range(0, SIZE, BLOCK):
+            _, x = scaled(logits, start, temperature, SIZE, BLOCK)
+            count += (x >= bar).to(tl.int32)
+        found = tl.sum(count, 0)
+        low = tl.where(found >= k, middle, low)
+        high = tl.where(found > k, high, tl.where(found == k, middle + 1, middle))
+    return unrank(low)
+
+
+@triton.jit
+def mass_above(
+    logits, temperature, bar, least, most, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Return the weight, relative to the largest, of what is above ``bar`` and at least ``least``."""
+    mass = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        _, x = scaled(logits, start, temperature, SIZE, BLOCK)
+        mass += tl.where((x > bar) & (x >= least), tl.exp(x - most), 0.0)
+    return tl.sum(mass, 0)
+
+
+@triton.jit
+def top_p_bar(
+    logits, temperature, p, least, most, total, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Return the smallest number above which at most ``p`` of the mass lies."""
+    low = tl.full([], LOWEST - 1, tl.int64)
+    high = rank(most).to(tl.int64)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        mass = mass_above(logits, temperature, unrank(middle), least, most, SIZE, BLOCK)
+        inside = tl.div_rn(mass, total) <= p
+        high = tl.where(inside, middle, high)
+        low = tl.where(inside, low, middle)
+    return unrank(high)
+
+
+@triton.jit
+def pick(weights, uniform, gone, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Draw a code of a row by inverse CDF; codes in the vector ``gone`` count for nothing.
+
+    The first code with a weight whose running sum is above ``uniform`` times the whole; the last code
+    of the row where none has a weight.
+    """
+    total = tl.full([], 0.0, tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        w = tl.load(weights + at, mask=at < SIZE, other=0.0)
+        w = tl.where(tl.sum((at[:, None] == gone[None, :]).to(tl.int32), 1) > 0, 0.0, w)
+        total += tl.sum(w, 0)
+    bar = uniform * total
+    before = tl.full([], 0.0, tl.float32)
+    code = tl.full([], SIZE - 1, tl.int32)
+    found = tl.full([], 0, tl.int32)
+    for start in range(0, SIZE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        w = tl.load(weights + at, mask=at < SIZE, other=0.0)
+        w = tl.where(tl.sum((at[:, None] == gone[None, :]).to(tl.int32), 1) > 0, 0.0, w)
+        after = before + tl.sum(w, 0)
+        here = (found == 0) & (after > bar)
+        if here:
+            above = (before + tl.cumsum(w, 0) > bar) & (w > 0)
+            first = tl.min(tl.where(above, at, SIZE), 0)
+            # The block's sum is above the bar, but the last running sum may be rounded below it.
+            last = tl.max(tl.where(w > 0, at, 0), 0)
+            code = tl.where(first < SIZE, first, last)
+            found = tl.full([], 1, tl.int32)
+        before = after
+    return code

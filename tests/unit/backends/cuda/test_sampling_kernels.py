@@ -1,0 +1,393 @@
+"""The Triton kernels of filters, draws and the walk down a tree, under Triton's interpreter.
+
+The interpreter is chosen before Triton is imported, so those tests run in a process of their own, as in
+``test_kernels.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.cuda_double import doubled_backend
+from support.tree_tensors import draft_tree
+from torch import Tensor
+
+from lantern_accel.decoding.accept import accept_sampling
+from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.rule import Rule
+from lantern_accel.device.sampling import Filter
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
+
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+REASON = "the package triton is not installed"
+
+interpreted = pytest.mark.skipif(
+    not (TRITON and INTERPRETED),
+    reason="runs in a process of its own with TRITON_INTERPRET=1" if TRITON else REASON,
+)
+compiles = pytest.mark.skipif(not TRITON or INTERPRETED, reason=REASON)
+
+
+@compiles
+def test_all_of_them_under_the_interpreter() -> None:
+    tests = Path(__file__).parents[3]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", __file__],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=tests.parent,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    assert run.stdout.count(".") >= 20  # they ran, and were not skipped
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def uniform(seed: int, *shape: int) -> Tensor:
+    u = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    return u.clamp(2.0**-24, 1 - 2.0**-20)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make rows of a few hundred codes go through several blocks."""
+    from lantern_accel_cuda.kernels import rows
+
+    monkeypatch.setattr(rows, "BLOCK", 128)
+
+
+SIZES = [1, 33, 200]
+FILTERS = [
+    Filter(),
+    Filter(0.7, top_k=5),
+    Filter(torch.tensor([1.3]), top_k=40),
+    Filter(top_p=0.9),
+    Filter(torch.tensor([1.5]), top_k=40, top_p=torch.tensor([0.6])),
+    Filter(0.5, top_k=4, top_p=0.8, p_first=True),
+    Filter(0.5, top_k=30, top_p=0.4, p_first=True),
+    Filter(top_k=10**6, top_p=1e-6),
+    Filter(top_p=1.0),
+]
+
+
+@interpreted
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("given", FILTERS, ids=str)
+def test_filters_keep_what_the_reference_keeps(given: Filter) -> None:
+    from lantern_accel_cuda.kernels import sampling
+
+    for size in SIZES:
+        logits = 4 * normal(size, 2, 2, size)
+        logits[0] = logits[0].round()  # many ties
+        logits[1, 1, ::3] = float("-inf")
+        logits[1, 1, -1] = 0.0
+        want = REFERENCE.filter(logits, given)
+        got = sampling.filter(logits, given)
+        assert got is not None
+        # Which of some equals stays is the sort's to say; how many is not.
+        some = torch.arange(2) > 0 if given.top_p is not None else slice(None)
+        assert torch.equal((got > 1e-37)[some], (want > 1e-37)[some])
+        assert torch.equal((got > 1e-37).sum(-1), (want > 1e-37).sum(-1))
+        assert float((got.sort(-1).values - want.sort(-1).values).abs().max()) < 1e-6
+
+
+@interpreted
+def test_equal_values_stay_by_code_while_there_is_room() -> None:
+    from lantern_accel_cuda.kernels import sampling
+
+    logits = torch.zeros(1, 8)
+    logits[0, 5] = torch.tensor(3.0).log()
+    # Masses of 0.1, and 0.3 for code 5: the codes before the third 0.1 hold 0.5.
+    got = sampling.filter(logits, Filter(top_p=0.55))
+    assert got is not None
+    assert got.nonzero()[:, 1].tolist() == [0, 1, 2, 5]
+    got = sampling.filter(logits, Filter(top_k=3))
+    assert got is not None
+    assert bool((got > 0).all())  # seven are the third largest
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the NaN that is asked for
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_broken_row_is_seen_in_its_probabilities(bad: float) -> None:
+    from lantern_accel_cuda.kernels import sampling
+
+    logits = normal(1, 2, 40)
+    logits[0, 17 if bad != -float("inf") else slice(None)] = bad
+    got = sampling.filter(logits, Filter(top_k=5, top_p=0.5))
+    assert got is not None
+    assert bool(got[0].isnan().all())
+    assert not bool(got[1].isnan().any())
+
+
+@interpreted
+@pytest.mark.usefixtures("small_blocks")
+def test_draws_are_the_reference_s_but_where_rounding_decides() -> None:
+    from lantern_accel_cuda.kernels import sampling
+
+    different = 0
+    for size in SIZES:
+        weights = normal(size, 3, 4, size).exp() * 3
+        weights[weights < 1] = 0.0
+        weights[0, 3] = 0.0
+        u = uniform(size, 3, 24)[:, 4:].view(3, 4, 5)  # a piece of a wider tensor, as in a step
+        want = REFERENCE.draw_without_replacement(weights, u)
+        got = sampling.draw(weights, u, torch.int64)
+        assert got is not None
+        different += int((got != want).sum())
+        again = sampling.draw(weights, u, torch.int64)
+        assert again is not None
+        assert torch.equal(got, again)
+        has = (weights > 0).sum(-1, keepdim=True) > torch.arange(5)
+        assert bool((weights.gather(-1, got) > 0)[has].all())  # no code without a weight
+        assert bool((got == size - 1)[~has].all())
+    assert different <= 2
+
+
+@interpreted
+@pytest.mark.parametrize("image_scale", [None, 1.4, torch.tensor([1.4])], ids=str)
+@pytest.mark.parametrize("whole", [False, True])
+def test_guidance_is_the_reference_s(image_scale: Any, whole: bool) -> None:
+    from lantern_accel_cuda.kernels import sampling
+
+    branches, images, count, size = 2 if image_scale is None else 3, 3, 4, 37
+    logits = normal(1, branches * images, count, size)
+    scale = torch.tensor([1.0, 4.0, 0.5, 7.5])
+    kind = torch.tensor([0, 1, 1, 0])
+    penalty = torch.zeros(2, size)
+    penalty[1, ::2] = float("-inf")
+    token = torch.arange(images) if whole else torch.arange(images * count).view(images, -1) % 4
+    for penalties in (None, (kind, penalty)):
+        want = REFERENCE.guide(logits, token, scale, image_scale, penalties)
+        got = sampling.guide(logits, token, scale, image_scale, penalties)
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    plain = logits[:images]
+    want = REFERENCE.guide(plain, token, None, None, (kind, penalty))
+    got = sampling.guide(plain, token, None, None, (kind, penalty))
+    assert got is not None
+    assert torch.equal(got, want)
+    assert sampling.guide(plain, token, None, None, None) is plain
+
+
+RULES: dict[str, Any] = {
+    "exact": Exact(),
+    "lantern": Lantern(k=6, delta=0.3),
+    "lantern++": LanternPP(k=6, lam=3.0),
+}
+
+
+def random_parents(rng: random.Random, nodes: int) -> list[int]:
+    """Return a tree in which nodes have up to four children."""
+    parents, node = [0], 0
+    while len(parents) < nodes:
+        some = rng.randint(node == len(parents) - 1, 4)
+        parents += [node] * min(some, nodes - len(parents))
+        node += 1
+    return parents
+
+
+def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:
+    """Return a random tree per image, drafted from a guess at the logits that come with it."""
+    rng = random.Random(seed)
+    batch, nodes = 3, rng.randint(2, 10)
+    shapes = [random_parents(rng, nodes) for _ in range(batch)]
+    logits = 2.5 * normal(seed, batch, nodes, vocab)
+    q = (logits + normal(seed + 1, batch, nodes, vocab)).softmax(-1)
+    picks = REFERENCE.draw_without_replacement(q, uniform(seed, batch, nodes, 4))
+    tokens = torch.zeros(batch, nodes, dtype=torch.int64)
+    for image, parents in enumerate(shapes):
+        for node in range(1, nodes):
+            parent = parents[node]
+            tokens[image, node] = picks[image, parent, node - parents.index(parent, 1)]
+    return draft_tree(shapes, tokens, q=q if drawn else None), logits
+
+
+def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]:
+    """Compare walks with the reference's; return how many drafts were kept and images refused all."""
+    from lantern_accel_cuda.kernels import accept as kernels
+    from lantern_accel_cuda.kernels import sampling
+
+    refused = accepted = 0
+    for seed in range(seeds):
+        vocab = 29 if seed % 2 else 150
+        tree, logits = situation(100 * seed, vocab, drawn)
+        if seed % 3 == 0:
+            logits[..., ::5] = float("-inf")
+        table = None
+        if kind != "exact":
+            table = neighbour_table(normal(5, vocab, 3), 8)
+        rule = Rule(RULES[kind], residual, table, torch.tensor(RULES[kind].dial_values()))
+        given = Filter(0.9)  # filters have tests of their own, and the interpreter is slow
+        whole = uniform(seed, 3, sum(tree.max_children) + 3)
+        tests, bonus = whole[:, 2:-1], whole[:, -1]
+        found = kernels.accept(tree, logits, given, rule, tests, bonus)
+        assert found is not None
+        path, length, token, weights, price = found
+        probs = sampling.filter(logits, given)
+        assert probs is not None
+        want = accept_sampling(tree, probs, rule, tests, bonus)
+        assert torch.equal(path, want.path)
+        assert torch.equal(length, want.length)
+        assert torch.equal(token, want.bonus)
+        torch.testing.assert_close(weights, want.weights, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(price, want.price, rtol=1e-4, atol=1e-5)
+        accepted += int(length.sum())
+        refused += int((length == 0).sum())
+    return accepted, refused
+
+
+@interpreted
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("drawn", [False, True], ids=["q=1", "drawn"])
+@pytest.mark.parametrize("residual", ["aggregate", "optimal"])
+@pytest.mark.parametrize("kind", RULES)
+def test_a_tree_is_walked_as_the_reference_walks(kind: str, residual: str, drawn: bool) -> None:
+    accepted, refused = walked(kind, residual, drawn, 3)
+    assert accepted > 0
+    assert refused > 0
+
+
+@interpreted
+@pytest.mark.parametrize("fault", ["residual", "sibling"])
+def test_a_walk_that_forgets_to_renormalise_is_refused(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel_cuda.kernels import accept as kernels
+
+    honest = kernels._normalise
+
+    def forgets(p: Any, q: Any, total: Any, size: int, drawn: bool, block: int) -> None:
+        # The residual is p less q; what siblings are drawn from is q alone.
+        wrong = drawn == (fault == "residual")
+        honest(p, q, total * 0 + 1.0 if wrong else total, size, drawn, block)
+
+    monkeypatch.setattr(kernels, "_normalise", forgets)
+    with pytest.raises(AssertionError):
+        walked("exact", "aggregate", True, 4)
+
+
+@interpreted
+def test_what_has_no_kernel_goes_the_reference_s_way() -> None:
+    from lantern_accel_cuda.kernels import accept as kernels
+
+    class Half(NearestCodes):
+        def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+            return 0.5 * px
+
+    tree, logits = situation(3, 29, True)
+    table = neighbour_table(normal(5, 29, 3), 8)
+    tests, bonus = uniform(1, 3, sum(tree.max_children)), uniform(2, 3)
+    dials = torch.tensor([2.0])
+    for rule in (
+        Rule(Half(kind="half", k=4), "aggregate", table, torch.tensor([])),
+        Rule(LanternPP(k=4), "official", table, dials),
+        Rule(LanternPP(k=4), "aggregate", table, dials, torch.tensor([0.1])),
+    ):
+        assert kernels.accept(tree, logits, Filter(), rule, tests, bonus) is None
+    served = Rule(LanternPP(k=4), "aggregate", table, dials)
+    assert kernels.accept(tree, logits, Filter(), served, tests, bonus) is not None
+
+
+@interpreted
+def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel_cuda.kernels import accept as kernels
+    from lantern_accel_cuda.kernels import sampling
+
+    used: list[str] = []
+    for module, name in (
+        (kernels, "accept"),
+        *((sampling, n) for n in ("guide", "filter", "draw")),
+    ):
+        honest = getattr(module, name)
+
+        def counted(*args: Any, honest: Any = honest, name: str = name) -> Any:
+            used.append(name)
+            return honest(*args)
+
+        monkeypatch.setattr(module, name, counted)
+    backend, _ = doubled_backend(monkeypatch, kernels="triton")
+    tree, logits = situation(3, 29, True)
+    rule = Rule(Exact())
+    tests, bonus = uniform(1, 3, sum(tree.max_children)), uniform(2, 3)
+    assert backend.accept(tree, logits, Filter(), rule, tests, bonus, False) is not None
+    p = backend.filter(backend.guide(logits, tree.tokens, None), Filter(top_k=3))
+    assert backend.draw(p, uniform(4, *p.shape[:-1])).shape == p.shape[:-1]
+    assert set(used) == {"accept", "guide", "filter", "draw"}
+
+
+def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warps: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 86, 32), options={"num_warps": warps})
+
+
+ROWS = {"SIZE": 16384, "BLOCK": 4096}
+FLOATS = "logits scale image_scale penalty out temperature top_p weights uniforms probs q_rows dial"
+INTEGERS = "token kind tokens first_child num_children tests group"
+TYPES = {
+    **dict.fromkeys((*FLOATS.split(), "bonus_uniform", "spare", "price"), "*fp32"),
+    **dict.fromkeys(INTEGERS.split(), "*i64"),
+    **dict.fromkeys(("path", "length", "bonus"), "*i64"),
+    "neighbours": "*i32",
+}
+KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "guide": (
+        "sampling",
+        {"BRANCHES": 3, "PENALTIES": True, "WHOLE": False, "HELD": True, "BLOCK": 1024},
+        {},
+    ),
+    "filter": (
+        "sampling",
+        {"TOP_K": True, "TOP_P": True, "P_FIRST": True, "HELD_T": True, "HELD_P": False},
+        {"top_p": "fp32"},
+    ),
+    "draw": ("sampling", {"COUNT": 16, "BLOCK": 512}, {"out": "*i64"}),
+    "walk": (
+        "accept",
+        {"KIND": 2, "AGGREGATE": True, "DRAWN": True, "NEAR": 16, "BLOCK": 2048},
+        {},
+    ),
+}
+
+
+@compiles
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", KERNELS)
+def test_they_compile_for_sm_86_without_spilling(name: str, tmp_path: Path) -> None:
+    import triton
+
+    module, constants, types = KERNELS[name]
+    kernel = getattr(importlib.import_module(f"lantern_accel_cuda.kernels.{module}"), f"_{name}")
+    made = compiled(kernel, ROWS | constants, TYPES | types, 4 if name == "draw" else 8)
+    assert made.metadata.shared <= 48 * 1024
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if tool.is_file():
+        file = tmp_path / "kernel.cubin"
+        file.write_bytes(made.asm["cubin"])
+        command = [str(tool), "--dump-resource-usage", str(file)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "STACK:0 " in said, f"registers spill: {said}"

@@ -182,6 +182,17 @@ def fused(backend: DeviceBackend) -> Measured:
     return within(worst, at, "fused kernels against torch's operators")
 
 
+def _sampled(name: str) -> Callable[[Any], Measured]:
+    def check(backend: DeviceBackend) -> Measured:
+        _need_triton()
+        from lantern_accel_cuda import sampled
+
+        found: Measured = getattr(sampled, name)(backend)
+        return found
+
+    return check
+
+
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "gpu.no_host_read": no_host_read,
     "gpu.no_allocation": no_allocation,
@@ -190,4 +201,6 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "gpu.attention_matmul": _attention("matmul"),
     "gpu.attention_triton": _attention("triton"),
     "gpu.fused_kernels": fused,
+    "gpu.sampling_kernels": _sampled("filters_and_draws"),
+    "gpu.accept_kernel": _sampled("walks"),
 }

@@ -37,6 +37,8 @@ def test_they_pass_or_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> Non
         "gpu.attention_matmul": "passed",
         "gpu.attention_triton": "not applicable",
         "gpu.fused_kernels": "not applicable",
+        "gpu.sampling_kernels": "not applicable",
+        "gpu.accept_kernel": "not applicable",
     }
     assert backend.options.attention == "sdpa"
     assert torch.cuda.get_sync_debug_mode() == 0

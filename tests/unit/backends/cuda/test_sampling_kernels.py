@@ -391,3 +391,19 @@ def test_they_compile_for_sm_86_without_spilling(name: str, tmp_path: Path) -> N
         command = [str(tool), "--dump-resource-usage", str(file)]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert "STACK:0 " in said, f"registers spill: {said}"
+
+
+@interpreted
+def test_the_checks_for_a_gpu_pass_and_catch_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel.testing.result import Failed
+    from lantern_accel_cuda import sampled
+    from lantern_accel_cuda.kernels import accept as kernels
+
+    backend, _ = doubled_backend(monkeypatch, kernels="triton")
+    monkeypatch.setattr(sampled, "FILTERS", sampled.FILTERS[:1])
+    assert sampled.filters_and_draws(backend, (40,)).error is not None
+    monkeypatch.setattr(sampled, "RULES", (LanternPP(k=10, lam=3.0),))
+    assert sampled.walks(backend, 150, 2).error == 0
+    monkeypatch.setattr(kernels, "_normalise", lambda *given: None)
+    with pytest.raises(Failed):
+        sampled.walks(backend, 150, 2)

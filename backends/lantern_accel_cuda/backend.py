@@ -38,6 +38,7 @@ class DeviceBackend(Backend):
 
     name = "cuda"
     version = "0.2.0"
+    sums_in_place = True
 
     def __init__(self, index: int, options: Options | None = None) -> None:
         super().__init__(torch.device("cuda", index))
@@ -73,6 +74,15 @@ class DeviceBackend(Backend):
         """Order caches by head, padded."""
         return attention.layout(layers, rows, capacity, heads, head_dim, dtype)
 
+    def linear_add(
+        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Add the product to the residual where it lies: elsewhere torch would copy it there first."""
+        if bias is not None or torch.is_grad_enabled() or not residual.is_contiguous():
+            return super().linear_add(x, weight, residual, bias)
+        residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+        return residual
+
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Return bytes for the Triton kernel, else what is added to scores."""
         if self.options.attention == "triton":
@@ -95,15 +105,6 @@ class DeviceBackend(Backend):
         if mask is not None and mask.dtype == torch.int8:
             mask = mask.bool()
         return super().attend_dense(q, k, v, mask)
-
-    def linear_add(
-        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
-        """Add the product to the residual where it lies: elsewhere torch would copy it there first."""
-        if bias is not None or torch.is_grad_enabled() or not residual.is_contiguous():
-            return super().linear_add(x, weight, residual, bias)
-        residual.view(-1, residual.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
-        return residual
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Normalise in float32, return to the dtype of ``x``, then scale."""

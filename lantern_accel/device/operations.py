@@ -116,6 +116,9 @@ class TensorOps(SamplingOps):
     skips_hidden: bool = False
     """Whether attention reads visible slots alone: then nothing is gained by steps of fewer slots."""
 
+    sums_in_place: bool = False
+    """Whether :meth:`linear_add` writes over its residual: a state that is kept is then copied."""
+
     listener: PhaseListener | None = None
     """What :meth:`listen` put in place; None outside its block."""
 
@@ -300,7 +303,7 @@ class TensorOps(SamplingOps):
         for i, block in enumerate(blocks):
             x = block(x, i, at, self, rotary)
             if i + 1 in taps:
-                states.append(x.clone())  # the next block may write its sum over it
+                states.append(x.clone() if self.sums_in_place else x)
         states.append(x if norm is None else norm(x, self))
         return torch.cat(states, dim=-1) if taps else states[0]
 

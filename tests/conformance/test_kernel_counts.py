@@ -34,6 +34,8 @@ XL = {"vanilla": 446, "lantern++": 600}
 class Fused(Null):
     """Shapes alone; every kernel that a GPU launches is one operator."""
 
+    sums_in_place = True
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * weight
 

@@ -50,6 +50,7 @@ def test_every_bucket_is_captured_at_once_and_used(strategy: str, parted: None) 
             made[name] = Recorded(step)
             return made[name]
 
+        # A spy on the real method, for this pipeline alone.
         pipeline.backend.capture = capture  # type: ignore[method-assign]
         chosen, sampling = pipeline.strategy(strategy), pipeline.sampling()
         ready = pipeline.engine(1, chosen, sampling)
@@ -58,6 +59,7 @@ def test_every_bucket_is_captured_at_once_and_used(strategy: str, parted: None) 
         assert set(made) == before
         *some, whole = ready.engine.sizes
         if strategy == "auto":
+            # The engine of auto, which has lengths.
             assert some == [128] and len(made) > 2 * len(ready.engine.lengths)  # type: ignore[attr-defined]
             assert any(one.calls for name, one in made.items() if name.endswith(" within 128"))
         else:

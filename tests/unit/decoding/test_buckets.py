@@ -268,6 +268,7 @@ def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling
     if late:
         engine._progress = Lagging(engine.sound.report)
         if name == "paced":
+            # Only a paced engine has a longest one, which reads the same copy.
             engine.longest._progress = engine._progress  # type: ignore[attr-defined]
     begin(engine)
     with torch.inference_mode():

@@ -67,44 +67,53 @@ float kth_largest(const float* x, int64_t all, int64_t k, float most) {
     return unranked(low);
 }
 
-// Where top-p cuts: a code stays if it comes before `index` among the equals of `value`, or is larger.
-struct Cut {
-    float value;
-    int64_t index;
-};
-
-// Cut codes before which others hold more than p of the mass, largest first and equals by code. x: scaled
+// Take out codes before which others hold more than p of the mass, largest first and equals by code. x: scaled
 // logits; e: their weights, 0 for what is out already; most: the largest x. Codes are counted by their
 // distance to the largest, and only the bin that the cut falls in is put in order.
-Cut top_p_cut(const float* x, const float* e, int64_t n, float most, float sum, float p) {
+void drop_top_p(float* x, float* e, int64_t n, float most, float sum, float p) {
     constexpr int BINS = 2048;
     constexpr float FINE = 32.0f;
-    double mass[BINS] = {};
-    auto bin_of = [&](int64_t i) {
-        float d = (most - x[i]) * FINE;
-        return d < float(BINS - 1) ? int(d) : BINS - 1;
-    };
-    for (int64_t i = 0; i < n; ++i)
-        if (e[i] > 0) mass[bin_of(i)] += double(e[i] / sum);
+    double mass[BINS];
+    int64_t* in = (int64_t*)scratch(12, size_t(n) * (2 * sizeof(int64_t) + sizeof(int32_t)));
+    int64_t* some = in + n;
+    int32_t* bin_of = (int32_t*)(some + n);
+    int64_t many = 0;
+    for (int64_t i = 0; i < n; ++i) {  // without a branch, which would be guessed wrong at every code that is in
+        in[many] = i;
+        many += e[i] > 0;
+    }
+    int32_t last = 0;
+    for (int64_t j = 0; j < many; ++j) {
+        float d = (most - x[in[j]]) * FINE;
+        bin_of[j] = d < float(BINS - 1) ? int32_t(d) : BINS - 1;
+        last = std::max(last, bin_of[j]);
+    }
+    std::fill(mass, mass + last + 1, 0.0);
+    for (int64_t j = 0; j < many; ++j) mass[bin_of[j]] += double(e[in[j]] / sum);
     double before = 0;
-    int64_t* some = (int64_t*)scratch(12, n * sizeof(int64_t));
-    for (int bin = 0; bin < BINS; ++bin) {
+    for (int32_t bin = 0; bin <= last; ++bin) {
         // No code of a bin is cut while all up to its end hold no more than p, by a margin for rounding.
         if (mass[bin] == 0 || before + mass[bin] <= double(p) - 1e-5) {
             before += mass[bin];
             continue;
         }
         int64_t found = 0;
-        for (int64_t i = 0; i < n; ++i)
-            if (e[i] > 0 && bin_of(i) == bin) some[found++] = i;
+        for (int64_t j = 0; j < many; ++j)
+            if (bin_of[j] == bin) some[found++] = in[j];
         std::sort(some, some + found, [&](int64_t a, int64_t b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
         for (int64_t j = 0; j < found; ++j) {
             float own = e[some[j]] / sum;
             before += double(own);
-            if (float(before) - own > p) return Cut{x[some[j]], some[j]};
+            if (!(float(before) - own > p)) continue;
+            float cut = x[some[j]];
+            int64_t first = some[j];
+            for (int64_t k = 0; k < many; ++k) {
+                int64_t i = in[k];
+                if (x[i] < cut || (x[i] == cut && i >= first)) x[i] = -INFINITY, e[i] = 0;
+            }
+            return;
         }
     }
-    return Cut{-INFINITY, 0};
 }
 
 // Softmax of x where it is above -inf, to e; returns the sum. Weights below 1e-37 are 0.
@@ -155,11 +164,13 @@ void filter_row(const Filter& f, const float* logits, int64_t n, float* out) {
     if (some && k_first) drop_below(x, all, kth_largest(x, all, f.top_k, most));
     float sum = weigh(x, all, most, out);
     if (f.top_p) {
-        Cut cut = top_p_cut(x, out, n, most, sum, *f.top_p);
-        for (int64_t i = 0; i < n; ++i)
-            if (x[i] < cut.value || (x[i] == cut.value && i >= cut.index)) x[i] = -INFINITY;
-        if (some && !k_first) drop_below(x, all, kth_largest(x, all, f.top_k, most));
-        sum = weigh(x, all, most, out);
+        drop_top_p(x, out, n, most, sum, *f.top_p);
+        if (some && !k_first) {
+            drop_below(x, all, kth_largest(x, all, f.top_k, most));
+            sum = weigh(x, all, most, out);
+        } else {
+            sum = float(sum_of(all, [&](int64_t i) { return load<F>(out + i); }));
+        }
     }
     for (int64_t i = 0; i < all; i += W) put(out + i, load<F>(out + i) / sum);
 }

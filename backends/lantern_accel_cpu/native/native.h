@@ -187,6 +187,9 @@ struct Job {
 
 void pool_resize(int threads);
 int pool_threads();
+// Lanes that a stage's chunks lie in, and where one begins: a thread stays in its own while it has chunks.
+int pool_lanes();
+inline int lane_start(int total, int lane, int lanes) { return int(int64_t(total) * lane / lanes); }
 void pool_run(const Job& job, bool alone);
 // Memory of this thread, 64-byte aligned, kept until it asks the same place for more.
 void* scratch(int place, size_t bytes);

@@ -21,8 +21,10 @@ static long process() { return 0; }
 
 namespace {
 
-constexpr int MOST_STAGES = 1024;
+constexpr int MOST_STAGES = 1024, MOST_LANES = 8;
 constexpr auto SPIN = std::chrono::microseconds(40);
+
+inline int lanes_of(int threads) { return threads < MOST_LANES ? threads : MOST_LANES; }
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -32,10 +34,13 @@ inline void pause() {
 #endif
 }
 
+// The chunks of a stage lie in lanes, one after the other. A thread begins with its own lane, so that what it
+// reads lies in one piece and can be fetched ahead, and goes on with what the others have left.
+//
 // Counters carry the job's number in their upper half: a thread that comes late changes nothing of the
 // next job, and reads nothing of a job before it has taken one of its chunks.
 struct alignas(64) Stage {
-    std::atomic<uint64_t> next{0};
+    std::atomic<uint64_t> next[MOST_LANES]{};
     std::atomic<uint64_t> done{0};
     std::atomic<uint32_t> total{0};
 };
@@ -63,52 +68,63 @@ public:
     void run(const Job& job) {
         uint64_t number = number_ + 1;
         job_ = &job;
+        int lanes = lanes_of(threads());
         for (int s = 0; s < job.stages; ++s) {
-            stages_[s].next.store(number << 32);
-            stages_[s].done.store(number << 32);
-            stages_[s].total.store(uint32_t(job.chunks(job.self, s)));
+            int total = job.chunks(job.self, s);
+            for (int l = 0; l < lanes; ++l)
+                stages_[s].next[l].store(number << 32 | uint32_t(lane_start(total, l, lanes)),
+                                         std::memory_order_release);
+            stages_[s].done.store(number << 32, std::memory_order_release);
+            stages_[s].total.store(uint32_t(total));
         }
         count_.store(job.stages);
         number_.store(number);
         signal();
-        follow(number);
+        follow(number, 0);
     }
 
 private:
     void start(int extra) {
-        for (int i = 0; i < extra; ++i) workers_.emplace_back([this] { serve(); });
+        for (int i = 0; i < extra; ++i) workers_.emplace_back([this, i] { serve(i + 1); });
     }
 
-    void serve() {
+    void serve(int thread) {
         uint64_t last = 0;
         for (;;) {
             await([&] { return ending_.load() || number_.load() != last; });
             if (ending_) return;
             last = number_.load();
-            follow(last);
+            follow(last, thread);
         }
     }
 
     // Go through the stages of a job, taking chunks.
-    void follow(uint64_t number) {
-        int stages = count_.load();
+    void follow(uint64_t number, int thread) {
+        int stages = count_.load(), lanes = lanes_of(threads());
         for (int s = 0; s < stages; ++s) {
-            Stage& stage = stages_[s];
-            for (;;) {
-                uint64_t at = stage.next.load();
-                if (at >> 32 != number) return;  // this job is over
-                if (uint32_t(at) >= stage.total.load()) break;
-                if (!stage.next.compare_exchange_weak(at, at + 1)) continue;
-                const Job& job = *job_;
-                job.work(job.self, s, int(uint32_t(at)));
-                if (uint32_t(stage.done.fetch_add(1)) + 1 == stage.total.load()) {
-                    if (job.tail) job.tail(job.self, s);
-                    progress_.store((number << 32) | uint32_t(s + 1));
-                    signal();
-                }
-            }
+            for (int i = 0; i < lanes; ++i)
+                if (!drain(number, s, (thread + i) % lanes, lanes)) return;
             uint64_t wanted = (number << 32) | uint32_t(s + 1);
             await([&] { return progress_.load() >= wanted; });
+        }
+    }
+
+    // Take a lane's chunks; false when the job is over.
+    bool drain(uint64_t number, int s, int lane, int lanes) {
+        Stage& stage = stages_[s];
+        for (;;) {
+            int total = int(stage.total.load());
+            uint64_t at = stage.next[lane].load();
+            if (at >> 32 != number) return false;
+            if (int(uint32_t(at)) >= lane_start(total, lane + 1, lanes)) return true;
+            if (!stage.next[lane].compare_exchange_weak(at, at + 1)) continue;
+            const Job& job = *job_;
+            job.work(job.self, s, int(uint32_t(at)));
+            if (uint32_t(stage.done.fetch_add(1)) + 1 == stage.total.load()) {
+                if (job.tail) job.tail(job.self, s);
+                progress_.store((number << 32) | uint32_t(s + 1));
+                signal();
+            }
         }
     }
 
@@ -171,6 +187,7 @@ struct Memory {
 
 void pool_resize(int threads) { wanted = threads < 1 ? 1 : threads; }
 int pool_threads() { return wanted; }
+int pool_lanes() { return lanes_of(wanted); }
 
 void pool_run(const Job& job, bool alone) {
     if (alone || wanted == 1 || job.stages > MOST_STAGES || !busy.try_lock()) {

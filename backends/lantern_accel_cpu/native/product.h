@@ -117,16 +117,18 @@ INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y
         pick<M - 1>(m, x, ldx, w, k, y, more, ahead, stride);
 }
 
-// One panel times m rows of x: y [m][PANEL]. Rows of x lie ldx apart and have even(k) elements.
+// One panel times m rows of x: y [m][PANEL]. Rows of x lie ldx apart and have even(k) elements. `after` is
+// where this thread goes on.
 template <class A, class T>
-void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y) {
+void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y, const T* after) {
     int64_t blocks = (m + ROWS - 1) / ROWS;
     for (int64_t first = 0; first < k; first += DEPTH) {
         int64_t depth = k - first < DEPTH ? k - first : DEPTH;
         // One block of rows waits for memory: look some lines ahead. Several read the panel from the cache
         // but for the first, and have time to fetch the next one, each its share.
         const char* here = (const char*)(w + first * PANEL);
-        const char* next = blocks == 1 ? here + 2048 : here + depth * PANEL * int64_t(sizeof(T));
+        const char* next = (const char*)(first + depth < k ? w + (first + depth) * PANEL : after);
+        if (blocks == 1) next = here + 2048;
         int64_t stride = 128 / blocks / (PANEL / STEP), share = stride * (sizeof(T) == 2 ? depth / 2 : depth);
         for (int64_t b = 0; b < blocks; ++b) {
             int64_t from = m * b / blocks, to = m * (b + 1) / blocks;
@@ -141,25 +143,27 @@ void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y) 
 }
 
 // Panels [from, to) of a product, in blocks of rows; each [count][PANEL] goes to
-// emit(panel, first row, count, values).
+// emit(panel, first row, count, values). `after`: the panel that this thread reads when these are done.
 constexpr int64_t BLOCK = 96;
 
 template <class A, class T, class Emit>
-void product(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, int64_t from, int64_t to, Emit emit) {
+void product(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, int64_t from, int64_t to,
+             const T* after, Emit emit) {
     float* tile = (float*)scratch(8, BLOCK * PANEL * sizeof(float));
     for (int64_t p = from; p < to; ++p)
         for (int64_t r = 0; r < m; r += BLOCK) {
             int64_t count = m - r < BLOCK ? m - r : BLOCK;
-            panel(x + r * ldx, ldx, count, w + p * panel_size<T>(k), k, tile);
+            const T *here = w + p * panel_size<T>(k), *next = here + panel_size<T>(k);
+            panel(x + r * ldx, ldx, count, here, k, tile, p + 1 < to || !after ? next : after);
             emit(p, r, count, tile);
         }
 }
 
 INLINE int64_t panels(int64_t n) { return (n + PANEL - 1) / PANEL; }
 
-// Panels a chunk: few enough chunks to be cheap, enough that no thread waits long at the end.
+// Panels per chunk: few enough chunks to be cheap, enough that no thread waits long at the end.
 INLINE int64_t share(int64_t count) {
-    int64_t pieces = pool_threads() * 4;
+    int64_t pieces = pool_threads() * 12;
     return pool_threads() == 1 ? (count ? count : 1) : (count + pieces - 1) / pieces;
 }
 
@@ -183,7 +187,7 @@ template <class T> struct LinearJob {
         const Linear& g = *job.given;
         int64_t each = share(job.count), from = chunk * each;
         int64_t to = from + each < job.count ? from + each : job.count;
-        product(job.x, job.ldx, g.m, (const T*)g.weight, g.k, from, to,
+        product(job.x, job.ldx, g.m, (const T*)g.weight, g.k, from, to, (const T*)nullptr,
                 [&](int64_t p, int64_t first, int64_t count, float* tile) {
                     int64_t columns = g.n - p * PANEL < PANEL ? g.n - p * PANEL : PANEL;
                     const T* bias = (const T*)g.bias;

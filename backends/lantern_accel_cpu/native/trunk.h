@@ -45,18 +45,36 @@ template <class T> struct TrunkJob {
     }
 
     int parts(int step) const {
-        switch (step) {
-            case QKV: return pieces(panels(3 * wide));
-            case ATTEND: return attend_chunks(given->cache, given->mask);
-            case GATE: return pieces(panels(whole_gates ? hidden : 2 * hidden));
-            default: return pieces(panels(dim));
-        }
+        return step == ATTEND ? attend_chunks(given->cache, given->mask) : pieces(panels(columns(step)));
     }
 
     void range(int64_t count, int chunk, int64_t& from, int64_t& to) const {
         int64_t each = share(count);
         from = chunk * each;
         to = from + each < count ? from + each : count;
+    }
+
+    // The weights of a step, what they are multiplied by, and the panels that are done in turns.
+    const T* weights(int layer, int step) const {
+        const Block& b = given->blocks[layer];
+        return (const T*)(step == QKV ? b.wqkv : step == OUT ? b.wo : step == GATE ? b.w13 : b.w2);
+    }
+    int64_t columns(int step) const {
+        if (step == QKV) return 3 * wide;
+        return step != GATE ? dim : whole_gates ? hidden : 2 * hidden;
+    }
+    int64_t depth(int step) const { return step == OUT ? wide : step == DOWN ? hidden : dim; }
+
+    // Where the thread that does a chunk reads on when it is the last one of its lane: the first panel of
+    // that lane in the next product. Null in a lane.
+    const T* after(int layer, int step, int chunk) const {
+        int total = pieces(panels(columns(step))), lanes = pool_lanes(), lane = 0;
+        while (lane < lanes && lane_start(total, lane + 1, lanes) != chunk + 1) ++lane;
+        step = step == QKV ? OUT : step + 1;
+        if (step == STEPS) ++layer, step = QKV;
+        if (lane == lanes || layer == given->layers) return nullptr;
+        int64_t count = panels(columns(step)), first = lane_start(pieces(count), lane, lanes) * share(count);
+        return weights(layer, step) + (first < count ? first : 0) * panel_size<T>(depth(step));
     }
 
     // Columns [column, column + n) of q, k and v, all in one head, of `count` queries from `first` on.
@@ -76,10 +94,10 @@ template <class T> struct TrunkJob {
         }
     }
 
-    void qkv(const Block& b, int chunk) {
+    void qkv(const Block& b, int chunk, const T* next) {
         int64_t from, to, n = 3 * wide, piece = whole_heads ? W : 2;
         range(panels(n), chunk, from, to);
-        product(normed, ld_dim, m, (const T*)b.wqkv, dim, from, to,
+        product(normed, ld_dim, m, (const T*)b.wqkv, dim, from, to, next,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
                     for (int64_t c = 0; c < columns; c += piece)
@@ -90,10 +108,10 @@ template <class T> struct TrunkJob {
                 });
     }
 
-    void add(const A* x, int64_t ldx, const void* weight, int64_t k, int chunk) {
+    void add(const A* x, int64_t ldx, const void* weight, int64_t k, int chunk, const T* next) {
         int64_t from, to;
         range(panels(dim), chunk, from, to);
-        product(x, ldx, m, (const T*)weight, k, from, to,
+        product(x, ldx, m, (const T*)weight, k, from, to, next,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
                     for (int64_t r = 0; r < count; ++r) {
@@ -106,11 +124,11 @@ template <class T> struct TrunkJob {
                 });
     }
 
-    void gate(const Block& b, int chunk) {
+    void gate(const Block& b, int chunk, const T* next) {
         int64_t from, to;
         if (!whole_gates) {
             range(panels(2 * hidden), chunk, from, to);
-            product(normed, ld_dim, m, (const T*)b.w13, dim, from, to,
+            product(normed, ld_dim, m, (const T*)b.w13, dim, from, to, next,
                     [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                         int64_t left = 2 * hidden - p * PANEL, columns = left < PANEL ? left : PANEL;
                         for (int64_t r = 0; r < count; ++r)
@@ -122,11 +140,12 @@ template <class T> struct TrunkJob {
         int64_t ups = hidden / PANEL;
         float* kept = (float*)scratch(10, m * PANEL * sizeof(float));
         for (int64_t one = from; one < to; ++one) {
-            product(normed, ld_dim, m, (const T*)b.w13, dim, one, one + 1,
+            const T* going = one + 1 < to ? nullptr : next;
+            product(normed, ld_dim, m, (const T*)b.w13, dim, one, one + 1, going,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         memcpy(kept + first * PANEL, tile, count * PANEL * sizeof(float));
                     });
-            product(normed, ld_dim, m, (const T*)b.w13, dim, one + ups, one + ups + 1,
+            product(normed, ld_dim, m, (const T*)b.w13, dim, one + ups, one + ups + 1, going,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         for (int64_t r = 0; r < count; ++r)
                             swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL,
@@ -137,14 +156,15 @@ template <class T> struct TrunkJob {
 
     void work(int layer, int step, int chunk) {
         const Block& b = given->blocks[layer];
+        if (step == ATTEND)
+            return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, given->mask, s, chunk, mixed,
+                                ld_wide);
+        const T* next = after(layer, step, chunk);
         switch (step) {
-            case QKV: return qkv(b, chunk);
-            case ATTEND:
-                return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, given->mask, s, chunk,
-                                    mixed, ld_wide);
-            case OUT: return add(mixed, ld_wide, b.wo, wide, chunk);
-            case GATE: return gate(b, chunk);
-            default: return add(gated, ld_hidden, b.w2, hidden, chunk);
+            case QKV: return qkv(b, chunk, next);
+            case OUT: return add(mixed, ld_wide, b.wo, wide, chunk, next);
+            case GATE: return gate(b, chunk, next);
+            default: return add(gated, ld_hidden, b.w2, hidden, chunk, next);
         }
     }
 

@@ -34,7 +34,7 @@ class PlannedCache(KVCache):
     @classmethod
     def of(cls, kv: KVCache) -> PlannedCache:
         """Return a cache of the same tensors, without plans."""
-        return cls(kv.layout, kv.keys, kv.values)
+        return cls(kv.layout, kv.keys, kv.values, kv.first)
 
 
 class Plan:

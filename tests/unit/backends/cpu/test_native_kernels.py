@@ -38,13 +38,14 @@ def test_products_are_those_of_float64_for_any_number_of_rows(
             assert torch.equal(got[-1:], kernels.linear(x[rows - 1 : rows], packed, bias))
 
 
+@pytest.mark.parametrize("count", [2, 3, 11])  # fewer threads than lanes of work, and more
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_change_no_bit_of_a_product(dtype: torch.dtype) -> None:
+def test_threads_change_no_bit_of_a_product(dtype: torch.dtype, count: int) -> None:
     kernels = native.kernels()
     weight, x = native.draw(1, 1000, 600, dtype=dtype), native.draw(2, 18, 600, dtype=dtype)
     packed = kernels.pack(weight)
     alone = kernels.linear(x, packed, None)
-    with native.threads(2):
+    with native.threads(count):
         for _ in range(20):
             assert torch.equal(kernels.linear(x, packed, None), alone)
 

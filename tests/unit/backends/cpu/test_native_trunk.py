@@ -93,6 +93,20 @@ def test_a_trunk_is_its_blocks_one_by_one(
         assert error < {torch.float32: 2e-5, torch.bfloat16: 8e-2}[dtype]
 
 
+def test_threads_change_no_bit_of_a_trunk() -> None:
+    with (
+        open_backend("cpu", {"native": "on", "threads": 1}) as backend,
+        torch.inference_mode(),
+    ):
+        target = _target(backend, torch.float32, 4, 256, 768)
+        pack(target, backend)
+        alone = _run(target, backend, torch.float32, (1, 3))
+        for count in (2, 3, 11):
+            with native.threads(count):
+                for _ in range(5):
+                    assert torch.equal(_run(target, backend, torch.float32, (1, 3)), alone)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_float32_decodes_the_same_tokens(strategy: str) -> None:
     tokens = []

@@ -69,7 +69,7 @@ class PlainStep:
                 p = distribution(logits, engine.filters)
                 engine.sound.note(p)
                 engine.ring.write(state.q, newest + 1, p)
-                token = engine.ops.draw(p[:, 0], uniforms[:, -1])
+                token = engine.filters.draws.draw(p[:, 0], uniforms[:, -1])
         with engine.ops.phase("commit"):
             state.tokens.scatter_(1, (newest + 1).clamp(max=n), token.unsqueeze(1))
             open_ = state.length + 1 < n
@@ -244,12 +244,11 @@ class PacedEngine(Running):
             self._require(report[1], 1 + done, index)
             reach.told(report[0].tolist(), done)
             lengths = [one + 1 for one in report[0].tolist()]
-            pairs = zip(lengths, known, strict=True)
-            gained = tuple(after - before for after, before in pairs if before < tokens)
+            gained = tuple(after - before for after, before in zip(lengths, known, strict=True))
             known = lengths
             if on_progress is not None:
                 on_progress(min(known))
-            return Block(length, every, gained, tokens - min(known))
+            return Block(length, every, gained, tuple(tokens - one for one in known))
 
         for index in range(1, tokens):
             steps[reach.size()]()
@@ -261,7 +260,7 @@ class PacedEngine(Running):
             if len(posted) == 1 and lag:
                 continue
             block = heard()
-            if not block.left:
+            if not any(block.left):
                 break
             self.move(rule.told(block))
         while posted:  # so that the next request does not read this one's

@@ -19,9 +19,9 @@ from lantern_accel.strategy.values import Pace
 
 #: Tokens per step by length, where nothing was measured: the bundled model at temperature 1.
 USUAL_WORTH = {1: 1.0, 2: 1.45, 4: 1.9, 8: 2.3, 12: 2.6, 16: 2.9, 24: 3.2, 32: 3.4, 64: 3.9}
-#: Steps over which recent acceptance is averaged.
-MEMORY = 16
-#: Plain steps after which a third is left of what was learned.
+#: Steps over which acceptance is averaged: that of one image, and what sets an image of a batch apart.
+MEMORY, OWN_MEMORY = 16, 48
+#: Plain steps of one image after which a third is left of what was learned.
 REST = 64
 #: The most that the odds of acceptance are taken to shift, as a logarithm.
 MOST_SHIFT = 4.0
@@ -32,15 +32,12 @@ GAIN, RISE = 1.25, 1.05
 
 @dataclass(frozen=True)
 class Block:
-    """Steps of one length: how many, the tokens that each unfinished image gained, and what is left.
-
-    ``left``: tokens that the slowest image lacks after the block.
-    """
+    """Steps of one length: how many, the tokens that each image gained, and those that it still lacks."""
 
     length: int
     steps: int
     gained: tuple[int, ...]
-    left: int
+    left: tuple[int, ...]
 
 
 class PaceRule(Protocol):
@@ -84,15 +81,17 @@ def rate_of(tokens: float, length: int) -> float:
 
 @dataclass
 class ByAcceptance:
-    """The length that promises most tokens per second, given how many drafts were accepted of late.
+    """The length that promises to complete a batch soonest, given how many drafts were accepted of late.
 
-    Each length has a usual rate at which its drafts are accepted. One number, ``shift``, says by how much
-    the odds of the last steps were better or worse than usual; it holds for all lengths alike.
+    Each length has a usual rate at which its drafts are accepted. A number, ``shift``, says by how much
+    the odds of the last steps were better or worse than usual, and another per image, ``own``, how it
+    differs from the batch; both hold for all lengths alike. A batch is complete when its last image is.
     """
 
     paces: Sequence[Pace]
     now: int = 0
     shift: float = field(default=0.0, init=False)
+    own: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._odds: dict[int, float] = {}
@@ -103,38 +102,57 @@ class ByAcceptance:
 
     def begin(self) -> int:
         """Return the longest of the lengths that usually promise most, within :data:`GAIN`."""
-        self.shift, self.now = 0.0, 0
+        self.shift, self.own, self.now = 0.0, [], 0
         self.now = self.best(None)
         return self.now
 
     def told(self, block: Block) -> int:
         """Return the length that promises most after what a block's steps have brought."""
+        self.own = self.own or [0.0] * len(block.left)
+        sure = math.sqrt(len(block.left))  # the mean of many images varies less
+        worked = [i for i, left in enumerate(block.left) if left + block.gained[i]]
         if block.length == 1:  # nothing was drafted: what was learned fades
-            self.shift *= (1 - 1 / REST) ** block.steps
-        elif block.gained:
-            expected = self.promise(block.length)
-            mean = sum(block.gained) / (len(block.gained) * block.steps)
-            share = 1 - (1 - 1 / MEMORY) ** block.steps
-            # To first order the tokens beyond one go with the odds.
-            self.shift += share * (mean - expected) / max(expected - 1, 0.5)
+            fades = (1 - 1 / (REST * sure)) ** block.steps
+            self.shift *= fades
+            self.own = [one * fades for one in self.own]
+        elif worked:
+            for i in worked:
+                self.own[i] += self._off(block, block.gained[i], self.own[i], OWN_MEMORY)
+            middle = sum(self.own[i] for i in worked) / len(worked)
+            self.own = [one - middle for one in self.own]  # what all have in common is the shift's
+            mean = sum(block.gained[i] for i in worked) / len(worked)
+            self.shift += self._off(block, mean, 0.0, max(MEMORY / sure, 2.0))
             self.shift = min(max(self.shift, -MOST_SHIFT), MOST_SHIFT)
         self.now = self.best(block.left)
         return self.now
 
-    def promise(self, length: int) -> float:
-        """Return the tokens that a step of this length is expected to bring now."""
-        odds = self._odds[length] * math.exp(self.shift)
+    def _off(self, block: Block, gained: float, own: float, memory: float) -> float:
+        """Return what tokens that were gained in a block add to a shift, which held ``own`` more."""
+        expected = self.promise(block.length, own)
+        share = 1 - (1 - 1 / memory) ** block.steps
+        # To first order the tokens beyond one go with the odds.
+        return share * (gained / block.steps - expected) / max(expected - 1, 0.5)
+
+    def promise(self, length: int, own: float = 0.0) -> float:
+        """Return the tokens that a step of this length is expected to bring an image now."""
+        shift = min(max(self.shift + own, -MOST_SHIFT), MOST_SHIFT)
+        odds = self._odds[length] * math.exp(shift)
         return tokens_of(odds / (1 + odds), length)
 
-    def best(self, left: int | None) -> int:
-        """Return the length to go on with, ``left`` tokens before the end.
+    def _tokens(self, length: int, left: Sequence[int]) -> float:
+        """Return the tokens per step that the farthest image gets until the last one is complete."""
+        own = self.own or [0.0] * len(left)
+        steps = [lacks / self.promise(length, own[i]) for i, lacks in enumerate(left) if lacks]
+        return max(left) / max(1.0, *steps) if steps else 1.0
+
+    def best(self, left: Sequence[int] | None) -> int:
+        """Return the length to go on with, where images lack so many tokens; None: all of them.
 
         None that promises less than plain decoding.
         """
         speed = {}
         for pace in self.paces:
-            worth = self.promise(pace.length)
-            worth = worth if left is None else min(worth, max(left, 1))
+            worth = self.promise(pace.length) if left is None else self._tokens(pace.length, left)
             speed[pace.length] = worth / (pace.cost or 1.0)
         most, plain = max(speed.values()), speed.get(1, 0.0)
         good = [n for n, promised in speed.items() if plain <= promised and most < GAIN * promised]

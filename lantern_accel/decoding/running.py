@@ -137,6 +137,7 @@ class Running(ABC):
             neighbours if strategy.neighbours else None,
             self.dials.rule,
             None if strategy.tv_budget is None else self.dials.budget,
+            torch.arange(strategy.acceptance.k, dtype=torch.int32, device=device),
         )
 
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:

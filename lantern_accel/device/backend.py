@@ -183,6 +183,10 @@ class Backend(TensorOps, ABC):
     default_batch: int = 8
     """Images decoded together unless a request says otherwise."""
 
+    window_positions: int = 32
+    """Positions of all windows of a batch together, where nobody chose their length. With guidance they
+    are twice as many rows: about what a device multiplies in the time that reading the weights takes."""
+
     capture_asked: bool = False
     """True where the user's options ask for captured steps: then one that cannot be is an error."""
 

@@ -33,6 +33,6 @@ def fitted_window(
     batch = batch or engines.usual_batch(count, strategy, sampling)
     size = engines.padded(min(batch, count), strategy, sampling)
     found = read_choice(window_key(pipeline, strategy, size, sampling))
-    return (
-        shortened(strategy, size) if found is None else strategy.override(tree=found.strategy.tree)
-    )
+    if found is not None:
+        return strategy.override(tree=found.strategy.tree)
+    return shortened(strategy, size, pipeline.backend.window_positions)

@@ -41,22 +41,20 @@ CHANGES = (
 )
 
 
-#: Positions that a pass over the windows of a batch has at most, where nobody chose their length. With
-#: guidance they are twice as many rows, from which on products take longer than reading the weights:
-#: on an RTX 3090 at about 76 by its data sheet, on a CPU earlier. A shorter window than the second
-#: number has nothing to keep.
-POSITIONS, SHORTEST = 32, 4
+#: A shorter window than this has nothing to keep.
+SHORTEST = 4
 
 
-def shortened(strategy: Strategy, batch: int) -> Strategy:
+def shortened(strategy: Strategy, batch: int, positions: int) -> Strategy:
     """Return a strategy with the window that a batch of so many images has if nobody chose its length.
 
-    Others, and windows that change their length by themselves, stay as they are.
+    A pass over the windows of a batch then has at most ``positions`` (:attr:`.Backend.window_positions`).
+    Other strategies, and windows that change their length by themselves, stay as they are.
     """
     tree = strategy.tree
     if not isinstance(tree, Window) or tree.paces:
         return strategy
-    length = min(tree.length, max(POSITIONS // batch, SHORTEST))
+    length = min(tree.length, max(positions // batch, SHORTEST))
     return strategy if length == tree.length else strategy.override(window=length)
 
 

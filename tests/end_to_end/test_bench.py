@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.profiles import small_ceilings
 
-from lantern_accel.measure import ceilings, clock, samples
+from lantern_accel.measure import samples
 from lantern_accel.measure.reading import read_run
 from lantern_accel.report.table import plain_rows, table
 
@@ -16,12 +17,7 @@ ASKED = ("--prompt", "red heart", "--prompt", "dog face")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(ceilings, "READING", 2e-4)
-    monkeypatch.setattr(ceilings, "REPEATS", 2)
-    monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
-    monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
-    monkeypatch.setattr(clock, "LONG", 0.004)
-    monkeypatch.setattr(clock, "RATIO", (0.3, 3))  # other work on the machine is not the question
+    small_ceilings(monkeypatch)
 
 
 def test_the_table_has_a_ratio_to_vanilla(command, tiny_model, tmp_path):

@@ -17,8 +17,9 @@ EXACT = ("sjd", "scd", "scd-gumbel", "sjd-pac")
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Class-conditional LlamaGen, without a drafter."""
-    return class_folder(tmp_path_factory.mktemp("c2i") / "pretrained_models")
+    """Class-conditional LlamaGen, without a drafter, 12 x 12 tokens."""
+    folder = tmp_path_factory.mktemp("c2i") / "pretrained_models"
+    return class_folder(folder, block_size=144)
 
 
 def test_classes_without_a_drafter(classes, tmp_path, command):
@@ -30,7 +31,7 @@ def test_classes_without_a_drafter(classes, tmp_path, command):
         with pytest.raises(StrategyError, match=r"no drafter.*need none: 'vanilla', 'sjd', 'scd'"):
             pipe.generate(3, strategy="lantern++")
         relaxed = pipe.generate(3, strategy="lantern++-jacobi", seed=1)
-        assert relaxed.tokens.shape == (1, 576)
+        assert relaxed.tokens.shape == (1, 144)
     done = command(
         "generate", "3", "--model", classes, "--strategy", "scd", "--window", 600,
         "-o", tmp_path / "c.png",
@@ -61,7 +62,8 @@ def test_windows_that_nobody_chose_are_shorter_in_batches(classes):
 
     with lantern_accel.load(classes, device="cpu", dtype="float32") as pipe:
         assert length(strategy="scd") == 16
-        assert length(strategy="scd", num_images=4, batch_size=4) == 8
+        assert length(strategy="scd", num_images=4, batch_size=4) == 4
+        assert length(strategy="scd", num_images=2, batch_size=2) == 8
         assert length(strategy="scd", num_images=4, batch_size=1) == 16
         assert length(strategy="scd", num_images=4, batch_size=4, window=16) == 16
         assert length(strategy="scd", num_images=4, batch_size=4, tree="window:16") == 16

@@ -16,7 +16,7 @@ def steps(rule: ByAcceptance, length: int, gained: float, count: int, left: int 
     now = length
     for number in range(count):
         whole = int(gained) + (1 if (number * (gained % 1)) % 1 + gained % 1 >= 1 else 0)
-        now = rule.told(Block(length, 1, (whole,), left))
+        now = rule.told(Block(length, 1, (whole,), (left,)))
     return now
 
 
@@ -51,8 +51,29 @@ def test_no_acceptance_ends_in_plain_decoding_and_is_tried_again() -> None:
 def test_nothing_longer_than_what_is_left_pays() -> None:
     rule = ByAcceptance(PACES)
     assert steps(rule, rule.begin(), 4.0, 60) == 16
-    assert rule.told(Block(16, 1, (4,), 2)) == 4
-    assert rule.told(Block(4, 1, (1,), 1)) == 1
+    assert rule.told(Block(16, 1, (4,), (2,))) == 4
+    assert rule.told(Block(4, 1, (1,), (1,))) == 1
+
+
+def test_a_batch_is_as_fast_as_its_last_image() -> None:
+    costly = (PACES[0], PACES[1].model_copy(update={"cost": 1.6}))
+    rule, left = ByAcceptance(costly), (200, 200)
+    assert rule.begin() == 4
+    for _ in range(60):  # one image gains much, the other nothing: on average the window would pay
+        now = rule.told(Block(4, 1, (3, 1), left))
+    assert now == 1 and rule.best(None) == 4
+    assert rule.best((200, 0)) == 4, "the slow one is complete"
+    assert rule.best((200, 40)) == 4, "the slow one is far ahead"
+
+
+def test_what_was_learned_of_an_image_fades() -> None:
+    rule = ByAcceptance(PACES)
+    rule.begin()
+    for _ in range(60):
+        rule.told(Block(4, 1, (4, 1), (200, 200)))
+    apart = rule.own[0] - rule.own[1]
+    rule.told(Block(1, 100, (100, 100), (100, 100)))
+    assert apart > 1 and 0 < rule.own[0] - rule.own[1] < apart / 3
 
 
 def test_an_image_forgets_the_one_before() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.strategy.choose import POSITIONS, SHORTEST, shortened
+from lantern_accel.strategy.choose import SHORTEST, shortened
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
     DynamicTree,
@@ -28,21 +28,23 @@ def length(strategy: Strategy) -> int:
 
 @pytest.mark.parametrize("name", WINDOW_STRATEGIES)
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 8, 16, 100])
-def test_a_batch_s_windows_have_few_positions_in_all(name: str, batch: int) -> None:
-    found = length(shortened(named(name), batch))
+@pytest.mark.parametrize("positions", [16, 32])
+def test_a_batch_s_windows_have_few_positions_in_all(name: str, batch: int, positions: int) -> None:
+    found = length(shortened(named(name), batch, positions))
     assert SHORTEST <= found <= length(named(name))
-    assert found * batch <= POSITIONS or found == SHORTEST
+    assert found * batch <= positions or found == SHORTEST
 
 
 def test_one_and_two_images_keep_the_usual_window() -> None:
-    assert [length(shortened(named("scd"), batch)) for batch in (1, 2, 4, 8)] == [16, 16, 8, 4]
+    found = [length(shortened(named("scd"), batch, 32)) for batch in (1, 2, 4, 8)]
+    assert found == [16, 16, 8, 4]
 
 
 @pytest.mark.parametrize("name", ["vanilla", "eagle", "lantern++", "auto"])
 def test_other_strategies_stay_as_they_are(name: str) -> None:
-    assert shortened(named(name), 16) == named(name)
+    assert shortened(named(name), 16, 32) == named(name)
 
 
 def test_a_shorter_window_stays() -> None:
     short = named("scd").override(window=3)
-    assert shortened(short, 16) == short
+    assert shortened(short, 16, 32) == short

@@ -22,7 +22,7 @@ from lantern_accel.device.backend import (
     Stopwatch,
     Support,
 )
-from lantern_accel.device.sampling import Filter
+from lantern_accel.device.sampling import Filter, triangle
 from lantern_accel.errors import BackendError
 from lantern_accel_cuda import attention, faults
 from lantern_accel_cuda.copies import PinnedCopy
@@ -114,6 +114,10 @@ class DeviceBackend(Backend):
             return fused.rms_norm(x, weight, eps)
         return super().rms_norm(x, weight, eps)
 
+    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
+        """Keep cos and sin as they are for the Triton kernel."""
+        return (cos, sin) if self.options.kernels == "triton" else super().rotary(cos, sin)
+
     def rotate_write(
         self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
     ) -> Tensor:
@@ -159,13 +163,19 @@ class DeviceBackend(Backend):
                 return found
         return super().filter(logits, given)
 
-    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+    def running_sums(self, size: int, device: torch.device) -> Tensor | None:
+        """Return what the reference's draws take; the Triton kernel takes nothing."""
+        return None if self.options.kernels == "triton" else triangle(size, device)
+
+    def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
         """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]``, uniforms ``[...]``."""
         if self.options.kernels == "triton":
             return self.draw_without_replacement(weights, uniform.unsqueeze(-1)).squeeze(-1)
-        return super().draw(weights, uniform)
+        return super().draw(weights, uniform, sums)
 
-    def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+    def draw_without_replacement(
+        self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None
+    ) -> Tensor:
         """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``."""
         if self.options.kernels == "triton":
             from lantern_accel_cuda.kernels import sampling
@@ -173,7 +183,7 @@ class DeviceBackend(Backend):
             found = sampling.draw(weights, uniforms, self.index)
             if found is not None:
                 return found
-        return super().draw_without_replacement(weights, uniforms)
+        return super().draw_without_replacement(weights, uniforms, sums)
 
     def accept(
         self,

@@ -36,15 +36,14 @@ def index_dtype() -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Rotary rows for one pass: ``cos, sin`` as the reference takes them, and as the kernel does.
+class Wide:
+    """Rotary rows for one pass as the kernel takes them.
 
-    ``wide``: cos and sin, each element twice, float32 ``[1, R*T or T, 1, d]``; None without the kernel.
+    ``cos, sin``: each element twice, float32 ``[1, R*T or T, 1, d]``.
     """
 
     cos: Tensor
     sin: Tensor
-    wide: tuple[Tensor, Tensor] | None = None
 
 
 class HPUOps(TensorOps):
@@ -63,18 +62,17 @@ class HPUOps(TensorOps):
         return KVLayout(layers, rows, slots, heads, head_dim, dtype, head_major=True)
 
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
-        """Return flat indices of (row, head, slot), ``[R * H * T]``.
+        """Return where slots ``[R, T]`` lie: flat indices of (row, head, slot), ``[R * H * T]``.
 
         Heads come before positions, as attention has them. int64, because ``index_copy_`` takes no
         other index in torch's own rules for shapes, which the compiler follows; for a cache that is
         rewritten, the device's index dtype.
         """
-        layout = kv.layout
-        rows = torch.arange(layout.rows, device=slots.device, dtype=torch.int32).view(-1, 1, 1)
-        heads = torch.arange(layout.heads, device=slots.device, dtype=torch.int32).view(-1, 1)
-        first = (rows * layout.heads + heads) * layout.capacity
-        flat = first + slots.to(torch.int32).unsqueeze(1)
-        return flat.reshape(-1).to(self.index if layout.rewritten else torch.int64)
+        at, first = kv.layout, kv.first
+        if first is None:
+            first = self.pieces(at, self.index)
+        flat = (first.view(at.rows, at.heads, 1) + slots.unsqueeze(1)).reshape(-1)
+        return flat if at.rewritten else flat.long()
 
     def write(self, kv: KVCache, layer: int, address: Tensor, k: Tensor, v: Tensor) -> None:
         """Store ``k, v [R, T, H, d]`` of one layer at ``address``.
@@ -89,6 +87,17 @@ class HPUOps(TensorOps):
                 buffer.scatter_(0, address.unsqueeze(-1).expand(flat.shape), flat)
             else:
                 buffer.index_copy_(0, address, flat)
+
+    # --- matrix products -----------------------------------------------------------------------
+
+    def linear_add(
+        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Add the product to the residual in the product's own operator."""
+        if bias is not None:
+            return super().linear_add(x, weight, residual, bias)
+        flat = residual.reshape(-1, residual.shape[-1])
+        return torch.addmm(flat, x.reshape(-1, x.shape[-1]), weight.t()).view(residual.shape)
 
     # --- arithmetic ----------------------------------------------------------------------------
 
@@ -118,8 +127,19 @@ class HPUOps(TensorOps):
             steps = torch.arange(k.shape[2], device=q.device, dtype=torch.int32)
             visible = steps <= steps[k.shape[2] - q.shape[2] :].unsqueeze(-1)
             mask = self.mask(visible, q.dtype)
-        scores = torch.matmul(q * scale, k.transpose(2, 3)) + mask
+        scores = self._scores(q, k, mask, scale)
         return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(v.dtype), v)
+
+    def _scores(self, q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
+        """Return ``scale * q k + mask``, ``[R, H, T, L]``."""
+        rows, heads, steps, width = q.shape
+        if mask.dim() != 4 or (len(mask) > 1 and mask.stride(0)):
+            return torch.matmul(q * scale, k.transpose(2, 3)) + mask
+        # Of one mask for all rows every head's is a view.
+        flat = mask[:1].expand(rows, heads, -1, -1).reshape(rows * heads, steps, -1)
+        q, k = q.reshape(-1, steps, width), k.reshape(-1, k.shape[2], width)
+        scores = torch.baddbmm(flat, q, k.transpose(1, 2), alpha=scale)
+        return scores.view(rows, heads, steps, -1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Normalise in float32 and scale.
@@ -134,22 +154,37 @@ class HPUOps(TensorOps):
         out: Tensor = self.kernels.rms_norm.apply(flat, weight, eps)
         return out.view(x.shape)
 
-    def rotary(self, cos: Tensor, sin: Tensor) -> Turn:
-        """Keep rotary rows, and for the kernel write every element twice, once for each of a pair."""
+    def rotary(self, cos: Tensor, sin: Tensor) -> Any:
+        """Write every element of rotary rows twice for the kernel, once for each of a pair."""
         if self.kernels.rotary is None:
-            return Turn(cos, sin)
+            return super().rotary(cos, sin)
         width = 2 * cos.shape[-1]
         # [R, T, 1, ..., d/2] -> [1, R*T, 1, d]: the kernel takes one row of angles a position.
         wide = [torch.stack((x, x), dim=-1).reshape(1, -1, 1, width) for x in (cos, sin)]
-        return Turn(cos, sin, (wide[0], wide[1]))
+        return Wide(wide[0], wide[1])
 
     def rotate(self, x: Tensor, rotary: Any) -> Tensor:
         """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32."""
-        if rotary.wide is None:
-            return super().rotate(x, (rotary.cos, rotary.sin))
-        cos, sin = rotary.wide
+        if not isinstance(rotary, Wide):
+            return super().rotate(x, rotary)
+        cos, sin = rotary.cos, rotary.sin
         # Angles of one row for all rows of x, or of each row: then rows and positions are one axis.
         rows, steps = (x.shape[0], x.shape[1]) if cos.shape[1] == x.shape[1] else (1, cos.shape[1])
         flat = x.float().reshape(rows, steps, -1, x.shape[-1])
         turned: Tensor = self.kernels.rotary(flat, cos, sin, None, 0, self.kernels.pairwise)
         return turned.view(x.shape).to(x.dtype)
+
+    def rotate_write(
+        self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
+    ) -> Tensor:
+        """Rotate q and k of ``qkv [R, T, 3, H, d]``, :meth:`write` k and v of a layer; return q.
+
+        What is rotated is put in the order of attention, heads first, where its dtype changes anyway.
+        """
+        if isinstance(rotary, Wide):
+            return super().rotate_write(qkv, rotary, kv, layer, address)
+        turned = self.turned(qkv[:, :, :2], rotary).permute(2, 0, 3, 1, 4)
+        turned = turned.to(qkv.dtype, memory_format=torch.contiguous_format).contiguous()
+        q, k = turned.transpose(2, 3).unbind(0)
+        self.write(kv, layer, address, k, qkv[:, :, 2])
+        return q

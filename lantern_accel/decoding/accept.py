@@ -15,8 +15,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.logits import REFERENCE, Filters, distribution
 from lantern_accel.decoding.rule import TINY, Rule, allowance
-from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.device.operations import flags
+from lantern_accel.decoding.trees import DraftTree, Ranks
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.values import Tried
 
@@ -25,11 +24,12 @@ from lantern_accel.strategy.values import Tried
 class Accepted:
     """What one step keeps, for ``B`` images.
 
-    ``path`` integer ``[B, D + 1]``: nodes from the root on, valid up to ``length``; ``length`` integer
-    ``[B]``: accepted drafts; ``bonus`` integer ``[B]``: the token after the path (the next root);
-    ``weights`` float32 ``[B, V]``: what it was drawn from; ``price`` float32 ``[B, D]``: what relaxation
-    cost the token after each node of the path. Its expectation bounds the total variation between the
-    law of that token and the target's; at temperature 0 it is 1 where the token is not the argmax.
+    ``path`` integer ``[B, D + 1]``: nodes from the root on, valid up to ``length``, and behind it nodes
+    that it has already; ``length`` integer ``[B]``: accepted drafts; ``bonus`` integer ``[B]``: the token
+    after the path (the next root); ``weights`` float32 ``[B, V]``: what it was drawn from; ``price``
+    float32 ``[B, D]``: what relaxation cost the token after each node of the path. Its expectation bounds
+    the total variation between the law of that token and the target's; at temperature 0 it is 1 where the
+    token is not the argmax.
     """
 
     path: Tensor
@@ -41,7 +41,9 @@ class Accepted:
 
 def _normalised(weights: Tensor, fallback: Tensor) -> Tensor:
     total = weights.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp(min=TINY), fallback)
+    share = weights / total.clamp(min=TINY)
+    # Of nothing the shares are nothing, too.
+    return share if fallback is weights else torch.where(total > 0, share, fallback)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class DraftTest:
 
     ``q [..., V]`` is what x was drawn from, earlier siblings removed; None where it is certain (q = 1).
     ``mass [...]`` is A(x), at most what the budget allows; ``near, near_mass [..., >= k]`` the
-    neighbours; ``absorbed [...]`` how many of them count.
+    neighbours; ``absorbed [...]`` how many of them count, None without relaxation.
     """
 
     p: Tensor
@@ -61,7 +63,7 @@ class DraftTest:
     mass: Tensor
     near: Tensor | None
     near_mass: Tensor
-    absorbed: Tensor
+    absorbed: Tensor | None
 
     @property
     def keeps(self) -> Tensor:
@@ -78,23 +80,39 @@ class DraftTest:
 
 
 def examine(
-    rule: Rule, p: Tensor, q: Tensor | None, x: Tensor, depth: int | Tensor, left: Tensor | None
+    rule: Rule,
+    p: Tensor,
+    q: Tensor | None,
+    x: Tensor,
+    depth: int | Tensor,
+    left: Tensor | None,
+    codes: Tensor | None = None,
+    qx: Tensor | None = None,
 ) -> DraftTest:
-    """Look up what testing drafts needs; ``left [...]``: what each may spend (:func:`allowance`)."""
-    column = x.unsqueeze(-1)
-    px = p.gather(-1, column).squeeze(-1)
-    qx = torch.ones_like(px) if q is None else q.gather(-1, column).squeeze(-1)
-    near, near_mass = rule.near(p, x)
+    """Look up what testing drafts needs; ``left [...]``: what each may spend (:func:`allowance`).
+
+    ``codes``: what :meth:`.Rule.codes` makes of ``x``, and ``qx``, where they are known.
+    """
+    if codes is None:
+        codes = rule.codes(x)
+    if qx is None:
+        qx = torch.ones(x.shape, device=p.device) if q is None else _of(q, x)
+    found = p.gather(-1, codes)
+    px, near_mass = found[..., 0], found[..., 1:]
     if not rule.relaxed:
-        return DraftTest(
-            p, q, x, px, qx, px, None, near_mass, torch.zeros_like(px, dtype=torch.int32)
-        )
+        return DraftTest(p, q, x, px, qx, px, None, near_mass, None)
+    near = codes[..., 1:] if codes.shape[-1] > 1 else None
     k = rule.acceptance.k
     absorbed, extra = rule.borrowed(Tried(px, qx, near_mass[..., :k], p, x, depth, q))
     mass = px + extra
     if left is not None:
         mass = torch.minimum(mass, px + left * qx)
     return DraftTest(p, q, x, px, qx, mass, near, near_mass, absorbed)
+
+
+def _of(rows: Tensor, x: Tensor) -> Tensor:
+    """Return what ``rows [..., V]`` hold of codes ``x [...]``."""
+    return rows.gather(-1, x.unsqueeze(-1)).squeeze(-1)
 
 
 def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tensor:
@@ -104,33 +122,35 @@ def residual(rule: Rule, test: DraftTest, allowed: Tensor | None = None) -> Tens
     """
     p, q = test.p, test.q
     column = test.x.unsqueeze(-1)
-    drafted = torch.zeros_like(p).scatter(-1, column, 1.0) if q is None else q
+    near, absorbed = test.near, test.absorbed
     if rule.residual == "official":
-        if test.near is not None:
-            wide = test.near[..., : rule.acceptance.k + 1]
-            hit = (test.absorbed > 0).unsqueeze(-1)
-            if q is None:
+        drafted = q
+        if near is not None and absorbed is not None:
+            wide = near[..., : rule.acceptance.k + 1]
+            hit = (absorbed > 0).unsqueeze(-1)
+            if drafted is None:
                 p = torch.where(hit, p.scatter(-1, wide, 0.0), p)
             else:
                 drafted = torch.where(hit, drafted.scatter(-1, wide, 0.0), drafted)
-        left = p.scatter(-1, column, 0.0) if q is None else (p - drafted).clamp(min=0.0)
+        rest = p.scatter(-1, column, 0.0) if drafted is None else (p - drafted).clamp(min=0.0)
         # The official code falls back to all codes alike: here, to all that may stand in this place.
         even = torch.ones_like(p) if allowed is None else allowed.float()
-        return _normalised(left, even / even.sum(dim=-1, keepdim=True))
+        return _normalised(rest, even / even.sum(dim=-1, keepdim=True))
+    target = p
+    if rule.residual == "aggregate" and near is not None and absorbed is not None:
+        k = rule.acceptance.k
+        kept = test.near_mass[..., :k].masked_fill(rule.absorbs(absorbed), 0)
+        target = p.scatter(-1, near[..., :k], kept)
+    if q is None:
+        # A draft that is certain takes all that x counts for.
+        return _normalised(target.scatter(-1, column, 0.0), p)
     if rule.residual == "optimal":
         # f(y) = min(1, A(y) / q(y)). For drawn drafts q f = min(q, A), and since A >= p, what is left
         # of p is max(0, p - q), whatever A is.
-        accepted = q if q is not None else drafted * test.mass.unsqueeze(-1).clamp(max=1.0)
-        return _normalised((p - accepted).clamp(min=0.0), p)
-    target = p
+        return _normalised((p - q).clamp(min=0.0), p)
     if rule.relaxed:
-        if test.near is not None:
-            k = rule.acceptance.k
-            order = torch.arange(k, dtype=torch.int32, device=p.device)
-            kept = torch.where(order < test.absorbed.unsqueeze(-1), 0.0, test.near_mass[..., :k])
-            target = p.scatter(-1, test.near[..., :k], kept)
         target = target.scatter(-1, column, test.mass.unsqueeze(-1))
-    return _normalised((target - drafted).clamp(min=0.0), p)
+    return _normalised((target - q).clamp(min=0.0), p)
 
 
 def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
@@ -166,7 +186,6 @@ def accept(
     done = filters.ops.accept(tree, logits, filters.given, rule, uniforms, bonus_uniform, masked)
     if done is not None:
         return Accepted(*done)
-    ops = filters.ops
     inner, last = _rows(logits, tree.parents), partial(_row, logits)
     allowed = None
     if masked and rule.residual == "official":
@@ -180,7 +199,7 @@ def accept(
         uniforms,
         bonus_uniform,
         allowed,
-        ops,
+        filters.draws.draw,
     )
 
 
@@ -203,7 +222,7 @@ def accept_sampling(
     """
     inner = _rows(probs, tree.parents)
     may = None if allowed is None else _rows(allowed, tree.parents)
-    return _walk(tree, inner, partial(_row, probs), rule, uniforms, bonus_uniform, may, ops)
+    return _walk(tree, inner, partial(_row, probs), rule, uniforms, bonus_uniform, may, ops.draw)
 
 
 def _rows(table: Tensor, nodes: Tensor | None) -> Tensor:
@@ -236,54 +255,94 @@ class Families:
     left: Tensor
 
 
+def _price(masses: list[Tensor], shares: Tensor | None, tried: list[Tensor]) -> Tensor:
+    """Return what the tests of all ranks cost, ``[B, G]`` (:attr:`DraftTest.price`).
+
+    ``masses``: p and A of the drafts, ``[B, G]`` each, rank by rank; ``shares [B, W, G]``: q, None where
+    drafts are certain; ``tried``: whether each was, bool ``[B, G]``.
+    """
+    both = torch.stack(masses, dim=1)
+    both = both.view(len(both), -1, 2, both.shape[-1])
+    if shares is not None:
+        both = both / shares.clamp(min=TINY).unsqueeze(2)
+    both = both.clamp(max=1.0)
+    cost = (both[:, :, 1] - both[:, :, 0]) * torch.stack(tried, dim=1)
+    return cost.sum(dim=1)
+
+
+def _drafted(q: Tensor | None, x: list[Tensor]) -> tuple[list[Tensor | None], Tensor | None]:
+    """Return what each sibling was drawn from, earlier ones removed, and how likely each was.
+
+    The rows are ``[B, G, V]`` each, the probabilities ``[B, W, G]``. Of a draft that is not tried, and of
+    the siblings behind it, they are not read.
+    """
+    if q is None:
+        return [None] * len(x), None
+    rows: list[Tensor | None] = []
+    found = []
+    for c, code in enumerate(x):
+        rows.append(q)
+        found.append(_of(q, code))
+        if c + 1 < len(x):
+            less = q.scatter(-1, code.unsqueeze(-1), 0.0)
+            q = _normalised(less, less)
+    return rows, torch.stack(found, dim=1)
+
+
 def _test_families(
-    tree: DraftTree, p: Tensor, rule: Rule, uniforms: Tensor, allowed: Tensor | None
+    tree: DraftTree,
+    ranks: Ranks,
+    p: Tensor,
+    rule: Rule,
+    uniforms: Tensor,
+    allowed: Tensor | None,
 ) -> Families:
-    """Test the children of all inner nodes, one sibling rank after the other; ``p [B, G, V]``."""
-    tokens = tree.tokens
-    parent, slots = tree.parents, tree.tests()
-    if parent is None:
-        parent = torch.arange(tokens.shape[1], dtype=tokens.dtype, device=p.device)
-        parent = parent.expand_as(tokens)
-        first, count, depth = tree.first_child, tree.num_children, tree.depth
-        q = None if tree.q is None or tree.group is None else _rows(tree.q, tree.group)
+    """Test the children of all inner nodes, one sibling rank after the other; ``p [B, G, V]``.
+
+    What does not depend on the tests is looked up for all ranks at once.
+    """
+    shape, q = ranks.has.shape, tree.q
+    if tree.parents is None and q is not None and tree.group is not None:
+        q = _rows(q, tree.group)
+    x = tree.tokens.gather(1, ranks.child).view(shape)
+    bar = uniforms.gather(1, ranks.test).view(shape)
+    child = ranks.child.view(shape).unbind(1)
+    rows, shares = _drafted(q, list(x.unbind(1)))
+    live, certain = ranks.has, None
+    if shares is None:
+        certain = torch.ones(ranks.parent.shape, device=p.device)
     else:
-        first, count, depth, slots = (
-            t.gather(1, parent) for t in (tree.first_child, tree.num_children, tree.depth, slots)
-        )
-        q = tree.q
-    price = torch.zeros(first.shape, device=p.device)
-    taken = flags(False, *first.shape, device=p.device)
-    left = None if rule.budget is None else rule.budget.expand_as(price)
-    chosen, widest = parent, max(tree.max_children)
-    for c in range(widest):
-        has = count > c
-        child = torch.where(has, first + c, 0)
-        x = tokens.gather(1, child)
-        u = uniforms.gather(1, torch.where(has, slots + c, 0))
-        most = None if left is None else allowance(left, p, q)
-        test = examine(rule, p, q, x, depth, most)
-        tried = has & ~taken & (test.qx > 0)
-        kept = tried & (u * test.qx <= test.mass)
-        refused = tried & ~kept
+        live, bar = live & (shares > 0), bar * shares
+    codes = rule.codes(x)
+    left = None if rule.budget is None else rule.budget.expand(ranks.parent.shape)
+    chosen, free, extra = ranks.parent, None, None
+    masses, tried = [], []
+    for c in range(shape[1]):
+        open_ = live[:, c] if free is None else live[:, c] & free
+        most = None if left is None else allowance(left, p, rows[c])
+        qx = certain if shares is None else shares[:, c]
+        test = examine(rule, p, rows[c], x[:, c], ranks.depth, most, codes[:, c], qx)
+        kept = open_ & (bar[:, c] <= test.mass)
+        refused = open_ ^ kept
         after = residual(rule, test, allowed)
         if rule.relaxed:
-            spent = test.price
-            cost = spent
+            masses += [test.px, test.mass]
+            tried.append(open_)
             if rule.residual == "official":
-                cost = spent + torch.where(refused, residual_price(rule, test, after), 0.0)
-            price = price + torch.where(tried, cost, 0.0)
+                cost = residual_price(rule, test, after) * refused
+                extra = cost if extra is None else extra + cost
             if left is not None and most is not None:
                 # The next sibling is tried with probability 1 - f, so it may cost that much more.
-                rest = (most - spent).clamp(min=0.0) / (1.0 - test.keeps).clamp(min=1e-6)
+                rest = (most - test.price).clamp(min=0.0) / (1.0 - test.keeps).clamp(min=1e-6)
                 left = torch.where(refused, rest.clamp(max=1.0), left)
         p = torch.where(refused.unsqueeze(-1), after, p)
-        if q is not None and c + 1 < widest:
-            less = q.scatter(-1, x.unsqueeze(-1), 0.0)
-            q = torch.where(refused.unsqueeze(-1), _normalised(less, less), q)
-        chosen = torch.where(kept, child, chosen)
-        taken = taken | kept
-    return Families(chosen, price, p)
+        chosen = torch.where(kept, child[c], chosen)
+        if c + 1 < shape[1]:
+            free = kept.logical_not() if free is None else free ^ kept
+    if not rule.relaxed:
+        return Families(chosen, torch.zeros(chosen.shape, device=p.device), p)
+    price = _price(masses, shares, tried)
+    return Families(chosen, price if extra is None else price + extra, p)
 
 
 def _walk(
@@ -294,7 +353,7 @@ def _walk(
     uniforms: Tensor,
     bonus_uniform: Tensor,
     allowed: Tensor | None,
-    ops: SamplingOps,
+    draw: Callable[[Tensor, Tensor], Tensor],
 ) -> Accepted:
     """Test every family at once, then follow the children that are kept.
 
@@ -303,35 +362,32 @@ def _walk(
     ``last(node)`` returns those of nodes ``[B]``; ``allowed`` as ``inner``.
     """
     depth = len(tree.max_children)
-    node = torch.zeros_like(tree.tokens[:, 0])
     if not depth:
+        node = torch.zeros_like(tree.tokens[:, 0])
         p = last(node)
-        bonus = ops.draw(p, bonus_uniform)
+        bonus = draw(p, bonus_uniform)
         return Accepted(node.unsqueeze(1), node, bonus, p, p[:, :0])
-    found = _test_families(tree, inner, rule, uniforms, allowed)
+    ranks = tree.ranks()
+    found = _test_families(tree, ranks, inner, rule, uniforms, allowed)
     chosen, price = found.chosen, found.price
     if tree.parents is not None:
-        # From groups to nodes; what is read for a node without children is not used.
-        assert tree.group is not None
-        ids = torch.arange(tree.tokens.shape[1], dtype=chosen.dtype, device=chosen.device)
-        has = tree.num_children > 0
-        chosen = torch.where(has, chosen.gather(1, tree.group), ids)
-        price = torch.where(has, price.gather(1, tree.group), 0.0)
-    path = [node]
-    for _ in range(depth):
-        node = _at(chosen, node)
-        path.append(node)
-    steps = torch.stack(path, dim=1)
+        # From groups to nodes; a node without children stays where it is.
+        chosen = ranks.ids.scatter(1, ranks.parent, chosen)
+        price = ranks.nothing.scatter(1, ranks.parent, price)
+    path = [ranks.ids[:, 0], chosen[:, 0]]
+    while len(path) <= depth:
+        path.append(_at(chosen, path[-1]))
+    node, steps = path[-1], torch.stack(path, dim=1)
     length = _at(tree.depth, node)
-    order = torch.arange(depth, dtype=length.dtype, device=length.device)
-    paid = torch.where(order <= length.unsqueeze(1), price.gather(1, steps[:, :-1]), 0.0)
+    unpaid = ranks.levels > length.unsqueeze(1)
+    paid = price.gather(1, steps[:, :-1]).masked_fill(unpaid, 0)
     if tree.parents is None:
         p = _row(found.left, node)
     else:
         assert tree.group is not None
         p = torch.where(
-            (_at(tree.num_children, node) > 0).unsqueeze(-1),
-            _row(found.left, _at(tree.group, node)),
+            _at(ranks.leaf, node).unsqueeze(-1),
             last(node),
+            _row(found.left, _at(tree.group, node)),
         )
-    return Accepted(steps, length, ops.draw(p, bonus_uniform), p, paid)
+    return Accepted(steps, length, draw(p, bonus_uniform), p, paid)

@@ -21,21 +21,21 @@ def commit(
     that are complete stay as they are.
     """
     g = verifying.geometry
-    entry = torch.arange(g.depth + 1, dtype=state.length.dtype, device=state.length.device)
-    open_ = state.length + 1 < g.tokens
+    last = g.tokens - 1
+    entry, after = (verifying.slots[n : n + g.depth + 1] for n in (0, 1))
+    open_ = state.length < last
     if g.depth:
         _enter_slots(verifying, state, tree, accepted, open_)
     # Known tokens from the one after the root on: accepted drafts, then the bonus.
     drafts = tree.tokens.gather(1, accepted.path)
-    shifted = torch.cat((drafts[:, 1:], accepted.bonus.unsqueeze(1)), dim=1)
-    following = torch.where(
-        entry == accepted.length.unsqueeze(1), accepted.bonus.unsqueeze(1), shifted
-    )
-    column = state.length.unsqueeze(1) + 1 + entry
-    fits = (entry <= accepted.length.unsqueeze(1)) & (column < g.tokens) & open_.unsqueeze(1)
-    state.tokens.scatter_(1, torch.where(fits, column, g.tokens), following)
+    count, bonus = accepted.length.unsqueeze(1), accepted.bonus.unsqueeze(1)
+    following = torch.cat((drafts[:, 1:], bonus), dim=1).scatter(1, count, bonus)
+    # Drafts past the end of the image, and all of a complete one, go to the trash column.
+    column = (state.length.unsqueeze(1) + after).clamp(max=g.tokens)
+    column = column.masked_fill(entry > count, g.tokens)
+    state.tokens.scatter_(1, column, following)
     gained = accepted.length + 1
-    length = (state.length + gained).clamp(max=g.tokens - 1)
+    length = (state.length + gained).clamp(max=last)
     index = verifying._rows(accepted.path).unsqueeze(-1).expand(-1, -1, features.shape[-1])
     keep = open_.unsqueeze(1)
     state.pending_tokens.copy_(torch.where(keep, following, state.pending_tokens))
@@ -45,13 +45,14 @@ def commit(
     )
     state.pending_count.copy_(torch.where(open_, gained, state.pending_count))
     state.root.copy_(torch.where(open_, accepted.bonus, state.root))
-    # Drafts past the end of the image are dropped, and counted nowhere.
-    state.histogram.add_((entry == (length - state.length - 1).unsqueeze(1)) & open_.unsqueeze(1))
+    # What is dropped is counted nowhere; a complete image gains nothing.
+    state.histogram.add_(after == (length - state.length).unsqueeze(1))
     state.steps.add_(open_)
-    state.price.add_(torch.where(fits[:, : g.depth], accepted.price, 0.0).sum(dim=1))
+    dropped = column[:, : g.depth] == g.tokens
+    state.price.add_(accepted.price.masked_fill(dropped, 0).sum(dim=1))
     state.last_path.copy_(accepted.path)
-    state.last_length.copy_(torch.where(open_, accepted.length, -1))
-    state.length.copy_(torch.where(open_, length, state.length))
+    state.last_length.copy_(torch.where(open_, accepted.length, verifying.no_length))
+    state.length.copy_(length)
     state.step.add_(1)
 
 
@@ -60,17 +61,13 @@ def _enter_slots(
 ) -> None:
     """Reorder the slots of one tree: the accepted path first, in its order, then the other nodes."""
     g = verifying.geometry
-    window = verifying.window(state)
+    window = tree.window or verifying.window(state)
     node = verifying.slots[: g.nodes]
-    level = verifying.slots[: g.depth + 1]
-    on_path = (accepted.path.unsqueeze(-1) == node) & (
-        level <= accepted.length.unsqueeze(1)
-    ).unsqueeze(-1)
-    kept = on_path.any(dim=1)
-    others = (~kept).cumsum(1, dtype=node.dtype) + accepted.length.unsqueeze(1)
-    place = torch.where(kept, tree.depth, others)
+    # Behind its length a path only repeats nodes of its own.
+    off_path = verifying.ones.scatter(1, accepted.path, 0)
+    others = off_path.cumsum(1, dtype=node.dtype) + accepted.length.unsqueeze(1)
+    place = torch.where(off_path == 0, tree.depth, others)
     # Positions before they are read again: a compiler may write the new length before what reads it late.
-    following = state.length.unsqueeze(1) + node
-    place = following.gather(1, torch.where(open_.unsqueeze(1), place, node))
-    state.slot_of.scatter_(1, place, window)
-    state.place_of.scatter_(1, window, place)
+    place = window.positions.gather(1, torch.where(open_.unsqueeze(1), place, node))
+    state.slot_of.scatter_(1, place, window.slots)
+    state.place_of.scatter_(1, window.slots, place)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import examine, residual, residual_price
-from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.decoding.logits import REFERENCE, Draws
 from lantern_accel.decoding.rule import TINY, Rule, allowance
 from lantern_accel.device.sampling import SamplingOps
 
@@ -41,7 +41,7 @@ class Coupled:
 def leading(keep: Tensor, dtype: torch.dtype) -> Tensor:
     """Count the drafts before the first that is not kept, ``[B]`` from bool ``[B, T]``."""
     order = torch.arange(keep.shape[1], dtype=dtype, device=keep.device)
-    return torch.where(keep, keep.shape[1], order).amin(dim=1)
+    return order.masked_fill(keep, keep.shape[1]).amin(dim=1)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
@@ -61,14 +61,16 @@ def couple(
     anew: bool = False,
     ops: SamplingOps = REFERENCE,
     siblings: bool = True,
+    drawing: Draws | None = None,
 ) -> Coupled:
     """Test the drafts and replace what fails.
 
     ``x`` integer ``[B, L - 1]``; ``p`` float32 ``[B, L, V]``, of which the last is the bonus's; ``q``
     float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``. With a
     relaxed ``rule`` A(x) decides what is known and the tail goes on under the exact test. ``anew``: the
-    tail is drawn from p instead (SJD). ``ops``: the device's, which draws. ``siblings``: they are tried
-    next, which takes what is left where the first draft is refused.
+    tail is drawn from p instead (SJD). ``ops``: the device's, which draws; ``drawing``: its draws, where
+    what they take is made already. ``siblings``: they are tried next, which takes what is left where the
+    first draft is refused.
     """
     if not rule.relaxed and (done := ops.couple(x, p, q, tests, draws, anew, siblings)) is not None:
         found, known_now, rest = done
@@ -107,9 +109,9 @@ def couple(
             price = price + torch.where(hit, residual_price(rule, test, row).unsqueeze(1), 0.0)
         # What the relaxed test keeps is known; what it refuses, the exact test refuses too.
         kept = kept | before
-    drawn = ops.draw(torch.cat((left, bonus), dim=1), draws)
+    drawn = (drawing or Draws(ops)).draw(torch.cat((left, bonus), dim=1), draws)
     tokens = torch.cat((torch.where(kept, x, drawn[:, :-1]), drawn[:, -1:]), dim=1)
-    price = torch.where(order <= count.unsqueeze(1), price, 0.0)
+    price = price.masked_fill(order > count.unsqueeze(1), 0)
     return Coupled(tokens, count + 1, price, _at(left, first))
 
 

@@ -6,17 +6,20 @@ for the tree's inner nodes, and a trash slot.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.decoding.levels import Level, Picks
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.target import Drafter, Target
-from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.decoding.trees import DraftTree, Ranks, TreeTables, Written
 from lantern_accel.device.operations import KVCache, TensorOps, flags
 from lantern_accel.nn.transformer import Pass
 from lantern_accel.strategy.values import DynamicTree
@@ -29,13 +32,13 @@ FLOOR = -1e4
 class Depths:
     """What the levels of one draft share, for every depth from the root's on.
 
-    ``rotary``: rows of the image tokens, ``[R, D + 1, 1, d/2]``; ``committed`` bool ``[M, 1, base]``:
-    what is seen of prompt and image; ``following [B, D + 1]``: the tokens that logits are of.
+    ``rotary``: rows of the image tokens, ``[R, D + 1, 1, d/2]``; ``committed``: the device's form of the
+    mask ``[M, 1, 1, base]`` of prompt and image; ``guides``: what guides logits of each depth.
     """
 
     rotary: tuple[Tensor, Tensor]
     committed: Tensor
-    following: Tensor
+    guides: Sequence[Callable[[Tensor], Tensor]]
 
 
 @dataclass
@@ -61,71 +64,94 @@ class Drafting:
         self.base = self.prefix + g.tokens
         #: Slots that committed tokens lie in, by number; the others are beyond any reach.
         self.reached = torch.where(self.slots < self.base, self.slots, self.cache.layout.capacity)
+        self.behind = self.slots[: self.base] - self.prefix
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
-        self.topology: dict[str, Tensor] = {}
-        #: Of each level: which picks and whose features the next one runs on, and what it sees.
-        self.levels: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.topology: dict[str, Any] = {}
+        self.ranks: Ranks | None = None
+        #: Which picks of each level are nodes of the tree, and the levels behind the root's.
+        self.kept: list[Picks] = []
+        self.levels: list[Level] = []
+        if self.dynamic is not None:
+            k = self.dynamic.top_k
+            for level in range(self.dynamic.depth):
+                self.levels.append(Level(None, None, None, self._scratch(level * k, k)))
         if self.tables is not None:
             self.topology = self.tables.topology(g.batch, device, self.ops.index)
+            self.ranks = self.tables.ranks(self.topology)
             self._plan_levels(self.tables, device)
 
+    def _scratch(self, first: int, count: int) -> Tensor:
+        """Return the address of ``count`` scratch slots, the same for every image."""
+        place = self.slots[self.base + first : self.base + first + count]
+        return self.ops.address(self.cache, place.repeat(self.geometry.rows, 1)).clone()
+
     def _plan_levels(self, tables: TreeTables, device: torch.device) -> None:
-        """Prepare the index tables of each level of a static tree."""
+        """Prepare the tables of each level of a static tree."""
         inner = [node for level in tables.inner[1:] for node in level]
         place = {node: i for i, node in enumerate(inner)}
-        order, drawn = [0], 1  # the root, then the picks of all levels
+        order, drawn, first = [0], 1, 0  # the root, then the picks of all levels
+        behind = self.cache.layout.capacity - self.base
         for depth, level in enumerate(tables.inner):
             group = {node: i for i, node in enumerate(level)}
             below = [i for i in range(tables.nodes) if tables.depths[i] == depth + 1]
             width = tables.max_children[depth]
             rank = {n: n - tables.children[tables.parents[n]][0] for n in below}
             picks = [group[tables.parents[n]] * width + rank[n] for n in below]
-            following = tables.inner[depth + 1] if depth + 1 < len(tables.inner) else []
+            self.kept.append(Picks(picks, device, self.ops.index))
             order += [drawn + pick for pick in picks]
             drawn += len(level) * width
+            if depth + 1 == len(tables.inner):
+                break
+            following = tables.inner[depth + 1]
             inputs = [picks[below.index(n)] for n in following]
             parents = [group[tables.parents[n]] for n in following]
-            behind = self.cache.layout.capacity - self.base
             seen = torch.zeros(1, len(following), behind, dtype=torch.bool)
             for i, node in enumerate(following):
                 while node:
                     seen[0, i, place[node]] = True
                     node = tables.parents[node]
             self.levels.append(
-                (
-                    torch.tensor(inputs, dtype=self.ops.index, device=device),
-                    torch.tensor(parents, dtype=self.ops.index, device=device),
-                    seen.to(device),
+                Level(
+                    Picks(inputs, device, self.ops.index),
+                    Picks(parents, device, self.ops.index),
+                    self._mask(seen.repeat(self.branches.masks, 1, 1).to(device)).clone(),
+                    self._scratch(first, len(following)),
                 )
             )
-        self.order = torch.tensor(order, dtype=self.ops.index, device=device)
+            first += len(following)
+        # Picks that are no views of their level are taken of all levels at once.
+        self.order = Picks(order, device, self.ops.index)
+        if any(one.index is not None for one in self.kept):
+            self.kept = []
 
     # --- passes --------------------------------------------------------------------------------
 
-    def _pass(self, rotary: tuple[Tensor, Tensor], slots: Tensor, visible: Tensor) -> Pass:
-        """Describe a pass: rotary rows of its image tokens, cache slots ``[B, T]``, mask [M, T, L]."""
-        mask = self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
-        return Pass(
-            *rotary,
-            self.branches.spread(mask),
-            self.cache,
-            self.ops.address(self.cache, self._rows(slots)),
-        )
+    def _mask(self, visible: Tensor) -> Tensor:
+        """Return the device's form of a mask, ``[M, 1, T, n]`` from bool ``[M, T, n]``."""
+        return self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
+
+    def _pass(self, rotary: tuple[Tensor, Tensor], address: Tensor, mask: Tensor) -> Pass:
+        """Describe a pass: rotary rows of its image tokens, where it writes, mask [M, 1, T, L]."""
+        return Pass(*rotary, self.branches.spread(mask), self.cache, address)
 
     def _rotary(self, state: State, cells: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rotary rows of image tokens ``[B, T]``, for all rows."""
-        cells = cells.clamp(min=0, max=self.geometry.tokens - 1)
         return self.branches.image_rotary(self.drafter, state.start, cells, back=1)
 
-    def _seen(self, state: State, visible: Tensor) -> Tensor:
+    def _shown(self, state: State) -> Tensor | None:
+        """Return which slots hold no caption pad, bool ``[M, L]``; None where pads are seen."""
+        if not self.drafter.config.mask_padding or not self.prefix:
+            return None
+        rest = self.cache.layout.capacity - self.prefix
+        return F.pad(state.prefix_mask[:, : self.prefix], (0, rest), value=1)
+
+    def _seen(self, visible: Tensor, shown: Tensor | None) -> Tensor:
         """Hide caption pads from what images see of the first slots: bool ``[B, T, n]`` to [M, T, n]."""
         visible = self.branches.masked(visible)
-        if not self.drafter.config.mask_padding or not self.prefix:
+        if shown is None:
             return visible
-        rest = visible.shape[-1] - self.prefix
-        pads = F.pad(state.prefix_mask[:, : self.prefix], (0, rest), value=1)
-        return visible & pads.unsqueeze(1)
+        return visible & shown[:, : visible.shape[-1]].unsqueeze(1)
 
     def prefill(self, state: State, features: Tensor) -> None:
         """Run the drafter over the prompt with the target's features ``[R, prefix, D]``."""
@@ -136,7 +162,8 @@ class Drafting:
         visible = self.slots <= slots.unsqueeze(-1)
         visible = visible.expand(g.batch, -1, -1)
         # A hidden pad still sees itself.
-        visible = self._seen(state, visible) | (self.slots == slots.unsqueeze(-1))
+        seen = self._seen(visible, self._shown(state))
+        visible = seen | (self.slots == slots.unsqueeze(-1))
         cos, sin = self.branches.prompt_rotary(
             self.drafter, state.prefix_mask, self.prefix, self.ops.index
         )
@@ -149,69 +176,79 @@ class Drafting:
         )
         self.drafter.forward_prefix(state.condition, features[:, :-1], at)
 
-    def catch_up(self, state: State) -> Tensor:
-        """Run the pending tokens, keep their keys and values; return the root's state [R, 1, D]."""
-        entry = self.slots[: self.geometry.depth + 1]
-        count = state.pending_count.unsqueeze(1)
-        cells = (state.length.unsqueeze(1) - count) + (entry + 1)
-        place = torch.where(entry < count, cells + self.prefix, self.trash)
-        visible = self._seen(state, self.reached <= place.unsqueeze(-1))
-        at = self._pass(self._rotary(state, cells), place, visible)
+    def catch_up(self, state: State, shown: Tensor | None = None) -> Tensor:
+        """Run the pending tokens, keep their keys and values; return the root's state [R, 1, D].
+
+        ``shown``: what :meth:`_shown` returns, where it is known.
+        """
+        if shown is None:
+            shown = self._shown(state)
+        count, width = state.pending_count.unsqueeze(1), self.geometry.depth + 1
+        entry, after = self.slots[:width], self.slots[1 : width + 1]
+        cells = (state.length.unsqueeze(1) - count) + after
+        place = (cells + self.prefix).masked_fill(entry >= count, self.trash)
+        visible = self._seen(self.reached <= place.unsqueeze(-1), shown)
+        rotary = self._rotary(state, cells.clamp(min=0, max=self.geometry.tokens - 1))
+        address = self.ops.address(self.cache, self._rows(place))
+        at = self._pass(rotary, address, self._mask(visible))
         out: Tensor = self.drafter(self._rows(state.pending_tokens), state.pending_features, at)
         last = self._rows((state.pending_count - 1).clamp(min=0)).view(-1, 1, 1)
         return out.gather(1, last.expand(-1, 1, out.shape[-1]))
 
-    def _begin(self, state: State) -> Depths:
-        """Prepare what the levels of one draft have in common."""
-        cells = state.length.unsqueeze(1) + self.slots[: self.geometry.depth + 1]
-        past = self.slots[: self.base] <= (self.prefix + state.length).view(-1, 1, 1)
-        following = (cells + 1).clamp(max=self.geometry.tokens - 1)
-        return Depths(self._rotary(state, cells), self._seen(state, past), following)
+    def _begin(self, state: State, shown: Tensor | None = None) -> Depths:
+        """Prepare what the levels of one draft have in common; ``shown`` as in :meth:`catch_up`."""
+        if shown is None:
+            shown = self._shown(state)
+        g = self.geometry
+        cells = (state.length.unsqueeze(1) + self.slots[: g.depth + 2]).clamp(max=g.tokens - 1)
+        past = self.behind <= state.length.view(-1, 1, 1)
+        committed = self._mask(self._seen(past, shown))
+        guides = self.guidance.columns(cells[:, 1:])
+        return Depths(self._rotary(state, cells[:, :-1]), committed, guides)
 
     def _level(
-        self, ahead: Depths, depth: int, codes: Tensor, features: Tensor, seen: Tensor, first: int
+        self, ahead: Depths, depth: int, codes: Tensor, features: Tensor, seen: Tensor
     ) -> Tensor:
         """Run drafted nodes ``codes [B, n]`` at ``depth``; states [R, n, D].
 
-        ``seen`` bool ``[B, n, L - base]``: what they see behind the image, ``first`` the scratch slot of
-        the first node.
+        ``seen``: the mask of what is behind the image, as :class:`Level` has it.
         """
         count = codes.shape[1]
-        start = self.base + first
-        place = self.slots[start : start + count].expand(self.geometry.batch, -1)
-        visible = torch.cat(
-            (ahead.committed.expand(-1, count, -1), self.branches.masked(seen)), dim=-1
-        )
+        mask = torch.cat((ahead.committed.expand(-1, -1, count, -1), seen), dim=-1)
         cos, sin = (t[:, depth : depth + 1].expand(-1, count, -1, -1) for t in ahead.rotary)
-        out: Tensor = self.drafter(
-            self._rows(codes), features, self._pass((cos, sin), place, visible)
-        )
+        at = self._pass((cos, sin), self.levels[depth - 1].address, mask)
+        out: Tensor = self.drafter(self._rows(codes), features, at)
         return out
 
     def _guided(self, ahead: Depths, depth: int, features: Tensor) -> Tensor:
         """Return the drafter's guided logits of the tokens after ``depth``, [B, n, V]."""
-        return self.guidance(self.target.head(features), ahead.following[:, depth])
+        return ahead.guides[depth](self.target.head(features))
 
     # --- trees ---------------------------------------------------------------------------------
 
-    def draft(self, state: State, uniforms: Tensor) -> DraftTree:
-        """Catch up and propose a tree; ``uniforms [B, columns]``."""
-        features = self.catch_up(state)
-        ahead = self._begin(state)
+    def draft(self, state: State, uniforms: Tensor, window: Written | None = None) -> DraftTree:
+        """Catch up and propose a tree; ``uniforms [B, columns]``, ``window`` is a static tree's."""
+        shown = self._shown(state)
+        features = self.catch_up(state, shown)
+        ahead = self._begin(state, shown)
         if self.dynamic is not None:
             return self._draft_dynamic(state, ahead, features, self.dynamic)
-        return self._draft_static(state, ahead, features, uniforms)
+        return self._draft_static(state, ahead, features, uniforms, window)
 
     def _draft_static(
-        self, state: State, ahead: Depths, features: Tensor, uniforms: Tensor
+        self,
+        state: State,
+        ahead: Depths,
+        features: Tensor,
+        uniforms: Tensor,
+        window: Written | None,
     ) -> DraftTree:
         tables = self.tables
         assert tables is not None
         batch = self.geometry.batch
         tokens, dists = [state.root.unsqueeze(1)], []
-        used = first = 0
-        for depth, (inputs, parents, seen) in enumerate(self.levels):
-            width = tables.max_children[depth]
+        used = 0
+        for depth, width in enumerate(tables.max_children):
             logits = self._guided(ahead, depth, features)
             groups = logits.shape[1]
             if self.filters.sampling.greedy:
@@ -220,25 +257,25 @@ class Drafting:
                 q = distribution(logits, self.filters)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
                 used += groups * width
-                picks = self.ops.draw_without_replacement(q, here)
+                picks = self.filters.draws.draw_without_replacement(q, here)
                 dists.append(q)
             codes = picks.flatten(1)
-            tokens.append(codes)
-            if inputs.numel():
+            tokens.append(self.kept[depth].of(codes) if self.kept else codes)
+            if depth < len(self.levels):
+                level = self.levels[depth]
+                assert level.codes is not None and level.features is not None
+                assert level.seen is not None
                 features = self._level(
-                    ahead,
-                    depth + 1,
-                    codes.index_select(1, inputs),
-                    features.index_select(1, parents),
-                    seen.expand(batch, -1, -1),
-                    first,
+                    ahead, depth + 1, level.codes.of(codes), level.features.of(features), level.seen
                 )
-                first += inputs.numel()
+        drafted = torch.cat(tokens, dim=1)
         return DraftTree(
-            tokens=torch.cat(tokens, dim=1).index_select(1, self.order),
+            tokens=drafted if self.kept else self.order.of(drafted),
             max_children=tables.max_children,
             q=torch.cat(dists, dim=1) if dists else None,
             **self.topology,
+            known_ranks=self.ranks,
+            window=window,
         )
 
     def _log_probs(self, logits: Tensor) -> Tensor:
@@ -271,7 +308,8 @@ class Drafting:
             first = level * k
             pads = (seen[..., :first], eye, seen[..., first + k :])
             seen = torch.cat(pads, dim=-1)
-            features = self._level(ahead, level + 1, codes, features, seen, first)
+            mask = self._mask(self.branches.masked(seen))
+            features = self._level(ahead, level + 1, codes, features, mask)
             log_probs = self._log_probs(self._guided(ahead, level + 1, features))
             best, children = log_probs.topk(k, dim=-1)
             children = children.to(self.ops.index)

@@ -54,7 +54,8 @@ class Engine(Running):
         self.strategy, self.sampling, self.ops = strategy, sampling, ops
         dtype, device = place_of(target)
         self.dials = Dials(strategy, sampling, g.tokens, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops)
+        sums = ops.running_sums(g.vocab, device)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops, sums=sums)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
         guidance = Guidance(
@@ -88,7 +89,7 @@ class Engine(Running):
             root = logits.argmax(dim=-1).to(self.ops.index)
         else:
             weights = distribution(logits, self.filters)
-            root = self.ops.draw(weights, state.uniforms[:, 0, -1])
+            root = self.filters.draws.draw(weights, state.uniforms[:, 0, -1])
         self.sound.begin(weights)
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
@@ -122,7 +123,9 @@ class Engine(Running):
 
     def _draft(self, uniforms: Tensor) -> DraftTree:
         if self.drafting is not None:
-            return self.drafting.draft(self.state, uniforms)
+            static = self.drafting.tables is not None
+            window = self.verifying.window(self.state) if static else None
+            return self.drafting.draft(self.state, uniforms, window)
         assert self._root_only is not None
         return DraftTree(tokens=self.state.root.unsqueeze(1), max_children=(), **self._root_only)
 

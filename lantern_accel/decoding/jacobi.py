@@ -88,7 +88,7 @@ class JacobiEngine(Running):
         )
         # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
         counts = () if sampling.greedy else window.siblings
-        self.siblings = Siblings(counts, ops, device)
+        self.siblings = Siblings(counts, ops.index, device)
         passes = 0 if sampling.greedy or window.tail != "coupled" else window.passes
         reach = max(self.fresh.reach, row if counts else 1)
         most = window.length if longest is None else longest.window.length
@@ -123,7 +123,14 @@ class JacobiEngine(Running):
         self.recall = None
         if passes:
             self.recall = Recall(
-                passes, window.length, tokens, config.vocab_size, ops.index, device, ops
+                passes,
+                window.length,
+                tokens,
+                config.vocab_size,
+                ops.index,
+                device,
+                ops,
+                self.filters.draws,
             )
         #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
         self._columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
@@ -134,7 +141,8 @@ class JacobiEngine(Running):
         g, strategy, sampling, ops = self.geometry, self.strategy, self.sampling, self.ops
         _, device = place_of(target)
         self.dials = Dials(strategy, sampling, g.tokens, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops)
+        sums = ops.running_sums(g.vocab, device)
+        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops, sums)
         self.rule = self._rule(neighbours, device)
         image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
         scale = self.dials.scale if sampling.guided else None
@@ -164,7 +172,7 @@ class JacobiEngine(Running):
         self.ring.write(self.state.q, self.state.length.unsqueeze(1), weights.unsqueeze(1))
         if self.noisy:
             return (weights.log() + gumbel(uniforms)).argmax(dim=-1).to(self.ops.index)
-        return self.ops.draw(weights, uniforms[:, -1])
+        return self.filters.draws.draw(weights, uniforms[:, -1])
 
     def _draft(self, newest: Tensor, uniforms: Tensor) -> None:
         """Draw fresh drafts for the positions behind ``newest [B]``, the last that a pass has seen."""
@@ -183,7 +191,7 @@ class JacobiEngine(Running):
         else:
             first = self._columns[0]
             here = uniforms[:, first : first + targets.shape[1]]
-            drawn = self.ops.draw(rows, here)
+            drawn = self.filters.draws.draw(rows, here)
         state.tokens.scatter_(1, places, drawn)
         if fresh.certain:
             rows = torch.zeros_like(rows).scatter(-1, drawn.unsqueeze(-1), 1.0)
@@ -260,7 +268,7 @@ class JacobiEngine(Running):
         deep = len(self.siblings.counts)
         drawn = uniforms[:, first : first + self.siblings.total]
         rows = self._others(q)
-        return self.siblings.draft(x[:, 1 : 1 + deep], rows, drawn), rows
+        return self.siblings.draft(x[:, 1 : 1 + deep], rows, drawn, self.filters.draws), rows
 
     def _others(self, q: Tensor) -> Tensor:
         """Return what the siblings of the first drafts are drawn from, ``[B, D, V]``, of any sum.
@@ -314,6 +322,7 @@ class JacobiEngine(Running):
             anew=anew,
             ops=self.ops,
             siblings=others is not None,
+            drawing=self.filters.draws,
         )
         if self.accounting == "exact" and self.rule.relaxed:
             price = window_prices(x, chain, q, self.rule, tests, coupled.count)
@@ -356,6 +365,7 @@ class JacobiEngine(Running):
             after,
             uniforms[:, first : first + self.siblings.widest],
             uniforms[:, -length:],
+            self.filters.draws,
         )
         place = state.length + 2 + refused
         place = torch.where(tried.taken, place, self.geometry.tokens)
@@ -371,16 +381,16 @@ class JacobiEngine(Running):
         newest = torch.maximum(state.newest, state.length + self.window.length)
         state.newest.copy_(newest)
         self._draft(newest, uniforms)
-        open_ = state.length + 1 < g.tokens
+        open_ = state.length < g.tokens - 1
         length = (state.length + coupled.count).clamp(max=g.tokens - 1)
         gained = length - state.length
         entry = self.forward.chain
-        # Drafts past the end of the image are dropped, and counted nowhere.
-        accepted = (entry == (gained - 1).unsqueeze(1)) & open_.unsqueeze(1)
-        state.histogram[:, : len(entry)].add_(accepted)
+        # Drafts past the end of the image are dropped, and counted nowhere; a complete one gains nothing.
+        state.histogram[:, : len(entry)].add_(self.ahead == gained.unsqueeze(1))
         state.steps.add_(open_)
-        used = (entry[:-1] < gained.unsqueeze(1)) & open_.unsqueeze(1)
-        state.price.add_(torch.where(used, coupled.price, 0.0).sum(dim=1))
-        state.last_length.copy_(torch.where(open_, gained - 1, -1))
-        state.length.copy_(torch.where(open_, length, state.length))
+        if self.rule.relaxed:
+            unused = entry[:-1] >= gained.unsqueeze(1)
+            state.price.add_(coupled.price.masked_fill(unused, 0).sum(dim=1))
+        state.last_length.copy_(gained - 1)
+        state.length.copy_(length)
         state.step.add_(1)

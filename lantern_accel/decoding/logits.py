@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from lantern_accel.device.sampling import Filter, SamplingOps, guide
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.values import Sampling
 
-__all__ = ["REFERENCE", "Filters", "distribution", "guide"]
+__all__ = ["REFERENCE", "Draws", "Filters", "distribution", "guide"]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A device's draws; ``sums``: what :meth:`.SamplingOps.running_sums` made for them, if anything."""
+
+    ops: SamplingOps = REFERENCE
+    sums: Tensor | None = None
+
+    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+        """Draw codes ``[...]`` as :meth:`.SamplingOps.draw` does."""
+        if self.sums is None:
+            return self.ops.draw(weights, uniform)
+        return self.ops.draw(weights, uniform, self.sums)
+
+    def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw codes ``[..., K]`` as :meth:`.SamplingOps.draw_without_replacement` does."""
+        if self.sums is None:
+            return self.ops.draw_without_replacement(weights, uniforms)
+        return self.ops.draw_without_replacement(weights, uniforms, self.sums)
 
 
 @dataclass(frozen=True)
@@ -18,26 +39,32 @@ class Filters:
     """How logits become a distribution in a step: what has a shape, and the values that are data.
 
     ``temperature`` and ``top_p``: float32 ``[1]`` on the device, or numbers. ``ops``: the device's
-    operations.
+    operations; ``sums`` as in :class:`Draws`.
     """
 
     sampling: Sampling
     temperature: Tensor | float
     top_p: Tensor | float
     ops: SamplingOps = field(default=REFERENCE)
+    sums: Tensor | None = field(default=None, repr=False, compare=False)
     given: Filter = field(init=False, repr=False, compare=False)
     """What the device's operation takes; of use where sampling is not greedy."""
+    draws: Draws = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Made here, not when it is first read: a compiler that traces a step cannot enter a lock.
-        s = self.sampling
+        s, never = self.sampling, None
+        if isinstance(self.temperature, Tensor):
+            never = torch.full_like(self.temperature, float("-inf"))
         given = Filter(
             temperature=self.temperature,
             top_k=s.top_k,
             top_p=self.top_p if s.top_p < 1 else None,
             p_first=s.order == "top_p_first",
+            never=never,
         )
         object.__setattr__(self, "given", given)
+        object.__setattr__(self, "draws", Draws(self.ops, self.sums))
 
     @classmethod
     def of(cls, sampling: Sampling) -> Filters:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import REFERENCE
+from lantern_accel.decoding.logits import REFERENCE, Draws
 from lantern_accel.decoding.rule import TINY
 from lantern_accel.decoding.window import WindowState
 from lantern_accel.device.sampling import SamplingOps
@@ -53,9 +53,10 @@ class Recall:
         index: torch.dtype,
         device: torch.device,
         ops: SamplingOps = REFERENCE,
+        drawing: Draws | None = None,
     ) -> None:
         self.passes, self.length, self.tokens, self.vocab = passes, length, tokens, vocab
-        self.index, self.ops = index, ops
+        self.index, self.ops, self.drawing = index, ops, drawing or Draws(ops)
         self.slots = torch.arange(LOOKED_UP, dtype=index, device=device)
         self.ahead = torch.arange(1, length + 1, dtype=index, device=device)
         self.order = torch.arange(passes, dtype=index, device=device)
@@ -137,7 +138,7 @@ class Recall:
         kept = kept & inside.squeeze(-1)
         left = (guess - was).clamp(min=0.0)
         left = torch.where(left.sum(-1, keepdim=True) > 0, left, guess)
-        drawn = self.ops.draw(left, draws.gather(1, row))
+        drawn = self.drawing.draw(left, draws.gather(1, row))
         drawn = torch.where(kept, code.squeeze(-1), drawn)
         spare = torch.cat((tokens, tokens[:, :1]), dim=1)
         spare = spare.scatter(1, torch.where(found, row, self.length), drawn)

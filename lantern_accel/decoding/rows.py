@@ -7,14 +7,16 @@ are a row's, and image token ``n`` of row ``r`` follows that row's last prompt t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.logits import REFERENCE
-from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.device.sampling import SamplingOps, guide
 
 
 class HasRotary(Protocol):
@@ -81,19 +83,20 @@ class Branches:
         model's table has fewer before the image (a drafter's has one).
         """
         if not self.own:
-            cos, sin = _lookup(model, cells + (self.prefix - back))
+            cos, sin = _lookup(model, cells, self.prefix - back)
             return self.rows(cos), self.rows(sin)
         # No prompt is shorter than two tokens, but a device may run a step on zeroed buffers to warm up.
         before = (start - back).clamp(min=0).unsqueeze(1)
         return _lookup(model, self.rows(cells) + before)
 
 
-def _lookup(model: HasRotary, index: Tensor) -> tuple[Tensor, Tensor]:
+def _lookup(model: HasRotary, index: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the rows ``first + index`` of a model's tables, ``[*index.shape, 1, d/2]``."""
     shape = (*index.shape, 1, -1)
     flat = index.flatten()
     return (
-        model.rope_cos.index_select(0, flat).view(shape),
-        model.rope_sin.index_select(0, flat).view(shape),
+        model.rope_cos[first:].index_select(0, flat).view(shape),
+        model.rope_sin[first:].index_select(0, flat).view(shape),
     )
 
 
@@ -129,3 +132,18 @@ class Guidance:
         if self.allowed is not None:
             penalties = (self.allowed.kind, self.allowed.penalty)
         return self.ops.guide(logits, token, self.scale, self.image_scale, penalties)
+
+    def columns(self, token: Tensor) -> list[Callable[[Tensor], Tensor]]:
+        """Return what guides logits ``[R, n, V]`` of one token an image, for each of ``token [B, T]``.
+
+        Where the device guides as the reference does, the scales of all are looked up at once.
+        """
+        own = type(self.ops).guide is not SamplingOps.guide
+        if own or self.scale is None or self.allowed is not None:
+            return [partial(self, token=one) for one in token.unbind(1)]
+        scale = self.scale.index_select(0, token.flatten()).view(token.shape)
+        above = scale > 1
+        return [
+            partial(guide, scale=s, image_scale=self.image_scale, above=a)
+            for s, a in zip(*(torch.split(t, 1, dim=1) for t in (scale, above)), strict=True)
+        ]

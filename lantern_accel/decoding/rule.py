@@ -19,7 +19,8 @@ class Rule:
 
     ``neighbours``: integer ``[V, >= k]``, None for a rule that reads none. ``dials``: float32, the values
     of the rule that are data (see :class:`AcceptanceRule`); None takes the rule's own. ``budget``:
-    float32 ``[1]``, the most total variation that a token may cost; None for no limit.
+    float32 ``[1]``, the most total variation that a token may cost; None for no limit. ``order``: int32
+    ``[k]``, the neighbours' numbers, where they are made once.
     """
 
     acceptance: Acceptance
@@ -27,6 +28,7 @@ class Rule:
     neighbours: Tensor | None = None
     dials: Tensor | None = None
     budget: Tensor | None = None
+    order: Tensor | None = None
 
     @property
     def relaxed(self) -> bool:
@@ -40,12 +42,20 @@ class Rule:
             dials = torch.tensor(self.acceptance.dial_values(), device=tried.px.device)
         return self.acceptance.borrowed(tried, dials)
 
-    def near(self, p: Tensor, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the neighbours of codes ``x [...]`` and their mass under ``p [..., V]``: [..., >= k]."""
-        if self.neighbours is None or not self.acceptance.k:
-            return None, p[..., :0]
-        codes = self.neighbours.index_select(0, x.flatten()).to(x.dtype).view(*x.shape, -1)
-        return codes, p.gather(-1, codes)
+    def codes(self, x: Tensor) -> Tensor:
+        """Return codes ``x [...]``, each with its neighbours behind it where the rule reads some."""
+        column = x.unsqueeze(-1)
+        if self.neighbours is None or not self.acceptance.k or not self.relaxed:
+            return column
+        near = self.neighbours.index_select(0, x.flatten()).to(x.dtype).view(*x.shape, -1)
+        return torch.cat((column, near), dim=-1)
+
+    def absorbs(self, count: Tensor) -> Tensor:
+        """Return which neighbours are among the ``count [...]`` nearest, bool ``[..., k]``."""
+        order = self.order
+        if order is None:
+            order = torch.arange(self.acceptance.k, dtype=torch.int32, device=count.device)
+        return order < count.unsqueeze(-1)
 
     def mass(self, p: Tensor, q: Tensor, x: Tensor, drafted: Tensor | None = None) -> Tensor:
         """Return A(x), what codes ``x [B, T]`` count for under ``p [B, T, V]``: float32 ``[B, T]``.

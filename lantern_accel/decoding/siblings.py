@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.device.operations import TensorOps, flags
+from lantern_accel.decoding.logits import Draws
+from lantern_accel.device.operations import flags
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,17 @@ class Siblings:
     def __init__(
         self,
         counts: tuple[int, ...],
-        ops: TensorOps,
+        index: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.counts, self.ops, self.index = counts, ops, ops.index
+        self.counts, self.index = counts, index
         self.total = sum(counts)
         self.widest = max(counts, default=0)
         first = [sum(counts[:d]) for d in range(len(counts))]
-        self.first = torch.tensor(first, dtype=ops.index, device=device)
-        self.number = torch.tensor(counts, dtype=ops.index, device=device)
+        self.first = torch.tensor(first, dtype=index, device=device)
+        self.number = torch.tensor(counts, dtype=index, device=device)
 
-    def draft(self, x: Tensor, q: Tensor, uniforms: Tensor) -> Tensor:
+    def draft(self, x: Tensor, q: Tensor, uniforms: Tensor, drawing: Draws) -> Tensor:
         """Draw siblings ``[B, total]`` of drafts ``x [B, D]`` from ``q [B, D, V]`` without replacement.
 
         ``q``, of any sum, need not be what the drafts were drawn from; their codes are left out.
@@ -54,7 +55,7 @@ class Siblings:
         drawn = []
         for d, count in enumerate(self.counts):
             u = uniforms[:, sum(self.counts[:d]) :][:, :count]
-            drawn.append(self.ops.draw_without_replacement(others[:, d], u))
+            drawn.append(drawing.draw_without_replacement(others[:, d], u))
         return torch.cat(drawn, dim=1)
 
     def attempt(
@@ -68,6 +69,7 @@ class Siblings:
         after: Tensor,
         tests: Tensor,
         draws: Tensor,
+        drawing: Draws,
     ) -> Tried:
         """Try the siblings of the first refused draft in the order in which they were drawn.
 
@@ -108,10 +110,10 @@ class Siblings:
             taken = taken | kept
         here = refused.clamp(max=tokens.shape[1] - 2)
         # The replacement, now that its siblings' share is gone; then the token after an accepted one.
-        replaced = self.ops.draw(left, at(draws, here))
+        replaced = drawing.draw(left, at(draws, here))
         replaced = torch.where(taken, at(siblings, node), replaced)
         following = row(after, node)
-        then = self.ops.draw(following, at(draws, here + 1))
+        then = drawing.draw(following, at(draws, here + 1))
         order = torch.arange(tokens.shape[1], dtype=self.index, device=tokens.device)
         hit = (order == refused.unsqueeze(1)) & has.unsqueeze(1)
         tokens = torch.where(hit, replaced.unsqueeze(1), tokens)

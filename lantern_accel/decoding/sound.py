@@ -20,7 +20,7 @@ def finite(rows: Tensor, greedy: bool) -> Tensor:
     ``rows`` float32 ``[B, T, V]``: distributions, or the logits where decoding is ``greedy``. A logit of
     -inf is a code that may not be; a row of nothing else is not finite.
     """
-    told = rows.amax(dim=-1).abs() if greedy else rows[..., 0]
+    told = rows.amax(dim=-1) if greedy else rows[..., 0]
     total = told.sum(dim=-1)
     # Infinite less infinite is no number. No Python float: some compilers compare those in double.
     nothing = total - total

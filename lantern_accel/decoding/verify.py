@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.target import Target
-from lantern_accel.decoding.trees import DraftTree
+from lantern_accel.decoding.trees import DraftTree, Written
 from lantern_accel.device.operations import KVCache, TensorOps, flags
 from lantern_accel.nn.transformer import Pass, dense_visible, pads_visible
 
@@ -40,6 +40,12 @@ class Verifying:
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
         self.first = torch.zeros(g.batch, dtype=self.ops.index, device=device)
+        #: Slots behind all that a step looks at, which no node sees.
+        rest = max(len(self.slots) - g.target_slots, 0)
+        self.around = torch.arange(-1, g.nodes, dtype=self.ops.index, device=device)
+        self.no_length = torch.full((g.batch,), -1, dtype=self.ops.index, device=device)
+        self.ones = torch.ones(g.batch, g.nodes, dtype=self.ops.index, device=device)
+        self.hidden = flags(False, self.branches.masks, g.nodes, rest, device=device)
 
     def _states(self, x: Tensor, at: Pass) -> tuple[Tensor, Tensor]:
         """Run the target; return what the drafter reads, and the features that the head reads."""
@@ -69,12 +75,13 @@ class Verifying:
         logits = self.guidance(self.target.head(features[:, -1:]), self.first)
         return states, logits[:, 0]
 
-    def window(self, state: State) -> Tensor:
-        """Return the image slots that the next tree is written to, ``[B, T]``."""
-        nodes = self.slots[: self.geometry.nodes]
-        return state.slot_of.gather(1, state.length.unsqueeze(1) + nodes)
+    def window(self, state: State) -> Written:
+        """Return where in the image the next tree is written."""
+        around = state.length.unsqueeze(1) + self.around
+        positions = around[:, 1:]
+        return Written(around[:, :1], positions, state.slot_of.gather(1, positions))
 
-    def _visible(self, state: State, tree: DraftTree, slots: int) -> Tensor:
+    def _visible(self, state: State, tree: DraftTree, before: Tensor, slots: int) -> Tensor:
         """Return what each node sees of the first ``slots`` slots, bool ``[M, T, slots]``.
 
         That is the prompt, every committed position, and its own ancestors in the tree. Positions below
@@ -82,17 +89,15 @@ class Verifying:
         ``nodes`` positions behind ``length``, and every later one still lies in the slot of its number.
         """
         g = self.geometry
-        place = state.place_of[:, : slots - g.prefix] - state.length.unsqueeze(1)
-        node = place.clamp(min=0, max=g.nodes - 1).unsqueeze(1).expand(-1, g.nodes, -1)
-        drafted = tree.visible.gather(2, node) & (place < g.nodes).unsqueeze(1)
-        image = (place < 0).unsqueeze(1) | drafted
+        # From 0, which is committed, over the nodes to what is behind them.
+        place = state.place_of[:, : slots - g.prefix] - before
+        place = place.clamp(min=0, max=g.nodes + 1).unsqueeze(1).expand(-1, g.nodes, -1)
+        image = tree.places().gather(2, place)
         prompt = state.prefix_mask.unsqueeze(1).expand(-1, g.nodes, -1)
-        seen = torch.cat((prompt, self.branches.masked(image)), dim=-1)
-        rest = self.cache.layout.capacity - slots
-        if slots < g.target_slots or not rest:
-            return seen
-        hidden = flags(False, len(seen), g.nodes, rest, device=seen.device)
-        return torch.cat((seen, hidden), dim=-1)
+        seen = [prompt, self.branches.masked(image)]
+        if slots == g.target_slots and self.hidden.shape[-1]:
+            seen.append(self.hidden)
+        return torch.cat(seen, dim=-1)
 
     def verify(
         self, state: State, tree: DraftTree, slots: int | None = None
@@ -103,17 +108,20 @@ class Verifying:
         how many of the cache are looked at, the first ones; None: all.
         """
         g = self.geometry
-        cells = (state.length.unsqueeze(1) + tree.depth).clamp(max=g.tokens - 1)
+        window = tree.window or self.window(state)
+        cells = (state.length.unsqueeze(1) + tree.ahead()).clamp(max=g.tokens - 1)
+        cells, following = cells.chunk(2, dim=1)
         cos, sin = self.branches.image_rotary(self.target, state.start, cells)
-        visible = self._visible(state, tree, min(slots or g.target_slots, g.target_slots))
+        visible = self._visible(
+            state, tree, window.before, min(slots or g.target_slots, g.target_slots)
+        )
         mask = self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
         at = Pass(
             cos,
             sin,
             self.branches.spread(mask),
             self.cache,
-            self.ops.address(self.cache, self._rows(self.window(state) + g.prefix)),
+            self.ops.address(self.cache, self._rows(window.slots + g.prefix)),
         )
         states, features = self._states(self.target.embed_tokens(self._rows(tree.tokens)), at)
-        following = (cells + 1).clamp(max=g.tokens - 1)
         return states, self.guidance(self.target.head(features), following)

@@ -69,16 +69,30 @@ class KVCache:
     Each has the layout's shape, and a step writes it once, in place (or several times, where the layout
     says ``rewritten``). A compiler then sees separate
     buffers that it can update where they are. Only the device's :class:`TensorOps` looks inside.
+    ``first``: integer, where each piece of a layer begins (see :meth:`TensorOps.pieces`); None: not made
+    beforehand.
     """
 
     layout: KVLayout
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    first: Tensor | None = None
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
         """Every tensor that holds a part of the cache."""
         return (*self.keys, *self.values)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary rows of one pass, broadcasting against pairs ``[R, T, ..., d/2, 2]``, float32.
+
+    ``cos`` has one number for both of a pair, ``sin`` two: what the other of the pair is multiplied by.
+    """
+
+    cos: Tensor
+    sin: Tensor
 
 
 class HostCopy:
@@ -165,7 +179,13 @@ class TensorOps(SamplingOps):
             )
             return tuple(made)
 
-        return KVCache(layout, tensors(), tensors())
+        return KVCache(layout, tensors(), tensors(), self.pieces(layout, self.index))
+
+    def pieces(self, layout: KVLayout, index: torch.dtype) -> Tensor:
+        """Return where each row, or each head of each row, begins in a layer's tensor, integer."""
+        count = layout.rows * (layout.heads if layout.head_major else 1)
+        end = count * layout.capacity
+        return torch.arange(0, end, layout.capacity, device=self.device, dtype=index)
 
     def address(self, kv: KVCache, slots: Tensor) -> Tensor:
         """Turn slots, int ``[R, T]``, into the form that :meth:`write` takes.
@@ -173,11 +193,9 @@ class TensorOps(SamplingOps):
         Computed once per pass and used by all layers. The reference gives flat indices into a layer's
         tensor, ``[R * T]`` or, by head, ``[R * T * H]``; int64, because index_copy_ takes no other.
         """
-        at = kv.layout
-        pieces = at.rows * (at.heads if at.head_major else 1)
-        first = torch.arange(
-            0, pieces * at.capacity, at.capacity, device=slots.device, dtype=slots.dtype
-        )
+        at, first = kv.layout, kv.first
+        if first is None or first.dtype != slots.dtype:
+            first = self.pieces(at, slots.dtype)
         if not at.head_major:
             return (slots + first.unsqueeze(1)).reshape(-1).long()
         return (first.view(at.rows, 1, at.heads) + slots.unsqueeze(-1)).reshape(-1).long()
@@ -238,10 +256,12 @@ class TensorOps(SamplingOps):
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Turn a boolean mask (True = visible) into the form that :meth:`attend` takes.
 
-        The reference is additive: 0 where visible, the smallest finite number elsewhere.
+        The reference is additive: 0 where visible, the smallest finite number elsewhere. Every element
+        by itself: parts of a mask, each in this form, may be joined.
         """
-        zero = torch.zeros((), dtype=dtype, device=visible.device)
-        return torch.where(visible, zero, torch.finfo(dtype).min)
+        hidden = torch.finfo(dtype).min
+        full = torch.full(visible.shape, hidden, dtype=dtype, device=visible.device)
+        return full.masked_fill_(visible, 0)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
@@ -270,15 +290,22 @@ class TensorOps(SamplingOps):
 
         ``cos, sin`` float32, broadcasting against ``[R, T, ..., d/2]``.
         """
-        return cos, sin
+        return Rotary(cos.unsqueeze(-1), torch.stack((-sin, sin), dim=-1))
 
     def rotate(self, x: Tensor, rotary: Any) -> Tensor:
-        """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32."""
-        cos, sin = rotary
-        pairs = x.float().reshape(*x.shape[:-1], -1, 2)
-        even, odd = pairs[..., 0], pairs[..., 1]
-        turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
-        return turned.flatten(-2).to(x.dtype)
+        """Rotate adjacent pairs ``(x0, x1), (x2, x3), ...`` of ``x [R, T, ..., d]`` in float32.
+
+        ``rotary``: what :meth:`rotary` makes, or the pair that it makes it of.
+        """
+        return self.turned(x, rotary).to(x.dtype)
+
+    def turned(self, x: Tensor, rotary: Any) -> Tensor:
+        """Return what :meth:`rotate` does in float32, whatever the dtype of ``x``."""
+        form: Rotary = rotary if isinstance(rotary, Rotary) else TensorOps.rotary(self, *rotary)
+        pairs = x.reshape(*x.shape[:-1], -1, 2)
+        swapped = torch.stack((pairs[..., 1], pairs[..., 0]), dim=-1)
+        # Products with float32 are float32.
+        return (pairs * form.cos + swapped * form.sin).flatten(-2)
 
     def rotate_write(
         self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor

@@ -25,35 +25,41 @@ class Filter:
     They are divided by ``temperature``, a number or float32 ``[1]``. The ``top_k`` largest stay with
     those that equal the last; 0: all. Of these the codes stay before which the larger ones hold at most
     ``top_p`` of the mass, a number or float32 ``[1]``; None: all. ``p_first``: the other way round.
+    ``never``: -inf as float32 ``[1]`` on the device, where it is made once.
     """
 
     temperature: Tensor | float = 1.0
     top_k: int = 0
     top_p: Tensor | float | None = None
     p_first: bool = False
+    never: Tensor | None = None
 
 
-def _triangle(size: int, like: Tensor) -> Tensor:
-    """Return a matrix whose product with a row is the row's running sums."""
-    at = torch.arange(size, device=like.device, dtype=torch.int32)
-    return (at.unsqueeze(1) <= at).to(like.dtype)
+def triangle(size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the matrix of ones that :func:`two_level_scan` multiplies ``size`` weights by."""
+    # One triangle, of which the smaller level takes a corner.
+    blocks = -(-size // SCAN_BLOCK)
+    width = size if blocks == 1 else max(SCAN_BLOCK, blocks)
+    at = torch.arange(width, device=device, dtype=torch.int32)
+    return (at.unsqueeze(1) <= at).to(dtype)
 
 
-def two_level_scan(weights: Tensor) -> Tensor:
+def two_level_scan(weights: Tensor, ones: Tensor | None = None) -> Tensor:
     """Return the running sums of ``weights [..., V]``, at least 0; never falling.
 
     Blocks of 128 are summed up, then their sums. One scan of a long row is cut into pieces that a GPU
     adds in the order in which they end, so that the same weights give other sums from run to run, and a
     scan that adds in pairs may fall by a rounding, where a draw would pick a code without weight. In a
     product every sum is made in one order, with zeros for what comes later, so that none falls. A
-    block's last weight ends where the next block starts, bit for bit.
+    block's last weight ends where the next block starts, bit for bit. ``ones``: their :func:`triangle`,
+    where it is made once.
     """
     size = weights.shape[-1]
     blocks = -(-size // SCAN_BLOCK)
+    if ones is None:
+        ones = triangle(size, weights.device, weights.dtype)
     if blocks == 1:
-        return weights @ _triangle(size, weights)
-    # One triangle, of which the smaller level takes a corner.
-    ones = _triangle(max(SCAN_BLOCK, blocks), weights)
+        return weights @ ones
     if size % SCAN_BLOCK:
         weights = F.pad(weights, (0, blocks * SCAN_BLOCK - size))
     x = weights.reshape(*weights.shape[:-1], blocks, SCAN_BLOCK)
@@ -66,24 +72,28 @@ def two_level_scan(weights: Tensor) -> Tensor:
 
 
 def guide(
-    logits: Tensor, scale: Tensor | None, image_scale: Tensor | float | None = None
+    logits: Tensor,
+    scale: Tensor | None,
+    image_scale: Tensor | float | None = None,
+    above: Tensor | None = None,
 ) -> Tensor:
     """Combine rows ``[cond; uncond]`` by classifier-free guidance, ``u + s (c - u)``.
 
     ``logits`` float32 ``[2B, T, V]`` with ``scale`` float32 ``[B, T]``; None: rows pass as they are.
     With ``image_scale`` rows are ``[cond; image only; uncond]`` and the rule is InstructPix2Pix's
     (arXiv 2211.09800), ``u + s_image (i - u) + s (c - i)``. Where the scale is 1 or less the result is
-    the conditional row, bit for bit.
+    the conditional row, bit for bit; ``above`` bool ``[B, T]``: where it is more, if that is known.
     """
     if scale is None:
         return logits
     s = scale.unsqueeze(-1)
+    more = s > 1 if above is None else above.unsqueeze(-1)
     if image_scale is None:
         cond, uncond = logits.chunk(2, dim=0)
-        return torch.where(s > 1, uncond + s * (cond - uncond), cond)
+        return torch.where(more, uncond + s * (cond - uncond), cond)
     cond, image, uncond = logits.chunk(3, dim=0)
     mixed = uncond + image_scale * (image - uncond) + s * (cond - image)
-    return torch.where(s > 1, mixed, cond)
+    return torch.where(more, mixed, cond)
 
 
 class SamplingOps:
@@ -99,6 +109,17 @@ class SamplingOps:
         is :func:`two_level_scan`.
         """
         return two_level_scan(weights)
+
+    def running_sums(self, size: int, device: torch.device) -> Tensor | None:
+        """Return what draws from ``size`` weights take as ``sums``, made once for an engine.
+
+        The reference is the :func:`triangle` of its scan. None where a device scans or draws in a way of
+        its own: then its draws are called without.
+        """
+        names = ("scan", "draw", "draw_without_replacement")
+        if any(getattr(type(self), name) is not getattr(SamplingOps, name) for name in names):
+            return None
+        return triangle(size, device)
 
     def guide(
         self,
@@ -130,33 +151,36 @@ class SamplingOps:
         """Return the float32 probabilities ``[..., V]`` that a filter makes of logits."""
         x, k, p = logits / given.temperature, given.top_k, given.top_p
         if p is None:
-            x = _keep_top_k(x, k)
+            x = _keep_top_k(x, k, given.never)
         elif not given.p_first:
             x = self._keep_top_k_then_p(x, k, p)
         else:
-            x = _keep_top_k(self._keep_top_p(x, p), k)
+            x = _keep_top_k(self._keep_top_p(x, p), k, given.never)
         return x.softmax(dim=-1)
 
-    def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
+    def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
         """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum), uniforms ``[...]``.
 
         The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.decoding.uniforms`), so that rounding
-        cannot push a draw past the last code with a weight.
+        cannot push a draw past the last code with a weight. ``sums``: what :meth:`running_sums` made.
         """
-        total = self.scan(weights)
+        total = self.scan(weights) if sums is None else two_level_scan(weights, sums)
         bar = uniform.unsqueeze(-1) * total[..., -1:]
-        found = (total <= bar).sum(dim=-1, dtype=self.index)
-        return found.clamp(max=weights.shape[-1] - 1)
+        # Sums never fall, so that these are a row's first; of weights that are all 0, V - 1.
+        return (total[..., :-1] <= bar).sum(dim=-1, dtype=self.index)
 
-    def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+    def draw_without_replacement(
+        self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None
+    ) -> Tensor:
         """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``.
 
         Where fewer than K codes have a weight, the rest of the draws repeat code V - 1 with no weight;
-        acceptance skips drafts whose probability is 0.
+        acceptance skips drafts whose probability is 0. ``sums`` as in :meth:`draw`.
         """
         picks = []
         for r in range(uniforms.shape[-1]):
-            pick = self.draw(weights, uniforms[..., r])
+            given = () if sums is None else (sums,)
+            pick = self.draw(weights, uniforms[..., r], *given)
             picks.append(pick)
             if r + 1 < uniforms.shape[-1]:
                 weights = weights.scatter(-1, pick.unsqueeze(-1), 0.0)
@@ -236,9 +260,9 @@ class SamplingOps:
         return rest.scatter(-1, index, inside)
 
 
-def _keep_top_k(logits: Tensor, k: int) -> Tensor:
+def _keep_top_k(logits: Tensor, k: int, never: Tensor | None) -> Tensor:
     if k <= 0 or k >= logits.shape[-1]:
         return logits
     # Values equal to the k-th stay (LlamaGen and transformers agree on this).
     kth = logits.topk(k, dim=-1).values[..., -1:]
-    return torch.where(logits < kth, float("-inf"), logits)
+    return torch.where(logits < kth, float("-inf") if never is None else never, logits)

@@ -133,7 +133,7 @@ class NearestCodes(AcceptanceRule):
         mass = tried.near.cumsum(dim=-1)
         within = mass <= self.bound(tried.px, dials).unsqueeze(-1)
         count = within.sum(dim=-1, dtype=torch.int32)
-        return count, torch.where(within, mass, 0.0).amax(dim=-1)
+        return count, (mass * within).amax(dim=-1)
 
 
 class Lantern(NearestCodes):

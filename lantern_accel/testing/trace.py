@@ -120,9 +120,9 @@ def _kind(tensor: Tensor) -> str:
 
 
 def computes(func: Any) -> bool:
-    """Return whether an operator computes something: no view, and no tensor without content."""
+    """Return whether an operator computes something: no view, no tensor without content, no mark."""
     room, _, name = func._schema.name.partition("::")
-    if room == "prim" or name in IDLE:
+    if room in ("prim", "profiler") or name in IDLE:
         return False
     infos = [one.alias_info for one in func._schema.returns]
     return not infos or not all(info is not None and not info.is_write for info in infos)

@@ -85,7 +85,7 @@ def test_one_import_and_one_fixture_give_a_case_a_check(tmp_path: Path) -> None:
     for name in CHECKS:
         assert f"::test_conforms[{name}]\n" in listed, name
     assert listed.count("::test_conforms") == len(CHECKS) + 1
-    done = collect(tmp_path, TOY, "-k", "kv or attention or accept or device or own")
+    done = collect(tmp_path, TOY, "-k", "kv or attention or accept or device. or own")
     assert done.returncode == 0, done.stdout
     for name in ("conforms[kv.slots]", "conforms[accept.ties]", "conforms_to_its_own_checks"):
         assert f"PASSED test_abacus.py::test_{name}" in done.stdout

@@ -8,7 +8,10 @@ from functools import partial
 
 import pytest
 import torch
+from support.few import small_kit
+from support.models import write_tiny_model
 from support.plants import MUTANTS, Forgets, after_commit, counting, in_three_parts, method
+from support.profiles import PROMPTS
 
 import lantern_accel
 from lantern_accel.cli import main
@@ -21,6 +24,10 @@ from lantern_accel_cpu.backend import DeviceBackend
 
 @pytest.mark.parametrize(("check", "plant"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
 def test_a_planted_fault_is_caught_by_its_check(monkeypatch, check, plant):
+    if check == "static.operators":
+        # It names what all cases run, and these faults are in every step: the first case shows them.
+        every = tiny.cases
+        monkeypatch.setattr(tiny, "cases", lambda strategies: every(strategies)[:1])
     with open_backend("cpu") as backend:
         plant(monkeypatch, backend)
         outcome = run_checks(backend, {check: CHECKS[check]}).outcomes[0]
@@ -34,7 +41,7 @@ def test_a_late_copy_that_is_cleared_passes(monkeypatch):
             assert run_checks(backend, select("decode.interrupted")).passed
 
 
-def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch):
+def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch, tmp_path):
     real = DeviceBackend.linear
 
     def strict(self, x, weight, bias=None):
@@ -43,11 +50,13 @@ def test_a_backend_chooses_the_inference_mode_of_all_that_decodes(monkeypatch):
 
     monkeypatch.setattr(DeviceBackend, "inference", lambda self: torch.no_grad())
     monkeypatch.setattr(DeviceBackend, "linear", strict)
-    with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
+    small_kit(monkeypatch)
+    model = write_tiny_model(tmp_path / "tiny")
+    with lantern_accel.load(model, device="cpu", dtype="float32") as pipeline:
         pipeline.warm_up((1,), ("lantern++",), temperature=0)
-        drawn = pipeline.generate("red heart", seed=1, strategy="lantern++", temperature=0)
+        drawn = pipeline.generate(PROMPTS[0], seed=1, strategy="lantern++", temperature=0)
         again, _ = pipeline.decode_only(
-            ["red heart"], pipeline.strategy("lantern++"), pipeline.sampling(temperature=0), 1
+            PROMPTS[:1], pipeline.strategy("lantern++"), pipeline.sampling(temperature=0), 1
         )
         assert torch.equal(drawn.tokens, again.tokens)
         chosen = select(["decode.weights_from_outside", "replay"])
@@ -100,7 +109,10 @@ def test_every_operator_that_a_list_lacks_is_named_at_once(monkeypatch):
             listed |= set(outcome.detail.split("these are missing: ")[1].split(", "))
 
 
-def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys):
+@pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.long)])
+def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys, monkeypatch, cases):
+    if cases == "few":
+        small_kit(monkeypatch)
     files = tmp_path / "report.json", tmp_path / "junit.xml"
     assert main(["conform", "cpu", "--json", str(files[0]), "--junit", str(files[1])]) == 0
     report = Report.model_validate(json.loads(files[0].read_text()))
@@ -123,6 +135,7 @@ def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys):
 
 
 def test_a_backend_without_data_is_checked_for_shapes(monkeypatch, capsys):
+    small_kit(monkeypatch)
     monkeypatch.setattr(static, "STRATEGIES", ("lantern++",))
     assert main(["conform", "null", "--only", "static", "--only", "kv"]) == 0
     shown = capsys.readouterr().out

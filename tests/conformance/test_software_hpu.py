@@ -7,17 +7,26 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
+from support.models import write_tiny_model
 from support.processes import Run, passes
+from support.profiles import PROMPTS
 
 from lantern_accel_hpu.kernels import index_dtype
 
 
-def test_generate_gives_the_tokens_of_the_cpu(on_software_hpu: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["tiny", pytest.param("lantern-emoji", marks=pytest.mark.long)])
+def test_generate_gives_the_tokens_of_the_cpu(
+    on_software_hpu: Run, tmp_path: Path, model: str
+) -> None:
     figures, pictures = {}, {}
+    path = write_tiny_model(tmp_path / model) if model == "tiny" else model
+    prompt = PROMPTS[0] if model == "tiny" else "red heart"
     for device in ("hpu", "cpu"):
-        words = ["generate", "red heart", "--device", device, "--dtype", "float32", "--seed", "7"]
+        words = ["generate", prompt, "--device", device, "--dtype", "float32", "--seed", "7"]
+        words += ["--model", str(path)]
         files = [tmp_path / f"{device}.json", tmp_path / f"{device}.png"]
         # A tree of its own: a tuned one belongs to one device.
         words += [
@@ -44,10 +53,24 @@ def test_generate_gives_the_tokens_of_the_cpu(on_software_hpu: Run, tmp_path: Pa
     assert figures["hpu"]["tokens_per_second"] is None
 
 
-def test_conform_passes_all_that_needs_no_card(on_software_hpu: Run, tmp_path: Path) -> None:
+FEW = """
+import pytest
+from support.few import small_kit
+small_kit(pytest.MonkeyPatch())
+import lantern_accel.cli
+raise SystemExit(lantern_accel.cli.main())
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(FEW, id="few"), pytest.param("", id="all", marks=pytest.mark.long)]
+)
+def test_conform_passes_all_that_needs_no_card(
+    on_software_hpu: Run, tmp_path: Path, script: str
+) -> None:
     files = tmp_path / "report.json", tmp_path / "junit.xml"
     words = ["conform", "hpu", "--software", "--json", str(files[0]), "--junit", str(files[1])]
-    shown = passes(on_software_hpu(*words, LANTERN_HPU_SOFTWARE=""))
+    shown = passes(on_software_hpu(*words, script=script, LANTERN_HPU_SOFTWARE=""))
     report = json.loads(files[0].read_text())
     assert report["device_name"] == "software HPU"
     assert report["simulated"] is True
@@ -71,9 +94,12 @@ import sys, torch
 from lantern_accel.device.plugins import choose_device
 backend = choose_device("hpu", {"software": True}).open()
 import lantern_accel.decoding.engine as engine
-from lantern_accel.testing import checks_of, run_check
+from lantern_accel.testing import checks_of, run_check, tiny
 
 real = engine.commit
+# Every step commits: one case shows what all of them would.
+cases = tiny.cases
+tiny.cases = lambda strategies: cases(strategies)[:1]
 plants = {
     "item": lambda s: s.length.sum(dtype=torch.int32).item(),
     "branch": lambda s: bool((s.length > 3).all()),

@@ -6,10 +6,14 @@ import pytest
 from support.processes import Run, passes
 
 BUCKETS = """
-import sys, torch
+import sys, pytest, torch
 from lantern_accel.device.plugins import choose_device
 backend = choose_device("hpu", {"software": True, "mode": sys.argv[1]}).open()
 from lantern_accel.testing import tiny
+from support.few import small_tree
+steps_each = int(sys.argv[2])
+if steps_each < 200:
+    small_tree(pytest.MonkeyPatch())
 from lantern_accel_hpu.software import dynamo, hpu
 from lantern_accel_hpu import operators
 
@@ -25,7 +29,7 @@ with torch.inference_mode():
         steps.append(backend.capture(engine.step, "step"))
     made, counted = compiled(), backend.counters()
     reference = tiny.tiny_engine(backend, "lantern++", batch=2)
-    for index in range(600):
+    for index in range(3 * steps_each):
         engine, step = engines[index % 3], steps[index % 3]
         if index % 30 < 3:
             tiny.start(engine, 1 + index)
@@ -49,9 +53,10 @@ print("fine")
 """
 
 
+@pytest.mark.parametrize("steps", ["30", pytest.param("200", marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", ["compile", "graph"])
-def test_two_hundred_steps_make_one_graph_a_bucket(on_software_hpu: Run, mode: str) -> None:
-    assert "fine" in passes(on_software_hpu(mode, script=BUCKETS))
+def test_all_steps_of_a_bucket_are_one_graph(on_software_hpu: Run, mode: str, steps: str) -> None:
+    assert "fine" in passes(on_software_hpu(mode, steps, script=BUCKETS))
 
 
 LOWERED = """
@@ -64,6 +69,8 @@ from lantern_accel_hpu.software import hpu
 
 backend = choose_device("hpu", {"software": True, "mode": "compile"}).open()
 from lantern_accel.testing import checks_of, run_check
+from support.few import small_tree
+small_tree(pytest.MonkeyPatch())
 device = backend.device
 
 def state_of(check):

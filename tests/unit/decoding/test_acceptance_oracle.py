@@ -24,7 +24,11 @@ Kind = Literal["exact", "lantern", "lantern++"]
 MARGIN = 1e-6
 #: A residual that keeps less of its mass magnifies float32's rounding beyond the tolerance.
 TRUST = 0.05
-CHECK = settings(max_examples=250, deadline=None, derandomize=True, database=None)
+EXAMPLES = pytest.mark.parametrize("examples", [120, pytest.param(500, marks=pytest.mark.long)])
+
+
+def checked(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
 
 
 @st.composite
@@ -128,13 +132,16 @@ def drafted_tokens(s: Situation, probs: Tensor, q: Tensor | None) -> Tensor:
     return tokens
 
 
+@EXAMPLES
 @pytest.mark.parametrize("drawn", [False, True], ids=["q=1", "drawn"])
 @pytest.mark.parametrize("residual", get_args(Residual))
 @pytest.mark.parametrize("kind", get_args(Kind))
-def test_sampling_decides_as_the_oracle(kind: Kind, residual: Residual, drawn: bool) -> None:
+def test_sampling_decides_as_the_oracle(
+    kind: Kind, residual: Residual, drawn: bool, examples: int
+) -> None:
     seen = {"compared": 0, "images": 0, "accepted": 0, "refused": 0}
 
-    @CHECK
+    @checked(examples)
     @given(situations())
     def check(size: dict[str, Any]) -> None:
         s = Situation(size, kind, residual)
@@ -182,11 +189,12 @@ def test_sampling_decides_as_the_oracle(kind: Kind, residual: Residual, drawn: b
     assert seen["accepted"] > 10 and seen["refused"] > 10
 
 
+@EXAMPLES
 @pytest.mark.parametrize("kind", get_args(Kind))
-def test_greedy_decides_as_the_oracle(kind: Kind) -> None:
+def test_greedy_decides_as_the_oracle(kind: Kind, examples: int) -> None:
     seen = {"compared": 0, "images": 0, "accepted": 0, "relaxed": 0}
 
-    @CHECK
+    @checked(examples)
     @given(situations())
     def check(size: dict[str, Any]) -> None:
         s = Situation(size, kind, "aggregate")

@@ -24,7 +24,11 @@ from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
 
 VOCAB = 12
-IMAGES = 200_000
+#: At this number the weakest planted residual (only its normalisation is missing, dynamic trees) is
+#: 13 standard deviations off, where 9.8 are asked for; the strongest sound case was 1.4.
+IMAGES = 50_000
+#: For the one fault that shows less: at 50,000 it is 3.7 deviations off, at 200,000 13.4.
+MANY = 200_000
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9
 Kind = Literal["chain", "static", "dynamic"]
@@ -69,18 +73,17 @@ class Step:
     bonus: Tensor
 
 
-def drafted(world: World, kind: Kind, drawn: bool) -> Step:
+def drafted(world: World, kind: Kind, drawn: bool, images: int = IMAGES) -> Step:
     """Draft trees rooted at code 0: from q without replacement, or likely codes with q = 1."""
     shapes = SHAPES[kind]
-    parents = [shapes[i % len(shapes)] for i in range(IMAGES)]
     base = draft_tree(shapes, torch.zeros(len(shapes), len(shapes[0]), dtype=torch.int64))
-    pick = torch.arange(IMAGES) % len(shapes)
+    pick = torch.arange(images) % len(shapes)
     fields = ("parent", "depth", "first_child", "num_children", "visible", "row_rank")
     topology = {name: getattr(base, name)[pick] for name in fields}
-    nodes = len(parents[0])
-    tokens = torch.zeros(IMAGES, nodes, dtype=torch.int64)
-    q = torch.zeros(IMAGES, nodes, VOCAB)
-    probs = torch.zeros(IMAGES, nodes, VOCAB)
+    nodes = len(shapes[0])
+    tokens = torch.zeros(images, nodes, dtype=torch.int64)
+    q = torch.zeros(images, nodes, VOCAB)
+    probs = torch.zeros(images, nodes, VOCAB)
     for node in range(nodes):
         depth = topology["depth"][:, node]
         p_tables, q_tables = torch.stack(world.p), torch.stack(world.q)
@@ -88,10 +91,10 @@ def drafted(world: World, kind: Kind, drawn: bool) -> Step:
         q[:, node] = q_tables[depth, tokens[:, node]]
         width = max(base.max_children)
         if drawn:
-            kids = REFERENCE.draw_without_replacement(q[:, node], world.uniform(IMAGES, width))
+            kids = REFERENCE.draw_without_replacement(q[:, node], world.uniform(images, width))
         else:
             # Certain drafts may depend on anything but the coming uniforms; let images differ.
-            kids = (q[:, node] + 0.1 * world.uniform(IMAGES, VOCAB)).topk(width).indices
+            kids = (q[:, node] + 0.1 * world.uniform(images, VOCAB)).topk(width).indices
         for rank in range(width):
             child = topology["first_child"][:, node] + rank
             has = rank < topology["num_children"][:, node]
@@ -102,11 +105,11 @@ def drafted(world: World, kind: Kind, drawn: bool) -> Step:
         tokens=tokens,
         max_children=base.max_children,
         q=q if drawn else None,
-        group=torch.arange(nodes).expand(IMAGES, -1) if drawn else None,
+        group=torch.arange(nodes).expand(images, -1) if drawn else None,
         **topology,
     )
-    tests = world.uniform(IMAGES, sum(base.max_children))
-    return Step(tree, probs, tests, world.uniform(IMAGES))
+    tests = world.uniform(images, sum(base.max_children))
+    return Step(tree, probs, tests, world.uniform(images))
 
 
 def continued(world: World, step: Step, rule: Rule) -> tuple[Tensor, Tensor]:
@@ -116,10 +119,11 @@ def continued(world: World, step: Step, rule: Rule) -> tuple[Tensor, Tensor]:
     """
     out = accept_sampling(step.tree, step.probs, rule, step.tests, step.bonus)
     drafts = step.tree.tokens.gather(1, out.path)
-    last = torch.zeros(IMAGES, dtype=torch.int64)
+    images = len(step.bonus)
+    last = torch.zeros(images, dtype=torch.int64)
     tokens = []
     for place in range(3):
-        fresh = REFERENCE.draw(world.p[place][last], world.uniform(IMAGES))
+        fresh = REFERENCE.draw(world.p[place][last], world.uniform(images))
         token = torch.where(out.length == place, out.bonus, fresh)
         if place + 1 < drafts.shape[1]:
             token = torch.where(out.length > place, drafts[:, place + 1], token)
@@ -150,14 +154,18 @@ WAYS: list[tuple[Kind, bool]] = [
 ]
 
 
+@pytest.mark.parametrize("images", [IMAGES, pytest.param(MANY, marks=pytest.mark.long)])
 @pytest.mark.parametrize("residual", get_args(Residual))
 @pytest.mark.parametrize(("kind", "drawn"), WAYS)
-def test_samples_follow_the_target(kind: Kind, drawn: bool, residual: Residual) -> None:
+def test_samples_follow_the_target(
+    kind: Kind, drawn: bool, residual: Residual, images: int
+) -> None:
     world = World(seed=7)
-    tokens, length = continued(world, drafted(world, kind, drawn), Rule(Exact(), residual))
+    step = drafted(world, kind, drawn, images)
+    tokens, length = continued(world, step, Rule(Exact(), residual))
     assert max(misfits(world, tokens)) < SOUND
     # The test is only worth something where drafts of every depth were kept, and some refused.
-    assert all((length == depth).sum() > IMAGES / 1000 for depth in range(4))
+    assert all((length == depth).sum() > images / 1000 for depth in range(4))
 
 
 def test_the_codes_that_filters_removed_are_never_said() -> None:
@@ -218,7 +226,7 @@ def test_a_drafter_distribution_that_is_not_renormalised_is_found(
 
     monkeypatch.setattr(acceptance, "_normalised", lazy)
     world = World(seed=7, skill=0.0)
-    tokens, _ = continued(world, drafted(world, "static", True), Rule(Exact()))
+    tokens, _ = continued(world, drafted(world, "static", True, MANY), Rule(Exact()))
     assert skipped and max(misfits(world, tokens)) > 2 * SOUND
 
 

@@ -278,11 +278,9 @@ def tail_of_another_row(x: Tensor, p: Tensor, q: Tensor, *rest: Any, **more: Any
     return Coupled(torch.where(changed, other.tokens, out.tokens), out.count, out.price, out.left)
 
 
-def not_renormalised(
-    weights: Tensor, uniform: Tensor, index: torch.dtype = torch.int64, scan: object = None
-) -> Tensor:
+def not_renormalised(weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
     total = weights.cumsum(-1)
-    return (total <= uniform.unsqueeze(-1)).sum(-1, dtype=index).clamp(max=weights.shape[-1] - 1)
+    return (total <= uniform.unsqueeze(-1)).sum(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def unfiltered(engine: JacobiEngine, table: Table) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.generated import generated, whole_caches
+from support.generated import generated, plain_engine, whole_caches
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
@@ -16,13 +16,15 @@ needs_compiler = pytest.mark.skipif(compiling.compiler() is None, reason="no C++
 
 
 @needs_compiler
-@pytest.mark.slow
-def test_a_compiled_step_decides_alike_and_is_one_graph() -> None:
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_compiled_step_decides_alike_and_is_one_graph(
+    monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
     import torch._dynamo.utils as dynamo
 
     with open_backend("cpu", {"compile": "on"}) as backend, torch.inference_mode():
         assert backend.support("capture")
-        engine = tiny_engine(backend, "lantern++")
+        engine = tiny_engine(backend, "lantern++") if whole else plain_engine(backend, monkeypatch)
         captured = backend.capture(engine.step, "step")
         assert captured.captured
         assert captured.seconds > 0
@@ -36,7 +38,7 @@ def test_a_compiled_step_decides_alike_and_is_one_graph() -> None:
             assert torch.equal(got.histogram, want.histogram)
         assert dynamo.counters["stats"]["unique_graphs"] == graphs
         # A second engine has a graph of its own, though its step is the same code.
-        other = tiny_engine(backend, "vanilla")
+        other = tiny_engine(backend, "vanilla", temperature=float(whole))
         replay = backend.capture(other.step, "step")
         start(other, 0)
         vanilla = other.run(replay)
@@ -113,9 +115,15 @@ def _packs_here(backend: Backend, packed: torch.Tensor, weight: torch.Tensor) ->
     assert packed.shape == weight.shape
 
 
-def test_the_generated_code_updates_caches_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_generated_code_updates_caches_in_place(
+    monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
     with open_backend("cpu", {"threads": 1, "native": "off"}) as backend, torch.inference_mode():
-        engine = tiny_engine(backend, "lantern++")
-        start(engine, 1)
+        if whole:
+            engine = tiny_engine(backend, "lantern++")
+            start(engine, 1)
+        else:
+            engine = plain_engine(backend, monkeypatch)
         code = generated(engine.step, monkeypatch)
     assert not whole_caches(code, {cache.layout.shape for cache in engine.caches})

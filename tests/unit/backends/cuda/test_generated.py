@@ -12,26 +12,39 @@ from typing import Any
 import pytest
 import torch
 from support.cuda_double import doubled_backend
-from support.generated import generated, whole_caches
+from support.generated import generated, plain_engine, whole_caches
 
 from lantern_accel.device.operations import KVCache, KVLayout
 from lantern_accel.testing.tiny import start, tiny_engine
 
 
-def copied(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def copied(backend: Any, monkeypatch: pytest.MonkeyPatch, step: str = "eagle") -> list[str]:
     with torch.inference_mode():
-        engine = tiny_engine(backend, "lantern++")
-        start(engine, 1)
+        if step == "whole":
+            engine = tiny_engine(backend, "lantern++")
+            start(engine, 1)
+        else:
+            engine = plain_engine(backend, monkeypatch, step)
         code = generated(engine.step, monkeypatch)
     layouts = [cache.layout for cache in engine.caches]
     stacked = [(2, one.layers, *one.shape) for one in layouts]
     return whole_caches(code, [*(one.shape for one in layouts), *stacked])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "matmul"])
-def test_a_compiled_step_copies_no_cache(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("attention", "step"),
+    [
+        ("sdpa", "eagle"),
+        ("matmul", "vanilla"),
+        pytest.param("sdpa", "whole", marks=pytest.mark.long),
+        pytest.param("matmul", "whole", marks=pytest.mark.long),
+    ],
+)
+def test_a_compiled_step_copies_no_cache(
+    attention: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend, _ = doubled_backend(monkeypatch, compile="default", attention=attention)
-    assert not copied(backend, monkeypatch)
+    assert not copied(backend, monkeypatch, step)
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ def test_a_cache_that_is_one_tensor_is_copied_and_seen(monkeypatch: pytest.Monke
 
     def stacked(layout: KVLayout) -> KVCache:
         whole = torch.zeros(2, layout.layers, *layout.shape, dtype=layout.dtype)
-        return Stacked(layout, tuple(whole[0]), tuple(whole[1]), whole)
+        return Stacked(layout, tuple(whole[0]), tuple(whole[1]), whole=whole)
 
     def write(kv: Any, layer: int, address: Any, k: Any, v: Any) -> None:
         for side, new in ((kv.whole[0, layer], k), (kv.whole[1, layer], v)):
@@ -62,4 +75,4 @@ def test_a_cache_that_is_one_tensor_is_copied_and_seen(monkeypatch: pytest.Monke
 
     for name, method in (("allocate", stacked), ("write", write), ("by_head", by_head)):
         monkeypatch.setattr(backend, name, method)
-    assert copied(backend, monkeypatch)
+    assert copied(backend, monkeypatch, "vanilla")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.cuda_double import CudaDouble, doubled_backend
+from support.few import small_kit, small_tree
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.errors import BackendError, DeviceLostError
@@ -98,6 +99,7 @@ def test_a_replayed_engine_decodes_what_the_eager_one_does(
     monkeypatch: pytest.MonkeyPatch, graph: str, attention: str
 ) -> None:
     backend, _ = doubled_backend(monkeypatch, graph=graph, attention=attention)
+    small_kit(monkeypatch)
     monkeypatch.setattr("lantern_accel.testing.numeric.STRATEGIES", ("vanilla", "lantern++"))
     checks = ["replay.eager", "kv", "attention"]
     checks += ["replay.buckets"] if (graph, attention) == ("step", "sdpa") else []
@@ -256,6 +258,7 @@ def test_compiling_is_inside_the_capture_and_its_failure_names_the_way_out(
 
 def test_dynamo_makes_one_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = doubled_backend(monkeypatch)
+    small_tree(monkeypatch)
     with torch.inference_mode():
         for strategy in ("lantern++", "eagle2"):
             engine = tiny.tiny_engine(backend, strategy)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.few import small_tree
 from support.gaudi import Gaudi, compiling, on_cpu
 
 from lantern_accel.device.backend import Backend
@@ -19,7 +20,6 @@ from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.graphs import Graphed, Watch
 
-STEPS = 200
 COMPILE = torch.compile
 Open = Callable[..., tuple[DeviceBackend, Gaudi]]
 
@@ -66,10 +66,15 @@ def _reference(batch: int, seed: int) -> torch.Tensor:
         return engine.run().tokens
 
 
+@pytest.mark.parametrize("steps", [30, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", ["compile", "graph"])
 @torch.inference_mode()
-def test_200_steps_of_different_content_are_one_graph_a_bucket(opened: Open, mode: str) -> None:
+def test_steps_of_different_content_are_one_graph_a_bucket(
+    opened: Open, mode: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend, hpu = opened(mode)
+    if steps < 200:
+        small_tree(monkeypatch)
     buckets = {batch: _captured(backend, batch) for batch in (1, 2)}
     # Prefill and step of each bucket; lazy mode does not capture prefill.
     graphs = 4 if mode == "compile" else 2
@@ -81,7 +86,7 @@ def test_200_steps_of_different_content_are_one_graph_a_bucket(opened: Open, mod
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for batch, (engine, prefill, step) in buckets.items():
-            for index in range(STEPS if batch == 1 else STEPS // 5):
+            for index in range(steps if batch == 1 else steps // 3):
                 if index % 10 == 0:
                     tiny.start(engine, index, prefill)
                 step()

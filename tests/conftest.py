@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,9 +13,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "LANTERN_ACCEL_CPU_LIBRARIES" not in os.environ:
     folder = Path(tempfile.gettempdir()) / f"lantern-accel-tests-{os.getuid()}" / "native"
     os.environ["LANTERN_ACCEL_CPU_LIBRARIES"] = str(folder)
+# Dozens of tests start a process: without compiled modules each would compile the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest  # after the settings that torch reads when it is imported
 import torch
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of every later search for garbage: captures look each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 from support.models import write_tiny_model
-from support.profiles import PROMPTS
+from support.profiles import PROMPTS, small_ceilings
 
 import lantern_accel
-from lantern_accel.measure import ceilings, clock
 from lantern_accel.measure.prompts import read_prompts
 from lantern_accel.measure.record import Plan
 from lantern_accel.measure.request import Request, choose_strategies
 from lantern_accel.measure.run import Profiler
-from lantern_accel.report import projection
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -61,16 +59,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-@pytest.fixture
-def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a device's ceilings be measured in no time."""
-    monkeypatch.setattr(projection, "SIZES", ())
-    monkeypatch.setattr(ceilings, "READING", 2e-4)
-    monkeypatch.setattr(ceilings, "REPEATS", 2)
-    monkeypatch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
-    monkeypatch.setattr(ceilings, "LARGEST_MATRIX", 512)
-    monkeypatch.setattr(clock, "LONG", 0.004)
-    monkeypatch.setattr(clock, "RATIO", (0.3, 3))  # other work on the machine is not the question
+@pytest.fixture(name="small_ceilings")
+def _small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_ceilings(monkeypatch)
 
 
 @pytest.fixture(scope="module")

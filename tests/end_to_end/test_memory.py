@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 import lantern_accel
 
 
-def test_a_thousand_images_take_no_more_memory_than_a_hundred(tiny_model):
+@pytest.mark.parametrize("times", [3, pytest.param(9, marks=pytest.mark.long)])
+def test_a_thousand_images_take_no_more_memory_than_a_hundred(tiny_model, times):
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
 
         def make(images: int) -> int:
@@ -18,8 +21,8 @@ def test_a_thousand_images_take_no_more_memory_than_a_hundred(tiny_model):
         make(100)
         engines = [(id(r.engine), r.engine.nbytes) for r in pipe.engines.ready]
         before = make(100)
-        for _ in range(9):
+        for _ in range(times):
             after = make(100)
         assert [(id(r.engine), r.engine.nbytes) for r in pipe.engines.ready] == engines
     # Less than 2 KiB an image: what the host's allocator leaves lying between two requests.
-    assert after - before < 900 * 2 * 1024
+    assert after - before < times * 100 * 2 * 1024

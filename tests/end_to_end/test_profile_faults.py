@@ -44,7 +44,17 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
         "from lantern_accel.cli import main; sys.exit(main())"
     )
     words = [sys.executable, "-c", program, "profile", "--device", "cpu", "--model"]
-    words += [str(tiny_model), *FEW, "--prompts", str(prompt_file), "-o", str(out), "--resume"]
+    words += [
+        str(tiny_model),
+        *FEW,
+        "--strategies",
+        "vanilla,lantern++",
+        "--prompts",
+        str(prompt_file),
+        "-o",
+        str(out),
+        "--resume",
+    ]
     running = subprocess.Popen(words, env=environ, stderr=subprocess.PIPE)
     until = time.monotonic() + 300
     while time.monotonic() < until and running.poll() is None:
@@ -66,7 +76,14 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
     assert len(after.quality) == 1
 
 
-def test_a_run_that_ends_after_any_of_its_writes_is_completed(profiler, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "moments",
+    [(1, 9, 13), pytest.param((1, 2, 4, 9, 13, 6, 5, 4), marks=pytest.mark.long)],
+    ids=["three", "eight"],
+)
+def test_a_run_that_ends_after_any_of_its_writes_is_completed(
+    profiler, tmp_path, monkeypatch, moments
+):
     class Killed(BaseException):
         """Nothing catches it, as nothing catches a kill."""
 
@@ -83,7 +100,7 @@ def test_a_run_that_ends_after_any_of_its_writes_is_completed(profiler, tmp_path
 
     monkeypatch.setattr(store, "write_json", dying)
     taken = 0
-    for writes in (1, 2, 4, 9, 13, 6, 5, 4):
+    for writes in moments:
         left = writes
         with pytest.raises(Killed):
             profiler(out, resume=True).measure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -34,24 +35,30 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(held, (*at, key))
 
 
-def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
+@contextlib.contextmanager
+def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Iterator[Any]:
+    """Give the value with another one in it, and put back what stood there."""
     if not at:
-        return new
-    value = copy.deepcopy(value)
+        yield new
+        return
     inner = value
     for key in at[:-1]:
         inner = inner[key]
-    inner[at[-1]] = new
-    return value
+    before, inner[at[-1]] = inner[at[-1]], copy.deepcopy(new)
+    try:
+        yield value
+    finally:
+        inner[at[-1]] = before
 
 
 def sweep(value: Any, read: Callable[[Any], object], refused: type[Exception]) -> int:
     """Read the value with every field replaced; return how many were refused."""
     count = 0
-    for at in places(value):
+    for at in list(places(value)):
         for new in WRONG:
             try:
-                read(replaced(value, at, new))
+                with replaced(value, at, new) as wrong:
+                    read(wrong)
             except refused:
                 count += 1
             except Exception as error:

@@ -25,13 +25,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=120, deadline=None, database=None, derandomize=True,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
-@given(data=st.data())
-def test_no_input_ends_in_a_traceback_a_hang_or_a_picture_of_nan(whole: Path, data: Any) -> None:
-    case = data.draw(cases(whole, KNOWN))
-    outcome = run_case(case, whole)
-    assert not outcome.fault, f"{outcome.kind}: {outcome.details}"
+@pytest.mark.parametrize("examples", [40, pytest.param(240, marks=pytest.mark.long)])
+def test_no_input_ends_in_a_traceback_a_hang_or_a_picture_of_nan(
+    whole: Path, examples: int
+) -> None:
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=True,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(data=st.data())
+    def holds(data: Any) -> None:
+        case = data.draw(cases(whole, KNOWN))
+        outcome = run_case(case, whole)
+        assert not outcome.fault, f"{outcome.kind}: {outcome.details}"
+
+    holds()
 
 
 @pytest.mark.parametrize("path", FAILED, ids=lambda path: path.stem)

@@ -178,10 +178,13 @@ def write_shards(
     return folder
 
 
-def class_folder(folder: Path, *, classes: int = 7) -> Path:
-    """LlamaGen's ``pretrained_models`` with a tiny class-conditional GPT, 24 x 24 tokens, and its VQ."""
+def class_folder(folder: Path, *, classes: int = 7, **sizes: int) -> Path:
+    """LlamaGen's ``pretrained_models`` with a tiny class-conditional GPT, 24 x 24 tokens, and its VQ.
+
+    ``sizes``: further ones of its configuration, such as a ``block_size`` of fewer tokens.
+    """
     write_trained(folder / "c2i_tiny_384.pt", gpt_weights(classes=classes), None)
-    write_sizes(folder / "c2i_tiny_384.json", n_head=4)
+    write_sizes(folder / "c2i_tiny_384.json", n_head=4, **sizes)
     write_trained(folder / "vq_ds16_c2i.pt", vq_weights(64))
     return folder
 

@@ -120,7 +120,7 @@ def test_the_tutorial_s_commands_have_the_options_that_it_gives_them():
                     assert word.split("=")[0] in known, f"{page.name}: {line}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")

@@ -231,8 +231,8 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     "aggregate falls back to all codes alike": (
         where_nothing_is_left_the_target_draws,
         DECODING + "accept",
-        "return _normalised((target - drafted).clamp(min=0.0), p)",
-        "return _normalised((target - drafted).clamp(min=0.0), p * 0 + 1 / p.shape[-1])",
+        "return _normalised((target - q).clamp(min=0.0), p)",
+        "return _normalised((target - q).clamp(min=0.0), p * 0 + 1 / p.shape[-1])",
     ),
     "refused without the drafter's nucleus": (
         the_objective_refuses_as_decoding_does,
@@ -261,14 +261,14 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     "only kept drafts have a price": (
         a_refused_draft_has_its_price,
         DECODING + "accept",
-        "price = price + torch.where(tried, cost, 0.0)",
-        "price = price + torch.where(kept, cost, 0.0)",
+        "tried.append(open_)",
+        "tried.append(kept)",
     ),
     "the borrowed mass as the price": (
         the_price_is_a_distance,
         DECODING + "accept",
-        "return self.keeps - (self.px / self.qx.clamp(min=TINY)).clamp(max=1.0)",
-        "return self.mass - self.px + 0.1",
+        "both = both.clamp(max=1.0)",
+        "both = both + 0.0",
     ),
     "a budget for every sibling": (
         a_budget_is_spent_once,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.profiles import small_ceilings
 
 import lantern_accel
 from lantern_accel.checkpoints.check import check
@@ -126,7 +127,10 @@ def test_a_fault_in_it_fails_its_check_by_name(
     assert (found.state, "pebbles, vanilla" in found.detail) == ("failed", True)
 
 
-def test_it_is_profiled_and_reported(beach: Path, tmp_path: Path) -> None:
+def test_it_is_profiled_and_reported(
+    beach: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_ceilings(monkeypatch)
     run, page = tmp_path / "run.json", tmp_path / "report.md"
     words = ["profile", "--model", str(beach), "--device", "cpu", "--quick", "-o", str(run)]
     assert (

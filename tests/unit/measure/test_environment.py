@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,7 +56,8 @@ def test_our_own_work_is_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(environment.os, "sysconf", lambda name: 100)
     monkeypatch.setattr(environment.os, "cpu_count", lambda: 2)
     clock = iter([10.0, 11.0])
-    monkeypatch.setattr(environment.time, "perf_counter", lambda: next(clock))
+    # The module's own clock: threads of other tests read the shared one.
+    monkeypatch.setattr(environment, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     # A second of two cores: 1 busy of 2, of which 0.25 ours.
     assert environment.HostLoad().others() == pytest.approx(0.375)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.checkpoints.locate import find_model
@@ -25,6 +26,14 @@ MODEL = find_model("lantern-emoji")
 @pytest.fixture
 def pipeline() -> Iterator[Pipeline]:
     with lantern_accel.load(device="cpu", dtype="float32") as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Pipeline]:
+    """A model whose images have 16 tokens."""
+    folder = write_tiny_model(tmp_path / "tiny")
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as loaded:
         yield loaded
 
 
@@ -82,8 +91,9 @@ def test_a_model_that_does_not_fit_is_told_before_it_is_loaded(
 
 
 def test_a_batch_that_does_not_fit_names_the_one_that_does(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    small: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pipeline = small
     strategy, sampling, model = pipeline.strategy(), pipeline.sampling(), pipeline.model
 
     def need(batch: int) -> int:
@@ -93,12 +103,12 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
         return buffers + pipeline.engines.room.beside(strategy, sampling)(batch)
 
     limit(monkeypatch, free=need(5) + 1)
-    pipeline.generate("pizza", num_images=5, batch_size=5, seed=0)
+    pipeline.generate("dog face", num_images=5, batch_size=5, seed=0)
     with pytest.raises(BackendError, match=r"a batch of 16 needs .* free of .*; a batch of 5 fits"):
-        pipeline.generate("pizza", num_images=16, batch_size=16, seed=0)
+        pipeline.generate("dog face", num_images=16, batch_size=16, seed=0)
     limit(monkeypatch, free=need(1) - 1)
     with pytest.raises(BackendError, match="not even one image fits; use a smaller model"):
-        pipeline.generate("pizza", num_images=2, batch_size=2, seed=0)
+        pipeline.generate("dog face", num_images=2, batch_size=2, seed=0)
 
 
 def test_kept_engines_make_room_for_a_new_one(
@@ -145,17 +155,21 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_images_finished_before_a_device_was_lost_are_kept(
-    pipeline: Pipeline, dying: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: Pipeline, dying: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Dies.left = 2 * 257  # a prefill and at most 255 steps an image
+    calls = 2 * (1 + 15) + 1  # a prefill and 15 steps an image, and the third image's prefill
+    Dies.left = calls
     with pytest.raises(DeviceLostError) as caught:
-        pipeline.generate("pizza", strategy="vanilla", num_images=4, batch_size=1, seed=3)
+        small.generate("dog face", strategy="vanilla", num_images=4, batch_size=1, seed=3)
     assert len(caught.value.images) == 2
-    Dies.left = 2 * 257
-    out = tmp_path / "pizza.png"
+    Dies.left = calls
+    out = tmp_path / "out" / "dog.png"
+    out.parent.mkdir()
     command = [
         "generate",
-        "pizza",
+        "dog face",
+        "--model",
+        str(tmp_path / "tiny"),
         "--strategy",
         "vanilla",
         "--num-images",
@@ -167,8 +181,8 @@ def test_images_finished_before_a_device_was_lost_are_kept(
     said = capsys.readouterr().err
     assert "kept:" in said and "error: lost" in said
     for index in range(2):
-        Image.open(tmp_path / f"pizza-{index}.png").load()
-    assert len(list(tmp_path.glob("*.png"))) == 2
+        Image.open(out.parent / f"dog-{index}.png").load()
+    assert len(list(out.parent.glob("*.png"))) == 2
 
 
 def test_other_errors_pass_as_they_are(pipeline: Pipeline, dying: None) -> None:

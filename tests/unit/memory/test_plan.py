@@ -68,18 +68,24 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kept")
 
 
+#: With the neighbour table that is there.
+AGAIN = ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16")
+
+
 @linux
 @pytest.mark.parametrize(
     ("model", "prompt", "strategy", "batch", "dtype"),
     [
         # The first makes the neighbour table.
         ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16"),
-        ("lantern-emoji", "red heart", "lantern++", 4, "bfloat16"),
+        pytest.param(*AGAIN, marks=pytest.mark.long),
         # Nearly all that it takes is weights and what the process holds.
-        ("lantern-emoji", "red heart", "vanilla", 1, "bfloat16"),
+        pytest.param(
+            "lantern-emoji", "red heart", "vanilla", 1, "bfloat16", marks=pytest.mark.long
+        ),
         # Pixels of 128 x 128 take more than decoding.
         ("medium", "3", "vanilla", 4, "bfloat16"),
-        ("medium", "3", "vanilla", 4, "float32"),
+        pytest.param("medium", "3", "vanilla", 4, "float32", marks=pytest.mark.long),
     ],
 )
 def test_the_measured_peak_is_within_a_tenth_of_the_plan(
@@ -130,7 +136,8 @@ def test_making_a_cache_takes_no_more_than_the_cache(dtype: torch.dtype) -> None
         layout = backend.kv_layout(3, 2, 40, 4, 16, dtype)
         with LiveBytes() as live:
             cache = backend.allocate(layout)
-        assert live.peak == layout.nbytes
+        assert cache.first is not None
+        assert live.peak == layout.nbytes + cache.first.nbytes
         assert not any(buffer.any() for buffer in cache.buffers)
 
 

@@ -85,7 +85,9 @@ def test_anole_gets_a_drafter_from_captioned_images(anole: Path, tmp_path: Path)
     (images / "captions.jsonl").write_text("\n".join(lines))
     with opened(anole) as pipe:
         device = TrainDevice(pipe.backend, "float32")
-        settings = config(steps=60, evaluate_every=20, objective="lantern", lantern_k=3)
+        settings = config(
+            steps=60, evaluate_every=20, checkpoint_every=30, objective="lantern", lantern_k=3
+        )
         report = run_model_drafter(pipe, settings, tmp_path / "out", device, images=images)
     losses = [point["loss"] for point in report["curve"]]
     assert losses[-1] < 0.8 * losses[0]
@@ -98,7 +100,7 @@ def test_lumina_gets_a_drafter_from_its_own_pictures(lumina: Path, tmp_path: Pat
     out = tmp_path / "out"
     with opened(lumina) as pipe:
         device = TrainDevice(pipe.backend, "float32")
-        settings = config(steps=80, evaluate_every=40)
+        settings = config(steps=80, evaluate_every=40, checkpoint_every=40)
         words: dict[str, Any] = {"prompts": PROMPTS[:2], "samples": 8, "size": SIZE}
         report = run_model_drafter(pipe, settings, out, device, **words)
         with pytest.raises(RequestError, match="cannot draw 17x8"):

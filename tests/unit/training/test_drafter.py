@@ -99,7 +99,13 @@ def test_training_lowers_what_the_objective_names(
         torch.randn(24, 3, generator=torch.Generator().manual_seed(1)), dim=-1
     )
     chosen = config(
-        objective=objective, steps=40, evaluate_every=20, batch_size=4, lr=5e-3, **further
+        objective=objective,
+        steps=40,
+        evaluate_every=20,
+        checkpoint_every=20,
+        batch_size=4,
+        lr=5e-3,
+        **further,
     )
     report = train_drafter(chosen, source, tmp_path, device, codebook=book)
     losses = [point["loss"] for point in report["curve"]]
@@ -226,7 +232,8 @@ def test_a_drafter_grows(grown: dict[str, Any], tmp_path: Path) -> None:
     words: dict[str, Any] = {"samples": 8, "prompts": ["red heart", "dog"]}
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipeline:
         device = TrainDevice(pipeline.backend, "float32")
-        run_model_drafter(pipeline, config(steps=20), tmp_path / "drafter", device, **words)
+        rarely = config(steps=20, evaluate_every=20, checkpoint_every=20)
+        run_model_drafter(pipeline, rarely, tmp_path / "drafter", device, **words)
         (tmp_path / "drafter").rename(tmp_path / "first")
         more = config(**grown, start_from="first", lr=1e-9, weight_decay=0.0)
         report = run_model_drafter(pipeline, more, tmp_path / "drafter", device, **words)

@@ -88,12 +88,13 @@ test_loop.train(Path(sys.argv[1]), test_loop.Line(nap=0.03))
 """
 
 
-def test_a_run_killed_three_times_at_random_ends_as_an_unbroken_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_a_run_killed_at_random_ends_as_an_unbroken_one(tmp_path: Path, times: int) -> None:
     """The moments are drawn anew in every run of the tests; all must end alike."""
     out = tmp_path / "killed"
     moments = random.Random()
     seen = 0
-    for _ in range(3):
+    for _ in range(times):
         process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(out)])
         until = seen + moments.randint(3, 12)
         try:

@@ -88,7 +88,7 @@ def test_training_writes_its_artefacts(tmp_path: Path) -> None:
 def test_training_learns(tmp_path: Path) -> None:
     short = train_tokenizer(config(steps=2), squares(), tmp_path / "a")
     longer = train_tokenizer(
-        config(steps=40, lr=3e-3, checkpoint_every=40), squares(), tmp_path / "b"
+        config(steps=20, lr=3e-3, checkpoint_every=20), squares(), tmp_path / "b"
     )
     assert longer.mean_psnr > short.mean_psnr + 1.0
 
@@ -119,9 +119,9 @@ def test_another_configuration_is_refused_unless_started_again(tmp_path: Path) -
 
 def test_a_decoder_alone_leaves_every_code_as_it_was(tmp_path: Path) -> None:
     data = squares()
-    train_tokenizer(config(steps=20, lr=3e-3, checkpoint_every=20), data, tmp_path / "whole")
+    train_tokenizer(config(steps=8, lr=3e-3, checkpoint_every=8), data, tmp_path / "whole")
     start = load_tokenizer(tmp_path / "whole")
-    alone = config(part="decoder", steps=20, lr=3e-3, checkpoint_every=20)
+    alone = config(part="decoder", steps=8, lr=3e-3, checkpoint_every=8)
     report = train_on(alone, data, tmp_path / "decoder", device(), start=start)
     made = load_tokenizer(tmp_path / "decoder")
     assert np.array_equal(encode_dataset(start, data), encode_dataset(made, data))

@@ -1,7 +1,8 @@
 """Race the official LlamaGen sampler against ours on the same random weights.
 
 ``python tools/race_official.py CLONE --size B --pixels 256 --device cpu --dtype bfloat16 -o race.json``
-with a clone of FoundationVision/LlamaGen. Nothing of it is copied: it is imported from the clone.
+with a clone of FoundationVision/LlamaGen. Nothing of it is copied: it is imported from the clone. The
+size ``bundled`` has the width, depth and codes of ``lantern-emoji``, and classes in place of captions.
 
 Runners: ``official`` is ``generate`` as its sampling script calls it; ``official-compiled`` the same
 with the script's ``--compile`` (the model compiled, mode reduce-overhead); ``gpt-fast`` compiles the
@@ -31,7 +32,7 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.llamagen.keys import load_into, to_llamagen_names
-from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.sizes import llamagen_config
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.racing import Done, Race, Runner, race
@@ -60,16 +61,32 @@ def _modules(clone: Path) -> tuple[Any, Any]:
     return gpt, importlib.import_module("autoregressive.models.generate")
 
 
+def config_of(size: str, pixels: int) -> LlamaGenConfig:
+    """Return the sizes of a published model, or of the bundled one with classes as conditions."""
+    if size == "bundled":
+        if pixels != 256:
+            raise RequestError("the size bundled has 256 tokens: leave --pixels at 256")
+        return LlamaGenConfig(
+            dim=256, n_layer=16, n_head=4, vocab_size=2048, grid=16, conditioning="class",
+            prefix_length=1,
+        )  # fmt: skip
+    return llamagen_config(size, pixels)
+
+
 def official_model(gpt: Any, size: str, pixels: int, seed: int) -> Any:
     """Build the official model on the host in float32 with seeded random weights, head included."""
-    config = llamagen_config(size, pixels)
+    config = config_of(size, pixels)
     torch.manual_seed(seed)
-    model = gpt.GPT_models[f"GPT-{size}"](
-        vocab_size=config.vocab_size,
-        block_size=config.num_tokens,
-        num_classes=config.num_classes,
-        cls_token_num=1,
-        model_type="c2i",
+    sizes = {"n_layer": config.n_layer, "n_head": config.n_head, "dim": config.dim}
+    model = gpt.Transformer(
+        gpt.ModelArgs(
+            **sizes,
+            vocab_size=config.vocab_size,
+            block_size=config.num_tokens,
+            num_classes=config.num_classes,
+            cls_token_num=1,
+            model_type="c2i",
+        )
     )
     torch.nn.init.normal_(model.output.weight, std=0.05)  # the official initial head is zero
     return model.eval()
@@ -78,7 +95,7 @@ def official_model(gpt: Any, size: str, pixels: int, seed: int) -> Any:
 def our_target(official: Any, size: str, pixels: int, backend: Backend) -> LlamaGenGPT:
     """Build our target on the weights of the official model, in their dtype."""
     weight = official.output.weight
-    target = LlamaGenGPT(llamagen_config(size, pixels), ops=backend)
+    target = LlamaGenGPT(config_of(size, pixels), ops=backend)
     tables = target.rope_cos, target.rope_sin
     target.to(dtype=weight.dtype)
     load_into(target, to_llamagen_names(official.state_dict()), "the official model")
@@ -158,7 +175,7 @@ def run(given: argparse.Namespace) -> Race:
         # The official code asks for attention's backends by a name that torch wants replaced.
         warnings.filterwarnings("ignore", category=FutureWarning)
         dtype = backend.dtypes(given.dtype).compute
-        total = llamagen_config(given.size, given.pixels).num_tokens
+        total = config_of(given.size, given.pixels).num_tokens
         tokens = given.tokens or total
         sampling = Sampling(temperature=1.0, top_k=given.top_k, cfg_scale=given.cfg)
         settings = {
@@ -266,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Read the command line, race, print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("clone", help="folder of a clone of FoundationVision/LlamaGen")
-    parser.add_argument("--size", default="B", choices=["B", "L", "XL", "XXL", "3B"])
+    parser.add_argument("--size", default="B", choices=["bundled", "B", "L", "XL", "XXL", "3B"])
     parser.add_argument("--pixels", type=int, default=256, choices=[256, 384, 512])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")

@@ -28,6 +28,7 @@ from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
 from lantern_accel_cpu.native import sampling, trunk, windows
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
+from lantern_accel_cpu.native.steps import NativeReplay
 from lantern_accel_cpu.training import TrainingOps
 
 
@@ -278,10 +279,12 @@ class DeviceBackend(Backend):
         return super().support(capability)
 
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
-        """Compile the step where the option ``compile`` says so; else run it eagerly.
+        """Compile the step where the option ``compile`` says so; else run it as it is.
 
         Prefill runs once an image and never repays its compiling.
         """
+        if self.kernels is not None:
+            return NativeReplay(step, self.kernels)
         if self._compile == "off" or name == "prefill":
             return Replay(step)
         return CompiledReplay(step, name, self._compile)

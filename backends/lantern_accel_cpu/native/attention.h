@@ -1,7 +1,12 @@
 // Attention over the slots that are visible; the others are not read.
 #pragma once
 
+#include <type_traits>
+
 #include "small.h"
+#ifdef DOT_PRODUCTS
+#include "pairs.h"
+#endif
 
 struct Seen {
     // Of row r: the slots that any of its queries sees, slots[r * capacity ...], how many they are, and for
@@ -102,59 +107,49 @@ void all_scores(const float* q, int64_t d, const T* k, const int32_t* slots, int
     for (int64_t i = 0; i < n; i += W / Q) scores<Q>(q, d, k, slots + i, stride, out + i, ldo);
 }
 
-// Sum of values weighted by p [M][n], into acc of 2 W columns.
-template <int M, class T, class A>
+// Sum of values weighted by p [M][n]: C times 2 W columns.
+template <int M, int C, class T, class A>
 void values(const float* p, int64_t ldp, const T* v, const int32_t* slots, int64_t n, int64_t stride,
             const float* scale, A* out, int64_t ldo) {
-    F first[M], second[M];
+    F first[M][C], second[M][C];
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) first[m] = second[m] = F{};
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) first[m][c] = second[m][c] = F{};
     for (int64_t i = 0; i < n; ++i) {
-        F a, b;
-        two(v + slots[i] * stride, a, b);
+        F a[C], b[C];
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) two(v + slots[i] * stride + c * 2 * W, a[c], b[c]);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             F x = splat(p[m * ldp + i]);
-            first[m] += x * a;
-            second[m] += x * b;
+#pragma GCC unroll 2
+            for (int c = 0; c < C; ++c) {
+                first[m][c] += x * a[c];
+                second[m][c] += x * b[c];
+            }
         }
     }
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        two_together(v, first[m], second[m]);
-        put(out + m * ldo, first[m] * scale[m]);
-        put(out + m * ldo + W, second[m] * scale[m]);
-    }
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c) {
+            two_together(v, first[m][c], second[m][c]);
+            put(out + m * ldo + c * 2 * W, first[m][c] * scale[m]);
+            put(out + m * ldo + c * 2 * W + W, second[m][c] * scale[m]);
+        }
 }
 
+// Queries whose sums the registers hold, of 2 W columns; half as many of 4 W, which wait for themselves less.
 constexpr int TOGETHER = WIDTH == 16 ? 8 : 4;
 
-template <int M, class T, class A>
+template <int M, int C, class T, class A>
 INLINE void pick_values(int m, const float* p, int64_t ldp, const T* v, const int32_t* slots, int64_t n,
                         int64_t stride, const float* scale, A* out, int64_t ldo) {
     if (m == M)
-        values<M>(p, ldp, v, slots, n, stride, scale, out, ldo);
+        values<M, C>(p, ldp, v, slots, n, stride, scale, out, ldo);
     else if constexpr (M > 1)
-        pick_values<M - 1>(m, p, ldp, v, slots, n, stride, scale, out, ldo);
-}
-
-// Softmax of kept scores, unnormalised; returns 1 / sum, or 0 where nothing is kept.
-INLINE float soften(float* p, const float* keep, int64_t n) {
-    F most = splat(-3e38f);
-    for (int64_t i = 0; i < n; i += W) {
-        F s = load<F>(p + i) + (load<F>(keep + i) - 1.0f) * 1e30f;
-        most = larger(most, s);
-    }
-    float top = most[0];
-    for (int i = 1; i < W; ++i) top = top > most[i] ? top : most[i];
-    F sum{};
-    for (int64_t i = 0; i < n; i += W) {
-        F e = exponential(load<F>(p + i) - top) * load<F>(keep + i);
-        put(p + i, e);
-        sum += e;
-    }
-    float all = total(sum);
-    return all > 0 ? 1.0f / all : 0.0f;
+        pick_values<M - 1, C>(m, p, ldp, v, slots, n, stride, scale, out, ldo);
 }
 
 // Queries [from, to) of one row and head. q: float32 [count][q_stride ...], scaled; out: as q.
@@ -164,6 +159,15 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
     int64_t d = cache.width, n = s.found[row], whole = (n + W - 1) / W * W;
     const int32_t* slots = s.slots + int64_t(row) * s.capacity;
     int32_t m = to - from;
+#ifdef DOT_PRODUCTS
+    if constexpr (std::is_same<T, bf16>::value)
+        if (d % (2 * W) == 0) {
+            const float* keep = s.keep + (int64_t(row) * count + from) * s.padded;
+            attend_pairs(q + from * q_stride, q_stride, k, v, k + cache.head, d, cache.slot, slots, n, keep, s.padded, m,
+                         out + from * out_stride, out_stride);
+            return;
+        }
+#endif
     float* work = (float*)scratch(7, (QUERIES * d + QUERIES * s.padded) * sizeof(float));
     float *turned = work, *p = work + QUERIES * d, scale[QUERIES];
     bool fast = d % (2 * W) == 0;
@@ -198,9 +202,13 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
         int32_t blocks = (m + TOGETHER - 1) / TOGETHER;
         for (int32_t b = 0; b < blocks; ++b) {
             int32_t t = m * b / blocks, some = m * (b + 1) / blocks - t;
-            for (int64_t c = 0; c < d; c += 2 * W)
-                pick_values<TOGETHER>(some, p + t * s.padded, s.padded, v + c, slots, n, cache.slot, scale + t,
-                                      out + (from + t) * out_stride + c, out_stride);
+            int64_t c = 0;
+            for (; some <= TOGETHER / 2 && c + 4 * W <= d; c += 4 * W)
+                pick_values<TOGETHER / 2, 2>(some, p + t * s.padded, s.padded, v + c, slots, n, cache.slot, scale + t,
+                                             out + (from + t) * out_stride + c, out_stride);
+            for (; c < d; c += 2 * W)
+                pick_values<TOGETHER, 1>(some, p + t * s.padded, s.padded, v + c, slots, n, cache.slot, scale + t,
+                                         out + (from + t) * out_stride + c, out_stride);
         }
         return;
     }

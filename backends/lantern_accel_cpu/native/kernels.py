@@ -6,6 +6,8 @@ way to a gradient goes the reference's way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,11 +77,28 @@ class Kernels:
     def __init__(self, library: Library) -> None:
         self.library = library
         self._threads = 0
+        self._alone = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let torch compute on one thread, and these kernels on as many as it had."""
+        count = torch.get_num_threads()
+        if count == 1 or self._alone:
+            yield
+            return
+        self.threads()
+        self._alone = True
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(count)
+            self._alone = False
 
     def threads(self) -> None:
-        """Use as many threads as torch does."""
+        """Use as many threads as torch does outside :meth:`alone`."""
         count = torch.get_num_threads()
-        if count != self._threads:
+        if count != self._threads and not self._alone:
             self._threads = count
             self.library.threads(count)
 

@@ -4,6 +4,7 @@
 // nobody but through the chunk that it holds. Waiting spins for some microseconds and then sleeps.
 #include "native.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -22,7 +23,13 @@ static long process() { return 0; }
 namespace {
 
 constexpr int MOST_STAGES = 1024, MOST_LANES = 8;
-constexpr auto SPIN = std::chrono::microseconds(40);
+
+// How long a thread that waits stays awake: to be woken takes a core that sleeps 50 to 100 us, and between the
+// passes of two steps lie one or two milliseconds. One that loses its core meanwhile, because others want
+// it, hardly waits awake from then on, and slowly begins again where work comes soon after it fell asleep.
+typedef std::chrono::steady_clock Clock;
+constexpr Clock::duration SHORTEST = std::chrono::microseconds(40), LONGEST = std::chrono::microseconds(2500);
+constexpr Clock::duration LOST = std::chrono::microseconds(300);
 
 inline int lanes_of(int threads) { return threads < MOST_LANES ? threads : MOST_LANES; }
 
@@ -129,18 +136,23 @@ private:
     }
 
     template <class Ready> void await(Ready ready) {
+        static thread_local Clock::duration patience = LONGEST;
         if (ready()) return;
-        auto end = std::chrono::steady_clock::now() + SPIN;
+        auto begin = Clock::now(), now = begin;
         do {
             for (int i = 0; i < 32; ++i) {
                 if (ready()) return;
                 pause();
             }
-        } while (std::chrono::steady_clock::now() < end);
+            auto last = now;
+            now = Clock::now();
+            if (now - last > LOST) patience = SHORTEST;
+        } while (now - begin < patience);
         std::unique_lock<std::mutex> hold(mutex_);
         sleepers_.fetch_add(1);
         wake_.wait(hold, ready);
         sleepers_.fetch_sub(1);
+        if (Clock::now() - begin < LONGEST) patience = std::min(patience * 9 / 8, LONGEST);
     }
 
     void signal() {

@@ -7,8 +7,8 @@
 #include "native.h"
 #include "vector.h"
 
-#if defined(DOT_PRODUCTS) && !defined(LANTERN_EMULATED)
-#include <immintrin.h>
+#ifdef DOT_PRODUCTS
+#include "dot.h"
 #endif
 
 namespace {
@@ -105,7 +105,28 @@ template <int M> void rows(const float* x, int64_t ldx, const bf16* w, int64_t k
 }
 
 #ifdef DOT_PRODUCTS
-#include "dot.h"
+// Activations are rounded to bfloat16.
+template <int M>
+void rows(const bf16* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more, const char* ahead,
+          int64_t stride) {
+    F acc[M][COLUMNS];
+    begin<M>(acc, y, more);
+    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL, ahead += stride) {
+        __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(ahead + 64, 0, 2);
+        U pairs[COLUMNS];
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; ++c) pairs[c] = load<U>(w + 2 * c * W);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            uint32_t pair;
+            memcpy(&pair, x + m * ldx + i, sizeof pair);
+#pragma GCC unroll 8
+            for (int c = 0; c < COLUMNS; ++c) acc[m][c] = dot(acc[m][c], pairs[c], pair);
+        }
+    }
+    finish<M>(acc, y);
+}
 #endif
 
 template <int M, class A, class T>

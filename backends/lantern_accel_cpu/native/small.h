@@ -123,4 +123,23 @@ void rotate_write(const RotateWrite& g) {
         rotate_write_of<float>(g);
 }
 
+// Softmax of kept scores, unnormalised; returns 1 / sum, or 0 where nothing is kept.
+INLINE float soften(float* p, const float* keep, int64_t n) {
+    F most = splat(-3e38f);
+    for (int64_t i = 0; i < n; i += W) {
+        F s = load<F>(p + i) + (load<F>(keep + i) - 1.0f) * 1e30f;
+        most = larger(most, s);
+    }
+    float top = most[0];
+    for (int i = 1; i < W; ++i) top = top > most[i] ? top : most[i];
+    F sum{};
+    for (int64_t i = 0; i < n; i += W) {
+        F e = exponential(load<F>(p + i) - top) * load<F>(keep + i);
+        put(p + i, e);
+        sum += e;
+    }
+    float all = total(sum);
+    return all > 0 ? 1.0f / all : 0.0f;
+}
+
 }  // namespace

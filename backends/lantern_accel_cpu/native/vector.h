@@ -89,12 +89,13 @@ INLINE void put1(bf16* p, float x) {
 
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
-#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLED_AS(T, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #endif
 #endif
-#ifndef SHUFFLED  // GCC before 12
-#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (I){__VA_ARGS__})
+#ifndef SHUFFLED_AS  // GCC before 12
+#define SHUFFLED_AS(T, a, b, ...) __builtin_shuffle(a, b, (T){__VA_ARGS__})
 #endif
+#define SHUFFLED(a, b, ...) SHUFFLED_AS(I, a, b, __VA_ARGS__)
 
 INLINE F zip_low(F a, F b) { return SHUFFLED(a, b, ZIP_LOW); }
 INLINE F zip_high(F a, F b) { return SHUFFLED(a, b, ZIP_HIGH); }

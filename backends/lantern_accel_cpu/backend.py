@@ -187,6 +187,10 @@ class DeviceBackend(Backend):
         self.kernels.threads()
         return windows.recall(self.kernels.library, *given)
 
+    def advance(self, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
+        """Do all that follows a pass over a window in one native call, where the test is exact."""
+        return None if self.kernels is None else windows.advance(self.kernels, engine, span)
+
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Keep a mask boolean for the native kernels, which read visible slots only."""
         return visible if self.kernels is not None else super().mask(visible, dtype)

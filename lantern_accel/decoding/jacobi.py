@@ -132,9 +132,13 @@ class JacobiEngine(Running):
                 ops,
                 self.filters.draws,
             )
+        self.looked_up = 0 if self.recall is None else len(self.recall.slots)
         #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
         self._columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
+        self.fresh_column = most - 1
         self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
+        #: What follows a pass, where the device does it at once.
+        self.advance = ops.advance(self, window.length)
 
     def _own(self, target: Target, neighbours: Tensor | None) -> None:
         """Make the buffers that every window of one state steps on."""
@@ -244,15 +248,20 @@ class JacobiEngine(Running):
         uniforms = state.uniforms.index_select(1, now).squeeze(1)
         chain = state.length.unsqueeze(1) + self.forward.chain
         x = state.tokens.gather(1, chain.clamp(max=g.tokens))
+        q = others = shares = None
         with self.ops.phase("draft"):
-            q = None
-            if not self.greedy and not self.noisy:
+            drawn = not self.greedy and not self.noisy
+            if self.advance is None and drawn:
                 q = self.ring.read(state.q, chain[:, 1:])
-            others, shares = self._siblings(x, q, uniforms)
+                others, shares = self._siblings(x, q, uniforms)
         with self.ops.phase("verify"):
             nodes = x if others is None else torch.cat((x, others), dim=1)
             logits = forward.logits(state.length, state.start, state.prefix_mask, nodes)
         with self.ops.phase("accept"):
+            if self.advance is not None:
+                if self.advance(logits):
+                    return
+                q = self.ring.read(state.q, chain[:, 1:])
             coupled = self._accept(x, logits, q, others, shares, uniforms)
         with self.ops.phase("commit"):
             self._commit(coupled, uniforms)

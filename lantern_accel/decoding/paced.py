@@ -37,6 +37,7 @@ class PlainStep:
         self.geometry = replace(engine.geometry, nodes=1, depth=0)
         self.forward = WindowPass(engine.verifying, self.geometry, ())
         self.passes: dict[int, WindowPass] = {}
+        self.advance = engine.ops.advance(engine, 1)
 
     def divide(self, sizes: Sequence[int]) -> None:
         """Take other buckets below the whole cache."""
@@ -61,6 +62,8 @@ class PlainStep:
             x = state.tokens.gather(1, newest)
             logits = forward.logits(state.length, state.start, state.prefix_mask, x)
         with engine.ops.phase("accept"):
+            if self.advance is not None and self.advance(logits):
+                return
             if engine.greedy:
                 engine.sound.note(logits)
                 token = logits[:, 0].argmax(dim=-1).to(engine.ops.index)

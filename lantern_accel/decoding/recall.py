@@ -69,8 +69,8 @@ class Recall:
         places = state.length.unsqueeze(1) + self.ahead
         state.past.flatten(1, 2).index_copy_(1, at, p.to(state.past.dtype))
         state.heard.flatten(1).index_copy_(1, at, places * self.vocab + x)
-        # Not roll, which devices with int64 indices may lack.
-        state.before.flatten(1).index_copy_(1, at, torch.cat((x[:, -1:], x[:, :-1]), dim=1))
+        # What is before the first lies outside the window; the token itself stands for it.
+        state.before.flatten(1).index_copy_(1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
 
     def refine(
         self,

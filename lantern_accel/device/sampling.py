@@ -8,6 +8,7 @@ paper, in :mod:`lantern_accel.decoding`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -233,6 +234,16 @@ class SamplingOps:
 
         Takes what :meth:`lantern_accel.decoding.recall.Recall.refine` does, how many ``slots`` are looked
         up and the tokens of an ``image``; returns the fields of a ``Recalled``, None as above.
+        """
+        return None
+
+    def advance(self, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
+        """Return a function that does all that follows a pass over a window of ``span`` tokens.
+
+        It takes guided logits float32 ``[B, span, V]`` and changes the buffers of ``engine``, a
+        :class:`~lantern_accel.decoding.jacobi.JacobiEngine`, as that does itself: tokens and counters,
+        the distributions that are kept, fresh drafts. It returns whether it did. None where the device
+        has no kernel for this engine, as here. A captured step records what the function does.
         """
         return None
 

@@ -93,7 +93,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 3; }
+EXPORT int lantern_version() { return 4; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -150,6 +150,7 @@ EXPORT void lantern_draw(const float* weights, const float* uniforms, int64_t ro
 EXPORT void lantern_accept(const Accept* given) { unit->accept(*given); }
 EXPORT void lantern_couple(const Couple* given) { unit->couple(*given); }
 EXPORT void lantern_recall(const Recall* given) { unit->recall(*given); }
+EXPORT void lantern_advance(const Advance* given, const float* logits) { unit->advance(*given, logits); }
 
 // Seconds to read the memory once, each thread its share.
 EXPORT double lantern_read_seconds(const void* p, size_t bytes, int threads) {

@@ -132,6 +132,7 @@ struct Accept {
 struct Couple {
     const int64_t* x;                      // [B][L - 1]
     const float *p, *q, *tests, *draws;    // p [B][L][V], q [B][L - 1][V]; rows of uniforms lie strides apart
+    const float* const* rows_of_q;         // [B][L - 1] in place of q; or null
     int64_t *tokens, *count;               // [B][L], [B]
     float* left;                           // [B][V]: what is left where the first is refused; or null
     int64_t images, length, vocab, test_stride, draw_stride;
@@ -142,12 +143,31 @@ struct Couple {
 struct Recall {
     const int64_t *x, *tokens, *first, *length_of, *step;  // [B][L] twice, [B] twice, [1]
     const float *p, *q, *tests, *draws;                    // as in Couple
+    const float* const* rows_of_q;                         // likewise
     const void* past;                                      // bfloat16 [B][M][wide][V]
     const int64_t *heard, *before;                         // [B][M][wide]
     const uint8_t* taken;                                  // [B], or null
     int64_t *out, *places;                                 // [B][L], [B][S]; `image`: nothing was found
     float* rows;                                           // [B][S][V]
     int64_t images, length, vocab, test_stride, draw_stride, slots, passes, wide, image;
+};
+
+// What follows a pass over B windows of L positions (decoding/jacobi.py): which drafts are known, what the others
+// become, and fresh ones behind them. The state's buffers stay where they are. K: rows of the ring, then a trash row.
+struct Advance {
+    Filter filter;
+    const float* uniforms;                           // [B][N][columns]
+    const int64_t* place;                            // where a position's row lies in the ring
+    int64_t *tokens, *length, *newest, *step, *steps, *last_length;  // [B][N + 1], [B] ..., step [1]
+    int64_t* histogram;                              // [B][histogram_stride]
+    float* q;                                        // [B][K + 1][V]
+    void* past;                                      // as Recall's; null with passes 0
+    int64_t *heard, *before;
+    uint8_t* holds;                                  // [B], and what the host reads: [B], [2][B]
+    int64_t *sound, *report;
+    int64_t images, span, vocab, image, columns, kept, passes, wide, slots, histogram_stride;
+    int64_t fresh_column, width;                     // of the first fresh draft's uniform; tokens in an image's row
+    int32_t anew, above;                             // above: fresh drafts follow the row above, else the left
 };
 }
 
@@ -168,6 +188,7 @@ struct Unit {
     void (*accept)(const Accept&);
     void (*couple)(const Couple&);
     void (*recall)(const Recall&);
+    void (*advance)(const Advance&, const float* logits);
     uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
     double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum
     int lanes;

@@ -189,7 +189,7 @@ struct Memory {
         void* start = nullptr;
         size_t bytes = 0;
     };
-    Piece pieces[20];
+    Piece pieces[24];
     ~Memory() {
         for (auto& p : pieces) free(p.start);
     }

@@ -41,7 +41,8 @@ def _number(value: Tensor | float, held: list[Tensor]) -> int:
     return value.data_ptr()
 
 
-def _filter(given: sampling.Filter, held: list[Tensor]) -> Filter | None:
+def filter_of(given: sampling.Filter, held: list[Tensor]) -> Filter | None:
+    """Describe a filter whose numbers stay where they are; what is made for it goes to ``held``."""
     numbers = [v for v in (given.temperature, given.top_p) if isinstance(v, Tensor)]
     if not _floats(*numbers):
         return None
@@ -98,7 +99,7 @@ def guide(
 def filter(library: Library, logits: Tensor, given: sampling.Filter) -> Tensor | None:
     """Return the probabilities ``[..., V]`` that a filter makes of logits."""
     held: list[Tensor] = []
-    described = _filter(given, held) if _floats(logits) and logits.numel() else None
+    described = filter_of(given, held) if _floats(logits) and logits.numel() else None
     if described is None:
         return None
     logits = logits.contiguous()
@@ -167,7 +168,7 @@ def accept(
     if any(table is not None and table.dtype != torch.int64 for table in tables):
         return None
     held: list[Tensor] = []
-    described, judged = _filter(given, held), rule_of(rule)
+    described, judged = filter_of(given, held), rule_of(rule)
     if described is None or judged is None or type(tree.tokens) is not Tensor:
         return None
     if tree.q is not None and tree.group is None:

@@ -1,7 +1,7 @@
 // One instruction set's code: compiled once for each, with its flags and
 // -DUNIT=<name> -DWIDTH=<floats of a register> [-DDOT_PRODUCTS].
+#include "advance.h"
 #include "trunk.h"
-#include "window.h"
 
 namespace {
 
@@ -46,5 +46,5 @@ double multiply(int64_t rounds) {
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
     TEXT(UNIT), linear, attend, rotate_write, rms_norm, swiglu, trunk, guide, filter, draw, accept,
-    couple, recall, read, multiply, CHAINS * W,
+    couple, recall, advance, read, multiply, CHAINS * W,
 };

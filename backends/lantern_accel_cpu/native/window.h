@@ -16,6 +16,12 @@ INLINE void left_over(const float* p, const float* q, int64_t n, float* out) {
     if (!some) memcpy(out, p, size_t(n) * sizeof(float));
 }
 
+// Row i of what the drafts of image b were drawn from.
+template <class Given> INLINE const float* drafted_from(const Given& g, int64_t b, int64_t i) {
+    int64_t at = b * (g.length - 1) + i;
+    return g.rows_of_q ? g.rows_of_q[at] : g.q + at * g.vocab;
+}
+
 struct CoupleJob {
     const Couple* given;
     uint8_t* kept;  // [B][L - 1]
@@ -45,7 +51,7 @@ struct CoupleJob {
             return;
         }
         float* row = wanted ? g.left + b * n : (float*)scratch(15, size_t(whole(n)) * sizeof(float));
-        left_over(p, g.q + (b * drafts + i) * n, n, row);
+        left_over(p, drafted_from(g, b, i), n, row);
         *token = job.stays(b, i) ? g.x[b * drafts + i] : draw_row(plain ? p : row, n, u);
     }
 };
@@ -57,7 +63,7 @@ void couple(const Couple& g) {
         int64_t count = drafts;
         for (int64_t i = 0; i < drafts; ++i) {
             int64_t x = g.x[b * drafts + i];
-            float px = g.p[(b * g.length + i) * g.vocab + x], qx = g.q[(b * drafts + i) * g.vocab + x];
+            float px = g.p[(b * g.length + i) * g.vocab + x], qx = drafted_from(g, b, i)[x];
             bool kept = g.tests[b * g.test_stride + i] * qx < px;
             if (!kept && count == drafts) count = i;
             job.kept[b * drafts + i] = kept && !(g.anew && i > count);
@@ -107,7 +113,7 @@ struct RecallJob {
         total = at_least(total, TINY);
         for (int64_t i = 0; i < n; ++i) guess[i] /= total;
         bool inside = row < last;
-        const float* was = inside ? g.q + (b * last + drafted) * n : nullptr;
+        const float* was = inside ? drafted_from(g, b, drafted) : nullptr;
         int64_t code = x[drafted + 1];
         int64_t* out = g.out + b * g.length + row;
         if (inside && g.tests[b * g.test_stride + drafted] * was[code] < guess[code]) {

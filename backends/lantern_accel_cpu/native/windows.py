@@ -1,16 +1,19 @@
-"""A window of drafts in two native calls: the exact test, and the look-up of earlier passes.
+"""A window of drafts in native calls: the exact test, the look-up of earlier passes, or all that follows a pass.
 
-Both return None for tensors that they have no kernel for: those go the reference's way.
+Each returns None for what it has no kernel for: that goes the reference's way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel_cpu.native.library import Couple, Library, Recall, byref
+from lantern_accel_cpu.native.kernels import Kernels
+from lantern_accel_cpu.native.library import Advance, Couple, Library, Recall, byref
+from lantern_accel_cpu.native.sampling import filter_of
 
 
 def _plain(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
@@ -111,3 +114,45 @@ def recall(
     )  # fmt: skip
     library.recall(byref(given))
     return out, rows, places
+
+
+def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
+    """Return what follows a pass in one call (:meth:`SamplingOps.advance`), on buffers that stay."""
+    state, ring, sound, fresh = engine.state, engine.ring, engine.sound, engine.fresh
+    simple = not (engine.greedy or engine.noisy or engine.rule.relaxed or engine.siblings.total)
+    if not simple or fresh.kind not in ("above", "left") or fresh.kinds is not None:
+        return None
+    whole = (
+        ring.place, state.tokens, state.length, state.newest, state.step, state.steps,
+        state.last_length, state.histogram, state.heard, state.before, sound.count, sound.report,
+    )  # fmt: skip
+    if not _plain(torch.int64, *whole) or not _plain(torch.float32, state.uniforms, state.q):
+        return None
+    held: list[Tensor] = []
+    described = filter_of(engine.filters.given, held)
+    if described is None:
+        return None
+    passes = engine.geometry.passes
+    given = Advance(
+        described,
+        *(tensor.data_ptr() for tensor in (state.uniforms, *whole[:8], state.q, state.past)),
+        state.heard.data_ptr(), state.before.data_ptr(), sound.holds.data_ptr(),
+        sound.count.data_ptr(), sound.report.data_ptr(),
+        images=len(state.length), span=span, vocab=state.q.shape[-1], image=engine.geometry.tokens,
+        columns=state.uniforms.shape[-1], kept=state.q.shape[1] - 1, passes=passes,
+        wide=state.past.shape[2], slots=engine.looked_up, histogram_stride=state.histogram.stride(0),
+        fresh_column=engine.fresh_column, width=fresh.width, anew=engine.window.tail == "anew",
+        above=fresh.kind == "above",
+    )  # fmt: skip
+    library, keep = kernels.library, (state, ring, sound, held)
+
+    def run(logits: Tensor) -> bool:
+        if not _plain(torch.float32, logits):
+            return False
+        assert keep
+        logits = logits.contiguous()
+        kernels.threads()
+        library.advance(byref(given), logits.data_ptr())
+        return True
+
+    return run

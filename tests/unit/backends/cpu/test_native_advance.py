@@ -1,0 +1,189 @@
+"""All that follows a pass over a window in one native call, against the engine's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import native
+from support.engines import GREEDY, SAMPLED
+from support.tiny import captions, neighbours, tiny_models
+from torch import Tensor
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.paced import PacedEngine
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.strategy.values import (
+    DynamicTree,
+    Pace,
+    Sampling,
+    StaticTree,
+    Strategy,
+    named_strategy,
+)
+from lantern_accel_cpu.native import sampling, windows
+from lantern_accel_cpu.native.kernels import Kernels
+
+pytestmark = native.needs_native
+UNITS = native.units()
+PLAIN = Sampling(temperature=0.9, top_k=0, top_p=1.0, cfg_scale=2.0)
+
+
+class Pieces(TensorOps):
+    """The native operations that a step is made of, one by one."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels, self.calls = kernels, 0
+
+    def filter(self, logits: Tensor, given: Any) -> Tensor:
+        found = sampling.filter(self.kernels.library, logits, given)
+        assert found is not None
+        return found
+
+    def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
+        found = sampling.draw(self.kernels.library, weights, uniform.unsqueeze(-1))
+        assert found is not None
+        return found.squeeze(-1)
+
+    def couple(self, *given: Any) -> Any:
+        return windows.couple(self.kernels.library, *given)
+
+    def recall(self, *given: Any) -> Any:
+        return windows.recall(self.kernels.library, *given)
+
+
+class Whole(Pieces):
+    """The same, and what follows a pass at once."""
+
+    def advance(self, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
+        run = windows.advance(self.kernels, engine, span)
+        if run is None:
+            return None
+
+        def counted(logits: Tensor) -> bool:
+            self.calls += 1
+            return run(logits)
+
+        return counted
+
+
+def made(ops: Pieces, strategy: Strategy, given: Sampling, batch: int) -> Any:
+    """Return an engine that has been given its request."""
+    model = tiny_models(0)[0]
+    table = neighbours(model.config.vocab_size, 10)
+    engine = engine_for(model, None, ops, strategy, given, batch=batch, neighbours=table)
+    features, mask = captions(model, 8)
+    condition = torch.cat((features[:batch], model.unconditional(batch)))
+    engine.start(condition, mask[:batch], engine.uniforms(3, list(range(batch))))
+    return engine
+
+
+def kept(engine: Any) -> dict[str, Tensor]:
+    """Return what a step changes, without what nobody reads: all that is of positions past the image."""
+    state, sound = engine.state, engine.sound
+    found = {name: t.clone() for name, t in state.buffers.items() if name not in ("uniforms",)}
+    found["tokens"], found["q"] = found["tokens"][:, :-1], found["q"][:, :-1]
+    past = found["heard"] // engine.geometry.vocab >= engine.geometry.tokens
+    for name in ("heard", "before"):
+        found[name].masked_fill_(past, 0)
+    found["past"].masked_fill_(past.unsqueeze(-1), 0)
+    found |= {"sound": sound.count.clone(), "holds": sound.holds.clone()}
+    return found | {"report": sound.report.clone()}
+
+
+def compare(one: Any, other: Any, when: object) -> None:
+    for (name, a), (_, b) in zip(kept(one).items(), kept(other).items(), strict=True):
+        assert torch.equal(a, b), (name, when)
+
+
+def window(name: str, length: int, **changes: Any) -> Strategy:
+    tree = StaticTree(paths=((0,),))
+    deep = DynamicTree(top_k=1, depth=0, total=2)
+    found = named_strategy(name, static=tree, dynamic=deep).override(window=length)
+    return found.model_copy(update={"tree": found.tree.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(
+    ("name", "length", "changes"),
+    [
+        ("scd", 2, {}),
+        ("scd", 5, {}),
+        ("scd", 5, {"fresh": "left"}),
+        ("scd", 5, {"passes": 0}),
+        ("scd", 5, {"tail": "anew"}),
+        ("scd", 16, {}),
+    ],
+)
+def test_every_step_leaves_what_the_engine_leaves(
+    unit: str, name: str, length: int, changes: dict[str, Any]
+) -> None:
+    kernels, strategy = native.kernels(unit), window(name, length, **changes)
+    with torch.inference_mode():
+        for given, batch in ((SAMPLED, 3), (PLAIN, 1)):
+            one, whole = Pieces(kernels), Whole(kernels)
+            want, got = made(one, strategy, given, batch), made(whole, strategy, given, batch)
+            compare(want, got, "prefill")
+            steps = want.geometry.tokens + 3  # past the end too
+            for step in range(steps):
+                want.step()
+                got.step()
+                compare(want, got, step)
+            assert whole.calls == steps
+            assert int(got.state.length.min()) == want.geometry.tokens - 1
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_moves_between_lengths_leave_what_the_engine_leaves(unit: str) -> None:
+    kernels = native.kernels(unit)
+    paces = tuple(Pace(length=n, cost=1.0, worth=1.0) for n in (1, 3, 8))
+    strategy = window("scd", 8, paces=paces)
+    whole = Whole(kernels)
+    with torch.inference_mode():
+        want, got = made(Pieces(kernels), strategy, SAMPLED, 2), made(whole, strategy, SAMPLED, 2)
+        assert isinstance(got, PacedEngine)
+        make = torch.Generator().manual_seed(4)
+        for step in range(40):
+            length = (1, 3, 8)[int(torch.randint(0, 3, (), generator=make))]
+            for engine in (want, got):
+                engine.move(length)
+                engine.step()
+            compare(want, got, (step, length))
+    assert whole.calls == 40
+
+
+def test_a_number_that_is_not_finite_is_counted() -> None:
+    kernels = native.kernels(UNITS[0])
+    with torch.inference_mode():
+        engines = [made(one, window("scd", 4), SAMPLED, 2) for one in (Pieces(kernels), Whole(kernels))]
+        for engine in engines:
+            real = engine.verifying.guidance
+
+            def damaged(*given: Any, real: Any = real) -> Tensor:
+                logits: Tensor = real(*given).clone()
+                logits[1, 2, 4] = float("nan")
+                return logits
+
+            engine.step()
+            engine.verifying.guidance = damaged
+            engine.step()
+            assert engine.sound.count.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given"),
+    [
+        (window("sjd-pac", 5), SAMPLED),  # siblings
+        (window("scd-gumbel", 5), SAMPLED),
+        (window("scd", 5, fresh="mean"), SAMPLED),
+        (window("scd", 5), GREEDY),
+    ],
+)
+def test_what_has_no_kernel_goes_the_engines_way(strategy: Strategy, given: Sampling) -> None:
+    with torch.inference_mode():
+        engine = made(Whole(native.kernels(UNITS[0])), strategy, given, 2)
+    assert isinstance(engine, JacobiEngine) and engine.advance is None

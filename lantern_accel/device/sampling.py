@@ -7,8 +7,8 @@ paper, in :mod:`lantern_accel.decoding`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch

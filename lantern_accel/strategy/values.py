@@ -340,7 +340,7 @@ def _dumped(rule: Any) -> dict[str, Any]:
 #: The fastest of what is allowed, chosen for the device, the model, the batch and the picture.
 AUTO = "auto"
 #: Lengths of auto's window; 1 is plain decoding. Few, because a longer window takes some steps to settle.
-AUTO_LENGTHS = (1, 4, 16)
+AUTO_LENGTHS = (1, 4, 8, 16)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.

@@ -10,6 +10,7 @@ struct AdvanceJob {
     float* p;            // [B][L][V]
     int64_t* places;     // of the recalled rows, [B][slots]
     float* recalled;     // [B][slots][V]
+    int64_t* tokens;     // [B][L], the new ones
 
     float* row(int64_t b, int64_t position) const {
         return g.q + (b * (g.kept + 1) + g.place[position]) * g.vocab;
@@ -31,6 +32,13 @@ struct AdvanceJob {
         int64_t c = 0;
         for (; c + W <= n; c += W) put(past + c, load<F>(from + c));
         for (; c < n; ++c) put1(past + c, from[c]);
+    }
+
+    // Draw the tokens of images that have no drafts.
+    static int plain_chunks(void* self, int) { return int(((AdvanceJob*)self)->g.images); }
+    static void plain(void* self, int, int b) {
+        AdvanceJob& job = *(AdvanceJob*)self;
+        job.tokens[b] = draw_row(job.p + b * job.g.vocab, job.g.vocab, job.uniforms(b)[job.g.columns - 1]);
     }
 
     // Draw the fresh drafts behind the newest position that a pass has seen.
@@ -65,7 +73,7 @@ struct AdvanceJob {
 void advance(const Advance& g, const float* logits) {
     int64_t span = g.span, n = g.vocab, drafts = span - 1, all = g.images * span;
     size_t rows = size_t(all) * n * sizeof(float), found = size_t(g.images * g.slots);
-    AdvanceJob job{g, (float*)scratch(18, rows + found * n * sizeof(float)), nullptr, nullptr};
+    AdvanceJob job{g, (float*)scratch(18, rows + found * n * sizeof(float)), nullptr, nullptr, nullptr};
     job.recalled = job.p + all * n;
     filter(g.filter, logits, all, n, job.p);
 
@@ -88,6 +96,7 @@ void advance(const Advance& g, const float* logits) {
     }
     const float *tests = job.uniforms(0), *draws = tests + g.columns - span;
     int64_t stride = g.image * g.columns;
+    bool small = all * n < (1 << 14);
     if (drafts) {
         Couple test{own, job.p, nullptr, tests, draws, q, tokens, count, nullptr, g.images, span, n, stride, stride, g.anew};
         couple(test);
@@ -99,9 +108,10 @@ void advance(const Advance& g, const float* logits) {
             tokens = better;
         }
     } else {
-        for (int64_t b = 0; b < g.images; ++b) count[b] = 1, tokens[b] = draw_row(job.p + b * n, n, draws[b * stride]);
+        job.tokens = tokens;
+        std::fill(count, count + g.images, 1);
+        pool_run(Job{&job, AdvanceJob::plain, nullptr, AdvanceJob::plain_chunks, 1}, small);
     }
-    bool small = all * n < (1 << 14);
     pool_run(Job{&job, AdvanceJob::keep, nullptr, AdvanceJob::kept_chunks, 1}, small);
     for (int64_t b = 0; b < g.images; ++b) {
         int64_t length = g.length[b], open = length < g.image - 1, now = std::min(length + count[b], g.image - 1);

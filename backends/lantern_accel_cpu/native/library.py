@@ -122,7 +122,8 @@ class Accept(Structure):
 class Couple(Structure):
     _fields_ = [
         ("x", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p), ("draws", c_void_p),
-        ("rows_of_q", c_void_p), ("tokens", c_void_p), ("count", c_void_p), ("left", c_void_p), ("images", c_int64),
+        ("rows_of_q", c_void_p), ("tokens", c_void_p), ("count", c_void_p), ("left", c_void_p),
+        ("images", c_int64),
         ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64), ("draw_stride", c_int64),
         ("anew", c_int32),
     ]  # fmt: skip
@@ -132,7 +133,8 @@ class Recall(Structure):
     _fields_ = [
         ("x", c_void_p), ("tokens", c_void_p), ("first", c_void_p), ("length_of", c_void_p),
         ("step", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p),
-        ("draws", c_void_p), ("rows_of_q", c_void_p), ("past", c_void_p), ("heard", c_void_p), ("before", c_void_p),
+        ("draws", c_void_p), ("rows_of_q", c_void_p), ("past", c_void_p), ("heard", c_void_p),
+        ("before", c_void_p),
         ("taken", c_void_p), ("out", c_void_p), ("places", c_void_p), ("rows", c_void_p),
         ("images", c_int64), ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64),
         ("draw_stride", c_int64), ("slots", c_int64), ("passes", c_int64), ("wide", c_int64),

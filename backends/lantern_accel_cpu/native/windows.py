@@ -1,4 +1,4 @@
-"""A window of drafts in native calls: the exact test, the look-up of earlier passes, or all that follows a pass.
+"""A window of drafts in native calls: the exact test, the look-up, or all that follows a pass.
 
 Each returns None for what it has no kernel for: that goes the reference's way.
 """

@@ -159,7 +159,9 @@ def test_moves_between_lengths_leave_what_the_engine_leaves(unit: str) -> None:
 def test_a_number_that_is_not_finite_is_counted() -> None:
     kernels = native.kernels(UNITS[0])
     with torch.inference_mode():
-        engines = [made(one, window("scd", 4), SAMPLED, 2) for one in (Pieces(kernels), Whole(kernels))]
+        engines = [
+            made(one, window("scd", 4), SAMPLED, 2) for one in (Pieces(kernels), Whole(kernels))
+        ]
         for engine in engines:
             real = engine.verifying.guidance
 

@@ -141,7 +141,7 @@ def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
             pipeline, asked, batches=[1, 2], prompts=prompts, repeats=1, say=told.append
         )
         assert told[0] == "going on with what was measured before"
-        assert not any(text.startswith(("windows of 4:", "windows of 16:")) for text in told)
+        assert not any(text.startswith(("windows of 4:", "windows of 8:")) for text in told)
         assert not partial.exists()
         assert set(evidence.worth) == {1, 4, 16}
         assert [c.key["batch"] for c in found] == [1, 2]

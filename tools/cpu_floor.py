@@ -38,6 +38,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LARGE = 256 << 20
 #: Multiply-adds a thread, in vectors, whose time gives the rate; about 2 ms.
 ROUNDS = 1 << 20
+#: Calls before each that is timed: torch's threads wait awake for some milliseconds.
+WARM = 12
 
 
 def config(size: str) -> LlamaGenConfig:
@@ -115,8 +117,10 @@ def measure(sizes: LlamaGenConfig, name: str, threads: int, repeats: int) -> dic
     taken: dict[str, list[float]] = {}
     clock = time.thread_time if threads == 1 else time.perf_counter
     with _opened("off", threads) as plain, _opened("on", threads) as native:
-        calls = {f"former {n}": call for n, call in steps(plain, sizes, dtype).items()}
-        calls.update(steps(native, sizes, dtype))
+        # As a request runs them: torch has one thread in a native step.
+        former = {n: plain.capture(call) for n, call in steps(plain, sizes, dtype).items()}
+        calls: dict[str, Callable[[], Any]] = {f"former {n}": one for n, one in former.items()}
+        calls.update({n: native.capture(call) for n, call in steps(native, sizes, dtype).items()})
         for call in calls.values():
             call()
         for _ in range(repeats):
@@ -127,7 +131,8 @@ def measure(sizes: LlamaGenConfig, name: str, threads: int, repeats: int) -> dic
             seconds = _timed(partial(loaded.multiply_seconds, ROUNDS, threads), clock)
             taken.setdefault("rate", []).append(ROUNDS * loaded.lanes() * threads / seconds)
             for label, call in calls.items():
-                call()  # so that what came before has left the caches alike
+                for _ in range(WARM):  # what came before has left the caches alike, and no thread awake
+                    call()
                 taken.setdefault(label, []).append(_timed(call, clock))
     found = {label: statistics.median(values) for label, values in taken.items()}
     bandwidth = max(found["memory"], found["weights"])

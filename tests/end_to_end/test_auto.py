@@ -143,7 +143,7 @@ def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
         assert told[0] == "going on with what was measured before"
         assert not any(text.startswith(("windows of 4:", "windows of 8:")) for text in told)
         assert not partial.exists()
-        assert set(evidence.worth) == {1, 4, 16}
+        assert set(evidence.worth) == {1, 4, 8, 16}
         assert [c.key["batch"] for c in found] == [1, 2]
         assert {m.strategy.name for m in found[0].measured} >= {"vanilla", "windows"}
         drawn = pipeline.generate("red heart", seed=1)

@@ -152,7 +152,7 @@ private:
         sleepers_.fetch_add(1);
         wake_.wait(hold, ready);
         sleepers_.fetch_sub(1);
-        if (Clock::now() - begin < LONGEST) patience = std::min(patience * 9 / 8, LONGEST);
+        if (Clock::now() - begin < LONGEST) patience = std::min(2 * patience, LONGEST);
     }
 
     void signal() {

@@ -23,12 +23,12 @@ uint64_t read(const void* p, size_t bytes) {
 }
 
 // Chains of multiply-adds in registers: the rate that products can come near to.
-constexpr int CHAINS = 8;
+constexpr int CHAINS = 12;
 double multiply(int64_t rounds) {
     F acc[CHAINS], x = splat(1.0f - 0x1p-20f), y = splat(0x1p-20f);
     for (int i = 0; i < CHAINS; ++i) acc[i] = splat(float(i));
     for (int64_t r = 0; r < rounds; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int i = 0; i < CHAINS; ++i) acc[i] = acc[i] * x + y;
     }
     float sum = 0;

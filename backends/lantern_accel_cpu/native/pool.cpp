@@ -26,10 +26,11 @@ constexpr int MOST_STAGES = 1024, MOST_LANES = 8;
 
 // How long a thread that waits stays awake: to be woken takes a core that sleeps 50 to 100 us, and between the
 // passes of two steps lie one or two milliseconds. One that loses its core meanwhile, because others want
-// it, hardly waits awake from then on, and slowly begins again where work comes soon after it fell asleep.
+// it, falls asleep soon the next WARNED times, and then waits longer each time that work comes early.
 typedef std::chrono::steady_clock Clock;
 constexpr Clock::duration SHORTEST = std::chrono::microseconds(40), LONGEST = std::chrono::microseconds(2500);
 constexpr Clock::duration LOST = std::chrono::microseconds(300);
+constexpr int WARNED = 32;
 
 inline int lanes_of(int threads) { return threads < MOST_LANES ? threads : MOST_LANES; }
 
@@ -137,6 +138,7 @@ private:
 
     template <class Ready> void await(Ready ready) {
         static thread_local Clock::duration patience = LONGEST;
+        static thread_local int warned = 0;
         if (ready()) return;
         auto begin = Clock::now(), now = begin;
         do {
@@ -146,13 +148,16 @@ private:
             }
             auto last = now;
             now = Clock::now();
-            if (now - last > LOST) patience = SHORTEST;
+            if (now - last > LOST) patience = SHORTEST, warned = WARNED;
         } while (now - begin < patience);
         std::unique_lock<std::mutex> hold(mutex_);
         sleepers_.fetch_add(1);
         wake_.wait(hold, ready);
         sleepers_.fetch_sub(1);
-        if (Clock::now() - begin < LONGEST) patience = std::min(2 * patience, LONGEST);
+        if (warned > 0)
+            --warned;
+        else if (Clock::now() - begin < LONGEST)
+            patience = std::min(2 * patience, LONGEST);
     }
 
     void signal() {

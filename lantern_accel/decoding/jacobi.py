@@ -320,19 +320,10 @@ class JacobiEngine(Running):
         if q is None:
             return compare(x, chain.log() + self._noise(positions), self.rule)
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
-        anew = self.window.tail == "anew"
         coupled = couple(
-            x,
-            chain,
-            q,
-            self.rule,
-            tests,
-            draws,
-            anew=anew,
-            ops=self.ops,
-            siblings=others is not None,
-            drawing=self.filters.draws,
-        )
+            x, chain, q, self.rule, tests, draws, anew=self.window.tail == "anew", ops=self.ops,
+            siblings=others is not None, drawing=self.filters.draws,
+        )  # fmt: skip
         if self.accounting == "exact" and self.rule.relaxed:
             price = window_prices(x, chain, q, self.rule, tests, coupled.count)
             coupled = replace(coupled, price=price)

@@ -163,10 +163,12 @@ def _step_ms(
         parts = {slots: one for slots, one in ready.steps.items() if isinstance(one, Replay)}
         seconds, steps = once({slots: clocked(one) for slots, one in parts.items()})
     else:
+        eager: Steps = ready.steps  # with what the device sets for a step
         if cell.captured:
-            once(ready.engine.steps)  # what was captured has not run eagerly before
+            eager = ready.engine.steps
+            once(eager)  # what was captured has not run eagerly before
         with timed_phases(pipeline.backend) as sums:
-            seconds, steps = once(ready.engine.steps)
+            seconds, steps = once(eager)
     # Prefill is in these seconds; the samples tell what it takes, and the report takes it off.
     split = dict(sums) | {"host": max(seconds - sum(sums.values()), 0.0)}
     return {name: 1e3 * s / steps for name, s in split.items()}, "recording" if apart else "eager"

@@ -330,69 +330,6 @@ def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(used) == {"accept", "guide", "filter", "draw"}
 
 
-def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warps: int) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        attrs={},
-    )
-    return triton.compile(source, target=GPUTarget("cuda", 86, 32), options={"num_warps": warps})
-
-
-ROWS = {"SIZE": 16384, "BLOCK": 4096}
-FLOATS = "logits scale image_scale penalty out temperature top_p weights uniforms probs q_rows dial"
-INTEGERS = "token kind tokens first_child num_children tests group"
-TYPES = {
-    **dict.fromkeys((*FLOATS.split(), "bonus_uniform", "spare", "price"), "*fp32"),
-    **dict.fromkeys(INTEGERS.split(), "*i64"),
-    **dict.fromkeys(("path", "length", "bonus"), "*i64"),
-    "neighbours": "*i32",
-}
-KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
-    "guide": (
-        "sampling",
-        {"BRANCHES": 3, "PENALTIES": True, "WHOLE": False, "HELD": True, "BLOCK": 1024},
-        {},
-    ),
-    "filter": (
-        "sampling",
-        {"TOP_K": True, "TOP_P": True, "P_FIRST": True, "HELD_T": True, "HELD_P": False},
-        {"top_p": "fp32"},
-    ),
-    "draw": ("sampling", {"COUNT": 16, "BLOCK": 512}, {"out": "*i64"}),
-    "walk": (
-        "accept",
-        {"KIND": 2, "AGGREGATE": True, "DRAWN": True, "NEAR": 16, "BLOCK": 2048},
-        {},
-    ),
-}
-
-
-@compiles
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", KERNELS)
-def test_they_compile_for_sm_86_without_spilling(name: str, tmp_path: Path) -> None:
-    import triton
-
-    module, constants, types = KERNELS[name]
-    kernel = getattr(importlib.import_module(f"lantern_accel_cuda.kernels.{module}"), f"_{name}")
-    made = compiled(kernel, ROWS | constants, TYPES | types, 4 if name == "draw" else 8)
-    assert made.metadata.shared <= 48 * 1024
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if tool.is_file():
-        file = tmp_path / "kernel.cubin"
-        file.write_bytes(made.asm["cubin"])
-        command = [str(tool), "--dump-resource-usage", str(file)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert "STACK:0 " in said, f"registers spill: {said}"
-
-
 @interpreted
 def test_the_checks_for_a_gpu_pass_and_catch_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel.testing.result import Failed

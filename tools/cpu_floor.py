@@ -131,7 +131,7 @@ def measure(sizes: LlamaGenConfig, name: str, threads: int, repeats: int) -> dic
             seconds = _timed(partial(loaded.multiply_seconds, ROUNDS, threads), clock)
             taken.setdefault("rate", []).append(ROUNDS * loaded.lanes() * threads / seconds)
             for label, call in calls.items():
-                for _ in range(WARM):  # what came before has left the caches alike, and no thread awake
+                for _ in range(WARM):  # so that caches are alike, and no thread of torch's is awake
                     call()
                 taken.setdefault(label, []).append(_timed(call, clock))
     found = {label: statistics.median(values) for label, values in taken.items()}

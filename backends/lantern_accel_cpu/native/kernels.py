@@ -87,9 +87,9 @@ class Kernels:
             yield
             return
         self.threads()
-        self._alone = True
-        torch.set_num_threads(1)
         try:
+            self._alone = True
+            torch.set_num_threads(1)
             yield
         finally:
             torch.set_num_threads(count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,6 +135,29 @@ def test_the_bundled_model_decodes_the_same_tokens() -> None:
         )
         found.append(made.tokens)
     assert torch.equal(*found)
+
+
+def test_in_a_step_torch_leaves_the_cores_to_native_threads() -> None:
+    seen: list[tuple[int, int]] = []
+    asked: list[int] = []
+    with open_backend("cpu", {"native": "on"}) as backend, native.threads(2):
+        kernels = backend.kernels  # type: ignore[attr-defined]
+        kernels.library = SimpleNamespace(threads=asked.append)
+
+        def step(fails: bool = False) -> None:
+            kernels.threads()
+            seen.append((torch.get_num_threads(), asked[-1]))
+            if fails:
+                raise ValueError("a step that fails")
+
+        replay = backend.capture(step)
+        replay()
+        with pytest.raises(ValueError, match="a step that fails"):
+            backend.capture(lambda: step(True))()
+        assert torch.get_num_threads() == 2
+        with native.threads(1):
+            replay()
+        assert seen == [(1, 2), (1, 2), (1, 1)] and asked == [2, 1]
 
 
 def test_threads_sleep_when_there_is_no_work() -> None:

@@ -192,7 +192,7 @@ class PacedEngine(Running):
         timed = tuple(pace for pace in self.paces if pace.cost is not None)
         return ByAcceptance(timed or self.paces)
 
-    def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 4) -> dict[int, list[float]]:
+    def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
 
         A length whose step costs more than the most that its drafts can bring is timed once, and longer
@@ -203,11 +203,12 @@ class PacedEngine(Running):
         middle = self.geometry.tokens // 2
         for number in range(rounds + 1):
             for length in list(lengths):
-                self.state.length.fill_(middle)  # what is known there does not change the time
-                self.state.newest.fill_(middle)
-                self.move(length)
-                with watch() as one:
-                    self.step()
+                for _ in range(2):  # the first of the two finds other steps' data in the caches
+                    self.state.length.fill_(middle)  # what is known there does not change the time
+                    self.state.newest.fill_(middle)
+                    self.move(length)
+                    with watch() as one:
+                        self.step()
                 if number:  # the first round warms up
                     times.setdefault(length, []).append(1e3 * one.seconds)
                 plain = times.get(1)

@@ -58,7 +58,7 @@ class DeviceBackend(Backend):
         super().__init__(torch.device("cpu"))
         # A compiled step cannot look into native code, and has none: the two exclude each other.
         self.kernels = kernels
-        self.skips_hidden = kernels is not None
+        self.skips_hidden = self.skips_blind = kernels is not None
         self._compile = compile if kernels is None else "off"
         self.capture_asked = self._compile == "on"
         self._threads_before = torch.get_num_threads()

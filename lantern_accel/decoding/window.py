@@ -195,6 +195,8 @@ class WindowPass:
         if rest:
             parts.append(flags(False, len(prompt), nodes, rest, device=mine.device))
         visible = torch.cat(parts, dim=-1)
+        if v.ops.skips_blind and g.batch > 1:
+            visible &= v.branches.masked(length < g.tokens - 1).view(-1, 1, 1)
         mask = v.ops.mask(visible.unsqueeze(1), v.target.weight.dtype)
         address = v.ops.address(v.cache, v.branches.rows(torch.cat((slots, self.scratch), dim=1)))
         at = Pass(cos, sin, v.branches.spread(mask), v.cache, address)

@@ -130,6 +130,9 @@ class TensorOps(SamplingOps):
     skips_hidden: bool = False
     """Whether attention reads visible slots alone: then nothing is gained by steps of fewer slots."""
 
+    skips_blind: bool = False
+    """Whether :meth:`trunk` leaves out rows that see nothing, as complete images of a batch then do."""
+
     sums_in_place: bool = False
     """Whether :meth:`linear_add` writes over its residual: a state that is kept is then copied."""
 

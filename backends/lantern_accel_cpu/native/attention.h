@@ -11,7 +11,7 @@
 struct Seen {
     // Of row r: the slots that any of its queries sees, slots[r * capacity ...], how many they are, and for
     // each query t 1 or 0 in keep[(r * count + t) * padded + i]. Padded to whole vectors with slot 0, 0.
-    int32_t *slots, *found;
+    int32_t *slots, *found, *row_of;  // row_of: whose keys and values a row reads
     float* keep;
     int64_t padded;
     int32_t capacity;
@@ -26,8 +26,9 @@ Seen seen(const Mask& mask) {
     s.capacity = (mask.capacity + W - 1) / W * W;
     s.padded = s.capacity;
     size_t rows = mask.rows, lists = rows * s.capacity;
-    s.slots = (int32_t*)scratch(4, (lists + rows) * sizeof(int32_t));
+    s.slots = (int32_t*)scratch(4, (lists + 2 * rows) * sizeof(int32_t));
     s.found = s.slots + lists;
+    s.row_of = s.found + rows;
     s.keep = (float*)scratch(5, rows * mask.count * s.padded * sizeof(float));
     for (int32_t r = 0; r < mask.rows; ++r) {
         const uint8_t* row = mask.bytes + r * mask.row;
@@ -40,6 +41,7 @@ Seen seen(const Mask& mask) {
             found += any != 0;
         }
         s.found[r] = found;
+        s.row_of[r] = r;
         int32_t whole = (found + W - 1) / W * W;
         for (int32_t i = found; i < whole; ++i) slots[i] = found ? slots[0] : 0;
         for (int32_t t = 0; t < mask.count; ++t) {
@@ -49,6 +51,24 @@ Seen seen(const Mask& mask) {
         }
     }
     return s;
+}
+
+// Put the rows that see anything in front; returns how many they are.
+INLINE int32_t gather_seeing(Seen& s, int32_t rows, int32_t count) {
+    int32_t seeing = 0;
+    for (int32_t r = 0; r < rows; ++r) {
+        if (!s.found[r]) continue;
+        if (seeing != r) {
+            memcpy(s.slots + int64_t(seeing) * s.capacity, s.slots + int64_t(r) * s.capacity,
+                   size_t(s.capacity) * sizeof(int32_t));
+            memcpy(s.keep + int64_t(seeing) * count * s.padded, s.keep + int64_t(r) * count * s.padded,
+                   size_t(count) * size_t(s.padded) * sizeof(float));
+            s.found[seeing] = s.found[r];
+            s.row_of[seeing] = s.row_of[r];
+        }
+        ++seeing;
+    }
+    return seeing;
 }
 
 // Vectors of 2 W elements as they are multiplied: pairs apart for bfloat16, neighbours for float32.
@@ -232,7 +252,7 @@ void attend_chunk(const float* q, const T* k, const T* v, const Cache& cache, co
     int32_t head = chunk / blocks % cache.heads, row = chunk / blocks / cache.heads;
     int32_t from = mask.count * block / blocks, to = mask.count * (block + 1) / blocks;
     int64_t first = int64_t(row) * mask.count, d = cache.width, wide = cache.heads * d;
-    int64_t at = row * cache.row + head * cache.head;
+    int64_t at = s.row_of[row] * cache.row + head * cache.head;
     attend_head(q + first * wide + head * d, wide, k + at, v + at, cache, s, row, mask.count, from, to,
                 out + first * out_stride + head * d, out_stride);
 }

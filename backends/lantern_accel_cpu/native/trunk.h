@@ -20,6 +20,8 @@ template <class T> struct TrunkJob {
     A *normed, *mixed, *gated;
     Turns turn;
     int64_t* places;  // [m]: where a query's keys and values lie in a head
+    int64_t* given_as;  // [m]: which of the given queries each is; those of rows that see nothing are left out
+    Mask mask;          // of the rows that see something
     Seen s;
     float q_scale;
     int32_t done_taps;
@@ -39,13 +41,13 @@ template <class T> struct TrunkJob {
 
     void begin() {
         const Trunk& g = *given;
-        for (int64_t r = 0; r < m; ++r) copy((const T*)g.x + r * dim, dim, state + r * dim);
+        for (int64_t r = 0; r < m; ++r) copy((const T*)g.x + given_as[r] * dim, dim, state + r * dim);
         norm(g.blocks[0].attention_norm, g.blocks[0].attention_eps);
         done_taps = 0;
     }
 
     int parts(int step) const {
-        return step == ATTEND ? attend_chunks(given->cache, given->mask) : pieces(panels(columns(step)));
+        return step == ATTEND ? attend_chunks(given->cache, mask) : pieces(panels(columns(step)));
     }
 
     void range(int64_t count, int chunk, int64_t& from, int64_t& to) const {
@@ -157,7 +159,7 @@ template <class T> struct TrunkJob {
     void work(int layer, int step, int chunk) {
         const Block& b = given->blocks[layer];
         if (step == ATTEND)
-            return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, given->mask, s, chunk, mixed,
+            return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, mask, s, chunk, mixed,
                                 ld_wide);
         const T* next = after(layer, step, chunk);
         switch (step) {
@@ -182,7 +184,7 @@ template <class T> struct TrunkJob {
         T* out = (T*)g.out;
         if (done_taps < g.tap_count && g.taps[done_taps] == layer + 1) {
             for (int64_t r = 0; r < m; ++r)
-                copy(state + r * dim, dim, out + r * g.out_stride + done_taps * dim);
+                copy(state + r * dim, dim, out + given_as[r] * g.out_stride + done_taps * dim);
             ++done_taps;
         }
         if (layer + 1 < g.layers) {
@@ -190,7 +192,7 @@ template <class T> struct TrunkJob {
             return;
         }
         for (int64_t r = 0; r < m; ++r) {
-            T* y = out + r * g.out_stride + g.tap_count * dim;
+            T* y = out + given_as[r] * g.out_stride + g.tap_count * dim;
             if (g.norm)
                 norm_row(state + r * dim, (const T*)g.norm, g.norm_eps, dim, y);
             else
@@ -209,7 +211,13 @@ template <class T> void trunk_of(const Trunk& g) {
     typedef typename TrunkJob<T>::A A;
     TrunkJob<T> job;
     job.given = &g;
-    job.m = int64_t(g.mask.rows) * g.mask.count;
+    int64_t queries = int64_t(g.mask.rows) * g.mask.count;
+    job.mask = g.mask;
+    job.s = seen(g.mask);
+    job.mask.rows = gather_seeing(job.s, g.mask.rows, g.mask.count);
+    job.m = int64_t(job.mask.rows) * g.mask.count;
+    if (job.m < queries) memset(g.out, 0, size_t(queries * g.out_stride) * sizeof(T));
+    if (!job.m) return;
     job.dim = g.dim;
     job.hidden = g.hidden;
     job.wide = int64_t(g.cache.heads) * g.cache.width;
@@ -226,11 +234,17 @@ template <class T> void trunk_of(const Trunk& g) {
     job.normed = (A*)scratch(1, job.m * job.ld_dim * sizeof(A));
     job.mixed = (A*)scratch(2, job.m * job.ld_wide * sizeof(A));
     job.gated = (A*)scratch(3, job.m * job.ld_hidden * sizeof(A));
-    job.turn = turns(g.rotary, job.m, g.mask.count, g.cache.width);
-    job.s = seen(g.mask);
-    job.places = (int64_t*)scratch(16, size_t(job.m) * sizeof(int64_t));
-    for (int64_t r = 0; r < job.m; ++r)
-        job.places[r] = r / g.mask.count * g.cache.row + g.slots[r] * g.cache.slot;
+    job.turn = turns(g.rotary, queries, g.mask.count, g.cache.width);
+    job.places = (int64_t*)scratch(16, 2 * size_t(job.m) * sizeof(int64_t));
+    job.given_as = job.places + job.m;
+    for (int64_t r = 0; r < job.m; ++r) {
+        int64_t row = job.s.row_of[r / g.mask.count], from = row * g.mask.count + r % g.mask.count;
+        job.given_as[r] = from;
+        job.places[r] = row * g.cache.row + g.slots[from] * g.cache.slot;
+        if (from == r) continue;
+        memcpy(job.turn.turn + r * g.cache.width, job.turn.turn + from * g.cache.width, g.cache.width * sizeof(float));
+        memcpy(job.turn.cross + r * g.cache.width, job.turn.cross + from * g.cache.width, g.cache.width * sizeof(float));
+    }
     job.begin();
     int64_t weights = job.dim * (4 * job.wide + 3 * job.hidden) * g.layers;
     pool_run(Job{&job, TrunkJob<T>::run, TrunkJob<T>::end, TrunkJob<T>::chunks, g.layers * STEPS},

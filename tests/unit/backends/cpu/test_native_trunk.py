@@ -108,6 +108,51 @@ def test_threads_change_no_bit_of_a_trunk() -> None:
                     assert torch.equal(_run(target, backend, torch.float32, (1, 3)), alone)
 
 
+@pytest.mark.parametrize("blind", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_see_nothing_are_left_out(dtype: torch.dtype, blind: tuple[int, ...]) -> None:
+    def states(hidden: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        kv = backend.allocate(backend.kv_layout(3, 3, LENGTH, 2, 64, dtype))
+        seen = torch.ones(3, 1, 2, LENGTH, dtype=torch.bool)
+        seen[..., 6:] = False
+        seen[0, ..., 3] = False  # rows see different slots
+        for row in hidden:
+            seen[row] = False
+        place = torch.arange(4, 6).expand(3, -1).contiguous()
+        angles = [t[place.flatten()].view(3, 2, 1, -1) for t in (target.rope_cos, target.rope_sin)]
+        at = Pass(*angles, backend.mask(seen, dtype), kv, backend.address(kv, place))
+        out = target(native.draw(1, 3, 2, 128, dtype=dtype), at, (2,))
+        kept = [side for layer in range(3) for side in backend.read(kv, layer, place)]
+        return out, torch.stack(kept)
+
+    with open_backend("cpu", {"native": "on"}) as backend, torch.inference_mode():
+        target = _target(backend, dtype, 2, 128, 96)
+        pack(target, backend)
+        assert backend.skips_blind
+        want, kept_there = states(())
+        got, kept = states(blind)
+    for row in range(3):
+        if row in blind:
+            assert not got[row].any() and not kept[:, row].any()
+        else:
+            assert torch.equal(got[row], want[row])
+            assert torch.equal(kept[:, row], kept_there[:, row])
+
+
+@pytest.mark.parametrize("strategy", ["scd", "sjd", "sjd-pac"])
+def test_complete_images_are_left_out_and_no_token_changes(strategy: str) -> None:
+    tokens = []
+    for skips in (False, True):
+        with open_backend("cpu", {"native": "on"}) as backend, torch.inference_mode():
+            backend.skips_blind = skips
+            engine = tiny_engine(backend, strategy, batch=3, dtype=torch.float32)
+            start(engine, 5)
+            found = engine.run()
+            tokens.append(found.tokens)
+            assert len(set(found.steps.tolist())) > 1  # some image was complete before the last
+    assert torch.equal(*tokens)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_float32_decodes_the_same_tokens(strategy: str) -> None:
     tokens = []

@@ -193,7 +193,7 @@ class JacobiEngine(Running):
         if self.noisy:
             drawn = (rows.log() + self._noise(targets)).argmax(dim=-1).to(self.ops.index)
         else:
-            first = self._columns[0]
+            first = self.fresh_column
             here = uniforms[:, first : first + targets.shape[1]]
             drawn = self.filters.draws.draw(rows, here)
         state.tokens.scatter_(1, places, drawn)

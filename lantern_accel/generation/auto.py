@@ -23,7 +23,7 @@ from lantern_accel.strategy.choices import (
     with_worth,
     write_choice,
 )
-from lantern_accel.strategy.values import AUTO, Pace, Sampling, Strategy, Window
+from lantern_accel.strategy.values import AUTO, AUTO_LENGTHS, Pace, Sampling, Strategy, Window
 
 
 class Auto:
@@ -54,6 +54,7 @@ class Auto:
             "filters": [sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
             "acceptance": strategy.acceptance.model_dump(mode="json"),
             "budget": strategy.tv_budget,
+            "lengths": list(AUTO_LENGTHS),
         }
 
     def resolve(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:

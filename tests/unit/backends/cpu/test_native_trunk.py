@@ -18,6 +18,7 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.nn.transformer import Pass, pack
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing.tiny import start, tiny_engine
+from lantern_accel_cpu.backend import DeviceBackend
 from lantern_accel_cpu.native import build, trunk
 
 pytestmark = native.needs_native
@@ -186,7 +187,8 @@ def test_in_a_step_torch_leaves_the_cores_to_native_threads() -> None:
     seen: list[tuple[int, int]] = []
     asked: list[int] = []
     with open_backend("cpu", {"native": "on"}) as backend, native.threads(2):
-        kernels = backend.kernels  # type: ignore[attr-defined]
+        assert isinstance(backend, DeviceBackend) and backend.kernels is not None
+        kernels = backend.kernels
         kernels.library = SimpleNamespace(threads=asked.append)
 
         def step(fails: bool = False) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cubin import assert_nothing_spills
 from support.cuda_double import doubled_backend
 
 from lantern_accel.device.operations import TensorOps
@@ -201,17 +202,9 @@ def _compiled(nodes: int, width: int, dtype: str, generation: int):
 def test_tree_attention_compiles_for_sm_86_within_its_shared_memory_and_registers(
     nodes: int, width: int, tmp_path: Path
 ) -> None:
-    import triton
-
     made = _compiled(nodes, width, "bf16", 86)
     assert 0 < made.metadata.shared <= 48 * 1024
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if tool.is_file():
-        file = tmp_path / "kernel.cubin"
-        file.write_bytes(made.asm["cubin"])
-        command = [str(tool), "--dump-resource-usage", str(file)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert "STACK:0 " in said, f"registers spill: {said}"
+    assert_nothing_spills(made, tmp_path)
 
 
 @compiles

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cubin import assert_nothing_spills
 
 compiles = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -65,16 +65,8 @@ KERNELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", KERNELS)
 def test_they_compile_for_sm_86_without_spilling(name: str, tmp_path: Path) -> None:
-    import triton
-
     module, constants, types = KERNELS[name]
     kernel = getattr(importlib.import_module(f"lantern_accel_cuda.kernels.{module}"), f"_{name}")
     made = compiled(kernel, ROWS | constants, TYPES | types, 4 if name == "draw" else 8)
     assert made.metadata.shared <= 48 * 1024
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if tool.is_file():
-        file = tmp_path / "kernel.cubin"
-        file.write_bytes(made.asm["cubin"])
-        command = [str(tool), "--dump-resource-usage", str(file)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert "STACK:0 " in said, f"registers spill: {said}"
+    assert_nothing_spills(made, tmp_path)

@@ -26,7 +26,7 @@ from lantern_accel.device.sampling import Filter
 from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
-from lantern_accel_cpu.native import sampling, trunk, windows
+from lantern_accel_cpu.native import passes, sampling, trees, trunk, windows
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
 from lantern_accel_cpu.native.steps import NativeReplay
 from lantern_accel_cpu.training import TrainingOps
@@ -190,6 +190,18 @@ class DeviceBackend(Backend):
     def advance(self, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
         """Do all that follows a pass over a window in one native call, where the test is exact."""
         return None if self.kernels is None else windows.advance(self.kernels, engine, span)
+
+    def window_pass(
+        self, verifying: Any, state: Any, span: int, slots: int
+    ) -> Callable[[], Tensor | None] | None:
+        """Run the target over windows in one native call, where it is a plain stack of blocks."""
+        if self.kernels is None:
+            return None
+        return passes.window_pass(self.kernels, self, verifying, state, span, slots)
+
+    def tree_step(self, engine: Any) -> Callable[[], bool] | None:
+        """Do a static tree's step in a native call for each phase, where all it is made of is native."""
+        return None if self.kernels is None else trees.tree_step(self.kernels, self, engine)
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Keep a mask boolean for the native kernels, which read visible slots only."""

@@ -6,12 +6,13 @@ strategy and one set of sampling settings; calls with other prompts reuse all of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted, accept
+from lantern_accel.decoding.at_once import AtOnce
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.dials import Dials
@@ -27,7 +28,7 @@ from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
+from lantern_accel.strategy.values import DynamicTree, NoTree, Sampling, Strategy
 
 __all__ = ["Decoded", "Engine"]
 
@@ -79,6 +80,10 @@ class Engine(Running):
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self._watch()
         self.divide(usual(g, layout, ops))
+        #: A whole step where the device does that at once. In plain decoding every token keeps its slot.
+        self.at_once: Callable[[], bool] | None = ops.tree_step(self)
+        if isinstance(strategy.tree, NoTree):
+            self.at_once = AtOnce(ops, self, self.verifying, 1, g.prefix + g.tokens + 1)
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""
@@ -105,6 +110,8 @@ class Engine(Running):
 
         ``slots``: how many of the target's cache it looks at (:attr:`sizes`); None: all.
         """
+        if slots is None and self.at_once is not None and self.at_once():
+            return
         state = self.state
         now = state.step.clamp(max=self.geometry.tokens - 1)
         uniforms = state.uniforms.index_select(1, now).squeeze(1)

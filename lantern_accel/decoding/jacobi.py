@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.at_once import AtOnce
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.coupling import Coupled, compare, couple, gumbel
 from lantern_accel.decoding.dials import Dials
@@ -137,8 +138,9 @@ class JacobiEngine(Running):
         self._columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
         self.fresh_column = most - 1
         self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
-        #: What follows a pass, where the device does it at once.
-        self.advance = ops.advance(self, window.length)
+        #: A whole step, or what follows a pass, where the device does that at once.
+        self.at_once = AtOnce(ops, self, self.verifying, window.length, self.forward.reach)
+        self.advance = self.at_once.advance
 
     def _own(self, target: Target, neighbours: Tensor | None) -> None:
         """Make the buffers that every window of one state steps on."""
@@ -242,6 +244,8 @@ class JacobiEngine(Running):
 
         ``slots``: how many of the cache it looks at (:attr:`sizes`); None: all.
         """
+        if slots is None and self.at_once():
+            return
         state, g = self.state, self.geometry
         forward = self.forward if slots is None else self.passes.get(slots, self.forward)
         now = state.step.clamp(max=g.tokens - 1)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.at_once import AtOnce
 from lantern_accel.decoding.buckets import Reach, Steps, Within, usual
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
@@ -37,7 +38,8 @@ class PlainStep:
         self.geometry = replace(engine.geometry, nodes=1, depth=0)
         self.forward = WindowPass(engine.verifying, self.geometry, ())
         self.passes: dict[int, WindowPass] = {}
-        self.advance = engine.ops.advance(engine, 1)
+        self.at_once = AtOnce(engine.ops, engine, engine.verifying, 1, self.forward.reach)
+        self.advance = self.at_once.advance
 
     def divide(self, sizes: Sequence[int]) -> None:
         """Take other buckets below the whole cache."""
@@ -54,6 +56,8 @@ class PlainStep:
 
         ``slots``: how many of the cache it looks at; None: all.
         """
+        if slots is None and self.at_once():
+            return
         forward = self.forward if slots is None else self.passes.get(slots, self.forward)
         engine, state, n = self.engine, self.engine.state, self.engine.geometry.tokens
         now = state.step.clamp(max=n - 1)

@@ -337,6 +337,29 @@ class TensorOps(SamplingOps):
         states.append(x if norm is None else norm(x, self))
         return torch.cat(states, dim=-1) if taps else states[0]
 
+    def window_pass(
+        self, verifying: Any, state: Any, span: int, slots: int
+    ) -> Callable[[], Tensor | None] | None:
+        """Return a function that runs the target over windows, from their tokens to guided logits.
+
+        A window is the last known token of an image and ``span - 1`` drafts behind it; ``slots``: how
+        many of the cache it looks at. ``verifying`` is a :class:`~lantern_accel.decoding.verify.Verifying`,
+        ``state`` has the buffers ``length``, ``tokens`` and ``prefix_mask``. The function returns float32
+        ``[B, span, V]``, in memory that its next call overwrites. None, now or when it is called, where
+        the device has no kernel for this model, as here. A captured step records what the function does.
+        """
+        return None
+
+    def tree_step(self, engine: Any) -> Callable[[], bool] | None:
+        """Return a function that does a whole step of a static tree, marking its phases.
+
+        It changes the buffers of ``engine``, a :class:`~lantern_accel.decoding.engine.Engine`, as that
+        does itself, and returns whether it did; if not, only caches may have changed. None where the
+        device has no kernel for this model, tree or rule, as here. A captured step records what the
+        function does.
+        """
+        return None
+
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
         gate, up = x.chunk(2, dim=-1)

@@ -240,10 +240,12 @@ class SamplingOps:
     def advance(self, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
         """Return a function that does all that follows a pass over a window of ``span`` tokens.
 
-        It takes guided logits float32 ``[B, span, V]`` and changes the buffers of ``engine``, a
-        :class:`~lantern_accel.decoding.jacobi.JacobiEngine`, as that does itself: tokens and counters,
-        the distributions that are kept, fresh drafts. It returns whether it did. None where the device
-        has no kernel for this engine, as here. A captured step records what the function does.
+        It takes guided logits float32 ``[B, span, V]`` and changes the buffers of ``engine`` as that does
+        itself: tokens and counters, and of a :class:`~lantern_accel.decoding.jacobi.JacobiEngine` the
+        distributions that are kept and fresh drafts. An :class:`~lantern_accel.decoding.engine.Engine`
+        has none of these, and asks with a span of 1 for plain decoding. It returns whether it did. None
+        where the device has no kernel for this engine, as here. A captured step records what the function
+        does.
         """
         return None
 

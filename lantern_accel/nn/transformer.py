@@ -216,3 +216,32 @@ class Block(nn.Module):
         x = self.attention(y, layer, at, ops, rotary, x)
         out: Tensor = self.feed_forward(self.ffn_norm(x, ops), ops, x)
         return out
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A model that is nothing but these parts: ``head(norm(blocks(embedding[codes])))``.
+
+    ``embedding`` is ``[V, D]``. A target that has one as its ``stack`` may be run in one call by a device
+    that can (:meth:`TensorOps.window_pass`).
+    """
+
+    embedding: Tensor
+    blocks: nn.ModuleList
+    norm: RMSNorm
+    head: Projection
+
+
+@dataclass(frozen=True)
+class DraftStack:
+    """A drafter that is nothing but ``blocks(fc([embedding[codes]; feature]))``.
+
+    The feature is ``fuse`` of the target's states side by side, those of taps through a norm each; what
+    has the width of one already is taken as it is. Without taps ``fuse`` is None.
+    """
+
+    embedding: Tensor
+    tap_norms: list[Any]
+    fuse: Projection | None
+    fc: Projection
+    blocks: nn.ModuleList

@@ -33,6 +33,21 @@ def after_commit(act: Callable[..., None]) -> Plant:
     return plant
 
 
+def after_step(act: Callable[..., None]) -> Plant:
+    """Do something wrong behind every step, whoever does it."""
+
+    def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
+        real = engine_module.Engine.step
+
+        def wrong(self, slots=None):
+            real(self, slots)
+            act(self.state)
+
+        patch.setattr(engine_module.Engine, "step", wrong)
+
+    return plant
+
+
 def method(name: str, make: Callable[[Callable], Callable]) -> Plant:
     """Replace a method of the opened backend."""
 
@@ -305,7 +320,7 @@ MUTANTS: list[tuple[str, str, Plant]] = [
      method("operators", lambda real: lambda: frozenset({"aten::mm"}))),
     ("a Python int that changes", "static.one_graph", after_commit(counting)),
     ("a slot handed out twice", "kv.slots",
-     after_commit(lambda s: s.slot_of[:, 5].copy_(s.slot_of[:, 2]))),
+     after_step(lambda s: s.slot_of[:, 5].copy_(s.slot_of[:, 2]))),
     ("a lost layer", "kv.round_trip",
      method("write", lambda real: lambda kv, layer, *rest: real(kv, 0, *rest))),
     ("a write that spills", "kv.sentinels", method("write", spilling)),
@@ -321,7 +336,7 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a native kernel off by one head", "attention.float64", off_by_one_head),
     ("a cache that attention does not read", "kv.round_trip",
      method("attend", lambda real: lambda q, kv, layer, mask: real(q, kv, 0, mask))),
-    ("a buffer that moves", "kv.addresses", after_commit(rebinding)),
+    ("a buffer that moves", "kv.addresses", after_step(rebinding)),
     ("a mask that is ignored", "attention.float64",
      method("mask", lambda real: lambda seen, dtype: real(torch.ones_like(seen), dtype))),
     ("a wrong scale", "attention.float64",

@@ -112,7 +112,7 @@ void advance(const Advance& g, const float* logits) {
         std::fill(count, count + g.images, 1);
         pool_run(Job{&job, AdvanceJob::plain, nullptr, AdvanceJob::plain_chunks, 1}, small);
     }
-    pool_run(Job{&job, AdvanceJob::keep, nullptr, AdvanceJob::kept_chunks, 1}, small);
+    if (g.q) pool_run(Job{&job, AdvanceJob::keep, nullptr, AdvanceJob::kept_chunks, 1}, small);
     for (int64_t b = 0; b < g.images; ++b) {
         int64_t length = g.length[b], open = length < g.image - 1, now = std::min(length + count[b], g.image - 1);
         if (g.passes && drafts) {
@@ -129,7 +129,8 @@ void advance(const Advance& g, const float* logits) {
         }
         for (int64_t i = 0; i < span; ++i)
             g.tokens[b * (g.image + 1) + std::min(length + 1 + i, g.image)] = tokens[b * span + i];
-        g.newest[b] = std::max(g.newest[b], drafts ? length + span : now);
+        if (g.newest) g.newest[b] = std::max(g.newest[b], drafts ? length + span : now);
+        if (g.root && open) g.root[b] = tokens[b * span];
         if (now > length) ++g.histogram[b * g.histogram_stride + now - length - 1];
         g.steps[b] += open;
         g.last_length[b] = now - length - 1;

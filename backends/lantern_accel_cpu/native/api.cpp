@@ -93,7 +93,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 4; }
+EXPORT int lantern_version() { return 5; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -138,6 +138,8 @@ EXPORT void lantern_swiglu(const void* x, int64_t m, int64_t hidden, void* y, in
     unit->swiglu(x, m, hidden, y, dtype);
 }
 EXPORT void lantern_trunk(const Trunk* given) { unit->trunk(*given); }
+// Guided logits [B][span][V] of a pass over windows.
+EXPORT void lantern_window_pass(const WindowPass* given, float* out) { unit->window_pass(*given, out); }
 EXPORT void lantern_guide(const Guide* given) { unit->guide(*given); }
 EXPORT void lantern_filter(const Filter* given, const float* logits, int64_t rows, int64_t n, float* out) {
     unit->filter(*given, logits, rows, n, out);
@@ -150,6 +152,8 @@ EXPORT void lantern_draw(const float* weights, const float* uniforms, int64_t ro
 EXPORT void lantern_accept(const Accept* given) { unit->accept(*given); }
 EXPORT void lantern_couple(const Couple* given) { unit->couple(*given); }
 EXPORT void lantern_recall(const Recall* given) { unit->recall(*given); }
+// One part of a tree's step.
+EXPORT void lantern_tree_step(const TreeStep* given, int32_t part) { unit->tree_step(*given, part); }
 EXPORT void lantern_advance(const Advance* given, const float* logits) { unit->advance(*given, logits); }
 
 // Seconds to read the memory once, each thread its share.

@@ -21,15 +21,21 @@ namespace {
 
 constexpr int QUERIES = 16;  // of one chunk at most
 
-Seen seen(const Mask& mask) {
+// Lists for so many rows of `count` queries over `capacity` slots, not filled.
+Seen lists(int32_t rows, int32_t count, int32_t capacity) {
     Seen s;
-    s.capacity = (mask.capacity + W - 1) / W * W;
+    s.capacity = (capacity + W - 1) / W * W;
     s.padded = s.capacity;
-    size_t rows = mask.rows, lists = rows * s.capacity;
-    s.slots = (int32_t*)scratch(4, (lists + 2 * rows) * sizeof(int32_t));
-    s.found = s.slots + lists;
+    size_t all = size_t(rows) * s.capacity;
+    s.slots = (int32_t*)scratch(4, (all + 2 * size_t(rows)) * sizeof(int32_t));
+    s.found = s.slots + all;
     s.row_of = s.found + rows;
-    s.keep = (float*)scratch(5, rows * mask.count * s.padded * sizeof(float));
+    s.keep = (float*)scratch(5, size_t(rows) * count * s.padded * sizeof(float));
+    return s;
+}
+
+Seen seen(const Mask& mask) {
+    Seen s = lists(mask.rows, mask.count, mask.capacity);
     for (int32_t r = 0; r < mask.rows; ++r) {
         const uint8_t* row = mask.bytes + r * mask.row;
         int32_t* slots = s.slots + int64_t(r) * s.capacity;

@@ -56,6 +56,17 @@ def real(*tensors: Tensor) -> bool:
     return all(type(t) is Tensor and t.dtype in DTYPES and t.device.type == "cpu" for t in tensors)
 
 
+def lies(dtype: torch.dtype, *tensors: Tensor) -> bool:
+    """Return whether these lie in this process's memory in one piece each, of a dtype."""
+    return all(
+        type(t) in (Tensor, torch.nn.Parameter)
+        and t.dtype == dtype
+        and t.device.type == "cpu"
+        and t.is_contiguous()
+        for t in tensors
+    )
+
+
 def cache_of(kv: KVCache) -> Cache:
     """Describe a layer's keys or values, ordered by head: ``[R * H * L, d]``."""
     at = kv.layout

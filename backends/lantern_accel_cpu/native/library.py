@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 4
+VERSION = 5
 PANEL = 32
 
 
@@ -82,6 +82,16 @@ class Trunk(Structure):
         ("x", c_void_p), ("out", c_void_p), ("slots", c_void_p), ("norm", c_void_p),
         ("taps", POINTER(c_int32)), ("out_stride", c_int64), ("layers", c_int32), ("dim", c_int32),
         ("hidden", c_int32), ("tap_count", c_int32), ("dtype", c_int32), ("norm_eps", c_float),
+    ]  # fmt: skip
+
+
+class WindowPass(Structure):
+    _fields_ = [
+        ("trunk", Trunk), ("embedding", c_void_p), ("head", c_void_p), ("cos", c_void_p),
+        ("sin", c_void_p), ("prompt", c_void_p), ("tokens", c_void_p), ("length", c_void_p),
+        ("scale", c_void_p), ("images", c_int64), ("span", c_int64), ("image", c_int64),
+        ("vocab", c_int64), ("prefix", c_int64), ("slots", c_int64), ("branches", c_int32),
+        ("blind", c_int32),
     ]  # fmt: skip
 
 
@@ -142,15 +152,39 @@ class Recall(Structure):
     ]  # fmt: skip
 
 
+_POINTERS = (
+    "embedding head own_embedding fc fc_bias fuse tap_norms cos sin own_cos own_sin prompt scale "
+    "first_child num_children group"
+)
+_TABLES = "parent depth_of inner inner_count widths"
+_STATE = (
+    "length root known pending_tokens pending_count pending_features uniforms step steps histogram "
+    "price last_path last_length slot_of place_of holds sound report tokens q logits states path kept "
+    "bonus weights prices"
+)
+_SIZES = "images nodes depth groups image prefix vocab columns draft_columns image_slots own_slots"
+
+
+class TreeStep(Structure):
+    _fields_ = [
+        ("target", Trunk), ("drafter", Trunk), ("filter", Filter), ("rule", Rule),
+        *((name, c_void_p) for name in _POINTERS.split()),
+        *((name, POINTER(c_int32)) for name in _TABLES.split()),
+        *((name, c_void_p) for name in _STATE.split()),
+        *((name, c_int64) for name in _SIZES.split()),
+        ("branches", c_int32), ("blind", c_int32), ("hides_pads", c_int32), ("tap_eps", c_float),
+    ]  # fmt: skip
+
+
 class Advance(Structure):
     _fields_ = [
         ("filter", Filter), ("uniforms", c_void_p), ("place", c_void_p), ("tokens", c_void_p),
         ("length", c_void_p), ("newest", c_void_p), ("step", c_void_p), ("steps", c_void_p),
         ("last_length", c_void_p), ("histogram", c_void_p), ("q", c_void_p), ("past", c_void_p),
-        ("heard", c_void_p), ("before", c_void_p), ("holds", c_void_p), ("sound", c_void_p),
-        ("report", c_void_p), ("images", c_int64), ("span", c_int64), ("vocab", c_int64),
-        ("image", c_int64), ("columns", c_int64), ("kept", c_int64), ("passes", c_int64),
-        ("wide", c_int64), ("slots", c_int64), ("histogram_stride", c_int64),
+        ("heard", c_void_p), ("before", c_void_p), ("root", c_void_p), ("holds", c_void_p),
+        ("sound", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
+        ("vocab", c_int64), ("image", c_int64), ("columns", c_int64), ("kept", c_int64),
+        ("passes", c_int64),        ("wide", c_int64), ("slots", c_int64), ("histogram_stride", c_int64),
         ("fresh_column", c_int64), ("width", c_int64), ("anew", c_int32), ("above", c_int32),
     ]  # fmt: skip
 
@@ -170,6 +204,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "rms_norm": (None, [c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p, c_int32]),
     "swiglu": (None, [c_void_p, c_int64, c_int64, c_void_p, c_int32]),
     "trunk": (None, [POINTER(Trunk)]),
+    "window_pass": (None, [POINTER(WindowPass), c_void_p]),
     "guide": (None, [POINTER(Guide)]),
     "filter": (None, [POINTER(Filter), c_void_p, c_int64, c_int64, c_void_p]),
     "draw": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
@@ -177,6 +212,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "couple": (None, [POINTER(Couple)]),
     "recall": (None, [POINTER(Recall)]),
     "advance": (None, [POINTER(Advance), c_void_p]),
+    "tree_step": (None, [POINTER(TreeStep), c_int32]),
     "read_seconds": (c_double, [c_void_p, c_size_t, c_int]),
     "multiply_seconds": (c_double, [c_int64, c_int]),
     "lanes": (c_int, []),
@@ -258,5 +294,6 @@ def describe() -> str:
 
 __all__ = [
     "PANEL", "Accept", "Attend", "Block", "Cache", "Filter", "Guide", "Library", "Linear", "Mask",
-    "Rotary", "RotateWrite", "Rule", "Trunk", "byref", "describe", "load", "load_or_warn",
+    "Rotary", "RotateWrite", "Rule", "TreeStep", "Trunk", "WindowPass", "byref", "describe", "load",
+    "load_or_warn",
 ]  # fmt: skip

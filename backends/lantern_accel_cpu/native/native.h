@@ -86,6 +86,19 @@ struct Trunk {
     float norm_eps;
 };
 
+// A pass over windows of `span` tokens of B images (decoding/window.py): from the tokens that are known and drafted to
+// guided logits. The trunk's x, out, slots, mask and rotary are made here.
+struct WindowPass {
+    Trunk trunk;
+    const void *embedding, *head;      // T [V][D], and panels
+    const float *cos, *sin;            // [N][d / 2]: of image tokens
+    const uint8_t* prompt;             // [B][prefix]: which prompt tokens are seen
+    const int64_t *tokens, *length;    // [B][N + 1], [B]
+    const float* scale;                // [N]: the guidance of each token; null with one branch
+    int64_t images, span, image, vocab, prefix, slots;
+    int32_t branches, blind;           // blind: complete images are left out
+};
+
 // How logits become a distribution: divided by a temperature (null: 1), the top_k largest (0: all) with
 // those that equal the last, then the codes of mass top_p (null: all); p_first: the other way round.
 struct Filter {
@@ -152,8 +165,44 @@ struct Recall {
     int64_t images, length, vocab, test_stride, draw_stride, slots, passes, wide, image;
 };
 
+// A step of a static tree of T nodes for B images (decoding/engine.py), in parts. G: nodes with children, level by level;
+// D: levels; F: the target's states that the drafter reads, side by side.
+struct TreeStep {
+    Trunk target, drafter;                      // as WindowPass's, each over its own cache
+    Filter filter;
+    Rule rule;
+    const void *embedding, *head;               // the target's: T [V][D], and panels
+    const void *own_embedding, *fc, *fc_bias;   // the drafter's: T [V][D], panels [D][2 D], T [D] or null
+    const void *fuse;                           // panels [D][F D], or null without taps
+    const void* const* tap_norms;               // F - 1 times T [D]
+    const float *cos, *sin, *own_cos, *own_sin; // [N][d / 2]: of image tokens, the target's and the drafter's
+    const uint8_t* prompt;                      // [B][prefix]
+    const float* scale;                         // [N], or null with one branch
+    const int64_t *first_child, *num_children, *group;  // [B][T]
+    const int32_t *parent, *depth_of, *inner, *inner_count, *widths;  // [T] twice, [G], [D] twice
+    int64_t *length, *root, *known, *pending_tokens, *pending_count;  // [B] twice, [B][N + 1], [B][D + 1], [B]
+    void* pending_features;                     // T [rows][D + 1][F dim]
+    const float* uniforms;                      // [B][N][columns]
+    int64_t *step, *steps, *histogram;          // [1], [B], [B][D + 1]
+    float* price;                               // [B]
+    int64_t *last_path, *last_length, *slot_of, *place_of;  // [B][D + 1], [B], [B][image_slots] twice
+    uint8_t* holds;
+    int64_t *sound, *report;                    // [B], [2][B]
+    // From part to part.
+    int64_t* tokens;                            // [B][T]
+    float *q, *logits;                          // [B][G][V], [B][T][V]
+    void* states;                               // T [rows][T][F dim]
+    int64_t *path, *kept, *bonus;               // [B][D + 1], [B], [B]
+    float *weights, *prices;                    // [B][V], [B][D]
+    int64_t images, nodes, depth, groups, image, prefix, vocab, columns, draft_columns, image_slots, own_slots;
+    int32_t branches, blind, hides_pads;        // hides_pads: the drafter does not see the prompt's pads
+    float tap_eps;
+};
+enum TreePart : int32_t { DRAFT, VERIFY, ACCEPT, COMMIT };
+
 // What follows a pass over B windows of L positions (decoding/jacobi.py): which drafts are known, what the others
 // become, and fresh ones behind them. The state's buffers stay where they are. K: rows of the ring, then a trash row.
+// Plain decoding (decoding/engine.py) has no place, newest, q, past, heard and before, but a root.
 struct Advance {
     Filter filter;
     const float* uniforms;                           // [B][N][columns]
@@ -162,7 +211,7 @@ struct Advance {
     int64_t* histogram;                              // [B][histogram_stride]
     float* q;                                        // [B][K + 1][V]
     void* past;                                      // as Recall's; null with passes 0
-    int64_t *heard, *before;
+    int64_t *heard, *before, *root;                  // root: [B], an image's last token
     uint8_t* holds;                                  // [B], and what the host reads: [B], [2][B]
     int64_t *sound, *report;
     int64_t images, span, vocab, image, columns, kept, passes, wide, slots, histogram_stride;
@@ -182,6 +231,7 @@ struct Unit {
     void (*rms_norm)(const void* x, const void* weight, float eps, int64_t m, int64_t n, void* y, int32_t dtype);
     void (*swiglu)(const void* x, int64_t m, int64_t hidden, void* y, int32_t dtype);
     void (*trunk)(const Trunk&);
+    void (*window_pass)(const WindowPass&, float* out);
     void (*guide)(const Guide&);
     void (*filter)(const Filter&, const float* logits, int64_t rows, int64_t n, float* out);
     void (*draw)(const float* weights, const float* uniforms, int64_t rows, int64_t n, int64_t count, int64_t* out);
@@ -189,6 +239,7 @@ struct Unit {
     void (*couple)(const Couple&);
     void (*recall)(const Recall&);
     void (*advance)(const Advance&, const float* logits);
+    void (*tree_step)(const TreeStep&, int32_t part);
     uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
     double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum
     int lanes;

@@ -203,7 +203,7 @@ struct Memory {
         void* start = nullptr;
         size_t bytes = 0;
     };
-    Piece pieces[24];
+    Piece pieces[32];
     ~Memory() {
         for (auto& p : pieces) free(p.start);
     }

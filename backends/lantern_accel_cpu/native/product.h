@@ -41,6 +41,18 @@ template <class T> constexpr int64_t panel_size(int64_t k) {
     return (sizeof(T) == 2 ? even(k) : k) * PANEL;
 }
 
+// Two places that a product fetches for later, a line of each with every turn of its loop.
+struct Ahead {
+    const char *first, *second;
+    int64_t stride;
+    INLINE_MEMBER void fetch() {
+        __builtin_prefetch(first, 0, 2);
+        __builtin_prefetch(second, 0, 2);
+        first += stride;
+        second += stride;
+    }
+};
+
 template <int M> INLINE void begin(F (&acc)[M][COLUMNS], const float* y, bool more) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
@@ -55,13 +67,12 @@ template <int M> INLINE void finish(const F (&acc)[M][COLUMNS], float* y) {
         for (int c = 0; c < COLUMNS; ++c) put(y + m * PANEL + c * W, acc[m][c]);
 }
 
-template <int M> void rows(const float* x, int64_t ldx, const float* w, int64_t k, float* y, bool more,
-                            const char* ahead, int64_t stride) {
+template <int M>
+void rows(const float* x, int64_t ldx, const float* w, int64_t k, float* y, bool more, Ahead ahead) {
     F acc[M][COLUMNS];
     begin<M>(acc, y, more);
-    for (int64_t i = 0; i < k; ++i, w += PANEL, ahead += stride) {
-        __builtin_prefetch(ahead, 0, 2);
-        __builtin_prefetch(ahead + 64, 0, 2);
+    for (int64_t i = 0; i < k; ++i, w += PANEL) {
+        ahead.fetch();
         F b[COLUMNS];
 #pragma GCC unroll 8
         for (int c = 0; c < COLUMNS; ++c) b[c] = load<F>(w + c * W);
@@ -75,13 +86,12 @@ template <int M> void rows(const float* x, int64_t ldx, const float* w, int64_t 
     finish<M>(acc, y);
 }
 
-template <int M> void rows(const float* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more,
-                            const char* ahead, int64_t stride) {
+template <int M>
+void rows(const float* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more, Ahead ahead) {
     F acc[M][COLUMNS];
     begin<M>(acc, y, more);
-    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL, ahead += stride) {
-        __builtin_prefetch(ahead, 0, 2);
-        __builtin_prefetch(ahead + 64, 0, 2);
+    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
+        ahead.fetch();
         F b[COLUMNS];
         U pair[COLUMNS];
 #pragma GCC unroll 8
@@ -107,13 +117,11 @@ template <int M> void rows(const float* x, int64_t ldx, const bf16* w, int64_t k
 #ifdef DOT_PRODUCTS
 // Activations are rounded to bfloat16.
 template <int M>
-void rows(const bf16* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more, const char* ahead,
-          int64_t stride) {
+void rows(const bf16* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more, Ahead ahead) {
     F acc[M][COLUMNS];
     begin<M>(acc, y, more);
-    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL, ahead += stride) {
-        __builtin_prefetch(ahead, 0, 2);
-        __builtin_prefetch(ahead + 64, 0, 2);
+    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
+        ahead.fetch();
         U pairs[COLUMNS];
 #pragma GCC unroll 8
         for (int c = 0; c < COLUMNS; ++c) pairs[c] = load<U>(w + 2 * c * W);
@@ -130,34 +138,31 @@ void rows(const bf16* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool m
 #endif
 
 template <int M, class A, class T>
-INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y, bool more,
-                 const char* ahead, int64_t stride) {
+INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y, bool more, Ahead ahead) {
     if (m == M)
-        rows<M>(x, ldx, w, k, y, more, ahead, stride);
+        rows<M>(x, ldx, w, k, y, more, ahead);
     else if constexpr (M > 1)
-        pick<M - 1>(m, x, ldx, w, k, y, more, ahead, stride);
+        pick<M - 1>(m, x, ldx, w, k, y, more, ahead);
 }
 
 // One panel times m rows of x: y [m][PANEL]. Rows of x lie ldx apart and have even(k) elements. `after` is
-// where this thread goes on.
+// where this thread goes on: it is fetched meanwhile, a whole panel ahead, since less is used up before it has come.
 template <class A, class T>
 void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y, const T* after) {
     int64_t blocks = (m + ROWS - 1) / ROWS;
+    bool once = blocks == 1 && STEP == PANEL;
     for (int64_t first = 0; first < k; first += DEPTH) {
-        int64_t depth = k - first < DEPTH ? k - first : DEPTH;
-        // One block of rows waits for memory: look some lines ahead. Several read the panel from the cache
-        // but for the first, and have time to fetch the next one, each its share.
+        int64_t depth = k - first < DEPTH ? k - first : DEPTH, turns = sizeof(T) == 2 ? (depth + 1) / 2 : depth;
         const char* here = (const char*)(w + first * PANEL);
         const char* next = (const char*)(first + depth < k ? w + (first + depth) * PANEL : after);
-        if (blocks == 1) next = here + 2048;
-        int64_t stride = 128 / blocks / (PANEL / STEP), share = stride * (sizeof(T) == 2 ? depth / 2 : depth);
+        int64_t call = 0;  // a turn reads two lines: the first call fetches all of them, or two calls half each
         for (int64_t b = 0; b < blocks; ++b) {
             int64_t from = m * b / blocks, to = m * (b + 1) / blocks;
-            for (int c = 0; c < PANEL; c += STEP) {
+            for (int c = 0; c < PANEL; c += STEP, ++call) {
                 const T* at = w + first * PANEL + c * (sizeof(T) == 2 ? 2 : 1);
-                pick<ROWS>(int(to - from), x + from * ldx + first, ldx, at, depth,
-                           y + from * PANEL + c, first > 0, next, stride);
-                next += share;
+                Ahead ahead{next, next + 64, 128};
+                if (!once) ahead = Ahead{call < 2 ? next + call * turns * 64 : here, here, 64};
+                pick<ROWS>(int(to - from), x + from * ldx + first, ldx, at, depth, y + from * PANEL + c, first > 0, ahead);
             }
         }
     }

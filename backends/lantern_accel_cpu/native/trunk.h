@@ -207,15 +207,16 @@ template <class T> struct TrunkJob {
     static void end(void* self, int stage) { ((TrunkJob*)self)->tail(stage / STEPS, stage % STEPS); }
 };
 
-template <class T> void trunk_of(const Trunk& g) {
+// Run the blocks for the first `seeing` rows of `s`; the others' states become 0.
+template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) {
     typedef typename TrunkJob<T>::A A;
     TrunkJob<T> job;
     job.given = &g;
     int64_t queries = int64_t(g.mask.rows) * g.mask.count;
     job.mask = g.mask;
-    job.s = seen(g.mask);
-    job.mask.rows = gather_seeing(job.s, g.mask.rows, g.mask.count);
-    job.m = int64_t(job.mask.rows) * g.mask.count;
+    job.s = s;
+    job.mask.rows = seeing;
+    job.m = int64_t(seeing) * g.mask.count;
     if (job.m < queries) memset(g.out, 0, size_t(queries * g.out_stride) * sizeof(T));
     if (!job.m) return;
     job.dim = g.dim;
@@ -249,6 +250,12 @@ template <class T> void trunk_of(const Trunk& g) {
     int64_t weights = job.dim * (4 * job.wide + 3 * job.hidden) * g.layers;
     pool_run(Job{&job, TrunkJob<T>::run, TrunkJob<T>::end, TrunkJob<T>::chunks, g.layers * STEPS},
              weights * (job.m + 3) < (1 << 20));
+}
+
+template <class T> void trunk_of(const Trunk& g) {
+    Seen s = seen(g.mask);
+    int32_t seeing = gather_seeing(s, g.mask.rows, g.mask.count);
+    trunk_of<T>(g, s, seeing);
 }
 
 void trunk(const Trunk& g) {

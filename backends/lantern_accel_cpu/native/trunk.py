@@ -105,6 +105,15 @@ def fits(blocks: nn.ModuleList, kv: KVCache) -> bool:
     return layout.head_dim % 2 == 0
 
 
+def plan_of(blocks: nn.ModuleList, kv: PlannedCache) -> Plan | None:
+    """Return the plan of these blocks over a cache, made once; None where they have no native trunk."""
+    plans, key = kv.plans, id(blocks)
+    plan = plans.get(key)
+    if key not in plans or (plan is not None and plan.blocks() is not blocks):
+        plan = plans[key] = Plan(blocks, kv) if fits(blocks, kv) else None
+    return plan
+
+
 def run(
     kernels: Kernels,
     blocks: nn.ModuleList,
@@ -122,10 +131,7 @@ def run(
         return None
     if at.mask.dtype != torch.bool or x.dtype != kv.layout.dtype:
         return None
-    plans, key = kv.plans, id(blocks)
-    plan = plans.get(key)
-    if key not in plans or (plan is not None and plan.blocks() is not blocks):
-        plan = plans[key] = Plan(blocks, kv) if fits(blocks, kv) else None
+    plan = plan_of(blocks, kv)
     if plan is None:
         return None
     kernels.threads()

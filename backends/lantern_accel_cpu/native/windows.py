@@ -118,33 +118,41 @@ def recall(
 
 def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
     """Return what follows a pass in one call (:meth:`SamplingOps.advance`), on buffers that stay."""
-    state, ring, sound, fresh = engine.state, engine.ring, engine.sound, engine.fresh
-    simple = not (engine.greedy or engine.noisy or engine.rule.relaxed or engine.siblings.total)
-    if not simple or fresh.kind not in ("above", "left") or fresh.kinds is not None:
+    if engine.greedy or engine.rule.relaxed:
         return None
-    whole = (
-        ring.place, state.tokens, state.length, state.newest, state.step, state.steps,
-        state.last_length, state.histogram, state.heard, state.before, sound.count, sound.report,
-    )  # fmt: skip
-    if not _plain(torch.int64, *whole) or not _plain(torch.float32, state.uniforms, state.q):
-        return None
+    state, sound, g = engine.state, engine.sound, engine.geometry
     held: list[Tensor] = []
     described = filter_of(engine.filters.given, held)
-    if described is None:
+    drafts = _drafts(engine) if hasattr(engine, "ring") else {"root": state.root}
+    if described is None or drafts is None:
         return None
-    passes = engine.geometry.passes
+    buffers: dict[str, Tensor] = {
+        "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
+        "last_length": state.last_length, "histogram": state.histogram, "sound": sound.count,
+        "report": sound.report, **drafts,
+    }  # fmt: skip
+    numbers = {"q": torch.float32, "past": torch.bfloat16}
+    if not _plain(torch.float32, state.uniforms) or not all(
+        _plain(numbers.get(name, torch.int64), tensor) for name, tensor in buffers.items()
+    ):
+        return None
     given = Advance(
-        described,
-        *(tensor.data_ptr() for tensor in (state.uniforms, *whole[:8], state.q, state.past)),
-        state.heard.data_ptr(), state.before.data_ptr(), sound.holds.data_ptr(),
-        sound.count.data_ptr(), sound.report.data_ptr(),
-        images=len(state.length), span=span, vocab=state.q.shape[-1], image=engine.geometry.tokens,
-        columns=state.uniforms.shape[-1], kept=state.q.shape[1] - 1, passes=passes,
-        wide=state.past.shape[2], slots=engine.looked_up, histogram_stride=state.histogram.stride(0),
-        fresh_column=engine.fresh_column, width=fresh.width, anew=engine.window.tail == "anew",
-        above=fresh.kind == "above",
+        described, uniforms=state.uniforms.data_ptr(), holds=sound.holds.data_ptr(),
+        images=g.batch, span=span, vocab=g.vocab, image=g.tokens, columns=state.uniforms.shape[-1],
+        histogram_stride=state.histogram.stride(0),
+        **{name: tensor.data_ptr() for name, tensor in buffers.items()},
     )  # fmt: skip
-    library, keep = kernels.library, (state, ring, sound, held)
+    if "q" in drafts:
+        fresh = engine.fresh
+        given.kept = state.q.shape[1] - 1
+        given.passes, given.wide = g.passes, state.past.shape[2]
+        given.slots, given.fresh_column, given.width = (
+            engine.looked_up,
+            engine.fresh_column,
+            fresh.width,
+        )
+        given.anew, given.above = engine.window.tail == "anew", fresh.kind == "above"
+    library, keep = kernels.library, (buffers, state, sound, held)
 
     def run(logits: Tensor) -> bool:
         if not _plain(torch.float32, logits):
@@ -156,3 +164,16 @@ def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool
         return True
 
     return run
+
+
+def _drafts(engine: Any) -> dict[str, Tensor] | None:
+    """Return the buffers of a window's drafts by name; None where there is no kernel for them."""
+    state, fresh = engine.state, engine.fresh
+    if engine.noisy or engine.siblings.total:
+        return None
+    if fresh.kind not in ("above", "left") or fresh.kinds is not None:
+        return None
+    return {
+        "place": engine.ring.place, "newest": state.newest, "q": state.q, "past": state.past,
+        "heard": state.heard, "before": state.before,
+    }  # fmt: skip

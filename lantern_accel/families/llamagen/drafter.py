@@ -21,6 +21,7 @@ from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
     Block,
+    DraftStack,
     Pass,
     PrefixRotary,
     Projection,
@@ -141,6 +142,13 @@ class EagleDrafter(nn.Module):
     def taps(self) -> tuple[int, ...]:
         """Blocks of the target whose states :meth:`fused` takes."""
         return self.config.taps
+
+    @property
+    def stack(self) -> DraftStack:
+        """All that a pass runs."""
+        return DraftStack(
+            self.embed_tokens.weight, list(self.tap_norms), self.fuse, self.fc, self.layers
+        )
 
     def fused(self, features: Tensor) -> Tensor:
         """Return the target's states ``[R, T, (taps + 1) D]`` as one feature ``[R, T, D]``.

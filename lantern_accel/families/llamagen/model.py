@@ -24,6 +24,7 @@ from lantern_accel.nn.transformer import (
     PrefixRotary,
     Projection,
     RMSNorm,
+    Stack,
     dense_visible,
     grid_tables,
 )
@@ -165,6 +166,11 @@ class LlamaGenGPT(nn.Module):
     def weight(self) -> Tensor:
         """The head's matrix, whose dtype and device are the model's."""
         return self.output.weight
+
+    @property
+    def stack(self) -> Stack:
+        """All that a pass over image tokens runs."""
+        return Stack(self.tok_embeddings.weight, self.layers, self.norm, self.output)
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""

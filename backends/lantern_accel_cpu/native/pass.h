@@ -1,0 +1,147 @@
+// A pass of the target over windows in one call: what stands before the trunk and behind it is read from the
+// window's buffers, where they are.
+#pragma once
+
+#include "accept.h"
+#include "trunk.h"
+
+namespace {
+
+// Guidance is for float32 logits, which a model gives in its own precision.
+template <class T> struct HeadJob {
+    typedef typename Activation<T>::type A;
+    const T* weight;
+    const A* x;             // [m][ldx]
+    const int64_t* row_of;  // [m]: which row of `out` each is
+    float* out;             // [...][n]
+    int64_t m, k, ldx, n;
+
+    static int chunks(void* self, int) { return pieces(panels(((HeadJob*)self)->n)); }
+    static void work(void* self, int, int chunk) {
+        HeadJob& job = *(HeadJob*)self;
+        int64_t each = share(panels(job.n)), from = chunk * each, to = std::min(from + each, panels(job.n));
+        product(job.x, job.ldx, job.m, job.weight, job.k, from, to, (const T*)nullptr,
+                [&](int64_t p, int64_t first, int64_t count, const float* tile) {
+                    int64_t columns = std::min<int64_t>(job.n - p * PANEL, PANEL);
+                    for (int64_t r = 0; r < count; ++r) {
+                        T rounded[PANEL];
+                        copy(tile + r * PANEL, PANEL, rounded);
+                        copy(rounded, columns, job.out + job.row_of[first + r] * job.n + p * PANEL);
+                    }
+                });
+    }
+};
+
+// Logits of `queries` rows of states, stride apart: those of the m rows in `heads`, and 0 of the others.
+template <class T>
+void logits_of(const T* states, int64_t stride, int64_t dim, const int64_t* heads, int64_t m, int64_t queries,
+               const void* weight, int64_t vocab, float* out) {
+    typedef typename HeadJob<T>::A A;
+    if (m < queries) std::fill(out, out + queries * vocab, 0.0f);
+    if (!m) return;
+    HeadJob<T> job{(const T*)weight, nullptr, heads, out, m, dim, even(dim), vocab};
+    A* features = (A*)scratch(9, size_t(m * job.ldx) * sizeof(A));
+    for (int64_t r = 0; r < m; ++r) copy_row(states + heads[r] * stride, dim, features + r * job.ldx);
+    job.x = features;
+    pool_run(Job{&job, HeadJob<T>::work, nullptr, HeadJob<T>::chunks, 1}, dim * vocab * (m + 3) < (1 << 18));
+}
+
+// Where the queries of a pass lie, and what they see: filled in row by row, those that see nothing left out.
+template <class T> struct Queries {
+    Trunk t;
+    Seen s;
+    int64_t count, half, open = 0;
+    int64_t *slots, *following, *heads;  // [queries]
+    float *cos, *sin;
+    T* x;
+
+    // Of so many rows of `count` queries over so many slots. `given`: the blocks; out_stride: of the states.
+    Queries(const Trunk& given, int64_t rows, int64_t count, int64_t capacity, void* out, int64_t out_stride)
+        : t(given), s(lists(int32_t(rows), int32_t(count), int32_t(capacity))), count(count), half(t.cache.width / 2) {
+        int64_t all = rows * count;
+        slots = (int64_t*)scratch(20, 3 * size_t(all) * sizeof(int64_t));
+        following = slots + all;
+        heads = following + all;
+        cos = (float*)scratch(21, 2 * size_t(all * half) * sizeof(float));
+        sin = cos + all * half;
+        x = (T*)scratch(22, size_t(all * t.dim) * sizeof(T));
+        t.x = x, t.out = out, t.out_stride = out_stride, t.slots = slots;
+        t.mask = Mask{nullptr, 0, 0, int32_t(rows), int32_t(count), int32_t(capacity)};
+        t.rotary = Rotary{cos, sin, count * half};
+    }
+
+    INLINE_MEMBER void turn(int64_t q, const float* all_cos, const float* all_sin, int64_t cell) {
+        memcpy(cos + q * half, all_cos + cell * half, size_t(half) * sizeof(float));
+        memcpy(sin + q * half, all_sin + cell * half, size_t(half) * sizeof(float));
+    }
+
+    int32_t* list() const { return s.slots + open * s.capacity; }
+    float* keep(int64_t i) const { return s.keep + (open * count + i) * s.padded; }
+
+    // Take `found` slots that list() has for a row; its queries have said in keep() which of these they see.
+    INLINE_MEMBER void see(int64_t row, int64_t found) {
+        int64_t vectors = whole(found);
+        for (int64_t i = found; i < vectors; ++i) list()[i] = list()[0];
+        for (int64_t i = 0; i < count; ++i) {
+            std::fill(keep(i) + found, keep(i) + vectors, 0.0f);
+            heads[open * count + i] = row * count + i;
+        }
+        s.found[open] = int32_t(found);
+        s.row_of[open++] = int32_t(row);
+    }
+
+    void run() const { trunk_of<T>(t, s, int32_t(open)); }
+};
+
+// The slots of a prompt that are seen; returns how many.
+INLINE int32_t seen_prompt(const uint8_t* prompt, int64_t count, int32_t* list) {
+    int32_t found = 0;
+    for (int64_t slot = 0; slot < count; ++slot) {
+        list[found] = int32_t(slot);
+        found += !prompt || prompt[slot] != 0;
+    }
+    return found;
+}
+
+template <class T> void window_pass_of(const WindowPass& g, float* out) {
+    int64_t rows = g.images * g.branches, queries = rows * g.span, dim = g.trunk.dim;
+    int64_t room = g.slots - g.prefix - 1;  // behind the image's slots comes one for what is past its end
+    T* states = (T*)scratch(24, size_t(queries * dim) * sizeof(T));
+    Queries<T> at(g.trunk, rows, g.span, g.slots, states, dim);
+    for (int64_t r = 0; r < rows; ++r) {
+        int64_t b = r % g.images, length = g.length[b];
+        for (int64_t i = 0; i < g.span; ++i) {
+            int64_t q = r * g.span + i, place = length + i, cell = std::min(place, g.image - 1);
+            int64_t token = g.tokens[b * (g.image + 1) + std::min(place, g.image)];
+            at.slots[q] = place < room ? g.prefix + place : g.slots - 1;
+            at.following[q] = std::min(cell + 1, g.image - 1);
+            at.turn(q, g.cos, g.sin, cell);
+            memcpy(at.x + q * dim, (const T*)g.embedding + token * dim, size_t(dim) * sizeof(T));
+        }
+        if (g.blind && length >= g.image - 1) continue;
+        int32_t* list = at.list();
+        int32_t prompt = seen_prompt(g.prompt + b * g.prefix, g.prefix, list);
+        int64_t image = std::min(length + g.span, room), found = prompt + image;
+        for (int64_t i = 0; i < image; ++i) list[prompt + i] = int32_t(g.prefix + i);
+        for (int64_t i = 0; i < g.span; ++i) {
+            float* keep = at.keep(i);
+            int64_t sees = prompt + std::min(length + i + 1, room);
+            std::fill(keep, keep + sees, 1.0f);
+            std::fill(keep + sees, keep + found, 0.0f);
+        }
+        at.see(r, found);
+    }
+    at.run();
+    float* logits = (float*)scratch(23, size_t(queries * g.vocab) * sizeof(float));
+    logits_of(states, dim, dim, at.heads, at.open * g.span, queries, g.head, g.vocab, logits);
+    guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, out, g.images, g.span, g.vocab, g.branches, 0});
+}
+
+void window_pass(const WindowPass& g, float* out) {
+    if (g.trunk.dtype == BFLOAT16)
+        window_pass_of<bf16>(g, out);
+    else
+        window_pass_of<float>(g, out);
+}
+
+}  // namespace

@@ -1,0 +1,302 @@
+// A step of a static tree: the drafter catches up and drafts level by level, the target verifies, a walk decides, and
+// the state takes it in. The arithmetic is that of decoding/draft.py, verify.py, accept.py and commit.py.
+#pragma once
+
+#include "pass.h"
+
+namespace {
+
+template <class T> struct TreeJob {
+    const TreeStep& g;
+    int64_t rows, dim, wide;  // wide: of the states that the drafter reads
+
+    explicit TreeJob(const TreeStep& given)
+        : g(given), rows(g.images * g.branches), dim(g.target.dim), wide((g.target.tap_count + 1) * g.target.dim) {}
+
+    const float* uniforms(int64_t b) const { return g.uniforms + (b * g.image + std::min(*g.step, g.image - 1)) * g.columns; }
+    int64_t cell(int64_t b, int64_t ahead) const { return std::min(std::max<int64_t>(g.length[b] + ahead, 0), g.image - 1); }
+    bool left_out(int64_t b) const { return g.blind && g.length[b] >= g.image - 1; }
+
+    // --- drafting ---------------------------------------------------------------------------------
+
+    // The target's states as one feature each, [count][dim].
+    void fused(const T* states, int64_t count, T* out) const {
+        if (!g.fuse) return void(memcpy(out, states, size_t(count * dim) * sizeof(T)));
+        T* side = (T*)scratch(25, size_t(count * wide) * sizeof(T));
+        for (int64_t r = 0; r < count; ++r) {
+            const T* from = states + r * wide;
+            T* to = side + r * wide;
+            for (int32_t tap = 0; tap < g.target.tap_count; ++tap, from += dim, to += dim)
+                norm_row(from, (const T*)g.tap_norms[tap], g.tap_eps, dim, to);
+            memcpy(to, from, size_t(dim) * sizeof(T));
+        }
+        linear(Linear{side, g.fuse, nullptr, out, wide, count, wide, dim, g.target.dtype});
+    }
+
+    // What the drafter's blocks read: tokens and the features that they follow.
+    void read(const int64_t* codes, const T* features, int64_t count, T* x) const {
+        T* pair = (T*)scratch(25, size_t(count * 2 * dim) * sizeof(T));
+        for (int64_t r = 0; r < count; ++r) {
+            memcpy(pair + r * 2 * dim, (const T*)g.own_embedding + codes[r] * dim, size_t(dim) * sizeof(T));
+            memcpy(pair + r * 2 * dim + dim, features + r * dim, size_t(dim) * sizeof(T));
+        }
+        linear(Linear{pair, g.fc, g.fc_bias, x, 2 * dim, count, 2 * dim, dim, g.target.dtype});
+    }
+
+    const uint8_t* shown(int64_t b) const { return g.hides_pads ? g.prompt + b * g.prefix : nullptr; }
+
+    // Run the pending tokens; the root's states, [rows][dim].
+    void catch_up(T* out) const {
+        int64_t width = g.depth + 1, prefix = g.prefix - 1, all = rows * width;
+        T* states = (T*)scratch(24, size_t(2 * all * dim) * sizeof(T));
+        T* features = states + all * dim;
+        Queries<T> at(g.drafter, rows, width, g.own_slots, states, dim);
+        int64_t* codes = (int64_t*)scratch(26, size_t(all) * sizeof(int64_t));
+        for (int64_t r = 0; r < rows; ++r) {
+            int64_t b = r % g.images, count = g.pending_count[b];
+            int32_t* list = at.list();
+            int32_t prompt = seen_prompt(shown(b), prefix, list);
+            int64_t found = prompt + g.length[b] + 1;
+            for (int64_t i = 0; prompt + i < found; ++i) list[prompt + i] = int32_t(prefix + i);
+            for (int64_t i = 0; i < width; ++i) {
+                int64_t q = r * width + i, place = g.length[b] - count + 1 + i;
+                codes[q] = g.pending_tokens[b * width + i];
+                at.slots[q] = i < count ? prefix + place : g.own_slots - 1;
+                at.turn(q, g.own_cos, g.own_sin, cell(b, i + 1 - count));
+                int64_t sees = prompt + std::min(place, g.length[b]) + 1;
+                std::fill(at.keep(i), at.keep(i) + sees, 1.0f);
+                std::fill(at.keep(i) + sees, at.keep(i) + found, 0.0f);
+            }
+            if (!left_out(b)) at.see(r, found);
+        }
+        fused((const T*)g.pending_features, all, features);
+        read(codes, features, all, at.x);
+        at.run();
+        for (int64_t r = 0; r < rows; ++r) {
+            int64_t last = std::max<int64_t>(g.pending_count[r % g.images] - 1, 0);
+            memcpy(out + r * dim, states + (r * width + last) * dim, size_t(dim) * sizeof(T));
+        }
+    }
+
+    // Distributions of a level's groups, and draws from them: of image b and group i of this level.
+    struct Drawing {
+        const TreeJob& job;
+        const float* logits;
+        int64_t level, first, used;  // of all groups, and of uniforms
+        static int chunks(void* self, int) {
+            Drawing& d = *(Drawing*)self;
+            return int(d.job.g.images * d.job.g.inner_count[d.level]);
+        }
+        static void work(void* self, int, int chunk) {
+            Drawing& d = *(Drawing*)self;
+            const TreeStep& g = d.job.g;
+            int64_t n = g.vocab, count = g.inner_count[d.level], b = chunk / count, i = chunk % count;
+            int64_t width = g.widths[d.level], node = g.inner[d.first + i], children = g.num_children[node];
+            float* q = g.q + (b * g.groups + d.first + i) * n;
+            float* row = (float*)scratch(14, size_t(2 * whole(n)) * sizeof(float));
+            filter_row(g.filter, d.logits + chunk * n, n, row);
+            memcpy(q, row, size_t(n) * sizeof(float));
+            const float* u = d.job.uniforms(b) + d.used + i * width;
+            for (int64_t c = 0; c < children; ++c) {
+                int64_t code = draw_row(row, n, u[c]);
+                g.tokens[b * g.nodes + g.first_child[node] + c] = code;
+                row[code] = 0.0f;
+            }
+        }
+    };
+
+    void draft() const {
+        int64_t widest = 1, prefix = g.prefix - 1;
+        for (int64_t d = 0; d < g.depth; ++d) widest = std::max<int64_t>(widest, g.inner_count[d]);
+        size_t size = size_t(rows * widest * dim);
+        T* now = (T*)scratch(27, 3 * size * sizeof(T));
+        T *next = now + size, *parents = next + size;
+        float* logits = (float*)scratch(23, size_t((rows + g.images) * widest * g.vocab) * sizeof(float));
+        int64_t* lists = (int64_t*)scratch(28, size_t(3 * rows * widest) * sizeof(int64_t));
+        int64_t *codes = lists + rows * widest, *following = codes + rows * widest;
+        for (int64_t b = 0; b < g.images; ++b) g.tokens[b * g.nodes] = g.root[b];
+        catch_up(now);
+        int64_t first = 0, used = 0;
+        for (int64_t d = 0; d < g.depth; ++d) {
+            int64_t count = g.inner_count[d], all = rows * count;
+            if (d) {
+                Queries<T> at(g.drafter, rows, count, g.own_slots, next, dim);
+                int64_t before = first - g.inner_count[d - 1], base = prefix + g.image;
+                for (int64_t r = 0; r < rows; ++r) {
+                    int64_t b = r % g.images;
+                    int32_t* list = at.list();
+                    int64_t found = seen_prompt(shown(b), prefix, list);
+                    for (int64_t i = 0; i <= g.length[b]; ++i) list[found++] = int32_t(prefix + i);
+                    int64_t committed = found;
+                    for (int64_t i = 0; i < count; ++i) std::fill(at.keep(i), at.keep(i) + committed, 1.0f);
+                    for (int64_t k = 1; k < first + count; ++k) {  // scratch slots, by inner node behind the root
+                        bool any = false;
+                        for (int64_t i = 0; i < count; ++i) {
+                            int32_t node = g.inner[first + i];
+                            while (node > g.inner[k]) node = g.parent[node];
+                            at.keep(i)[found] = node == g.inner[k] ? 1.0f : 0.0f;
+                            any |= node == g.inner[k];
+                        }
+                        if (any) list[found++] = int32_t(base + k - 1);
+                    }
+                    for (int64_t i = 0; i < count; ++i) {
+                        int32_t node = g.inner[first + i];
+                        int64_t q = r * count + i, parent = 0;
+                        while (g.inner[before + parent] != g.parent[node]) ++parent;
+                        codes[q] = g.tokens[b * g.nodes + node];
+                        memcpy(parents + q * dim, now + (r * (first - before) + parent) * dim, size_t(dim) * sizeof(T));
+                        at.slots[q] = base + first + i - 1;
+                        at.turn(q, g.own_cos, g.own_sin, cell(b, d));
+                    }
+                    if (!left_out(b)) at.see(r, found);
+                }
+                read(codes, parents, all, at.x);
+                at.run();
+                std::swap(now, next);
+            }
+            for (int64_t q = 0; q < all; ++q) lists[q] = q;
+            for (int64_t b = 0; b < g.images; ++b)
+                std::fill(following + b * count, following + (b + 1) * count, cell(b, d + 1));
+            float* guided = logits + rows * widest * g.vocab;
+            logits_of(now, dim, dim, lists, all, all, g.head, g.vocab, logits);
+            guide(Guide{logits, g.scale, nullptr, nullptr, following, nullptr, guided, g.images, count, g.vocab, g.branches, 0});
+            Drawing drawing{*this, guided, d, first, used};
+            pool_run(Job{&drawing, Drawing::work, nullptr, Drawing::chunks, 1}, g.images * count * g.vocab < (1 << 13));
+            first += count;
+            used += count * g.widths[d];
+        }
+    }
+
+    // --- verification -----------------------------------------------------------------------------
+
+    void verify() const {
+        int64_t queries = rows * g.nodes;
+        Queries<T> at(g.target, rows, g.nodes, g.prefix + g.image_slots, g.states, wide);
+        for (int64_t r = 0; r < rows; ++r) {
+            int64_t b = r % g.images, length = g.length[b];
+            const int64_t *slot_of = g.slot_of + b * g.image_slots, *place_of = g.place_of + b * g.image_slots;
+            int32_t* list = at.list();
+            int32_t prompt = seen_prompt(g.prompt + b * g.prefix, g.prefix, list);
+            int64_t reach = std::min(length + g.nodes, g.image_slots), found = prompt + reach;
+            for (int64_t slot = 0; slot < reach; ++slot) list[prompt + slot] = int32_t(g.prefix + slot);
+            for (int64_t i = 0; i < g.nodes; ++i) {
+                int64_t q = r * g.nodes + i;
+                at.slots[q] = g.prefix + slot_of[length + i];
+                at.following[q] = cell(b, g.depth_of[i] + 1);
+                at.turn(q, g.cos, g.sin, cell(b, g.depth_of[i]));
+                int64_t token = g.tokens[b * g.nodes + i];
+                memcpy(at.x + q * dim, (const T*)g.embedding + token * dim, size_t(dim) * sizeof(T));
+                float* keep = at.keep(i);
+                std::fill(keep, keep + prompt, 1.0f);
+                for (int64_t slot = 0; slot < reach; ++slot) {
+                    int64_t node = place_of[slot] - length, up = i;
+                    while (up > node && up > 0) up = g.parent[up];
+                    keep[prompt + slot] = node < 0 || up == node ? 1.0f : 0.0f;
+                }
+            }
+            if (!left_out(b)) at.see(r, found);
+        }
+        at.run();
+        float* logits = (float*)scratch(23, size_t(queries * g.vocab) * sizeof(float));
+        const T* last = (const T*)g.states + wide - dim;
+        logits_of(last, wide, dim, at.heads, at.open * g.nodes, queries, g.head, g.vocab, logits);
+        guide(Guide{logits, g.scale, nullptr, nullptr, at.following, nullptr, g.logits, g.images, g.nodes, g.vocab,
+                    g.branches, 0});
+    }
+
+    // --- acceptance -------------------------------------------------------------------------------
+
+    void decide() const {
+        for (int64_t b = 0; b < g.images; ++b) {
+            float sum = 0;  // of each node's largest: infinite or no number where a row is not finite
+            for (int64_t i = 0; i < g.nodes; ++i) {
+                const float* row = g.logits + (b * g.nodes + i) * g.vocab;
+                float most = -INFINITY;
+                bool bad = false;
+                for (int64_t v = 0; v < g.vocab; ++v) bad |= row[v] != row[v], most = row[v] > most ? row[v] : most;
+                sum += bad ? NAN : most;
+            }
+            g.holds[b] = g.holds[b] && sum - sum == 0.0f;
+            g.sound[b] += g.holds[b];
+        }
+        const float* tests = uniforms(0) + g.draft_columns;
+        int64_t stride = g.image * g.columns;
+        Accept given{g.filter, g.rule, g.logits, g.tokens, g.first_child, g.num_children, g.group, g.q, tests,
+                     uniforms(0) + g.columns - 1, g.widths, g.path, g.kept, g.bonus, g.weights, g.prices, g.images, g.nodes,
+                     g.vocab, g.groups, stride, stride, int32_t(g.depth), 0};
+        accept(given);
+    }
+
+    // --- commit -----------------------------------------------------------------------------------
+
+    // An accepted node stays in the slot that verification wrote, which becomes that of its position.
+    void enter_slots(int64_t b, const int64_t* path, int64_t kept, int64_t length) const {
+        int64_t *slot_of = g.slot_of + b * g.image_slots, *place_of = g.place_of + b * g.image_slots;
+        int64_t* slots = (int64_t*)scratch(28, size_t(g.nodes) * sizeof(int64_t));
+        memcpy(slots, slot_of + length, size_t(g.nodes) * sizeof(int64_t));
+        int64_t others = kept;
+        for (int64_t i = 0; i < g.nodes; ++i) {
+            int64_t on = 0;
+            while (on <= g.depth && path[on] != i) ++on;
+            int64_t position = length + (on <= g.depth ? g.depth_of[i] : ++others);
+            slot_of[position] = slots[i];
+            place_of[slots[i]] = position;
+        }
+    }
+
+    void commit() const {
+        int64_t width = g.depth + 1;
+        for (int64_t b = 0; b < g.images; ++b) {
+            const int64_t *path = g.path + b * width, *tokens = g.tokens + b * g.nodes;
+            int64_t length = g.length[b], kept = g.kept[b], open = length < g.image - 1;
+            int64_t now = std::min(length + kept + 1, g.image - 1);
+            if (open && g.depth) enter_slots(b, path, kept, length);
+            for (int64_t i = 0; i <= kept; ++i) {
+                int64_t token = i < kept ? tokens[path[i + 1]] : g.bonus[b];
+                g.known[b * (g.image + 1) + std::min(length + 1 + i, g.image)] = token;
+            }
+            if (open) {
+                for (int64_t i = 0; i < width; ++i)
+                    g.pending_tokens[b * width + i] = i == kept || i == g.depth ? g.bonus[b] : tokens[path[i + 1]];
+                for (int64_t branch = 0; branch < g.branches; ++branch) {
+                    int64_t r = branch * g.images + b;
+                    for (int64_t i = 0; i < width; ++i)
+                        memcpy((T*)g.pending_features + (r * width + i) * wide,
+                               (const T*)g.states + (r * g.nodes + path[i]) * wide, size_t(wide) * sizeof(T));
+                }
+                g.pending_count[b] = kept + 1;
+                g.root[b] = g.bonus[b];
+            }
+            float price = 0;
+            for (int64_t i = 0; i < g.depth; ++i)
+                if (i <= kept && length + 1 + i < g.image) price += g.prices[b * g.depth + i];
+            g.price[b] += price;
+            if (now > length) ++g.histogram[b * width + now - length - 1];
+            g.steps[b] += open;
+            memcpy(g.last_path + b * width, path, size_t(width) * sizeof(int64_t));
+            g.last_length[b] = open ? kept : -1;
+            g.length[b] = now;
+            g.report[b] = now;
+            g.report[g.images + b] = g.sound[b];
+        }
+        ++*g.step;
+    }
+
+    void part(int32_t which) const {
+        switch (which) {
+            case DRAFT: return draft();
+            case VERIFY: return verify();
+            case ACCEPT: return decide();
+            default: return commit();
+        }
+    }
+};
+
+void tree_step(const TreeStep& g, int32_t part) {
+    if (g.target.dtype == BFLOAT16)
+        TreeJob<bf16>(g).part(part);
+    else
+        TreeJob<float>(g).part(part);
+}
+
+}  // namespace

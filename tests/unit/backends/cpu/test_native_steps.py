@@ -1,0 +1,183 @@
+"""Whole steps in native calls against the same steps operator by operator, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from support import native
+from support.engines import GREEDY, LOPSIDED, NAMED, SAMPLED
+from support.tiny import captions, neighbours, tiny_models
+from torch import Tensor
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.device.plugins import open_backend
+from lantern_accel.nn.transformer import pack
+from lantern_accel.strategy.values import (
+    ChainTree,
+    Pace,
+    Sampling,
+    Strategy,
+    Tree,
+    Window,
+)
+from lantern_accel_cpu.backend import DeviceBackend
+
+pytestmark = native.needs_native
+UNGUIDED = Sampling(temperature=0.8, top_k=0, top_p=0.9, cfg_scale=1.0)
+
+
+class Pieces(DeviceBackend):
+    """The same kernels, without whole steps."""
+
+    def window_pass(self, *given: Any) -> None:
+        return None
+
+    def advance(self, *given: Any) -> None:
+        return None
+
+    def tree_step(self, engine: Any) -> None:
+        return None
+
+
+@contextmanager
+def both() -> Iterator[tuple[DeviceBackend, Pieces]]:
+    """Open a backend, and one of the same kernels that steps operator by operator."""
+    with open_backend("cpu", {"native": "on", "threads": 2}) as whole:
+        assert isinstance(whole, DeviceBackend)
+        yield whole, Pieces(0, kernels=whole.kernels)
+
+
+def made(
+    ops: DeviceBackend,
+    strategy: Strategy,
+    given: Sampling,
+    batch: int,
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> Any:
+    """Return an engine of packed models that has been given its request."""
+    target, drafter = tiny_models(3, **changes)
+    features, mask = captions(target, 8)
+    features = features.to(dtype)
+    for model in (target, drafter):
+        tables = model.rope_cos, model.rope_sin
+        model.to(dtype)
+        model.rope_cos, model.rope_sin = tables
+        model.ops = ops
+        pack(model, ops)
+    table = neighbours(target.config.vocab_size, 10)
+    engine = engine_for(target, drafter, ops, strategy, given, batch=batch, neighbours=table)
+    condition = features[:batch]
+    if given.guided:
+        condition = torch.cat((condition, target.unconditional(batch)))
+    engine.start(condition, mask[:batch], engine.uniforms(3, list(range(batch))))
+    return engine
+
+
+def kept(engine: Any) -> dict[str, Tensor]:
+    """Return what a step leaves to be read: nothing of complete images but their tokens and counters."""
+    state, sound, n = engine.state, engine.sound, engine.geometry.tokens
+    found = {
+        name: getattr(state, name).clone()
+        for name in ("length", "step", "steps", "histogram", "last_length", "price")
+    }
+    found["tokens"] = state.tokens[:, :n].clone()
+    open_ = state.length < n - 1
+    for name in ("root", "pending_count", "pending_tokens", "last_path", "slot_of", "place_of"):
+        if getattr(engine, "drafting", None) is not None:
+            found[name] = getattr(state, name)[open_].clone()
+    if getattr(engine, "drafting", None) is not None:
+        rows = torch.cat([open_] * engine.geometry.branches)
+        used = torch.arange(state.pending_tokens.shape[1]) < state.pending_count.unsqueeze(1)
+        used = torch.cat([used] * engine.geometry.branches)[rows]
+        found["features"] = state.pending_features[rows][used].clone()
+        found["pending_tokens"] = found["pending_tokens"][used[: int(open_.sum())]]
+    return found | {"sound": sound.count.clone(), "report": sound.report.clone()}
+
+
+def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> None:
+    """Step both ways, past the end of the images, and compare after every step."""
+    with both() as (whole, pieces), torch.inference_mode():
+        got, want = (made(ops, strategy, given, batch, **changes) for ops in (whole, pieces))
+        moves = torch.Generator().manual_seed(1)
+        for step in range(want.geometry.tokens + 2):
+            if hasattr(want, "move"):
+                lengths = want.lengths
+                length = lengths[int(torch.randint(len(lengths), (), generator=moves))]
+                for engine in (got, want):
+                    engine.move(length)
+            for engine in (got, want):
+                engine.step()
+            for (name, a), (_, b) in zip(kept(want).items(), kept(got).items(), strict=True):
+                # Prices are summed in another order.
+                same = torch.allclose if name == "price" else torch.equal
+                assert same(a, b), (name, step)
+            if int(want.state.length.min()) == want.geometry.tokens - 1 and step > 3:
+                break
+        assert int(got.state.length.min()) == got.geometry.tokens - 1
+
+
+def at_once(engine: Any) -> bool:
+    """Return whether an engine has a native call for a whole step."""
+    one = engine.at_once
+    return one is not None and getattr(one, "whole_pass", one) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
+def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype) -> None:
+    paces = tuple(Pace(length=n, cost=1.0, worth=1.0) for n in (1, 2, 5))
+    windows = Strategy(name="windows", tree=Window(length=5, paces=paces))
+    for strategy in (NAMED["vanilla"], Strategy(name="scd", tree=Window(length=7)), windows):
+        compare(strategy, given, batch, dtype=dtype, dim=64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tree", [ChainTree(length=1), ChainTree(length=3), LOPSIDED])
+@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
+def test_trees(tree: Tree, given: Sampling, batch: int, dtype: torch.dtype) -> None:
+    compare(Strategy(name="eagle", tree=tree), given, batch, dtype=dtype, dim=64)
+
+
+@pytest.mark.parametrize(("blocks", "taps"), [(2, ()), (1, (1,)), (2, (1, 2))])
+def test_drafters_with_taps_and_more_blocks(blocks: int, taps: tuple[int, ...]) -> None:
+    for strategy in (NAMED["lantern++"], NAMED["eagle"]):
+        compare(strategy, SAMPLED, 2, blocks=blocks, taps=taps)
+
+
+def test_it_is_these_calls_that_were_compared() -> None:
+    with both() as (whole, pieces), torch.inference_mode():
+        for name in ("vanilla", "eagle", "lantern++"):
+            assert at_once(made(whole, NAMED[name], SAMPLED, 1)), name
+            assert not at_once(made(pieces, NAMED[name], SAMPLED, 1)), name
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given"),
+    [
+        (NAMED["eagle"], GREEDY),
+        (NAMED["vanilla"], GREEDY),
+        (NAMED["eagle2"], SAMPLED),
+        (NAMED["eagle"].model_copy(update={"tv_budget": 0.1}), SAMPLED),
+    ],
+)
+def test_what_has_no_kernel_goes_the_engines_way(strategy: Strategy, given: Sampling) -> None:
+    with both() as (whole, _), torch.inference_mode():
+        engine = made(whole, strategy, given, 1)
+        assert not at_once(engine)
+        engine.step()
+        assert int(engine.state.step) == 2
+
+
+def test_a_tree_counts_numbers_that_are_not_finite() -> None:
+    with both() as (whole, _), torch.inference_mode():
+        engine = made(whole, NAMED["eagle"], SAMPLED, 2)
+        engine.step()
+        engine.verifying.target.norm.weight[3] = float("nan")
+        engine.step()
+        assert engine.sound.count.tolist() == [2, 2]
+        assert int(engine.state.step) == 3

@@ -191,18 +191,6 @@ class DeviceBackend(Backend):
         """Do all that follows a pass over a window in one native call, where the test is exact."""
         return None if self.kernels is None else windows.advance(self.kernels, engine, span)
 
-    def window_pass(
-        self, verifying: Any, state: Any, span: int, slots: int
-    ) -> Callable[[], Tensor | None] | None:
-        """Run the target over windows in one native call, where it is a plain stack of blocks."""
-        if self.kernels is None:
-            return None
-        return passes.window_pass(self.kernels, self, verifying, state, span, slots)
-
-    def tree_step(self, engine: Any) -> Callable[[], bool] | None:
-        """Do a static tree's step in a native call for each phase, where all it is made of is native."""
-        return None if self.kernels is None else trees.tree_step(self.kernels, self, engine)
-
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Keep a mask boolean for the native kernels, which read visible slots only."""
         return visible if self.kernels is not None else super().mask(visible, dtype)
@@ -254,6 +242,18 @@ class DeviceBackend(Backend):
         if self.kernels is not None:
             out = trunk.run(self.kernels, blocks, x, at, taps, norm)
         return out if out is not None else super().trunk(blocks, x, at, taps, norm)
+
+    def window_pass(
+        self, verifying: Any, state: Any, span: int, slots: int
+    ) -> Callable[[], Tensor | None] | None:
+        """Run the target over windows in one native call, where it is a plain stack of blocks."""
+        if self.kernels is None:
+            return None
+        return passes.window_pass(self.kernels, self, verifying, state, span, slots)
+
+    def tree_step(self, engine: Any) -> Callable[[], bool] | None:
+        """Do a static tree's step in a native call for each phase, where all it is made of is native."""
+        return None if self.kernels is None else trees.tree_step(self.kernels, self, engine)
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""

@@ -36,21 +36,21 @@ def commit(
     state.tokens.scatter_(1, column, following)
     gained = accepted.length + 1
     length = (state.length + gained).clamp(max=last)
-    index = verifying._rows(accepted.path).unsqueeze(-1).expand(-1, -1, features.shape[-1])
-    keep = open_.unsqueeze(1)
-    state.pending_tokens.copy_(torch.where(keep, following, state.pending_tokens))
-    rows_open = verifying._rows(open_).view(-1, 1, 1)
-    state.pending_features.copy_(
-        torch.where(rows_open, features.gather(1, index), state.pending_features)
-    )
-    state.pending_count.copy_(torch.where(open_, gained, state.pending_count))
+    if g.depth:  # else nothing drafts
+        keep, tokens = open_.unsqueeze(1), state.pending_tokens[:, : g.depth + 1]
+        tokens.copy_(torch.where(keep, following, tokens))
+        rows_open = verifying._rows(open_).view(-1, 1, 1)
+        pending = state.pending_features[:, : g.depth + 1]
+        index = verifying._rows(accepted.path).unsqueeze(-1).expand(-1, -1, features.shape[-1])
+        pending.copy_(torch.where(rows_open, features.gather(1, index), pending))
+        state.pending_count.copy_(torch.where(open_, gained, state.pending_count))
     state.root.copy_(torch.where(open_, accepted.bonus, state.root))
     # What is dropped is counted nowhere; a complete image gains nothing.
-    state.histogram.add_(after == (length - state.length).unsqueeze(1))
+    state.histogram[:, : g.depth + 1].add_(after == (length - state.length).unsqueeze(1))
     state.steps.add_(open_)
     dropped = column[:, : g.depth] == g.tokens
     state.price.add_(accepted.price.masked_fill(dropped, 0).sum(dim=1))
-    state.last_path.copy_(accepted.path)
+    state.last_path[:, : g.depth + 1].copy_(accepted.path)
     state.last_length.copy_(torch.where(open_, accepted.length, verifying.no_length))
     state.length.copy_(length)
     state.step.add_(1)

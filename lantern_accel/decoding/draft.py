@@ -183,7 +183,7 @@ class Drafting:
         """
         if shown is None:
             shown = self._shown(state)
-        count, width = state.pending_count.unsqueeze(1), self.geometry.depth + 1
+        count, width = state.pending_count.unsqueeze(1), state.pending_tokens.shape[1]
         entry, after = self.slots[:width], self.slots[1 : width + 1]
         cells = (state.length.unsqueeze(1) - count) + after
         place = (cells + self.prefix).masked_fill(entry >= count, self.trash)

@@ -50,10 +50,15 @@ class Engine(Running):
         *,
         batch: int = 1,
         neighbours: Tensor | None = None,
+        longest: Engine | None = None,
     ) -> None:
+        """``longest``: an engine of a longer chain, whose buffers this one steps on."""
         self.geometry = g = geometry_of(target, drafter, strategy, sampling, batch)
         self.strategy, self.sampling, self.ops = strategy, sampling, ops
         dtype, device = place_of(target)
+        if longest is not None:
+            self._share(longest, drafter)
+            return
         self.dials = Dials(strategy, sampling, g.tokens, device)
         sums = ops.running_sums(g.vocab, device)
         self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops, sums=sums)
@@ -79,10 +84,34 @@ class Engine(Running):
         self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self._watch()
-        self.divide(usual(g, layout, ops))
+        self._divide_and_plan()
+
+    def _share(self, longest: Engine, drafter: Drafter | None) -> None:
+        """Step on the buffers of an engine of a longer chain, with this one's tree."""
+        one = longest.geometry
+        g = replace(self.geometry, scratch=one.scratch, draft_columns=one.draft_columns)
+        self.geometry, self.dials, self.filters = g, longest.dials, longest.filters
+        self.rule, self.state, self.sound = longest.rule, longest.state, longest.sound
+        self._progress, self.greedy = longest._progress, longest.greedy
+        v, ops, tables = longest.verifying, self.ops, tables_of(self.strategy.tree)
+        taps: Sequence[int] = ()
+        if g.depth:
+            assert drafter is not None and longest.drafting is not None
+            taps, cache = v.taps, longest.drafting.cache
+            self.drafting = Drafting(
+                drafter, v.target, ops, cache, g, self.filters, v.guidance, tables, None
+            )
+        self.verifying = Verifying(v.target, ops, v.cache, g, v.guidance, taps, v.open_pads)
+        assert tables is not None
+        self._root_only = tables.topology(g.batch, v.slots.device, ops.index)
+        self._divide_and_plan()
+
+    def _divide_and_plan(self) -> None:
+        g, ops = self.geometry, self.ops
+        self.divide(usual(g, self.verifying.cache.layout, ops))
         #: A whole step where the device does that at once. In plain decoding every token keeps its slot.
         self.at_once: Callable[[], bool] | None = ops.tree_step(self)
-        if isinstance(strategy.tree, NoTree):
+        if isinstance(self.strategy.tree, NoTree):
             self.at_once = AtOnce(ops, self, self.verifying, 1, g.prefix + g.tokens + 1)
 
     def prefill(self) -> None:

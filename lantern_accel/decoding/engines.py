@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from lantern_accel.decoding.chained import ChainedEngine
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.running import Running
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Sampling, Strategy, Window
+from lantern_accel.strategy.values import ChainTree, Sampling, Strategy, Window
 
 
 def engine_for(
@@ -28,6 +29,10 @@ def engine_for(
 
     Raises :class:`StrategyError` as the engines do.
     """
+    if isinstance(strategy.tree, ChainTree) and strategy.tree.paces:
+        return ChainedEngine(
+            target, drafter, ops, strategy, sampling, batch=batch, neighbours=neighbours
+        )
     if isinstance(strategy.tree, Window) and strategy.tree.paces:
         return PacedEngine(target, ops, strategy, sampling, batch=batch, neighbours=neighbours)
     if isinstance(strategy.tree, Window):

@@ -15,19 +15,15 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.at_once import AtOnce
-from lantern_accel.decoding.buckets import Reach, Steps, Within, usual
+from lantern_accel.decoding.buckets import Within, usual
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.pacing import Block, ByAcceptance, PaceRule
-from lantern_accel.decoding.running import Decoded, Running
+from lantern_accel.decoding.movable import Movable
+from lantern_accel.decoding.pacing import PaceRule
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.window import WindowPass
-from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Pace, Sampling, Strategy, Window
-
-#: Steps between two looks at the lengths, on a device whose copies lag.
-LAGGING_BLOCK = 8
+from lantern_accel.strategy.values import Sampling, Strategy, Window
 
 
 class PlainStep:
@@ -89,7 +85,7 @@ class PlainStep:
             engine.sound.end()
 
 
-class PacedEngine(Running):
+class PacedEngine(Movable):
     """Decodes ``batch`` images a call in windows of changing length, on static buffers.
 
     ``rule`` chooses lengths; None: by acceptance, among the paces whose costs are known, or all of them
@@ -146,12 +142,6 @@ class PacedEngine(Running):
         """The lengths that a step may have, rising; 1 is plain decoding."""
         return sorted([*self.engines, *([1] if self.plain else [])])
 
-    @property
-    def paces(self) -> tuple[Pace, ...]:
-        """What is known of those lengths."""
-        assert isinstance(self.strategy.tree, Window)
-        return tuple(pace for pace in self.strategy.tree.paces if pace.length in self.lengths)
-
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:
         super().configure(strategy, sampling)
         for engine in self.engines.values():
@@ -175,104 +165,14 @@ class PacedEngine(Running):
         """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
         self.longest.prefill()
 
-    def _name(self, length: int, slots: int | None = None) -> str:
-        """Return the name of a step among :meth:`host_functions`."""
-        within = "" if slots is None or slots == self.sizes[-1] else f" within {slots}"
-        return f"step {length}{within}"
-
-    def step(self, slots: int | None = None) -> None:
-        """One step of the present length. No value is read by the host."""
-        self.functions[self._name(self.now, slots)]()
-
     def move(self, length: int) -> None:
         """Go on with another length; a longer one gets the fresh drafts that it needs."""
         if length > self.now:
             self.functions[f"widen {length}"]()
         self.now = length
 
-    def _pacing(self) -> PaceRule:
-        if self.chosen is not None:
-            return self.chosen
-        timed = tuple(pace for pace in self.paces if pace.cost is not None)
-        return ByAcceptance(timed or self.paces)
-
-    def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
-        """Time steps of every length in turns, milliseconds; the request must be started again.
-
-        A length whose step costs more than the most that its drafts can bring is timed once, and longer
-        ones, which cost more still, are left out.
-        """
-        times: dict[int, list[float]] = {}
-        lengths = self.lengths
+    def at_middle(self, length: int) -> None:
         middle = self.geometry.tokens // 2
-        for number in range(rounds + 1):
-            for length in list(lengths):
-                for _ in range(2):  # the first of the two finds other steps' data in the caches
-                    self.state.length.fill_(middle)  # what is known there does not change the time
-                    self.state.newest.fill_(middle)
-                    self.move(length)
-                    with watch() as one:
-                        self.step()
-                if number:  # the first round warms up
-                    times.setdefault(length, []).append(1e3 * one.seconds)
-                plain = times.get(1)
-                if plain and times[length][-1] > length * min(plain) and length > 1:
-                    lengths = [each for each in lengths if each < length]
-                    break
-        return times
-
-    def run(
-        self,
-        step: Steps | None = None,
-        on_progress: Callable[[int], None] | None = None,
-        check_every: int = 1,
-    ) -> Decoded:
-        """Step until every image is complete; call :meth:`start` first.
-
-        ``step`` runs in place of a step of the present length, or one for each bucket. The host reads the
-        lengths after every step, where the device's copies lag after every few and late, and gives the
-        rule what they gained.
-        """
-        tokens, rule = self.geometry.tokens, self._pacing()
-        steps = self._of_buckets(step)
-        reach = Reach([*steps], self.geometry)
-        lag = self._progress.lag
-        every = LAGGING_BLOCK if lag else 1
-        self.now = max(self.engines)  # what prefill has drawn drafts for
-        self.move(rule.begin())
-        known = [1] * self.geometry.batch
-        posted: list[tuple[int, int]] = []
-        index = 0
-
-        def heard() -> Block:
-            """Read the oldest posted lengths, and return what its steps have brought."""
-            nonlocal known
-            length, done = posted.pop(0)
-            report = self._progress.read()
-            self._require(report[1], 1 + done, index)
-            reach.told(report[0].tolist(), done)
-            lengths = [one + 1 for one in report[0].tolist()]
-            gained = tuple(after - before for after, before in zip(lengths, known, strict=True))
-            known = lengths
-            if on_progress is not None:
-                on_progress(min(known))
-            return Block(length, every, gained, tuple(tokens - one for one in known))
-
-        for index in range(1, tokens):
-            steps[reach.size()]()
-            reach.stepped(self.now)
-            if index % every:
-                continue
-            self._progress.post()
-            posted.append((self.now, index))
-            if len(posted) == 1 and lag:
-                continue
-            block = heard()
-            if not any(block.left):
-                break
-            self.move(rule.told(block))
-        while posted:  # so that the next request does not read this one's
-            heard()
-        self._check_replayed(index)
-        self._require(self.sound.count.cpu(), 1 + index, index)
-        return self.decoded()
+        self.state.length.fill_(middle)  # what is known there does not change the time
+        self.state.newest.fill_(middle)
+        self.move(length)

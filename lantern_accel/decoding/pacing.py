@@ -28,6 +28,10 @@ MOST_SHIFT = 4.0
 #: A length is left where another promises this much more: after a move a window takes some steps until
 #: its drafts have settled. For a longer one, which settles best, the second number is enough.
 GAIN, RISE = 1.25, 1.05
+#: What drafting must promise over plain decoding: costs are measured, and change with the machine's load.
+SURE = 1.03
+#: The same as :data:`GAIN` for chains, which are drafted anew in every step.
+CHAIN_GAIN = 1.02
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,11 @@ class ByAcceptance:
     Each length has a usual rate at which its drafts are accepted. A number, ``shift``, says by how much
     the odds of the last steps were better or worse than usual, and another per image, ``own``, how it
     differs from the batch; both hold for all lengths alike. A batch is complete when its last image is.
+    ``gain``: what a move must promise, 1 and a little where nothing has to settle.
     """
 
     paces: Sequence[Pace]
+    gain: float = GAIN
     now: int = 0
     shift: float = field(default=0.0, init=False)
     own: list[float] = field(default_factory=list, init=False)
@@ -101,7 +107,7 @@ class ByAcceptance:
             self._odds[pace.length] = rate / (1 - rate)
 
     def begin(self) -> int:
-        """Return the longest of the lengths that usually promise most, within :data:`GAIN`."""
+        """Return the longest of the lengths that usually promise most, within :attr:`gain`."""
         self.shift, self.own, self.now = 0.0, [], 0
         self.now = self.best(None)
         return self.now
@@ -148,14 +154,15 @@ class ByAcceptance:
     def best(self, left: Sequence[int] | None) -> int:
         """Return the length to go on with, where images lack so many tokens; None: all of them.
 
-        None that promises less than plain decoding.
+        None that does not promise a little more than plain decoding.
         """
         speed = {}
         for pace in self.paces:
             worth = self.promise(pace.length) if left is None else self._tokens(pace.length, left)
             speed[pace.length] = worth / (pace.cost or 1.0)
         most, plain = max(speed.values()), speed.get(1, 0.0)
-        good = [n for n, promised in speed.items() if plain <= promised and most < GAIN * promised]
+        sure = {n: SURE * plain if n > 1 else plain for n in speed}
+        good = [n for n in speed if sure[n] <= speed[n] and most < self.gain * speed[n]] or [1]
         if self.now not in good:
             return max(good)
         return max([self.now, *(n for n in good if speed[n] >= RISE * speed[self.now])])

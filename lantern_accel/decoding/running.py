@@ -251,11 +251,11 @@ class Running(ABC):
         index = 0
 
         def known() -> int:
-            lengths, sound = self._progress.read()
+            lengths, sound = self._progress.read().tolist()
             done = posted.pop(0)
             self._require(sound, 1 + done, index)
-            reach.told(lengths.tolist(), done)
-            count = int(lengths.min()) + 1
+            reach.told(lengths, done)
+            count: int = min(lengths) + 1
             if on_progress is not None:
                 on_progress(count)
             return count
@@ -273,7 +273,7 @@ class Running(ABC):
         while posted:  # so that the next request does not read this one's
             known()
         self._check_replayed(index)
-        self._require(self.sound.count.cpu(), 1 + index, index)
+        self._require(self.sound.count.tolist(), 1 + index, index)
         return self.decoded()
 
     def leave_out(self, first: int) -> None:
@@ -318,8 +318,10 @@ class Running(ABC):
             state.price.to("cpu", copy=True),
         )
 
-    def _require(self, sound: Tensor, passes: int, calls: int) -> None:
+    def _require(self, sound: Sequence[int], passes: int, calls: int) -> None:
         """Raise where numbers are not finite: NotFiniteError, or what is wrong with the replays."""
+        if min(sound) >= passes:
+            return
         try:
             require(sound, passes, self.verifying.target.weight.dtype)
         except NotFiniteError:

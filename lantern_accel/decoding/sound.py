@@ -6,6 +6,7 @@ the largest logit does. The host reads it with the lengths, and once more when a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,11 +61,11 @@ class Soundness:
         self.report.copy_(torch.stack((self._length, self.count)))
 
 
-def require(counts: Tensor, passes: int, where: Any) -> None:
+def require(counts: Sequence[int], passes: int, where: Any) -> None:
     """Raise :class:`NotFiniteError` where an image has fewer finite passes than there were.
 
-    ``counts [B]`` on the host; ``passes``: the prefill and the steps; ``where``: the dtype.
+    ``counts``: one an image; ``passes``: the prefill and the steps; ``where``: the dtype.
     """
-    worst = int(counts.argmin())
-    if int(counts[worst]) < passes:
-        raise NotFiniteError(worst, int(counts[worst]), str(where).removeprefix("torch."))
+    worst = counts.index(min(counts))
+    if counts[worst] < passes:
+        raise NotFiniteError(worst, counts[worst], str(where).removeprefix("torch."))

@@ -343,10 +343,11 @@ class TensorOps(SamplingOps):
         """Return a function that runs the target over windows, from their tokens to guided logits.
 
         A window is the last known token of an image and ``span - 1`` drafts behind it; ``slots``: how
-        many of the cache it looks at. ``verifying`` is a :class:`~lantern_accel.decoding.verify.Verifying`,
-        ``state`` has the buffers ``length``, ``tokens`` and ``prefix_mask``. The function returns float32
-        ``[B, span, V]``, in memory that its next call overwrites. None, now or when it is called, where
-        the device has no kernel for this model, as here. A captured step records what the function does.
+        many of the cache it looks at. ``verifying`` is the engine's own, a
+        :class:`~lantern_accel.decoding.verify.Verifying`; ``state`` has the buffers ``length``,
+        ``tokens`` and ``prefix_mask``. The function returns float32 ``[B, span, V]``, in memory that its
+        next call overwrites. None, now or when it is called, where the device has no kernel for this
+        model, as here. A captured step records what the function does.
         """
         return None
 

@@ -7,12 +7,13 @@ costs are kept: a seed gives the same image again on the same device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from lantern_accel.decoding.paced import PacedEngine
+from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import costs_of, usual_worth
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
@@ -23,7 +24,17 @@ from lantern_accel.strategy.choices import (
     with_worth,
     write_choice,
 )
-from lantern_accel.strategy.values import AUTO, AUTO_LENGTHS, Pace, Sampling, Strategy, Window
+from lantern_accel.strategy.values import (
+    AUTO,
+    AUTO_CHAINS,
+    AUTO_LENGTHS,
+    ChainTree,
+    Pace,
+    Sampling,
+    Strategy,
+    Window,
+    chained,
+)
 
 
 class Auto:
@@ -54,7 +65,7 @@ class Auto:
             "filters": [sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
             "acceptance": strategy.acceptance.model_dump(mode="json"),
             "budget": strategy.tv_budget,
-            "lengths": list(AUTO_LENGTHS),
+            "lengths": [list(AUTO_LENGTHS), list(AUTO_CHAINS)],
         }
 
     def resolve(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
@@ -68,7 +79,8 @@ class Auto:
         window = strategy.tree
         relaxed = strategy.acceptance.relaxed
         worth = known_worth(self.model.weights_hash, sampling.temperature, relaxed)
-        window = window.model_copy(update={"paces": with_worth(window.paces, worth)})
+        known = {} if worth is None else worth.tokens_per_step
+        window = window.model_copy(update={"paces": with_worth(window.paces, known)})
         if self.backend.simulated:  # its times are no device's: steps are taken to cost alike
             even = tuple(pace.model_copy(update={"cost": 1.0}) for pace in window.paces)
             window = window.model_copy(update={"paces": even})
@@ -82,37 +94,52 @@ class Auto:
             self._known[name] = read_choice(key)
         return self._known[name]
 
-    def unsettled(
-        self, engine: object, asked: Strategy, batch: int, sampling: Sampling
-    ) -> PacedEngine | None:
-        """Return the engine whose steps are to be timed before auto can use it; None: nothing to time."""
-        if asked.name != AUTO or not isinstance(engine, PacedEngine) or self.backend.simulated:
-            return None
-        return engine if self.choice(asked, batch, sampling) is None else None
+    def chains(self, asked: Strategy, sampling: Sampling) -> Strategy | None:
+        """Return the drafter's chains that may serve in a window's place; None where there are none.
 
-    def settle(
-        self, engine: PacedEngine, asked: Strategy, batch: int, sampling: Sampling
-    ) -> Strategy:
-        """Time an engine's steps on the request that it was given, and keep the choice.
-
-        The request must be started again. Returns what auto now stands for.
+        Only where it is known what they are worth: counting that takes more than a few steps.
         """
-        times = engine.calibrate(self.backend.stopwatch)
-        paces = costs_of(engine.paces, times)
+        relaxed, drafter = asked.acceptance.relaxed, self.model.drafter
+        worth = known_worth(self.model.weights_hash, sampling.temperature, relaxed)
+        if drafter is None or worth is None or not worth.chains:
+            return None
+        tree = chained(AUTO_CHAINS)
+        tree = tree.model_copy(update={"paces": with_worth(tree.paces, worth.chains)})
+        # Under a name of its own: auto stands for what is chosen.
+        return asked.model_copy(update={"tree": tree, "name": "chains"})
+
+    def unsettled(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> bool:
+        """Return whether the steps of an engine are to be timed before auto can use it."""
+        if asked.name != AUTO or not isinstance(engine, Movable) or self.backend.simulated:
+            return False
+        return self.choice(asked, batch, sampling) is None
+
+    def timed(self, engine: Movable) -> tuple[float, Strategy]:
+        """Time an engine's steps on the request that it was given, which must be started again.
+
+        Returns the speed that the best length promises, relative to plain decoding, and its strategy.
+        """
+        paces = costs_of(engine.paces, engine.calibrate(self.backend.stopwatch))
         paces = with_worth(paces, {pace.length: usual_worth(pace.length) for pace in paces})
         costs = {pace.length: pace for pace in paces}
-        assert isinstance(engine.strategy.tree, Window)
+        tree: Any = engine.strategy.tree
         # All lengths stay, so that the engine that was made serves on; those without a cost never run.
-        every = tuple(costs.get(pace.length, pace) for pace in engine.strategy.tree.paces)
-        window = engine.strategy.tree.model_copy(update={"paces": every})
-        choice = Choice(
-            key=self.key(asked, batch, sampling),
-            strategy=engine.strategy.model_copy(update={"tree": window, "name": AUTO}),
-            speedup=max((pace.worth or 1.0) / (pace.cost or 1.0) for pace in paces),
-            source="while drawing",
-        )
-        self.keep(choice)
-        return choice.strategy
+        every = tuple(costs.get(pace.length, pace) for pace in tree.paces)
+        update = {"tree": tree.model_copy(update={"paces": every}), "name": AUTO}
+        promise = max((pace.worth or 1.0) / (pace.cost or 1.0) for pace in paces)
+        return promise, engine.strategy.model_copy(update=update)
+
+    def settle(
+        self,
+        found: Sequence[tuple[float, Strategy]],
+        asked: Strategy,
+        batch: int,
+        sampling: Sampling,
+    ) -> None:
+        """Keep what promises most of what was :meth:`timed`, the first of equals."""
+        speedup, strategy = max(found, key=lambda one: one[0])
+        key = self.key(asked, batch, sampling)
+        self.keep(Choice(key=key, strategy=strategy, speedup=speedup, source="while drawing"))
 
     def keep(self, choice: Choice) -> None:
         """Use a choice from now on, and write it to the cache where there is one."""
@@ -136,16 +163,19 @@ def cut(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
 def said(strategy: Strategy) -> str:
     """Write what auto stands for in a few words, with the predicted speed-up where costs are known."""
     rule = "relaxed" if strategy.acceptance.relaxed else "exact"
-    if not isinstance(strategy.tree, Window) or not strategy.tree.paces:
+    tree = strategy.tree
+    if not isinstance(tree, Window | ChainTree) or not tree.paces:
         return f"{strategy.name} ({rule})"
-    paces = strategy.tree.paces
-    longest = max((p.length for p in paces if p.cost is not None), default=paces[-1].length)
-    what = f"windows of up to {longest} tokens, moved by acceptance ({rule})"
-    paces = tuple(pace for pace in paces if pace.cost is not None)
-    if not paces:
+    timed = [pace for pace in tree.paces if pace.cost is not None]
+    longest = (timed or list(tree.paces))[-1].length
+    what, own = f"windows of up to {longest} tokens", 0
+    if isinstance(tree, ChainTree):
+        what, own = f"chains of up to {longest - 1} drafts", 1
+    what += f", moved by acceptance ({rule})"
+    if not timed:
         return what
-    best = max(paces, key=lambda p: (p.worth or 1.0) / (p.cost or 1.0))
+    best = max(timed, key=lambda p: (p.worth or 1.0) / (p.cost or 1.0))
     speed = (best.worth or 1.0) / (best.cost or 1.0)
     if best.length == 1:
         return f"plain decoding ({rule}): no draft pays here at this batch"
-    return f"{what}, mostly {best.length}; predicted {speed:.1f}x plain"
+    return f"{what}, mostly {best.length - own}; predicted {speed:.1f}x plain"

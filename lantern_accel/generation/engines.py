@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
+from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Backend, Replay, recorded
 from lantern_accel.device.entry_points import why
@@ -220,7 +220,7 @@ class Engines:
 
         All at once: a request does not stop in the middle of an image to make a graph.
         """
-        if not isinstance(engine, PacedEngine):
+        if not isinstance(engine, Movable):
             whole, found = engine.sizes[-1], engine.steps
             steps = {
                 slots: self._capture(one, "step" if slots == whole else f"step {slots}", left)

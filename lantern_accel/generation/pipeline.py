@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Decoded
-from lantern_accel.decoding.paced import PacedEngine
+from lantern_accel.decoding.movable import Movable
 from lantern_accel.device import contain
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
@@ -282,13 +282,14 @@ class Pipeline:
                 self.engines.expect([(size, times)], chosen, sampling, shape)
             for chunk, size in zip(chunks, sizes, strict=True):
                 ready = self.engine(size, strategy, sampling, shape)
-                engine, spare = ready.engine, size - len(chunk)
-                buffers = max(buffers, engine.nbytes)
+                spare = size - len(chunk)
                 full = [*chunk, *[chunk[-1]] * spare]
                 picked = conditions.pick([index // request.num_images for index in full])
                 rows = self.model.family.rows(self.model, picked, sampling)
+                ready = self._settled(ready, rows, strategy, sampling, shape)
+                engine = ready.engine
+                buffers = max(buffers, engine.nbytes)
                 uniforms = engine.uniforms(request.seed, full)
-                self._settle(ready, rows, uniforms, strategy, sampling)
                 with watch() as prefill:
                     engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                     if spare:  # rows that nobody asked for are finished
@@ -319,15 +320,32 @@ class Pipeline:
         columns = request.num_images if only is None else 0
         return GenerationResult(images, drawn, stats, columns)
 
-    def _settle(
-        self, ready: Ready, rows: Any, uniforms: Tensor, strategy: Strategy, sampling: Sampling
-    ) -> None:
-        """Time the steps that auto chooses from, where nothing is known of them; then start anew."""
+    def _settled(
+        self, ready: Ready, rows: Rows, strategy: Strategy, sampling: Sampling, shape: Hashable
+    ) -> Ready:
+        """Return the engine that serves: where nothing is known of auto's steps, they are timed first."""
         batch = ready.engine.geometry.batch
-        engine = self.auto.unsettled(ready.engine, strategy, batch, sampling)
-        if engine is not None:
-            engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
-            engine.configure(self.auto.settle(engine, strategy, batch, sampling), sampling)
+        if not self.auto.unsettled(ready.engine, strategy, batch, sampling):
+            return ready
+        found = []
+        for asked in (strategy, self.auto.chains(strategy, sampling)):
+            try:
+                one = (
+                    None
+                    if asked is None
+                    else self.engines.get(
+                        batch, self.auto.resolve(asked, batch, sampling), sampling, shape
+                    )
+                )
+            except DoesNotFitError:  # not beside the first
+                continue
+            if one is not None:
+                assert isinstance(one.engine, Movable)
+                uniforms = one.engine.uniforms(0, list(range(batch)))
+                one.engine.start(rows.condition, rows.mask, uniforms, one.prefill)
+                found.append(self.auto.timed(one.engine))
+        self.auto.settle(found, strategy, batch, sampling)
+        return self.engine(batch, strategy, sampling, shape)
 
     def _rows(
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, seed: int
@@ -336,6 +354,8 @@ class Pipeline:
         conditions = self.conditions(prompts)
         ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
         rows = self.model.family.rows(self.model, conditions, sampling)
+        with explained(self.backend):
+            ready = self._settled(ready, rows, strategy, sampling, conditions.shape)
         return ready, rows, ready.engine.uniforms(seed, list(range(len(prompts))))
 
     @inferring
@@ -356,8 +376,6 @@ class Pipeline:
         with self._turns.take():
             ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed)
             engine = ready.engine
-            with explained(self.backend):
-                self._settle(ready, rows, uniforms, strategy, sampling)
             with explained(self.backend), self.backend.stopwatch() as watch:
                 engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                 engine.accounting = "exact" if exact_price else "bound"
@@ -374,7 +392,7 @@ class Pipeline:
         """Time the steps of every length of a window with paces, in turns: milliseconds by length."""
         with self._turns.take():
             ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed=0)
-            assert isinstance(ready.engine, PacedEngine)
+            assert isinstance(ready.engine, Movable)
             with explained(self.backend):
                 ready.engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                 return ready.engine.calibrate(self.backend.stopwatch, rounds=rounds)

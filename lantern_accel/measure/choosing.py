@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.decoding.engine import Decoded
-from lantern_accel.decoding.paced import PacedEngine
+from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import Block, PaceRule, costs_of
 from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import RequestError
@@ -26,7 +26,15 @@ from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about, interleave
 from lantern_accel.measure.samples import batch_prompts, new_cell, take_sample, warm_sample
 from lantern_accel.strategy.choices import Choice, Measured, choice_path, with_worth
-from lantern_accel.strategy.values import AUTO, AUTO_LENGTHS, Sampling, Strategy, paced
+from lantern_accel.strategy.values import (
+    AUTO,
+    AUTO_CHAINS,
+    AUTO_LENGTHS,
+    Sampling,
+    Strategy,
+    chained,
+    paced,
+)
 
 #: Images decoded together while tokens per step are counted, and rounds in which all lengths are timed.
 COUNTED, TIMED = 8, 12
@@ -62,11 +70,14 @@ class Evidence(BaseModel):
     settings: dict[str, Any]
     worth: dict[int, Counted] = {}
     times: dict[int, dict[int, list[float]]] = {}
+    chain_worth: dict[int, Counted] = {}
+    chain_times: dict[int, dict[int, list[float]]] = {}
     finals: dict[int, dict[str, Cell]] = {}
 
-    def tokens_per_step(self) -> dict[int, float]:
-        """Return what a step of each length brings."""
-        return {length: one.tokens_per_step for length, one in self.worth.items()}
+    def tokens_per_step(self, chains: bool = False) -> dict[int, float]:
+        """Return what a step of each length brings, of windows or of chains."""
+        worth = self.chain_worth if chains else self.worth
+        return {length: one.tokens_per_step for length, one in worth.items()}
 
 
 def measured(cells: Mapping[str, Cell]) -> list[Measured]:
@@ -116,7 +127,11 @@ class Chooser:
         self.lengths = [one for one in AUTO_LENGTHS if one <= tokens]
         key = pipeline.auto.key(asked, 0, sampling)
         self.path = choice_path(key).with_suffix(".partial")
-        settings = {"key": key, "prompts": self.prompts, "lengths": self.lengths}
+        self.chain_lengths: list[int] = []
+        if pipeline.model.drafter is not None:
+            self.chain_lengths = [one for one in AUTO_CHAINS if one <= tokens]
+        lengths = [self.lengths, self.chain_lengths]
+        settings = {"key": key, "prompts": self.prompts, "lengths": lengths}
         fresh = Evidence(settings=settings)
         self.evidence = store.resume_own(self.path, fresh, lambda e: e.settings)
         self.keep = store.Keeper(self.path, self.evidence)
@@ -126,14 +141,20 @@ class Chooser:
         """Every length on one state, without costs, under another name than auto's."""
         return self.asked.model_copy(update={"name": "windows", "tree": paced(self.lengths)})
 
-    def _decode(self, batch: int, rule: PaceRule, seed: int) -> Decoded:
+    @property
+    def chains(self) -> Strategy:
+        """The drafter's chains of every length on one state, likewise."""
+        update = {"name": "chains", "tree": chained(self.chain_lengths)}
+        return self.asked.model_copy(update=update)
+
+    def _decode(self, batch: int, strategy: Strategy, rule: PaceRule, seed: int) -> Decoded:
         prompts = batch_prompts(self.prompts, batch, seed)
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
-        engine = self.pipeline.engine(batch, self.windows, self.sampling, shape).engine
-        assert isinstance(engine, PacedEngine)
+        engine = self.pipeline.engine(batch, strategy, self.sampling, shape).engine
+        assert isinstance(engine, Movable)
         engine.chosen = rule
         try:
-            done, _ = self.pipeline.decode_only(prompts, self.windows, self.sampling, seed)
+            done, _ = self.pipeline.decode_only(prompts, strategy, self.sampling, seed)
         finally:
             engine.chosen = None
         return done
@@ -142,30 +163,42 @@ class Chooser:
         """Count tokens per step of every length, over each prompt once."""
         batch = min(COUNTED, len(self.prompts))
         rounds = max(1, len(self.prompts) // batch)
-        todo = [n for n in self.lengths if n > 1 and n not in self.evidence.worth]
-        for number, length in enumerate(todo, 1):
+        e = self.evidence
+        both = [(self.windows, self.lengths, e.worth, "windows of {}")]
+        if self.chain_lengths:
+            both.append((self.chains, self.chain_lengths, e.chain_worth, "chains of {} tokens"))
+        todo = [
+            (strategy, length, worth, name.format(length))
+            for strategy, lengths, worth, name in both
+            for length in lengths
+            if length > 1 and length not in worth
+        ]
+        for number, (strategy, length, worth, name) in enumerate(todo, 1):
             began = time.perf_counter()
             found = Counted()
             for seed in range(rounds):
-                done = self._decode(batch, Steady(length), seed)
+                done = self._decode(batch, strategy, Steady(length), seed)
                 found.steps += int(done.steps.sum())
                 found.gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
-            self.evidence.worth[length] = found
+            worth[length] = found
             self.keep()
             left = about((time.perf_counter() - began) * (len(todo) - number))
-            self.say(
-                f"windows of {length}: {found.tokens_per_step:.2f} tokens per step, {left} left here"
-            )
-        self.evidence.worth[1] = Counted(gained=1, steps=1)
+            self.say(f"{name}: {found.tokens_per_step:.2f} tokens per step, {left} left here")
+        for _, _, worth, _ in both:
+            worth[1] = Counted(gained=1, steps=1)
 
     def time(self, batch: int) -> dict[int, list[float]]:
         """Time steps of every length at a batch, in turns; lengths that cannot pay are left out."""
-        if batch not in self.evidence.times:
+        return self._timed(batch, self.windows, self.evidence.times)
+
+    def _timed(
+        self, batch: int, strategy: Strategy, known: dict[int, dict[int, list[float]]]
+    ) -> dict[int, list[float]]:
+        if batch not in known:
             prompts = batch_prompts(self.prompts, batch, 0)
-            times = self.pipeline.step_times(prompts, self.windows, self.sampling, TIMED)
-            self.evidence.times[batch] = times
+            known[batch] = self.pipeline.step_times(prompts, strategy, self.sampling, TIMED)
             self.keep()
-        return self.evidence.times[batch]
+        return known[batch]
 
     def candidates(self, batch: int) -> dict[str, Strategy]:
         """Return who runs in the final of a batch, plain decoding first."""
@@ -175,6 +208,14 @@ class Chooser:
         )
         window = self.windows.model_copy(update={"tree": cut(self.asked, paces)})
         found = {"vanilla": self.pipeline.strategy("vanilla"), AUTO: window}
+        if self.chain_lengths:
+            times = self._timed(batch, self.chains, self.evidence.chain_times)
+            chain = chained(self.chain_lengths)
+            worth = self.evidence.tokens_per_step(chains=True)
+            chain = chain.model_copy(
+                update={"paces": with_worth(costs_of(chain.paces, times), worth)}
+            )
+            found["chains"] = self.chains.model_copy(update={"tree": chain})
         near = min(paces, key=lambda p: abs(p.length - TREE_NODES))
         if self.pipeline.model.drafter is not None and (near.cost or 1.0) < TREE_WORTH:
             name = "lantern++" if self.asked.acceptance.relaxed else "eagle"
@@ -223,7 +264,7 @@ class Chooser:
         if cells[best].tokens_per_second < PAYS * plain:
             best = "vanilla"
         chosen = cells[best].strategy
-        if best == AUTO:
+        if best in (AUTO, "chains"):
             chosen = chosen.model_copy(update={"name": AUTO})
         choice = Choice(
             key=self.pipeline.auto.key(self.asked, batch, self.sampling),

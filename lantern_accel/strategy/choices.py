@@ -61,7 +61,10 @@ class Choice(BaseModel):
 
 
 class Worth(BaseModel):
-    """Tokens per step of a model by window length, at one temperature: the device has no part in it."""
+    """Tokens per step of a model, at one temperature: the device has no part in it.
+
+    ``tokens_per_step``: of windows, by length; ``chains``: of its drafter's chains, by drafts and one.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,6 +76,7 @@ class Worth(BaseModel):
     relaxed: bool
     prompts: str = Field(description="where the prompts come from")
     tokens_per_step: dict[int, float]
+    chains: dict[int, float] = {}
 
 
 def choices_dir() -> Path:
@@ -117,16 +121,13 @@ def _shipped() -> Iterator[Worth]:
             continue
 
 
-def known_worth(weights_hash: str, temperature: float, relaxed: bool) -> dict[int, float]:
-    """Return shipped tokens per step by length, of the nearest temperature; empty for other models."""
+def known_worth(weights_hash: str, temperature: float, relaxed: bool) -> Worth | None:
+    """Return the shipped tokens per step of the nearest temperature; None for other models."""
     found = [
         one for one in _shipped() if one.weights_hash == weights_hash and one.relaxed == relaxed
     ]
     greedy = [one for one in found if (one.temperature == 0) == (temperature == 0)]
-    if not greedy:
-        return {}
-    nearest = min(greedy, key=lambda one: abs(one.temperature - temperature))
-    return nearest.tokens_per_step
+    return min(greedy, key=lambda one: abs(one.temperature - temperature), default=None)
 
 
 def with_worth(paces: tuple[Pace, ...], worth: dict[int, float]) -> tuple[Pace, ...]:

@@ -79,11 +79,34 @@ class NoTree(Value):
     kind: Literal["none"] = "none"
 
 
+class Pace(Value):
+    """A length that drafts may be cut to, and what is known of its steps; length 1 is plain decoding.
+
+    A chain of n drafts has the length n + 1, the most tokens that a step brings. ``cost``: a step's time
+    relative to a plain one, on the device at hand; ``worth``: tokens that a step brings, on average over
+    prompts. None: not known.
+    """
+
+    length: int = Field(ge=1, le=256)
+    cost: float | None = Field(None, gt=0, allow_inf_nan=False)
+    worth: float | None = Field(None, ge=1, allow_inf_nan=False)
+
+
 class ChainTree(Value):
-    """One drafted token after another."""
+    """One drafted token after another; with ``paces`` the host may cut the chain from step to step."""
 
     kind: Literal["chain"] = "chain"
     length: int = Field(4, ge=1, le=64, description="drafted tokens a step")
+    paces: tuple[Pace, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> ChainTree:
+        lengths = [pace.length for pace in self.paces]
+        if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != self.length + 1):
+            raise ValueError(
+                f"paces of lengths {lengths} do not rise to {self.length + 1}, the chain's drafts and one"
+            )
+        return self
 
 
 class StaticTree(Value):
@@ -132,18 +155,6 @@ class DynamicTree(Value):
                 f"{self.depth} propose ({pool} and the root)"
             )
         return self
-
-
-class Pace(Value):
-    """A length that a window may be cut to, and what is known of its steps; length 1 is plain decoding.
-
-    ``cost``: a step's time relative to a plain one, on the device at hand; ``worth``: tokens that a step
-    brings, on average over prompts. None: not known.
-    """
-
-    length: int = Field(ge=1, le=256)
-    cost: float | None = Field(None, gt=0, allow_inf_nan=False)
-    worth: float | None = Field(None, ge=1, allow_inf_nan=False)
 
 
 class Window(Value):
@@ -340,7 +351,9 @@ def _dumped(rule: Any) -> dict[str, Any]:
 #: The fastest of what is allowed, chosen for the device, the model, the batch and the picture.
 AUTO = "auto"
 #: Lengths of auto's window; 1 is plain decoding. Few, because a longer window takes some steps to settle.
-AUTO_LENGTHS = (1, 4, 8, 16)
+AUTO_LENGTHS = (1, 2, 4, 8, 16)
+#: Lengths of auto's chains, a drafter's drafts and one.
+AUTO_CHAINS = (1, 2, 3, 4)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.
@@ -354,6 +367,13 @@ NO_DRAFTER = f"'vanilla', {_WINDOWS}"
 def paced(lengths: Sequence[int]) -> Window:
     """Return a window of the longest of ``lengths``, which the host may cut to the others."""
     return Window(length=max(lengths), paces=tuple(Pace(length=one) for one in sorted(lengths)))
+
+
+def chained(lengths: Sequence[int]) -> ChainTree:
+    """Return a chain of the longest of ``lengths``, its drafts and one, which the host may cut."""
+    return ChainTree(
+        length=max(lengths) - 1, paces=tuple(Pace(length=one) for one in sorted(lengths))
+    )
 
 
 def named_strategy(

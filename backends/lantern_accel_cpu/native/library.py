@@ -162,7 +162,9 @@ _STATE = (
     "price last_path last_length slot_of place_of holds sound report tokens q logits states path kept "
     "bonus weights prices"
 )
-_SIZES = "images nodes depth groups image prefix vocab columns draft_columns image_slots own_slots"
+_SIZES = (
+    "images nodes depth groups image prefix vocab columns draft_columns image_slots own_slots width"
+)
 
 
 class TreeStep(Structure):

@@ -166,7 +166,8 @@ struct Recall {
 };
 
 // A step of a static tree of T nodes for B images (decoding/engine.py), in parts. G: nodes with children, level by level;
-// D: levels; F: the target's states that the drafter reads, side by side.
+// D: levels; F: the target's states that the drafter reads, side by side; P: `width`, the tokens that a step of the
+// longest tree on these buffers brings at most.
 struct TreeStep {
     Trunk target, drafter;                      // as WindowPass's, each over its own cache
     Filter filter;
@@ -180,12 +181,12 @@ struct TreeStep {
     const float* scale;                         // [N], or null with one branch
     const int64_t *first_child, *num_children, *group;  // [B][T]
     const int32_t *parent, *depth_of, *inner, *inner_count, *widths;  // [T] twice, [G], [D] twice
-    int64_t *length, *root, *known, *pending_tokens, *pending_count;  // [B] twice, [B][N + 1], [B][D + 1], [B]
-    void* pending_features;                     // T [rows][D + 1][F dim]
+    int64_t *length, *root, *known, *pending_tokens, *pending_count;  // [B] twice, [B][N + 1], [B][P], [B]
+    void* pending_features;                     // T [rows][P][F dim]
     const float* uniforms;                      // [B][N][columns]
-    int64_t *step, *steps, *histogram;          // [1], [B], [B][D + 1]
+    int64_t *step, *steps, *histogram;          // [1], [B], [B][P]
     float* price;                               // [B]
-    int64_t *last_path, *last_length, *slot_of, *place_of;  // [B][D + 1], [B], [B][image_slots] twice
+    int64_t *last_path, *last_length, *slot_of, *place_of;  // [B][P], [B], [B][image_slots] twice
     uint8_t* holds;
     int64_t *sound, *report;                    // [B], [2][B]
     // From part to part.
@@ -194,11 +195,11 @@ struct TreeStep {
     void* states;                               // T [rows][T][F dim]
     int64_t *path, *kept, *bonus;               // [B][D + 1], [B], [B]
     float *weights, *prices;                    // [B][V], [B][D]
-    int64_t images, nodes, depth, groups, image, prefix, vocab, columns, draft_columns, image_slots, own_slots;
+    int64_t images, nodes, depth, groups, image, prefix, vocab, columns, draft_columns, image_slots, own_slots, width;
     int32_t branches, blind, hides_pads;        // hides_pads: the drafter does not see the prompt's pads
     float tap_eps;
 };
-enum TreePart : int32_t { DRAFT, VERIFY, ACCEPT, COMMIT };
+enum TreePart : int32_t { DRAFT, VERIFY, ACCEPT, COMMIT, ALL };
 
 // What follows a pass over B windows of L positions (decoding/jacobi.py): which drafts are known, what the others
 // become, and fresh ones behind them. The state's buffers stay where they are. K: rows of the ring, then a trash row.

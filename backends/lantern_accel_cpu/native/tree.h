@@ -19,18 +19,18 @@ template <class T> struct TreeJob {
 
     // --- drafting ---------------------------------------------------------------------------------
 
-    // The target's states as one feature each, [count][dim].
-    void fused(const T* states, int64_t count, T* out) const {
-        if (!g.fuse) return void(memcpy(out, states, size_t(count * dim) * sizeof(T)));
-        T* side = (T*)scratch(25, size_t(count * wide) * sizeof(T));
+    // The pending states, the first `width` of each row, as one feature each, [rows][width][dim].
+    void fused(int64_t width, T* out) const {
+        int64_t count = rows * width;
+        T* side = g.fuse ? (T*)scratch(25, size_t(count * wide) * sizeof(T)) : out;
         for (int64_t r = 0; r < count; ++r) {
-            const T* from = states + r * wide;
+            const T* from = (const T*)g.pending_features + (r / width * g.width + r % width) * wide;
             T* to = side + r * wide;
             for (int32_t tap = 0; tap < g.target.tap_count; ++tap, from += dim, to += dim)
                 norm_row(from, (const T*)g.tap_norms[tap], g.tap_eps, dim, to);
             memcpy(to, from, size_t(dim) * sizeof(T));
         }
-        linear(Linear{side, g.fuse, nullptr, out, wide, count, wide, dim, g.target.dtype});
+        if (g.fuse) linear(Linear{side, g.fuse, nullptr, out, wide, count, wide, dim, g.target.dtype});
     }
 
     // What the drafter's blocks read: tokens and the features that they follow.
@@ -47,7 +47,9 @@ template <class T> struct TreeJob {
 
     // Run the pending tokens; the root's states, [rows][dim].
     void catch_up(T* out) const {
-        int64_t width = g.depth + 1, prefix = g.prefix - 1, all = rows * width;
+        int64_t width = 1, prefix = g.prefix - 1;
+        for (int64_t b = 0; b < g.images; ++b) width = std::max(width, g.pending_count[b]);
+        int64_t all = rows * width;
         T* states = (T*)scratch(24, size_t(2 * all * dim) * sizeof(T));
         T* features = states + all * dim;
         Queries<T> at(g.drafter, rows, width, g.own_slots, states, dim);
@@ -60,7 +62,7 @@ template <class T> struct TreeJob {
             for (int64_t i = 0; prompt + i < found; ++i) list[prompt + i] = int32_t(prefix + i);
             for (int64_t i = 0; i < width; ++i) {
                 int64_t q = r * width + i, place = g.length[b] - count + 1 + i;
-                codes[q] = g.pending_tokens[b * width + i];
+                codes[q] = g.pending_tokens[b * g.width + i];
                 at.slots[q] = i < count ? prefix + place : g.own_slots - 1;
                 at.turn(q, g.own_cos, g.own_sin, cell(b, i + 1 - count));
                 int64_t sees = prompt + std::min(place, g.length[b]) + 1;
@@ -69,7 +71,7 @@ template <class T> struct TreeJob {
             }
             if (!left_out(b)) at.see(r, found);
         }
-        fused((const T*)g.pending_features, all, features);
+        fused(width, features);
         read(codes, features, all, at.x);
         at.run();
         for (int64_t r = 0; r < rows; ++r) {
@@ -245,9 +247,9 @@ template <class T> struct TreeJob {
     }
 
     void commit() const {
-        int64_t width = g.depth + 1;
+        int64_t width = g.width, most = g.depth + 1;
         for (int64_t b = 0; b < g.images; ++b) {
-            const int64_t *path = g.path + b * width, *tokens = g.tokens + b * g.nodes;
+            const int64_t *path = g.path + b * most, *tokens = g.tokens + b * g.nodes;
             int64_t length = g.length[b], kept = g.kept[b], open = length < g.image - 1;
             int64_t now = std::min(length + kept + 1, g.image - 1);
             if (open && g.depth) enter_slots(b, path, kept, length);
@@ -256,11 +258,11 @@ template <class T> struct TreeJob {
                 g.known[b * (g.image + 1) + std::min(length + 1 + i, g.image)] = token;
             }
             if (open) {
-                for (int64_t i = 0; i < width; ++i)
+                for (int64_t i = 0; i < most; ++i)
                     g.pending_tokens[b * width + i] = i == kept || i == g.depth ? g.bonus[b] : tokens[path[i + 1]];
                 for (int64_t branch = 0; branch < g.branches; ++branch) {
                     int64_t r = branch * g.images + b;
-                    for (int64_t i = 0; i < width; ++i)
+                    for (int64_t i = 0; i < most; ++i)
                         memcpy((T*)g.pending_features + (r * width + i) * wide,
                                (const T*)g.states + (r * g.nodes + path[i]) * wide, size_t(wide) * sizeof(T));
                 }
@@ -273,7 +275,7 @@ template <class T> struct TreeJob {
             g.price[b] += price;
             if (now > length) ++g.histogram[b * width + now - length - 1];
             g.steps[b] += open;
-            memcpy(g.last_path + b * width, path, size_t(width) * sizeof(int64_t));
+            memcpy(g.last_path + b * width, path, size_t(most) * sizeof(int64_t));
             g.last_length[b] = open ? kept : -1;
             g.length[b] = now;
             g.report[b] = now;
@@ -287,7 +289,8 @@ template <class T> struct TreeJob {
             case DRAFT: return draft();
             case VERIFY: return verify();
             case ACCEPT: return decide();
-            default: return commit();
+            case COMMIT: return commit();
+            default: draft(), verify(), decide(), commit();
         }
     }
 };

@@ -119,23 +119,28 @@ def tree_step(kernels: Kernels, ops: Any, engine: Any) -> Callable[[], bool] | N
         inner=table([node for level in tables.inner for node in level]),
         inner_count=table([len(level) for level in tables.inner]),
         widths=table(list(tables.max_children)), images=images, nodes=nodes, depth=depth,
-        groups=tables.groups, image=g.tokens, prefix=g.prefix, vocab=vocab, columns=g.columns,
-        draft_columns=g.draft_columns, image_slots=g.image_slots, own_slots=g.drafter_slots,
+        groups=tables.groups, image=g.tokens, prefix=g.prefix, vocab=vocab,
+        columns=state.uniforms.shape[-1],
+        draft_columns=g.draft_columns, image_slots=state.slot_of.shape[1], own_slots=g.drafter_slots,
+        width=state.pending_tokens.shape[1],
         branches=g.branches, blind=ops.skips_blind and images > 1,
         hides_pads=bool(drafter.config.mask_padding),
         tap_eps=own.tap_norms[0].eps if norms else 0.0,
         **{name: t.data_ptr() for name, t in (ints | between).items()},
     )  # fmt: skip
     keep = (held, stack, own, between, ints, floats, cos, sin, own_cos, own_sin, tap_norms, norms)
-    library, phase = kernels.library, ops.phase
+    library = kernels.library
 
     def run() -> bool:
         if v.guidance is not guidance or engine.accounting != "bound":
             return False
         assert keep
         kernels.threads()
+        if ops.listener is None:
+            library.tree_step(byref(given), len(PARTS))
+            return True
         for number, name in enumerate(PARTS):
-            with phase(name):
+            with ops.phase(name):
                 library.tree_step(byref(given), number)
         return True
 

@@ -34,12 +34,13 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("asked", "found"), [(1.0, 3.0), (1.3, 3.0), (0.6, 2.7), (0.0, 2.0)])
 def test_the_nearest_temperature_serves(shipped: Path, asked: float, found: float) -> None:
-    assert choices.known_worth("abc", asked, relaxed=False)[8] == found
+    worth = choices.known_worth("abc", asked, relaxed=False)
+    assert worth is not None and worth.tokens_per_step[8] == found
 
 
 def test_other_weights_and_rules_have_none(shipped: Path) -> None:
-    assert choices.known_worth("other", 1.0, relaxed=False) == {}
-    assert choices.known_worth("abc", 1.0, relaxed=True) == {}
+    assert choices.known_worth("other", 1.0, relaxed=False) is None
+    assert choices.known_worth("abc", 1.0, relaxed=True) is None
 
 
 def test_what_was_measured_stays() -> None:

@@ -23,6 +23,7 @@ from lantern_accel.strategy.values import (
     Strategy,
     Tree,
     Window,
+    chained,
 )
 from lantern_accel_cpu.backend import DeviceBackend
 
@@ -106,7 +107,7 @@ def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> 
         moves = torch.Generator().manual_seed(1)
         for step in range(want.geometry.tokens + 2):
             if hasattr(want, "move"):
-                lengths = want.lengths
+                lengths = want.lengths if want.returns or want.now > 1 else [1]
                 length = lengths[int(torch.randint(len(lengths), (), generator=moves))]
                 for engine in (got, want):
                     engine.move(length)
@@ -141,6 +142,14 @@ def test_plain_steps_and_windows(given: Sampling, batch: int, dtype: torch.dtype
 @pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
 def test_trees(tree: Tree, given: Sampling, batch: int, dtype: torch.dtype) -> None:
     compare(Strategy(name="eagle", tree=tree), given, batch, dtype=dtype, dim=64)
+
+
+@pytest.mark.parametrize("taps", [(), (1,)])
+@pytest.mark.parametrize("lengths", [(2, 3, 4), (1, 2, 4)])
+def test_chains_that_change_their_length(lengths: tuple[int, ...], taps: tuple[int, ...]) -> None:
+    strategy = Strategy(name="chains", tree=chained(lengths))
+    for batch in (1, 3):
+        compare(strategy, SAMPLED, batch, taps=taps)
 
 
 @pytest.mark.parametrize(("blocks", "taps"), [(2, ()), (1, (1,)), (2, (1, 2))])

@@ -1,0 +1,170 @@
+"""Steps of several lengths on one state: the host moves between them by what it reads anyway.
+
+A step itself is one of a few fixed ones, which a device captures each.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from lantern_accel.decoding.buckets import Reach, Steps
+from lantern_accel.decoding.pacing import GAIN, Block, ByAcceptance, PaceRule, usual_worth
+from lantern_accel.decoding.running import Decoded, Running
+from lantern_accel.device.backend import Stopwatch
+from lantern_accel.strategy.values import Pace
+
+#: Steps between two looks at the lengths, on a device whose copies lag.
+LAGGING_BLOCK = 8
+#: A length that promises less than this share of the best one's speed is not timed again.
+HOPELESS = 0.7
+#: Steps between two looks while decoding is plain.
+PLAIN_BLOCK = 8
+
+
+class Movable(Running):
+    """An engine whose steps have one of several lengths, 1 being plain decoding.
+
+    ``now``: the present one. ``chosen``: the rule that chooses; None: by acceptance, among the paces
+    whose costs are known, or all of them where none is. ``functions``: what a device captures.
+    """
+
+    now: int
+    chosen: PaceRule | None
+    functions: dict[str, Callable[[], None]]
+    returns = True
+    """Whether plain decoding can be left again."""
+    gain = GAIN
+    """What a move to another length must promise."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> list[int]:
+        """The lengths that a step may have, rising; 1 is plain decoding."""
+
+    @abstractmethod
+    def host_functions(self) -> dict[str, Callable[[], None]]:
+        """Return what a device captures beside prefill."""
+
+    @abstractmethod
+    def at_middle(self, length: int) -> None:
+        """Be in the middle of an image, for a step of this length to be timed."""
+
+    @property
+    def paces(self) -> tuple[Pace, ...]:
+        """What is known of those lengths."""
+        tree: Any = self.strategy.tree
+        return tuple(pace for pace in tree.paces if pace.length in self.lengths)
+
+    def _name(self, length: int, slots: int | None = None) -> str:
+        """Return the name of a step among :meth:`host_functions`."""
+        within = "" if slots is None or slots == self.sizes[-1] else f" within {slots}"
+        return f"step {length}{within}"
+
+    def step(self, slots: int | None = None) -> None:
+        """One step of the present length. No value is read by the host."""
+        self.functions[self._name(self.now, slots)]()
+
+    def move(self, length: int) -> None:
+        """Go on with another length."""
+        self.now = length
+
+    def _pacing(self) -> PaceRule:
+        if self.chosen is not None:
+            return self.chosen
+        timed = tuple(pace for pace in self.paces if pace.cost is not None)
+        return ByAcceptance(timed or self.paces, self.gain)
+
+    def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 2) -> dict[int, list[float]]:
+        """Time steps of every length in turns, milliseconds; the request must be started again.
+
+        A length that promises far less than another is timed no further, and longer ones, which cost
+        more still, neither.
+        """
+        times: dict[int, list[float]] = {}
+        lengths = self.lengths
+        worth = {
+            p.length: usual_worth(p.length) if p.worth is None else p.worth for p in self.paces
+        }
+        for number in range(rounds + 1):
+            for length in list(lengths):
+                for _ in range(2):  # the first of the two finds other steps' data in the caches
+                    self.at_middle(length)
+                    with watch() as one:
+                        self.step()
+                if not number:  # the first round warms up
+                    continue
+                times.setdefault(length, []).append(1e3 * one.seconds)
+                promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
+                if number > 1 and promise[length] < HOPELESS * max(promise.values()):
+                    lengths = [each for each in lengths if each < length or each == 1]
+                    break
+        return times
+
+    def run(
+        self,
+        step: Steps | None = None,
+        on_progress: Callable[[int], None] | None = None,
+        check_every: int = 1,
+    ) -> Decoded:
+        """Step until every image is complete; call :meth:`start` first.
+
+        ``step`` runs in place of a step of the present length, or one for each bucket. The host reads the
+        lengths after every step that drafts, and gives the rule what they gained; after every few of
+        plain ones, and where the device's copies lag, then late.
+        """
+        tokens, rule = self.geometry.tokens, self._pacing()
+        steps = self._of_buckets(step)
+        reach = Reach([*steps], self.geometry)
+        lag = self._progress.lag
+        every = LAGGING_BLOCK if lag else 1
+        self.now = max(self.lengths)  # what prefill has prepared
+        self.move(rule.begin())
+        known = [1] * self.geometry.batch
+        posted: list[tuple[int, int, int]] = []
+        index = 0
+
+        def stretch(left: int) -> int:
+            """Return the steps until the next look; plain ones are worth one token each."""
+            if lag or self.now > 1:
+                return every
+            return min(left, PLAIN_BLOCK if self.returns or on_progress is not None else left)
+
+        def heard() -> Block:
+            """Read the oldest posted lengths, and return what its steps have brought."""
+            nonlocal known
+            length, done, ran = posted.pop(0)
+            lengths, sound = self._progress.read().tolist()
+            self._require(sound, 1 + done, index)
+            reach.told(lengths, done)
+            lengths = [one + 1 for one in lengths]
+            gained = tuple(after - before for after, before in zip(lengths, known, strict=True))
+            known = lengths
+            if on_progress is not None:
+                on_progress(min(known))
+            return Block(length, ran, gained, tuple(tokens - one for one in known))
+
+        due = ran = stretch(tokens - 1)
+        for index in range(1, tokens):
+            steps[reach.size()]()
+            reach.stepped(self.now)
+            due -= 1
+            if due:
+                continue
+            self._progress.post()
+            posted.append((self.now, index, ran))
+            due = ran
+            if len(posted) == 1 and lag:
+                continue
+            block = heard()
+            if not any(block.left):
+                break
+            if self.now > 1 or self.returns:
+                self.move(rule.told(block))
+            due = ran = stretch(max(block.left))
+        while posted:  # so that the next request does not read this one's
+            heard()
+        self._check_replayed(index)
+        self._require(self.sound.count.tolist(), 1 + index, index)
+        return self.decoded()

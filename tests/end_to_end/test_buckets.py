@@ -56,7 +56,8 @@ def test_every_bucket_is_captured_at_once_and_used(strategy: str, parted: None) 
         ready = pipeline.engine(1, chosen, sampling)
         before = set(made)
         drawn = pipeline.generate("red heart", strategy=strategy, seed=4)
-        assert set(made) == before
+        # auto may have timed chains too, all of which are captured before it draws.
+        assert before <= set(made) and (strategy == "auto" or set(made) == before)
         *some, whole = ready.engine.sizes
         if strategy == "auto":
             # The engine of auto, which has lengths.

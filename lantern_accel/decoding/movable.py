@@ -74,7 +74,7 @@ class Movable(Running):
         if self.chosen is not None:
             return self.chosen
         timed = tuple(pace for pace in self.paces if pace.cost is not None)
-        return ByAcceptance(timed or self.paces, self.gain)
+        return ByAcceptance(timed or self.paces, self.gain, self.geometry.batch)
 
     def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 2) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
@@ -93,6 +93,9 @@ class Movable(Running):
                     self.at_middle(length)
                     with watch() as one:
                         self.step()
+                        if length > 1:  # the host looks after every step that drafts
+                            self._progress.post()
+                            self._progress.read().tolist()
                 if not number:  # the first round warms up
                     continue
                 times.setdefault(length, []).append(1e3 * one.seconds)

@@ -27,9 +27,12 @@ REST = 64
 MOST_SHIFT = 4.0
 #: A length is left where another promises this much more: after a move a window takes some steps until
 #: its drafts have settled. For a longer one, which settles best, the second number is enough.
-GAIN, RISE = 1.25, 1.05
+GAIN, RISE = 1.1, 1.05
 #: What drafting must promise over plain decoding: costs are measured, and change with the machine's load.
 SURE = 1.03
+#: The share of what its drafts bring that a batch loses with every doubling, since its slowest image
+#: counts: a quarter at four images was measured.
+SPREAD = 0.12
 #: The same as :data:`GAIN` for chains, which are drafted anew in every step.
 CHAIN_GAIN = 1.02
 
@@ -69,6 +72,11 @@ def usual_worth(length: int) -> float:
     return USUAL_WORTH[low] + share * (USUAL_WORTH[high] - USUAL_WORTH[low])
 
 
+def in_batch(worth: float, images: int) -> float:
+    """Return the tokens per step of the slowest of some images that bring ``worth`` on average."""
+    return 1.0 + (worth - 1.0) * max(1.0 - SPREAD * math.log2(images), 0.0)
+
+
 def tokens_of(rate: float, length: int) -> float:
     """Return the tokens per step of a window whose drafts are each accepted at ``rate``, as a chain."""
     return float(length) if rate >= 1 else (1.0 - rate**length) / (1.0 - rate)
@@ -90,11 +98,12 @@ class ByAcceptance:
     Each length has a usual rate at which its drafts are accepted. A number, ``shift``, says by how much
     the odds of the last steps were better or worse than usual, and another per image, ``own``, how it
     differs from the batch; both hold for all lengths alike. A batch is complete when its last image is.
-    ``gain``: what a move must promise, 1 and a little where nothing has to settle.
+    ``gain``: what a move must promise, 1 and a little where nothing has to settle. ``images``: a batch's.
     """
 
     paces: Sequence[Pace]
     gain: float = GAIN
+    images: int = 1
     now: int = 0
     shift: float = field(default=0.0, init=False)
     own: list[float] = field(default_factory=list, init=False)
@@ -159,7 +168,7 @@ class ByAcceptance:
         speed = {}
         for pace in self.paces:
             worth = self.promise(pace.length) if left is None else self._tokens(pace.length, left)
-            speed[pace.length] = worth / (pace.cost or 1.0)
+            speed[pace.length] = in_batch(worth, self.images) / (pace.cost or 1.0)
         most, plain = max(speed.values()), speed.get(1, 0.0)
         sure = {n: SURE * plain if n > 1 else plain for n in speed}
         good = [n for n in speed if sure[n] <= speed[n] and most < self.gain * speed[n]] or [1]
@@ -171,15 +180,18 @@ class ByAcceptance:
 def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace, ...]:
     """Return the paces that were timed, with their costs relative to the shortest's step.
 
-    The least of a length's times counts, since noise makes times long and never short; and no longer
-    window is taken to cost less than a shorter one.
+    ``times``: of every length round by round. A cost is the median over rounds, of two the larger: a cost
+    that is taken too low makes images slower than plain decoding, one too high only leaves speed behind.
+    No longer window is taken to cost less than a shorter one.
     """
-    known = [pace for pace in paces if times.get(pace.length)]
+    known = sorted((p for p in paces if times.get(p.length)), key=lambda one: one.length)
     if not known:
         return tuple(paces)
-    plain = min(times[known[0].length])
+    plain = times[known[0].length]
     least, out = 1.0, []
-    for pace in sorted(known, key=lambda one: one.length):
-        least = max(least, min(times[pace.length]) / plain)
+    for pace in known:
+        rounds = zip(times[pace.length], plain, strict=False)
+        ratios = sorted(own / base for own, base in rounds)
+        least = max(least, ratios[len(ratios) // 2])
         out.append(pace.model_copy(update={"cost": least}))
     return tuple(out)

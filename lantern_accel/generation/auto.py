@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lantern_accel.decoding.movable import Movable
-from lantern_accel.decoding.pacing import costs_of, usual_worth
+from lantern_accel.decoding.pacing import SURE, costs_of, in_batch, usual_worth
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
 from lantern_accel.strategy.choices import (
@@ -126,7 +126,8 @@ class Auto:
         # All lengths stay, so that the engine that was made serves on; those without a cost never run.
         every = tuple(costs.get(pace.length, pace) for pace in tree.paces)
         update = {"tree": tree.model_copy(update={"paces": every}), "name": AUTO}
-        promise = max((pace.worth or 1.0) / (pace.cost or 1.0) for pace in paces)
+        images = engine.geometry.batch
+        promise = max(in_batch(pace.worth or 1.0, images) / (pace.cost or 1.0) for pace in paces)
         return promise, engine.strategy.model_copy(update=update)
 
     def settle(
@@ -160,8 +161,11 @@ def cut(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
     return strategy.tree.model_copy(update={"length": kept[-1].length, "paces": kept})
 
 
-def said(strategy: Strategy) -> str:
-    """Write what auto stands for in a few words, with the predicted speed-up where costs are known."""
+def said(strategy: Strategy, images: int = 1) -> str:
+    """Write what auto stands for in a few words, with the predicted speed-up where costs are known.
+
+    ``images``: in a batch.
+    """
     rule = "relaxed" if strategy.acceptance.relaxed else "exact"
     tree = strategy.tree
     if not isinstance(tree, Window | ChainTree) or not tree.paces:
@@ -174,8 +178,9 @@ def said(strategy: Strategy) -> str:
     what += f", moved by acceptance ({rule})"
     if not timed:
         return what
-    best = max(timed, key=lambda p: (p.worth or 1.0) / (p.cost or 1.0))
-    speed = (best.worth or 1.0) / (best.cost or 1.0)
-    if best.length == 1:
+    promises = {p: in_batch(p.worth or 1.0, images) / (p.cost or 1.0) for p in timed}
+    best = max(timed, key=lambda pace: promises[pace])
+    speed = promises[best]
+    if best.length == 1 or speed < SURE:
         return f"plain decoding ({rule}): no draft pays here at this batch"
     return f"{what}, mostly {best.length - own}; predicted {speed:.1f}x plain"

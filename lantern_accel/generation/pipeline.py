@@ -315,7 +315,7 @@ class Pipeline:
         served = request.model_copy(update={"strategy": used})
         stats = generation_stats(self, served, parts, seconds, batch, buffers)
         if strategy.name == AUTO:
-            stats = stats.model_copy(update={"auto": said(used)})
+            stats = stats.model_copy(update={"auto": said(used, sizes[0])})
         drawn = torch.cat([p.tokens for p in parts]).clone()
         columns = request.num_images if only is None else 0
         return GenerationResult(images, drawn, stats, columns)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lantern_accel.decoding.pacing import Block, ByAcceptance, costs_of, usual_worth
+from lantern_accel.decoding.pacing import Block, ByAcceptance, costs_of, in_batch, usual_worth
 from lantern_accel.strategy.values import Pace
 
 PACES = (
     Pace(length=1, cost=1.0, worth=1.0),
     Pace(length=4, cost=1.3, worth=2.0),
-    Pace(length=16, cost=2.2, worth=3.0),
+    Pace(length=16, cost=2.1, worth=3.0),
 )
 
 
@@ -90,6 +90,27 @@ def test_small_gains_move_nothing() -> None:
 def test_costs_are_relative_to_plain_steps() -> None:
     found = costs_of(PACES, {1: [4.0, 5.0, 4.0], 16: [8.0]})
     assert [(p.length, p.cost) for p in found] == [(1, 1.0), (16, 2.0)]
+
+
+def test_of_two_costs_the_larger_counts_and_of_more_the_median() -> None:
+    two = costs_of(PACES, {1: [4.0, 5.0], 4: [6.0, 5.0]})
+    assert [p.cost for p in two] == [1.0, 1.5]
+    three = costs_of(PACES, {1: [4.0, 5.0, 4.0], 4: [6.0, 5.0, 40.0], 16: [4.0]})
+    assert [p.cost for p in three] == [1.0, 1.5, 1.5]  # no longer one costs less
+
+
+def test_drafts_that_promise_next_to_nothing_are_not_made() -> None:
+    near = Pace(length=4, cost=1.96, worth=2.0)
+    assert ByAcceptance((PACES[0], near)).begin() == 1
+    assert ByAcceptance((PACES[0], near), gain=1.02).begin() == 1
+    assert ByAcceptance((PACES[0], PACES[1]), gain=1.02).begin() == 4
+
+
+def test_more_is_asked_of_drafts_in_a_batch() -> None:
+    little = Pace(length=4, cost=1.6, worth=1.9)
+    assert ByAcceptance((PACES[0], little)).begin() == 4
+    assert ByAcceptance((PACES[0], little), images=8).begin() == 1
+    assert in_batch(1.9, 1) == 1.9 and in_batch(1.9, 4) < 1.9 and in_batch(3.0, 1 << 20) == 1.0
 
 
 def test_usual_worth_lies_between_its_points() -> None:

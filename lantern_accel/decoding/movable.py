@@ -19,8 +19,9 @@ from lantern_accel.strategy.values import Pace
 LAGGING_BLOCK = 8
 #: A length that promises less than this share of the best one's speed is not timed again.
 HOPELESS = 0.7
-#: Steps between two looks while decoding is plain.
-PLAIN_BLOCK = 8
+#: Steps between two looks, while drafting and while decoding is plain: a look costs the host some percent
+#: of a short step.
+DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
 
 
 class Movable(Running):
@@ -93,9 +94,6 @@ class Movable(Running):
                     self.at_middle(length)
                     with watch() as one:
                         self.step()
-                        if length > 1:  # the host looks after every step that drafts
-                            self._progress.post()
-                            self._progress.read().tolist()
                 if not number:  # the first round warms up
                     continue
                 times.setdefault(length, []).append(1e3 * one.seconds)
@@ -114,14 +112,13 @@ class Movable(Running):
         """Step until every image is complete; call :meth:`start` first.
 
         ``step`` runs in place of a step of the present length, or one for each bucket. The host reads the
-        lengths after every step that drafts, and gives the rule what they gained; after every few of
-        plain ones, and where the device's copies lag, then late.
+        lengths every few steps, after every one towards the end, and gives the rule what they gained;
+        late where the device's copies lag.
         """
         tokens, rule = self.geometry.tokens, self._pacing()
         steps = self._of_buckets(step)
         reach = Reach([*steps], self.geometry)
         lag = self._progress.lag
-        every = LAGGING_BLOCK if lag else 1
         self.now = max(self.lengths)  # what prefill has prepared
         self.move(rule.begin())
         known = [1] * self.geometry.batch
@@ -129,9 +126,11 @@ class Movable(Running):
         index = 0
 
         def stretch(left: int) -> int:
-            """Return the steps until the next look; plain ones are worth one token each."""
-            if lag or self.now > 1:
-                return every
+            """Return the steps until the next look, where the slowest image lacks so many tokens."""
+            if lag:
+                return LAGGING_BLOCK
+            if self.now > 1:  # towards the end every step may be the last
+                return DRAFTING_BLOCK if left > 2 * DRAFTING_BLOCK * self.now else 1
             return min(left, PLAIN_BLOCK if self.returns or on_progress is not None else left)
 
         def heard() -> Block:

@@ -125,7 +125,9 @@ class ByAcceptance:
         """Return the length that promises most after what a block's steps have brought."""
         self.own = self.own or [0.0] * len(block.left)
         sure = math.sqrt(len(block.left))  # the mean of many images varies less
-        worked = [i for i, left in enumerate(block.left) if left + block.gained[i]]
+        # What an image gained in steps of which it did not need all says little.
+        whole = [block.steps == 1 and gained > 0 for gained in block.gained]
+        worked = [i for i, left in enumerate(block.left) if left or whole[i]]
         if block.length == 1:  # nothing was drafted: what was learned fades
             fades = (1 - 1 / (REST * sure)) ** block.steps
             self.shift *= fades

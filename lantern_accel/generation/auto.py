@@ -29,6 +29,7 @@ from lantern_accel.strategy.values import (
     AUTO_CHAINS,
     AUTO_LENGTHS,
     ChainTree,
+    NoTree,
     Pace,
     Sampling,
     Strategy,
@@ -137,8 +138,10 @@ class Auto:
         batch: int,
         sampling: Sampling,
     ) -> None:
-        """Keep what promises most of what was :meth:`timed`, the first of equals."""
+        """Keep what promises most of what was :meth:`timed`, the first of equals, or plain decoding."""
         speedup, strategy = max(found, key=lambda one: one[0])
+        if speedup < SURE:
+            speedup, strategy = 1.0, asked.model_copy(update={"tree": NoTree()})
         key = self.key(asked, batch, sampling)
         self.keep(Choice(key=key, strategy=strategy, speedup=speedup, source="while drawing"))
 
@@ -168,6 +171,9 @@ def said(strategy: Strategy, images: int = 1) -> str:
     """
     rule = "relaxed" if strategy.acceptance.relaxed else "exact"
     tree = strategy.tree
+    plain = f"plain decoding ({rule}): no draft pays here at this batch"
+    if isinstance(tree, NoTree):
+        return plain
     if not isinstance(tree, Window | ChainTree) or not tree.paces:
         return f"{strategy.name} ({rule})"
     timed = [pace for pace in tree.paces if pace.cost is not None]
@@ -182,5 +188,5 @@ def said(strategy: Strategy, images: int = 1) -> str:
     best = max(timed, key=lambda pace: promises[pace])
     speed = promises[best]
     if best.length == 1 or speed < SURE:
-        return f"plain decoding ({rule}): no draft pays here at this batch"
+        return plain
     return f"{what}, mostly {best.length - own}; predicted {speed:.1f}x plain"

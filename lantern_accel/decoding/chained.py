@@ -29,6 +29,7 @@ class ChainedEngine(Movable):
 
     returns = False
     gain = CHAIN_GAIN
+    untimed = 0
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from lantern_accel.strategy.values import Pace
 #: Steps between two looks at the lengths, on a device whose copies lag.
 LAGGING_BLOCK = 8
 #: A length that promises less than this share of the best one's speed is not timed again.
-HOPELESS = 0.7
+HOPELESS = 0.8
 #: Steps between two looks, while drafting and while decoding is plain: a look costs the host some percent
 #: of a short step.
 DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
@@ -38,6 +38,8 @@ class Movable(Running):
     """Whether plain decoding can be left again."""
     gain = GAIN
     """What a move to another length must promise."""
+    untimed = 1
+    """Steps of a length before the one that is timed: they find other steps' data in the caches."""
 
     @property
     @abstractmethod
@@ -77,7 +79,7 @@ class Movable(Running):
         timed = tuple(pace for pace in self.paces if pace.cost is not None)
         return ByAcceptance(timed or self.paces, self.gain, self.geometry.batch)
 
-    def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 2) -> dict[int, list[float]]:
+    def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
 
         A length that promises far less than another is timed no further, and longer ones, which cost
@@ -90,17 +92,19 @@ class Movable(Running):
         }
         for number in range(rounds + 1):
             for length in list(lengths):
-                for _ in range(2):  # the first of the two finds other steps' data in the caches
+                for _ in range(self.untimed + 1):
                     self.at_middle(length)
                     with watch() as one:
                         self.step()
-                if not number:  # the first round warms up
-                    continue
                 times.setdefault(length, []).append(1e3 * one.seconds)
                 promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
-                if number > 1 and promise[length] < HOPELESS * max(promise.values()):
-                    lengths = [each for each in lengths if each < length or each == 1]
+                if length == 1 or not (number or self.untimed):  # a first step may be slow
+                    continue
+                if promise[length] < HOPELESS * max(promise.values()):
+                    lengths = [each for each in lengths if each < length]
                     break
+            if not number:  # the first round warms up
+                times = {n: found for n, found in times.items() if n not in lengths}
         return times
 
     def run(

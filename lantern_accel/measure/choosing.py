@@ -212,9 +212,10 @@ class Chooser:
             times = self._timed(batch, self.chains, self.evidence.chain_times)
             chain = chained(self.chain_lengths)
             worth = self.evidence.tokens_per_step(chains=True)
-            chain = chain.model_copy(
-                update={"paces": with_worth(costs_of(chain.paces, times), worth)}
-            )
+            known = {p.length: p for p in with_worth(costs_of(chain.paces, times), worth)}
+            # Those that promised too little to be timed have no cost, and never run.
+            every = tuple(known.get(pace.length, pace) for pace in chain.paces)
+            chain = chain.model_copy(update={"paces": every})
             found["chains"] = self.chains.model_copy(update={"tree": chain})
         near = min(paces, key=lambda p: abs(p.length - TREE_NODES))
         if self.pipeline.model.drafter is not None and (near.cost or 1.0) < TREE_WORTH:

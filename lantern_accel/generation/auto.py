@@ -37,6 +37,9 @@ from lantern_accel.strategy.values import (
     chained,
 )
 
+#: What drafts must promise over plain decoding by costs of a few steps: these are uncertain by a tenth.
+ENOUGH = 1.15
+
 
 class Auto:
     """Chooses for one loaded model on one device."""
@@ -140,7 +143,7 @@ class Auto:
     ) -> None:
         """Keep what promises most of what was :meth:`timed`, the first of equals, or plain decoding."""
         speedup, strategy = max(found, key=lambda one: one[0])
-        if speedup < SURE:
+        if speedup < ENOUGH:
             speedup, strategy = 1.0, asked.model_copy(update={"tree": NoTree()})
         key = self.key(asked, batch, sampling)
         self.keep(Choice(key=key, strategy=strategy, speedup=speedup, source="while drawing"))

@@ -233,7 +233,7 @@ def _report(results: Sequence[GenerationResult], json_path: str | None) -> None:
 
 
 def _summary(result: GenerationResult) -> None:
-    from lantern_accel.strategy.values import StaticTree, Window
+    from lantern_accel.strategy.values import ChainTree, StaticTree, Window
 
     stats = result.stats
     seconds = stats.seconds
@@ -257,6 +257,8 @@ def _summary(result: GenerationResult) -> None:
         shape += f" ({len(tree.paths)} drafts)"
     elif isinstance(tree, Window):
         shape = f"a window of {tree.length} tokens"
+    elif isinstance(tree, ChainTree):
+        shape = f"a chain of {tree.length} drafts"
     say(
         f"{stats.strategy.name} over {shape} on {stats.device} "
         f"({stats.device_name}, {stats.dtype}), model {stats.model}, seed {stats.seed}",

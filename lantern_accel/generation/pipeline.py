@@ -329,21 +329,17 @@ class Pipeline:
             return ready
         found = []
         for asked in (strategy, self.auto.chains(strategy, sampling)):
+            if asked is None:
+                continue
+            chosen = self.auto.resolve(asked, batch, sampling)
             try:
-                one = (
-                    None
-                    if asked is None
-                    else self.engines.get(
-                        batch, self.auto.resolve(asked, batch, sampling), sampling, shape
-                    )
-                )
+                one = self.engines.get(batch, chosen, sampling, shape)
             except DoesNotFitError:  # not beside the first
                 continue
-            if one is not None:
-                assert isinstance(one.engine, Movable)
-                uniforms = one.engine.uniforms(0, list(range(batch)))
-                one.engine.start(rows.condition, rows.mask, uniforms, one.prefill)
-                found.append(self.auto.timed(one.engine))
+            assert isinstance(one.engine, Movable)
+            uniforms = one.engine.uniforms(0, list(range(batch)))
+            one.engine.start(rows.condition, rows.mask, uniforms, one.prefill)
+            found.append(self.auto.timed(one.engine))
         self.auto.settle(found, strategy, batch, sampling)
         return self.engine(batch, strategy, sampling, shape)
 

@@ -80,11 +80,10 @@ class NoTree(Value):
 
 
 class Pace(Value):
-    """A length that drafts may be cut to, and what is known of its steps; length 1 is plain decoding.
+    """A length that drafts may be cut to, of n drafts n + 1: 1 is plain decoding.
 
-    A chain of n drafts has the length n + 1, the most tokens that a step brings. ``cost``: a step's time
-    relative to a plain one, on the device at hand; ``worth``: tokens that a step brings, on average over
-    prompts. None: not known.
+    ``cost``: a step's time relative to a plain one, on the device at hand; ``worth``: tokens that a step
+    brings, on average over prompts. None: not known.
     """
 
     length: int = Field(ge=1, le=256)
@@ -102,10 +101,9 @@ class ChainTree(Value):
     @model_validator(mode="after")
     def _fits(self) -> ChainTree:
         lengths = [pace.length for pace in self.paces]
-        if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != self.length + 1):
-            raise ValueError(
-                f"paces of lengths {lengths} do not rise to {self.length + 1}, the chain's drafts and one"
-            )
+        most = self.length + 1
+        if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != most):
+            raise ValueError(f"paces of lengths {lengths} do not rise to {most}, drafts and one")
         return self
 
 
@@ -350,10 +348,8 @@ def _dumped(rule: Any) -> dict[str, Any]:
 
 #: The fastest of what is allowed, chosen for the device, the model, the batch and the picture.
 AUTO = "auto"
-#: Lengths of auto's window; 1 is plain decoding. Few, because a longer window takes some steps to settle.
-AUTO_LENGTHS = (1, 2, 4, 8, 16)
-#: Lengths of auto's chains, a drafter's drafts and one.
-AUTO_CHAINS = (1, 2, 3, 4)
+#: Lengths of auto's window, few since a longer one takes some steps to settle, and of a drafter's chains.
+AUTO_LENGTHS, AUTO_CHAINS = (1, 2, 4, 8, 16), (1, 2, 3, 4)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.
@@ -371,9 +367,8 @@ def paced(lengths: Sequence[int]) -> Window:
 
 def chained(lengths: Sequence[int]) -> ChainTree:
     """Return a chain of the longest of ``lengths``, its drafts and one, which the host may cut."""
-    return ChainTree(
-        length=max(lengths) - 1, paces=tuple(Pace(length=one) for one in sorted(lengths))
-    )
+    paces = tuple(Pace(length=one) for one in sorted(lengths))
+    return ChainTree(length=max(lengths) - 1, paces=paces)
 
 
 def named_strategy(

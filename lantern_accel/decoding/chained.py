@@ -7,11 +7,8 @@ not followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from torch import Tensor
 
-from lantern_accel.decoding.buckets import Within, usual
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import CHAIN_GAIN, PaceRule
@@ -62,44 +59,8 @@ class ChainedEngine(Movable):
             )
             longest = longest or engines[length]
         assert longest is not None, "an image of one token is decoded plainly"
-        self.engines, self.longest, self.chosen = engines, longest, rule
-        self.now = max(engines)
-        self.strategy, self.sampling, self.ops = strategy, sampling, ops
-        self.geometry, self.dials = longest.geometry, longest.dials
-        self.verifying, self.state = longest.verifying, longest.state
-        self.drafting = longest.drafting
-        self.sound, self._progress = longest.sound, longest._progress
-        self.greedy = longest.greedy
-        self.divide(usual(self.geometry, self.verifying.cache.layout, ops))
-
-    def divide(self, sizes: Sequence[int]) -> None:
-        """Take the bucket next to half the cache alone: each is a function for every length."""
-        whole = self.verifying.cache.layout.capacity
-        super().divide(sorted(sizes, key=lambda size: abs(2 * size - whole))[:1])
-        #: Replaced by captured functions where a device captures.
-        self.functions = self.host_functions()
-
-    @property
-    def lengths(self) -> list[int]:
-        return sorted(self.engines)
-
-    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
-        super().configure(strategy, sampling)
-        for engine in self.engines.values():
-            engine.strategy, engine.sampling = strategy, sampling
-
-    def host_functions(self) -> dict[str, Callable[[], None]]:
-        """Return what a device captures beside prefill: a step of each length."""
-        found: dict[str, Callable[[], None]] = {}
-        for length, engine in self.engines.items():
-            found[self._name(length)] = engine.step
-            for slots in self.sizes[:-1]:
-                found[self._name(length, slots)] = Within(engine, slots).step
-        return found
-
-    def prefill(self) -> None:
-        """Run the prompt and draw the first token. No value is read by the host."""
-        self.longest.prefill()
+        self.chosen = rule
+        self._step_on(engines, strategy)
 
     def at_middle(self, length: int) -> None:
         self.state.length.fill_(self.geometry.tokens // 2)

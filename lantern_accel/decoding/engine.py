@@ -110,9 +110,11 @@ class Engine(Running):
         g, ops = self.geometry, self.ops
         self.divide(usual(g, self.verifying.cache.layout, ops))
         #: A whole step where the device does that at once. In plain decoding every token keeps its slot.
-        self.at_once: Callable[[], bool] | None = ops.tree_step(self)
+        self.at_once: Callable[[], bool] | None
         if isinstance(self.strategy.tree, NoTree):
             self.at_once = AtOnce(ops, self, self.verifying, 1, g.prefix + g.tokens + 1)
+        else:
+            self.at_once = ops.tree_step(self)
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""

@@ -6,14 +6,14 @@ A step itself is one of a few fixed ones, which a device captures each.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lantern_accel.decoding.buckets import Reach, Steps
+from lantern_accel.decoding.buckets import Reach, Steps, Within, usual
 from lantern_accel.decoding.pacing import GAIN, Block, ByAcceptance, PaceRule, usual_worth
 from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.strategy.values import Pace
+from lantern_accel.strategy.values import Pace, Sampling, Strategy
 
 #: Steps between two looks at the lengths, on a device whose copies lag.
 LAGGING_BLOCK = 8
@@ -41,14 +41,56 @@ class Movable(Running):
     untimed = 1
     """Steps of a length before the one that is timed: they find other steps' data in the caches."""
 
+    engines: Mapping[int, Running]
+    """The engines of the lengths that draft, on the buffers of the longest."""
+
+    def _step_on(self, engines: Mapping[int, Running], strategy: Strategy) -> None:
+        """Take the buffers of the longest of ``engines``, and its strategy's name and lengths."""
+        longest = engines[max(engines)]
+        self.engines, self.now, self.strategy = engines, max(engines), strategy
+        self.sampling, self.ops, self.greedy = longest.sampling, longest.ops, longest.greedy
+        self.geometry, self.dials = longest.geometry, longest.dials
+        self.verifying, self.drafting = longest.verifying, longest.drafting
+        self.state, self.sound = longest.state, longest.sound
+        self._progress = longest._progress
+        self.divide(usual(self.geometry, self.verifying.cache.layout, self.ops))
+
     @property
-    @abstractmethod
+    def owners(self) -> dict[int, Any]:
+        """What has the step of each length."""
+        return {**self.engines}
+
+    @property
     def lengths(self) -> list[int]:
         """The lengths that a step may have, rising; 1 is plain decoding."""
+        return sorted(self.owners)
 
-    @abstractmethod
+    def divide(self, sizes: Sequence[int]) -> None:
+        """Take the bucket next to half the cache alone: each is a function for every length."""
+        whole = self.verifying.cache.layout.capacity
+        super().divide(sorted(sizes, key=lambda size: abs(2 * size - whole))[:1])
+        for owner in self.owners.values():
+            owner.divide(self.sizes[:-1])
+        #: Replaced by captured functions where a device captures.
+        self.functions = self.host_functions()
+
+    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
+        super().configure(strategy, sampling)
+        for engine in self.engines.values():
+            engine.strategy, engine.sampling = strategy, sampling
+
     def host_functions(self) -> dict[str, Callable[[], None]]:
-        """Return what a device captures beside prefill."""
+        """Return what a device captures beside prefill: a step of each length."""
+        found: dict[str, Callable[[], None]] = {}
+        for length, owner in self.owners.items():
+            found[self._name(length)] = owner.step
+            for slots in self.sizes[:-1]:
+                found[self._name(length, slots)] = Within(owner, slots).step
+        return found
+
+    def prefill(self) -> None:
+        """Run the prompt and draw the first token. No value is read by the host."""
+        self.engines[max(self.engines)].prefill()
 
     @abstractmethod
     def at_middle(self, length: int) -> None:

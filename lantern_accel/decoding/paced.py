@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.at_once import AtOnce
-from lantern_accel.decoding.buckets import Within, usual
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.movable import Movable
@@ -92,6 +91,8 @@ class PacedEngine(Movable):
     where none is. Raises as :class:`JacobiEngine` does.
     """
 
+    engines: dict[int, JacobiEngine]
+
     def __init__(
         self,
         target: Target,
@@ -116,54 +117,20 @@ class PacedEngine(Movable):
             )
             longest = longest or engines[length]
         assert longest is not None, "an image of one token is decoded plainly"
-        self.engines, self.longest, self.chosen = engines, longest, rule
+        self.longest, self.chosen = longest, rule
         self.plain = PlainStep(longest) if 1 in fitting else None
-        self.now = max(engines)
-        self.strategy, self.sampling, self.ops = strategy, sampling, ops
-        self.geometry, self.dials = longest.geometry, longest.dials
-        self.verifying, self.state = longest.verifying, longest.state
-        self.sound, self._progress = longest.sound, longest._progress
-        self.greedy = longest.greedy
-        self.divide(usual(self.geometry, self.verifying.cache.layout, ops))
-
-    def divide(self, sizes: Sequence[int]) -> None:
-        """Take the bucket next to half the cache alone: each is a function for every length."""
-        whole = self.verifying.cache.layout.capacity
-        super().divide(sorted(sizes, key=lambda size: abs(2 * size - whole))[:1])
-        for engine in self.engines.values():
-            engine.divide(self.sizes[:-1])
-        if self.plain is not None:
-            self.plain.divide(self.sizes[:-1])
-        #: Replaced by captured functions where a device captures.
-        self.functions = self.host_functions()
+        self._step_on(engines, strategy)
 
     @property
-    def lengths(self) -> list[int]:
-        """The lengths that a step may have, rising; 1 is plain decoding."""
-        return sorted([*self.engines, *([1] if self.plain else [])])
-
-    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
-        super().configure(strategy, sampling)
-        for engine in self.engines.values():
-            engine.strategy, engine.sampling = strategy, sampling
+    def owners(self) -> dict[int, Any]:
+        """What has the step of each length."""
+        return super().owners | ({} if self.plain is None else {1: self.plain})
 
     def host_functions(self) -> dict[str, Callable[[], None]]:
         """Return what a device captures beside prefill: a step of each length, and moving up to it."""
-        owners: dict[int, Any] = {**self.engines}
-        if self.plain is not None:
-            owners[1] = self.plain
-        found: dict[str, Callable[[], None]] = {}
-        for length, owner in owners.items():
-            found[self._name(length)] = owner.step
-            for slots in self.sizes[:-1]:
-                found[self._name(length, slots)] = Within(owner, slots).step
         shortest = min(self.lengths)
-        longer = {n: e for n, e in self.engines.items() if n > shortest}
-        return found | {f"widen {length}": engine.widen for length, engine in longer.items()}
-
-    def prefill(self) -> None:
-        """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
-        self.longest.prefill()
+        widen = {f"widen {n}": e.widen for n, e in self.engines.items() if n > shortest}
+        return super().host_functions() | widen
 
     def move(self, length: int) -> None:
         """Go on with another length; a longer one gets the fresh drafts that it needs."""

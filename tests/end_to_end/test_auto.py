@@ -65,12 +65,23 @@ def test_a_changed_choice_is_not_used(tiny_model, own):
     assert choices.read_choice(key) is not None
     assert choices.read_choice(key | {"threads": 77}) is None
     damaged = json.loads(path.read_text())
-    damaged["strategy"]["tree"]["paces"][1]["cost"] = 9.0
+    damaged["speedup"] = 9.0  # what was chosen is the machine's to say
     for text in (json.dumps(damaged), path.read_text()[:-40], "", "[]"):
         path.write_text(text)
         assert choices.read_choice(key) is None
     path.write_text(json.dumps(kept))
     assert choices.read_choice(key) is not None
+
+
+@pytest.mark.parametrize(("promises", "plain"), [((1.1, 1.14), True), ((1.1, 1.2), False)])
+def test_drafts_that_promise_little_are_left_to_plain_decoding(tiny_model, own, promises, plain):
+    with load(tiny_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        found = [(promise, asked) for promise in promises]
+        pipeline.auto.settle(found, asked, 1, sampling)
+        drawn = pipeline.generate("red heart", seed=1)
+    assert isinstance(drawn.stats.strategy.tree, NoTree) == plain
+    assert drawn.stats.auto.startswith("plain decoding") == plain
 
 
 def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_model, own):

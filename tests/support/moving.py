@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.movable import Movable
+from lantern_accel.decoding.pacing import Block
 from lantern_accel.strategy.values import Sampling
 from support.chi_square import misfit
 from support.tiny import captions
@@ -118,3 +119,19 @@ def against(gains: Tensor, _: Any) -> Tensor:
     if not gains.shape[1]:
         return torch.full((len(gains),), 2)
     return torch.where(gains[:, -1] > 1, 1, 2 + 2 * (gains.sum(1) % 2))
+
+
+class Walk:
+    """A rule that walks through lengths."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths, self.at, self.blocks = lengths, 0, list[Block]()
+
+    def begin(self) -> int:
+        self.at = 0
+        return self.lengths[0]
+
+    def told(self, block: Block) -> int:
+        self.blocks.append(block)
+        self.at += 1
+        return self.lengths[self.at % len(self.lengths)]

@@ -72,7 +72,7 @@ def test_the_readme_shows_figures_that_the_benchmarks_have():
     measured = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     ((median, least, most, tokens),) = rows
     assert f"| {median} | {least}x | {most}x | 0 | {tokens} |" in measured
-    data = (ROOT / "profiles/auto/epyc-batch1.json").read_text(encoding="utf-8")
+    data = (ROOT / "profiles/auto/epyc-composed-batch1.json").read_text(encoding="utf-8")
     found = json.loads(data)["batches"]["1"]["summary"]["auto"]
     assert f"{found['median']:.2f}x" == median
     assert f"{found['tokens_per_step']:.2f}" == tokens

@@ -12,6 +12,7 @@ from support.moving import (
     TOKENS,
     VOCAB,
     Decide,
+    Walk,
     against,
     at_random,
     by_acceptance,
@@ -23,7 +24,6 @@ from torch import Tensor
 from lantern_accel.decoding.chained import ChainedEngine
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.pacing import Block
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import ChainTree, Pace, Sampling, Strategy, chained
@@ -38,20 +38,6 @@ def engine_of(
     models = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
     strategy = Strategy(tree=chained(lengths))
     return ChainedEngine(*models, TensorOps(), strategy, sampling, batch=images, **more)
-
-
-class Walk:
-    """A rule that walks through lengths."""
-
-    def __init__(self, *lengths: int) -> None:
-        self.lengths, self.blocks = lengths, list[Block]()
-
-    def begin(self) -> int:
-        return self.lengths[0]
-
-    def told(self, block: Block) -> int:
-        self.blocks.append(block)
-        return self.lengths[len(self.blocks) % len(self.lengths)]
 
 
 def run(engine: Any, seed: int = 5) -> Any:

@@ -12,6 +12,7 @@ from support.moving import (
     TOKENS,
     VOCAB,
     Decide,
+    Walk,
     against,
     at_random,
     begin,
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.paced import PacedEngine
-from lantern_accel.decoding.pacing import Block
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, Strategy, paced
 
@@ -50,22 +50,6 @@ def test_images_follow_the_target_whatever_counts_decide(decide: Decide) -> None
 
 def test_a_rule_that_reads_drafts_is_found() -> None:
     assert misfit_of(engine_of(IMAGES), looks_at_drafts) > 2 * SOUND
-
-
-class Walk:
-    """A rule that walks through lengths."""
-
-    def __init__(self, *lengths: int) -> None:
-        self.lengths, self.at, self.blocks = lengths, 0, list[Block]()
-
-    def begin(self) -> int:
-        self.at = 0
-        return self.lengths[0]
-
-    def told(self, block: Block) -> int:
-        self.blocks.append(block)
-        self.at += 1
-        return self.lengths[self.at % len(self.lengths)]
 
 
 @pytest.mark.parametrize("lengths", [(1,), (4,), (1, 4), (4, 1, 2), (2, 3, 4, 1)])

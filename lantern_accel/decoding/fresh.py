@@ -7,6 +7,8 @@ or its token: neighbours in an image are alike. It costs no pass and no training
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,8 +23,9 @@ CERTAIN = ("code", "left-code", "above-code")
 class Freshness:
     """Chooses, for the ``count`` positions behind the newest that was seen, where drafts come from.
 
-    ``tokens`` of the image, ``width`` of them from one position to the one below; ``allowed``: the
-    codes that a token may be. Codes that are not allowed are drawn by no draft.
+    ``tokens`` of the image, ``width`` of them from one position to the one below. Where its rows are not
+    all alike, ``up`` has for every token the one above it, -1 where there is none. ``allowed``: the codes
+    that a token may be. Codes that are not allowed are drawn by no draft.
     """
 
     def __init__(
@@ -35,8 +38,15 @@ class Freshness:
         allowed: Allowed | None,
         index: torch.dtype,
         device: torch.device,
+        up: Sequence[int] | None = None,
     ) -> None:
         self.kind, self.tokens, self.width = kind, tokens, width
+        self.narrowest = width
+        self.up: Tensor | None = None
+        if up is not None:
+            self.up = torch.tensor(up, dtype=index, device=device)
+            gaps = [n - above for n, above in enumerate(up) if above >= 0]
+            self.narrowest, self.width = min(gaps, default=width), max(gaps, default=width)
         self.ahead = torch.arange(1, count + 1, dtype=index, device=device)
         self.uniform = torch.full((1, vocab), 1.0 / vocab, device=device)
         self.open: Tensor | None = None
@@ -60,6 +70,14 @@ class Freshness:
         """Return the fresh positions, ``[B, count]``; ``newest [B]`` is the last that was seen."""
         return newest.unsqueeze(1) + self.ahead
 
+    def above(self, positions: Tensor) -> Tensor:
+        """Return the positions one row above ``positions [B, T]``; negative where there is none."""
+        if self.up is None:
+            return positions - self.width
+        inside = positions.clamp(min=0, max=self.tokens - 1)
+        up = self.up.index_select(0, inside.flatten()).view(inside.shape)
+        return torch.where(positions < 0, positions, up)
+
     def sources(self, newest: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions that the drafts are taken from, ``[B, count]`` each: left and above.
 
@@ -67,9 +85,9 @@ class Freshness:
         """
         last = newest.clamp(max=self.tokens - 1).unsqueeze(1)
         target = self.targets(newest).clamp(max=self.tokens - 1)
-        above = target - self.width
-        for _ in range(len(self.ahead) // self.width):  # a window of several rows
-            above = torch.where(above > last, above - self.width, above)
+        above = self.above(target)
+        for _ in range(len(self.ahead) // self.narrowest):  # a window of several rows
+            above = torch.where(above > last, self.above(above), above)
         # The first row has nothing above it.
         above = torch.where(above < 0, last, above.clamp(min=0))
         return last.expand_as(target), above

@@ -25,7 +25,7 @@ from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.siblings import Siblings, Tried
-from lantern_accel.decoding.target import Target, place_of, row_of
+from lantern_accel.decoding.target import Target, above_of, place_of, row_of
 from lantern_accel.decoding.trees import tree_size
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, WindowState
@@ -86,12 +86,13 @@ class JacobiEngine(Running):
             allowed,
             ops.index,
             device,
+            above_of(config),
         )
         # Greedily a draft is compared with the highest logit: no distribution, and no sibling.
         counts = () if sampling.greedy else window.siblings
         self.siblings = Siblings(counts, ops.index, device)
         passes = 0 if sampling.greedy or window.tail != "coupled" else window.passes
-        reach = max(self.fresh.reach, row if counts else 1)
+        reach = max(self.fresh.reach, self.fresh.width if counts else 1)
         most = window.length if longest is None else longest.window.length
         kept = min(2 * most + reach, tokens)
         self.geometry = g = WindowGeometry(
@@ -293,7 +294,7 @@ class JacobiEngine(Running):
         newest = self.state.length
         own = q[:, :deep]
         left = self.ring.read(self.state.q, newest.unsqueeze(1) + self.forward.chain[:deep])
-        places = newest.unsqueeze(1) + self.ahead[:deep] - self.fresh.width
+        places = self.fresh.above(newest.unsqueeze(1) + self.ahead[:deep])
         places = torch.where(places < 0, newest.unsqueeze(1), places).clamp(min=0)
         above = self.ring.read(self.state.q, places)
         one, two, three = SIBLING_SHARES

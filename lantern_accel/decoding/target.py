@@ -130,3 +130,12 @@ def row_of(config: TargetSizes) -> int:
         side = math.isqrt(config.num_tokens)
         row = side if side * side == config.num_tokens else 1
     return int(row)
+
+
+def above_of(config: TargetSizes) -> Sequence[int] | None:
+    """Return the token above each, -1 where there is none; None where all rows are as wide.
+
+    ``config.above`` says so, of pictures whose tokens are several grids one after the other.
+    """
+    above: Sequence[int] | None = getattr(config, "above", None)
+    return above

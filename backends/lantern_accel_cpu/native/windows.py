@@ -171,7 +171,7 @@ def _drafts(engine: Any) -> dict[str, Tensor] | None:
     state, fresh = engine.state, engine.fresh
     if engine.noisy or engine.siblings.total:
         return None
-    if fresh.kind not in ("above", "left") or fresh.kinds is not None:
+    if fresh.kind not in ("above", "left") or fresh.kinds is not None or fresh.up is not None:
         return None
     return {
         "place": engine.ring.place, "newest": state.newest, "q": state.q, "past": state.past,

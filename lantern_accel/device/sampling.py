@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.device.noise import exponential
+
 #: Values that are summed up at once: a matrix product of this width.
 SCAN_BLOCK = 128
 
@@ -186,6 +188,24 @@ class SamplingOps:
             if r + 1 < uniforms.shape[-1]:
                 weights = weights.scatter(-1, pick.unsqueeze(-1), 0.0)
         return torch.stack(picks, dim=-1)
+
+    def race(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """Draw codes ``[B, T]`` from weights ``[B, T, V]`` of any sum, by position-keyed noise.
+
+        The code with the largest ``weight / noise``, the lower of two that are equal
+        (:mod:`lantern_accel.device.noise`): the same for the same row, key and position, whatever else
+        is computed with it. ``keys`` int32 ``[B, 3]``; ``positions`` integer ``[B, T]``, of the tokens.
+        """
+        noise = exponential(keys, positions, weights.shape[-1])
+        return (weights / noise).argmax(dim=-1).to(self.index)
+
+    def race_siblings(self, weights: Tensor, keys: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Draw ``count`` different codes ``[B, T, count]``: the race's first, second, ...
+
+        The first is :meth:`race`'s. Codes without weight come last, and acceptance never keeps them.
+        """
+        noise = exponential(keys, positions, weights.shape[-1])
+        return (weights / noise).topk(count, dim=-1).indices.to(self.index)
 
     def accept(
         self,

@@ -1,0 +1,115 @@
+"""Position-keyed noise: a random number for every (seed, image, position, code), made where it is used.
+
+A token is ``argmax_i p_i / E_i``, with E standard exponential noise that only the request's seed, the
+image, the token's position and the code i decide. That is a draw from p (the exponential race, which is
+the Gumbel-max trick ``argmax log p + G`` with ``G = -log E``), and it depends on p and the key alone: not
+on how the token was drafted, when, or in which batch. A draft is kept where it is that token, so that
+drafts change the time and never the picture (drafter-invariant speculative decoding, Daliri, Musco and
+Suresh, arXiv 2408.07978).
+
+The generator is Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", SC 2011): additions, rotations and exclusive-ors of 32-bit words, so that every device computes the
+same bits without 64-bit products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+#: Rotations of the rounds, four and four, and what the third word of the key is made with.
+ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+PARITY = 0x1BD11BDA
+#: Positions and codes that a counter tells apart: 16 bits of it are the position, 16 half the code.
+MOST_POSITIONS, MOST_CODES = 1 << 16, 1 << 17
+#: ln 2 and the series of ``atanh(t) / t`` in t squared, as float32 numbers.
+LN2 = 0.693147182464599609375
+SERIES = (1.0, 1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11, 1 / 13)
+
+
+def noise_keys(seeds: Sequence[int], images: Sequence[int]) -> Tensor:
+    """Return the keys of images, int32 ``[B, 3]``: low and high word of each seed, and the image.
+
+    ``seeds`` 64-bit, taken modulo 2**64; ``images`` below 2**32. Two different pairs have different keys.
+    """
+    words = [
+        (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, image & 0xFFFFFFFF)
+        for seed, image in zip(seeds, images, strict=True)
+    ]
+    return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+
+
+def _rotated(x: Tensor, by: int) -> Tensor:
+    """Rotate 32-bit words to the left."""
+    return (x << by) | ((x >> (32 - by)) & ((1 << by) - 1))
+
+
+def threefry(key0: Tensor, key1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two words of Threefry-2x32-20 for a key and a counter, int32 tensors that broadcast."""
+    keys = (key0, key1, key0 ^ key1 ^ PARITY)
+    x0, x1 = x0 + key0, x1 + key1
+    for number in range(20):
+        x0 = x0 + x1
+        x1 = _rotated(x1, ROTATIONS[number % 8]) ^ x0
+        if number % 4 == 3:
+            turn = number // 4 + 1
+            x0 = x0 + keys[turn % 3]
+            x1 = x1 + (keys[(turn + 1) % 3] + turn)
+    return x0, x1
+
+
+def exponential_of(words: Tensor) -> Tensor:
+    """Turn random 32-bit words into standard exponential numbers, float32, right in both tails.
+
+    A word r stands for ``u = (r + 1/2) / 2**32``, and E is ``-log u``; where u is above 1/2 it is
+    computed as ``-log1p(-(1 - u))`` from the word's complement, so that small values keep their digits.
+    The logarithm is one sequence of float32 operations, each rounded by itself: where no two of them are
+    contracted into one, every device gets the same bits.
+    """
+    upper = words < 0
+    small = ((words ^ (words >> 31)).float() + 0.5).contiguous()
+    bits = small.view(torch.int32)
+    exponent = (bits >> 23) - 127
+    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(torch.float32)
+    share = small * 2.0**-32
+    above = torch.where(upper, share, 1.0 - mantissa)
+    below = torch.where(upper, 2.0 - share, 1.0 + mantissa)
+    halvings = torch.where(upper, 0, 32 - exponent).float()
+    t = above / below
+    z = t * t
+    series = z * SERIES[-1] + SERIES[-2]
+    for term in SERIES[-3::-1]:
+        series = series * z + term
+    return halvings * LN2 + (t + t) * series
+
+
+def exponential(keys: Tensor, positions: Tensor, codes: int) -> Tensor:
+    """Return the noise of all codes at positions, float32 ``[B, T, codes]``.
+
+    ``keys`` int32 ``[B, 3]`` (:func:`noise_keys`); ``positions`` integer ``[B, T]``, the index of each
+    token in its image, from 0.
+    """
+    low, high, image = (keys[:, i].view(-1, 1, 1) for i in range(3))
+    half = torch.arange((codes + 1) // 2, dtype=torch.int32, device=keys.device)
+    counter = (positions.to(torch.int32) << 16).unsqueeze(-1) | half
+    both = torch.stack(threefry(low, high, counter, image), dim=-1).flatten(-2)
+    return exponential_of(both[..., :codes])
+
+
+def exponential_at(keys: Tensor, positions: Tensor, codes: Tensor) -> Tensor:
+    """Return the noise of some codes, float32 ``[B, T, K]``, as :func:`exponential` has it.
+
+    ``codes`` integer ``[B, T, K]``.
+    """
+    low, high, image = (keys[:, i].view(-1, 1, 1) for i in range(3))
+    codes = codes.to(torch.int32)
+    counter = (positions.to(torch.int32) << 16).unsqueeze(-1) | (codes >> 1)
+    even, odd = threefry(low, high, counter, image)
+    return exponential_of(torch.where((codes & 1) == 0, even, odd))
+
+
+def gumbel(exponentials: Tensor) -> Tensor:
+    """Return standard Gumbel noise, ``-log E``, float32 of the same shape."""
+    return -exponentials.log()

@@ -1,0 +1,156 @@
+"""Position-keyed noise: the generator's published vectors, the law of its numbers, and the race."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lantern_accel.device.noise import (
+    exponential,
+    exponential_at,
+    exponential_of,
+    gumbel,
+    noise_keys,
+    threefry,
+)
+from lantern_accel.device.sampling import SamplingOps
+
+
+def words(*values: int) -> list[torch.Tensor]:
+    return [torch.tensor([v], dtype=torch.int64).to(torch.int32) for v in values]
+
+
+@pytest.mark.parametrize(
+    ("key", "counter", "expected"),
+    [
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_vectors_of_random123(key, counter, expected):
+    found = threefry(*words(*key), *words(*counter))
+    assert [int(x) & 0xFFFFFFFF for x in found] == list(expected)
+
+
+def test_exponential_agrees_with_float64_at_both_ends():
+    edges = [
+        0,
+        1,
+        2,
+        2**30,
+        2**31 - 2,
+        2**31 - 1,
+        2**31,
+        2**31 + 1,
+        2**32 - 3,
+        2**32 - 2,
+        2**32 - 1,
+    ]
+    generator = torch.Generator().manual_seed(1)
+    more = torch.randint(0, 2**32, (200_000,), generator=generator)
+    near = torch.randint(0, 2**12, (1000,), generator=generator)
+    r = torch.cat((torch.tensor(edges), more, near, 2**32 - 1 - near))
+    found = exponential_of(r.to(torch.int32)).double()
+    low = r < 2**31
+    v = (torch.where(low, r, 2**32 - 1 - r).double() + 0.5) / 2**32
+    expected = torch.where(low, -v.log(), -torch.log1p(-v))
+    # Six roundings of float32 in a row, each half a unit in the last place at most.
+    assert ((found - expected).abs() / expected).max() < 6 * 2.0**-24
+    assert found.min() > 0
+
+
+def test_gumbel_has_mean_variance_and_tails():
+    count, rows = 0, []
+    keys = noise_keys([5], [0])
+    sums = torch.zeros(2, dtype=torch.float64)
+    high = low = 0
+    for first in range(0, 64, 8):
+        g = gumbel(exponential(keys, torch.arange(first, first + 8).unsqueeze(0), 16384)).double()
+        sums += torch.stack((g.sum(), g.square().sum()))
+        count += g.numel()
+        high += int((g > 9.0).sum())
+        low += int((g < -1.8).sum())
+        rows.append(g)
+    mean, square = (sums / count).tolist()
+    variance = square - mean**2
+    # Five standard errors of each; a Gumbel number has mean gamma, variance pi^2 / 6, kurtosis 5.4.
+    assert abs(mean - 0.5772156649) < 5 * math.sqrt(math.pi**2 / 6 / count)
+    assert abs(variance - math.pi**2 / 6) < 5 * (math.pi**2 / 6) * math.sqrt(4.4 / count)
+    for seen, share in ((high, 1 - math.exp(-math.exp(-9.0))), (low, math.exp(-math.exp(1.8)))):
+        assert abs(seen - count * share) < 5 * math.sqrt(count * share)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+@settings(max_examples=50, deadline=None)
+def test_keys_hold_all_bits(seed, image):
+    low, high, index = (int(x) & 0xFFFFFFFF for x in noise_keys([seed], [image])[0])
+    assert (high << 32 | low, index) == (seed, image)
+
+
+def test_every_part_of_the_key_makes_other_noise():
+    seeds, images = [7, 8, 7 + 2**32, 7], [0, 0, 0, 1]
+    noise = exponential(noise_keys(seeds, images), torch.tensor([[0, 1]] * 4), 64)
+    rows = noise.flatten(0, 1)
+    assert len({tuple(row.tolist()) for row in rows}) == 8
+    assert len(set(rows[0].tolist())) == 64
+
+
+def test_seeds_that_collided_in_32_bits_do_not():
+    one, other = exponential(noise_keys([14176, 105792], [0, 0]), torch.zeros(2, 1).int(), 8)
+    assert not torch.equal(one, other)
+
+
+def test_some_codes_have_the_noise_that_they_have_among_all():
+    keys, positions = noise_keys([3, 4], [0, 9]), torch.tensor([[5, 6], [0, 65535]])
+    codes = torch.tensor([[[0, 1, 7], [8, 100, 100]], [[2, 3, 4], [100, 0, 99]]])
+    every = exponential(keys, positions, 101)
+    assert torch.equal(exponential_at(keys, positions, codes), every.gather(-1, codes))
+
+
+def test_a_row_draws_the_same_alone_and_in_a_batch():
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.rand(3, 4, 50, generator=generator)
+    keys, positions = noise_keys([1, 1, 2**40], [0, 1, 0]), torch.arange(12).view(3, 4)
+    ops = SamplingOps()
+    all_of_them = ops.race(weights, keys, positions)
+    for row in range(3):
+        one = slice(row, row + 1)
+        for column in range(4):
+            at = slice(column, column + 1)
+            alone = ops.race(weights[one, at], keys[one], positions[one, at])
+            assert int(alone) == int(all_of_them[row, column])
+
+
+def test_race_follows_the_weights():
+    p = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
+    images = 20_000
+    keys = noise_keys([11] * images, list(range(images)))
+    drawn = SamplingOps().race(p.expand(images, 1, 5), keys, torch.zeros(images, 1).int())
+    seen = torch.bincount(drawn.flatten(), minlength=5).double()
+    assert seen[4] == 0
+    expected = images * p[:4].double()
+    chi = ((seen[:4] - expected).square() / expected).sum()
+    assert chi < 21.1  # p = 0.0001 at three degrees of freedom
+
+
+def test_ties_go_to_the_lower_code(monkeypatch):
+    monkeypatch.setattr(
+        "lantern_accel.device.sampling.exponential",
+        lambda keys, positions, codes: torch.ones(*positions.shape, codes),
+    )
+    weights = torch.tensor([[[0.1, 0.4, 0.4, 0.1]]])
+    assert int(SamplingOps().race(weights, noise_keys([0], [0]), torch.zeros(1, 1).int())) == 1
+
+
+def test_siblings_begin_with_the_race_and_differ():
+    weights = torch.rand(2, 3, 40, generator=torch.Generator().manual_seed(4))
+    keys, positions = noise_keys([1, 2], [0, 0]), torch.arange(6).view(2, 3)
+    ops = SamplingOps()
+    found = ops.race_siblings(weights, keys, positions, 4)
+    assert torch.equal(found[..., 0], ops.race(weights, keys, positions))
+    assert all(len(set(row.tolist())) == 4 for row in found.flatten(0, 1))

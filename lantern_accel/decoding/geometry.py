@@ -168,7 +168,8 @@ def cache_layouts(
     dtype, _ = place_of(target)
 
     def layout(sizes: Sizes, slots: int) -> KVLayout:
-        return ops.kv_layout(sizes.n_layer, g.rows, slots, sizes.n_head, sizes.head_dim, dtype)
+        heads = getattr(sizes, "kv_heads", sizes.n_head)  # fewer where query heads share them
+        return ops.kv_layout(sizes.n_layer, g.rows, slots, heads, sizes.head_dim, dtype)
 
     drafts = None
     if drafter is not None and g.depth:

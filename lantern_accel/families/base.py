@@ -22,6 +22,7 @@ from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.nn.decoder import Decoder
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -346,9 +347,14 @@ class Family(ABC):
     def trunk(self, config: Any) -> Trunk:
         """Return what a pass through a target's or a drafter's blocks works on.
 
-        The default reads ``n_layer``, ``dim`` and ``hidden_dim`` (or ``ffn_dim``), and takes a block of
-        four square matrices and a gated feed-forward.
+        The default reads the configuration's ``decoder``
+        (:class:`~lantern_accel.nn.decoder.Decoder`), where it has one. Else ``n_layer``, ``dim`` and
+        ``hidden_dim`` (or ``ffn_dim``), and takes a block of four square matrices and a gated
+        feed-forward.
         """
+        one: Decoder | None = getattr(config, "decoder", None)
+        if one is not None:
+            return Trunk(one.layers, one.dim, one.hidden, one.block_weights)
         dim = config.dim
         hidden = getattr(config, "hidden_dim", 0) or config.ffn_dim
         return Trunk(config.n_layer, dim, hidden, 4 * dim**2 + 3 * dim * hidden)

@@ -82,7 +82,8 @@ def _pass(part: Any, head: Tensor, rows: int, nodes: int, heads: int, slots: int
     head_size = head.numel() if heads else 0
     operations = 2.0 * rows * (nodes * weights + heads * head_size)
     operations += 4.0 * rows * nodes * slots * dim * layers
-    cache = 2.0 * layers * rows * slots * dim
+    kept = getattr(config, "kv_heads", config.n_head) * config.head_dim
+    cache = 2.0 * layers * rows * slots * kept
     return operations, width * (weights + head_size + cache)
 
 

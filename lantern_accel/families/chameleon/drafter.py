@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import prefix_positions
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.chameleon.model import (
-    ChameleonBlock,
-    CodeEmbedding,
-    Sized,
-    TrunkConfig,
-    rotary_table_1d,
-)
+from lantern_accel.families.chameleon.model import CodeEmbedding, Sized, TrunkConfig
+from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, dense_visible
 
 
@@ -45,7 +40,7 @@ class ChameleonDrafter(Sized):
         self.embed_tokens = CodeEmbedding(config)
         self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
         self.fuse: Projection | None = None
-        self.layers = nn.ModuleList(ChameleonBlock(config) for _ in range(config.n_layer))
+        self.layers = config.decoder.blocks()
         self.place_tables(torch.device("cpu"))
 
     @property
@@ -64,7 +59,7 @@ class ChameleonDrafter(Sized):
 
     def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
         pair = torch.cat((embedded, features), dim=-1)
-        return self.ops.trunk(self.layers, self.fc(pair, self.ops), at)
+        return self.config.decoder.run(self.ops, self.layers, self.fc(pair, self.ops), at)
 
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""
@@ -77,7 +72,8 @@ class ChameleonDrafter(Sized):
     def forward_dense(self, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
         """Run token ids ``[R, n]`` without a cache; ``mask`` bool ``[R, n]``, False at left padding."""
         c = self.config
-        cos, sin = rotary_table_1d(ids.shape[1], c.head_dim, c.rope_base, ids.device)
+        places = torch.arange(ids.shape[1], device="cpu")
+        cos, sin = rotary_table(places, c.head_dim, c.rope_base, ids.device)
         place = prefix_positions(mask)
         visible = self.ops.mask(dense_visible(mask, ids.shape[1]), features.dtype)
         at = Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), visible)

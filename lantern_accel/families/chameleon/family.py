@@ -27,7 +27,6 @@ from lantern_accel.families.base import (
     Rows,
     Size,
     TextSource,
-    Trunk,
     finite_pixels,
 )
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
@@ -47,8 +46,6 @@ from lantern_accel.families.chameleon.text import (
     anole_image_only,
     anole_prompt,
     anole_unconditional,
-    bucket,
-    left_pad,
     lumina_prompt,
     lumina_unconditional,
     read_text_tokenizer,
@@ -60,6 +57,7 @@ from lantern_accel.families.chameleon.vq import (
 )
 from lantern_accel.families.llamagen.drafter import start_drafter
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.prompts import bucket, left_pad
 from lantern_accel.families.tokenizer import check_vocabulary
 from lantern_accel.strategy.values import Sampling
 
@@ -187,12 +185,6 @@ class ChameleonFamily(Family):
         ]
         shape = (target.prefix_length, target.height, target.width)
         return Conditions(*left_pad(texts, target.prefix_length, ids.pad), shape)
-
-    def trunk(self, config: Any) -> Trunk:
-        """Return the sizes, keys and values fewer than queries where heads are grouped."""
-        dim, hidden = config.dim, config.ffn_dim
-        kv = config.kv_heads * config.head_dim
-        return Trunk(config.n_layer, dim, hidden, 2 * dim**2 + 2 * dim * kv + 3 * dim * hidden)
 
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: ChameleonManifest

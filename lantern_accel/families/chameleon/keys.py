@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,35 +23,10 @@ from torch import Tensor
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.chameleon.model import ChameleonConfig, TrunkConfig
+from lantern_accel.families.layout import KeyLayout, block_recipes
+from lantern_accel.nn.rotary import to_adjacent_pairs, to_half_split
 
 Shape = Callable[[str], tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class KeyLayout:
-    """Names of one layout; ``{i}`` is the layer, "" what it never has.
-
-    ``qkv`` and ``gate_up`` are the fused matrices that Meta's loader makes of the ones before them.
-    """
-
-    name: str
-    embedding: str
-    head: str
-    norm: str
-    block: str
-    q: str
-    k: str
-    v: str
-    qkv: str
-    out: str
-    q_norm: str
-    k_norm: str
-    gate: str
-    up: str
-    gate_up: str
-    down: str
-    attention_norm: str
-    ffn_norm: str
 
 
 ORIGINAL = KeyLayout(
@@ -75,31 +49,15 @@ ORIGINAL = KeyLayout(
     attention_norm="attention_norm.weight",
     ffn_norm="ffn_norm.weight",
 )
-_HF = {
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "qkv": "",
-    "out": "self_attn.o_proj.weight",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "gate_up": "",
-    "down": "mlp.down_proj.weight",
-    "attention_norm": "input_layernorm.weight",
-    "ffn_norm": "post_attention_layernorm.weight",
-}
 HUGGING_FACE = KeyLayout(
     name="Hugging Face",
     embedding="model.embed_tokens.weight",
     head="lm_head.weight",
     norm="model.norm.weight",
     block="model.layers.{i}.",
-    **_HF,
 )
 DRAFTER = KeyLayout(
-    name="drafter", embedding="embed_tokens.weight", head="", norm="", block="layers.{i}.", **_HF
+    name="drafter", embedding="embed_tokens.weight", head="", norm="", block="layers.{i}."
 )
 LAYOUTS = (ORIGINAL, HUGGING_FACE, DRAFTER)
 
@@ -127,21 +85,6 @@ def half_split(shape: tuple[int, ...]) -> bool:
     ``[d]``: adjacent pairs (original, GAIR's fork); ``[1, d]`` and ``[heads, d]``: half-split.
     """
     return len(shape) == 2
-
-
-def to_adjacent_pairs(rows: Tensor, head_dim: int) -> Tensor:
-    """Reorder rows ``[heads * d, ...]`` from half-split to adjacent pairs, a head at a time.
-
-    Row ``i`` of a head's first half and row ``i`` of its second become rows ``2i`` and ``2i + 1``.
-    """
-    halves = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
-    return halves.transpose(1, 2).reshape(rows.shape)
-
-
-def to_half_split(rows: Tensor, head_dim: int) -> Tensor:
-    """Undo :func:`to_adjacent_pairs`."""
-    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 def head_norm_rows(norm: Tensor, heads: int, split: bool) -> Tensor:
@@ -174,23 +117,9 @@ def trunk_recipes(
     mark = f"{layout.block}{layout.q_norm}.weight".format(i=0)
     split = half_split(shape(mark))
     recipes = {"tok_embeddings.weight": Recipe((layout.embedding,))}
+    recipes |= block_recipes(there, layout, config.decoder, d if split else 0)
     for i in range(config.n_layer):
         theirs, ours = layout.block.format(i=i), f"layers.{i}."
-
-        def plain(mine: str, *names: str, at: str = theirs, to: str = ours) -> None:
-            recipes[to + mine] = Recipe(tuple(at + name for name in names))
-
-        plain("attention_norm.weight", layout.attention_norm)
-        plain("ffn_norm.weight", layout.ffn_norm)
-        plain("attention.wo.weight", layout.out)
-        plain("feed_forward.w2.weight", layout.down)
-        fused = theirs + layout.gate_up in there
-        plain("feed_forward.w13.weight", *([layout.gate_up] if fused else [layout.gate, layout.up]))
-        turned = tuple(theirs + name for name in (layout.q, layout.k))
-        sources = (*turned, theirs + layout.v)
-        if theirs + layout.qkv in there:
-            sources = (theirs + layout.qkv,)
-        recipes[f"{ours}attention.wqkv.weight"] = Recipe(sources, _rows(turned, d, split))
         for leaf in ("weight", "bias"):
             heads = {
                 f"{theirs}{layout.q_norm}.{leaf}": config.n_head,
@@ -207,13 +136,6 @@ def trunk_recipes(
                     )
             recipes[f"{ours}attention.qk_norm.{leaf}"] = Recipe(tuple(heads), _norm(heads, split))
     return layout, recipes
-
-
-def _rows(turned: tuple[str, ...], head_dim: int, split: bool) -> Callable[[str, Tensor], Tensor]:
-    def transform(key: str, tensor: Tensor) -> Tensor:
-        return to_adjacent_pairs(tensor, head_dim) if split and key in turned else tensor
-
-    return transform
 
 
 def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> None:

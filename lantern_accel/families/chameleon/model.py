@@ -1,9 +1,10 @@
 """Chameleon's trunk, which Anole-7B and Lumina-mGPT-7B share, decoding pictures in the space of codes.
 
 Source: facebookresearch/chameleon (arXiv 2405.09818), GAIR-NLP/anole, Alpha-VLLM/Lumina-mGPT. Queries and
-keys are normalised a head before the rotation. Text and image share one vocabulary; here a picture's
-token ``n`` is a *code*: ``id - image_first``, or, for a model whose rows end with a newline token, the
-code after the last one. The head holds those rows only, so that what decodes LlamaGen decodes this too.
+keys are normalised head by head before the rotation. Text and image share one vocabulary; here a
+picture's token ``n`` is a *code*: ``id - image_first``, or, for a model whose rows end with a
+newline token, the code after the last one. The head holds those rows only, so that what decodes
+LlamaGen decodes this too.
 
 Inside, rotations are of adjacent pairs; :mod:`lantern_accel.families.chameleon.keys` permutes checkpoints
 of the other pairing.
@@ -23,18 +24,10 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed, prefix_positions
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.decoder import Decoder
+from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import Sizes
-from lantern_accel.nn.transformer import (
-    REFERENCE,
-    FeedForward,
-    Pass,
-    Projection,
-    RMSNorm,
-    dense_visible,
-)
-
-#: The epsilon of the norms of queries and keys; fixed in every implementation.
-HEAD_NORM_EPS = 1e-5
+from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, RMSNorm, dense_visible
 
 
 class TrunkConfig(Sizes):
@@ -84,6 +77,21 @@ class TrunkConfig(Sizes):
         return self.n_kv_head or self.n_head
 
     @property
+    def decoder(self) -> Decoder:
+        """What tells this trunk from other Llama-like ones."""
+        return Decoder(
+            dim=self.dim,
+            layers=self.n_layer,
+            heads=self.n_head,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            hidden=self.ffn_dim,
+            eps=self.norm_eps,
+            head_norm=True,
+            norms="after" if self.swin_norm else "before",
+        )
+
+    @property
     def vocab_size(self) -> int:
         """Codes, and one for the newline where the model has it."""
         return self.image_codes + (self.newline_id is not None)
@@ -116,90 +124,6 @@ class ChameleonConfig(TrunkConfig):
         4096, ge=2, description="prompt and picture, as the model was trained"
     )
     text_head: bool = Field(False, description="keep the head's rows of all tokens, not only codes")
-
-
-def rotary_table_1d(
-    length: int, head_dim: int, base: float, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return ``cos, sin``, float32 ``[length, d/2]``: angle ``position * base ** (-2j/d)`` of pair j."""
-    freqs = 1.0 / base ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
-    angles = torch.outer(torch.arange(length, device=device).float(), freqs)
-    return angles.cos(), angles.sin()
-
-
-class HeadNorm(nn.Module):
-    """LayerNorm over each head's width, with a weight and a bias a head, ``[heads, d]``."""
-
-    def __init__(self, heads: int, head_dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(heads, head_dim))
-        self.bias = nn.Parameter(torch.zeros(heads, head_dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x [R, T, H, d]``."""
-        return F.layer_norm(x, x.shape[-1:], eps=HEAD_NORM_EPS) * self.weight + self.bias
-
-
-class NormedAttention(nn.Module):
-    """Self-attention with normed queries and keys; rows of ``wqkv`` are q, k, v, of the norm q, k.
-
-    ``residual``: what the result is added to, where there is something.
-    """
-
-    def __init__(self, config: TrunkConfig) -> None:
-        super().__init__()
-        self.heads, self.kv_heads = config.n_head, config.kv_heads
-        d = config.head_dim
-        self.wqkv = Projection(config.dim, (self.heads + 2 * self.kv_heads) * d, bias=False)
-        self.wo = Projection(self.heads * d, config.dim, bias=False)
-        self.qk_norm = HeadNorm(self.heads + self.kv_heads, d)
-
-    def forward(
-        self,
-        x: Tensor,
-        layer: int,
-        at: Pass,
-        ops: TensorOps,
-        rotary: Any,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        turned = self.heads + self.kv_heads
-        qkv = self.wqkv(x, ops).unflatten(-1, (turned + self.kv_heads, -1))
-        qk = ops.rotate(self.qk_norm(qkv[:, :, :turned]).unsqueeze(2), rotary).squeeze(2)
-        q, k, v = qk[:, :, : self.heads], qk[:, :, self.heads :], qkv[:, :, turned:]
-        if self.kv_heads != self.heads:
-            # The cache holds a copy a query head: no device's kernel has to know of groups.
-            times = self.heads // self.kv_heads
-            k, v = (t.unsqueeze(3).expand(-1, -1, -1, times, -1).flatten(2, 3) for t in (k, v))
-        if at.cache is None:
-            y = ops.attend_dense(q, k, v, at.mask)
-        else:
-            assert at.address is not None and at.mask is not None
-            ops.write(at.cache, layer, at.address, k, v)
-            y = ops.attend(q, at.cache, layer, at.mask)
-        out: Tensor = self.wo(y.flatten(-2), ops, residual)
-        return out
-
-
-class ChameleonBlock(nn.Module):
-    """A decoder block; with ``swin_norm`` the norms come after what they usually come before."""
-
-    def __init__(self, config: TrunkConfig) -> None:
-        super().__init__()
-        self.swin_norm = config.swin_norm
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
-        self.attention = NormedAttention(config)
-        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
-
-    def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
-        if self.swin_norm:
-            x = x + self.attention_norm(self.attention(x, layer, at, ops, rotary), ops)
-            out: Tensor = x + self.ffn_norm(self.feed_forward(x, ops), ops)
-            return out
-        x = self.attention(self.attention_norm(x, ops), layer, at, ops, rotary, x)
-        out = self.feed_forward(self.ffn_norm(x, ops), ops, x)
-        return out
 
 
 class CodeEmbedding(nn.Module):
@@ -245,8 +169,8 @@ class Sized(nn.Module, ABC):
     def place_tables(self, device: torch.device) -> None:
         """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
         c = self.config
-        length = c.prefix_length + c.num_tokens
-        cos, sin = rotary_table_1d(length, c.head_dim, c.rope_base, device)
+        places = torch.arange(c.prefix_length + c.num_tokens, device="cpu")
+        cos, sin = rotary_table(places, c.head_dim, c.rope_base, device)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
         ids = torch.tensor(c.token_ids(), dtype=self.ops.index, device=device)
@@ -276,7 +200,7 @@ class ChameleonGPT(Sized):
         self.config = config
         self.ops = ops
         self.tok_embeddings = CodeEmbedding(config)
-        self.layers = nn.ModuleList(ChameleonBlock(config) for _ in range(config.n_layer))
+        self.layers = config.decoder.blocks()
         self.norm = RMSNorm(config.dim, config.norm_eps)
         rows = config.token_count if config.text_head else config.vocab_size
         self.output = Projection(config.dim, rows, bias=False)
@@ -325,7 +249,7 @@ class ChameleonGPT(Sized):
         ``taps`` has to be empty: this family's drafters read the last states alone.
         """
         assert not taps
-        return self.ops.trunk(self.layers, x, at, norm=self.norm)
+        return self.config.decoder.run(self.ops, self.layers, x, at, self.norm)
 
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
@@ -356,7 +280,8 @@ class ChameleonGPT(Sized):
         place = prefix_positions(torch.cat((prefix_mask, after), dim=1))
         mask = self.ops.mask(dense_visible(prefix_mask, length), x.dtype)
         c = self.config
-        cos, sin = rotary_table_1d(length, c.head_dim, c.rope_base, x.device)
+        places = torch.arange(length, device="cpu")
+        cos, sin = rotary_table(places, c.head_dim, c.rope_base, x.device)
         at = Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), mask)
         out: Tensor = self(x, at)
         return out

@@ -11,18 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.errors import CheckpointError
 from lantern_accel.families.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-#: Prompts are padded to multiples of this, so that few lengths need buffers and a capture of their own.
-BUCKET = 64
 
 _NAMES = {
     "bos": "<s>",
@@ -154,20 +150,3 @@ def lumina_stream(codes: Tensor, ids: SpecialIds) -> list[int]:
     lines = [[*(ids.image_first + c for c in row), ids.newline] for row in codes.tolist()]
     flat = [token for line in lines for token in line]
     return [*lumina_unconditional(ids, rows, columns), *flat, ids.image_end, ids.end_of_turn]
-
-
-def bucket(length: int, size: int = BUCKET) -> int:
-    """Return the prompt length that buffers are made for: the next multiple of ``size``."""
-    return -(-length // size) * size
-
-
-def left_pad(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tensor, Tensor]:
-    """Right-align prompts in ``length`` positions: ids int64 ``[R, length]``, mask bool of tokens."""
-    longest = max(len(row) for row in rows)
-    if longest > length:
-        raise RequestError(
-            f"a prompt has {longest} tokens, the buffers hold {length}; shorten the prompt"
-        )
-    ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows])
-    start = torch.tensor([length - len(row) for row in rows])
-    return ids, torch.arange(length) >= start.unsqueeze(1)

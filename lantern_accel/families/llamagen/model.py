@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
-    Block,
     Pass,
     PrefixRotary,
     Projection,
@@ -70,6 +70,19 @@ class LlamaGenConfig(Sizes):
     @property
     def hidden_dim(self) -> int:
         return self.ffn_dim or default_ffn_dim(self.dim)
+
+    @property
+    def decoder(self) -> Decoder:
+        """What tells this trunk from other Llama-like ones: nothing, so that it is the plain one."""
+        return Decoder(
+            dim=self.dim,
+            layers=self.n_layer,
+            heads=self.n_head,
+            kv_heads=self.n_head,
+            head_dim=self.head_dim,
+            hidden=self.hidden_dim,
+            eps=self.norm_eps,
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -148,10 +161,7 @@ class LlamaGenGPT(nn.Module):
         self.cls_embedding: CaptionEmbedder | ClassEmbedder = (
             CaptionEmbedder(config) if config.conditioning == "text" else ClassEmbedder(config)
         )
-        self.layers = nn.ModuleList(
-            Block(config.dim, config.n_head, config.hidden_dim, config.norm_eps, dropout=dropout)
-            for _ in range(config.n_layer)
-        )
+        self.layers = config.decoder.blocks(dropout)
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = Projection(config.dim, config.vocab_size, bias=False)
         self.register_buffer("rope_cos", None, persistent=False)

@@ -88,7 +88,7 @@ def test_guided_greedy_decoding_gives_the_recorded_tokens(target: ChameleonGPT) 
 
 def test_the_prompt_is_padded_and_placed_as_recorded(target: ChameleonGPT) -> None:
     from lantern_accel.decoding.rows import prefix_positions
-    from lantern_accel.families.chameleon.text import left_pad
+    from lantern_accel.families.prompts import left_pad
 
     io = golden("chameleon_hf/io")
     prompt = [IDS["bos"], *io["prompt_ids"].tolist(), IDS["eot_sep"], IDS["boi"]]

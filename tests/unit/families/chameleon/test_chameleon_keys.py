@@ -182,10 +182,10 @@ def test_swin_norms_come_after(tmp_path: Path) -> None:
     model = loaded(tmp_path, CONFIG.model_copy(update={"swin_norm": True}))
     plain = loaded(tmp_path)
     x = torch.randn(1, 3, 32)
-    from lantern_accel.families.chameleon.model import rotary_table_1d
+    from lantern_accel.nn.rotary import rotary_table
     from lantern_accel.nn.transformer import REFERENCE, Pass
 
-    cos, sin = rotary_table_1d(3, 8, 10000.0, CPU)
+    cos, sin = rotary_table(torch.arange(3), 8, 10000.0, CPU)
     rotary = REFERENCE.rotary(cos.view(1, 3, 1, 1, -1), sin.view(1, 3, 1, 1, -1))
     at = Pass(cos.view(1, 3, 1, -1), sin.view(1, 3, 1, -1))
     block = model.layers[0]

@@ -16,16 +16,15 @@ from lantern_accel.families.chameleon.text import (
     anole_image_only,
     anole_prompt,
     anole_unconditional,
-    bucket,
     ids_from_vocabulary,
     image_token_name,
-    left_pad,
     lumina_prompt,
     lumina_stream,
     lumina_unconditional,
     read_text_tokenizer,
 )
 from lantern_accel.families.chameleon.vq import chameleon_vq_config
+from lantern_accel.families.prompts import bucket, left_pad
 
 WORDS = "Generate an image of 64x32 according to the following prompt: a red fox"
 

@@ -17,6 +17,7 @@ from lantern_accel.cli import (
     port,
     profile,
     profiles,
+    serve,
     stepcost,
     train,
     tune,
@@ -82,3 +83,4 @@ port.register(app)
 train.register(app)
 evaluate.register(app)
 warm_up.register(app)
+serve.register(app)

@@ -19,12 +19,14 @@ from lantern_accel.errors import (
     DeviceLostError,
     DoesNotFitError,
     RequestError,
+    shown,
 )
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto, said
 from lantern_accel.generation.batches import first, pictures, reporter
 from lantern_accel.generation.engines import Engines, Ready, explained, of_image
 from lantern_accel.generation.fitting import fitted_window
+from lantern_accel.generation.notebook import bar, notebook
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
     GenerationRequest,
@@ -33,6 +35,7 @@ from lantern_accel.generation.request import (
 )
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, generation_stats
 from lantern_accel.generation.settings import takes_settings
+from lantern_accel.generation.stream import Stream
 from lantern_accel.generation.turns import Turns
 from lantern_accel.generation.warming import warm
 from lantern_accel.memory.room import Room
@@ -221,10 +224,13 @@ class Pipeline:
     ) -> GenerationResult:
         """Generate images for one prompt or a list; see :func:`lantern_accel.generate`.
 
-        ``on_progress`` gets the image tokens known so far and the total, ``on_images`` each batch when
+        ``on_progress`` gets the image tokens known so far and the total (left out, a notebook shows a bar
+        with the time that is left), ``on_images`` each batch when
         it is done: the index of its first image among those drawn, and the images. ``only``: indices of
         the images to draw, of those that the request would draw; each is what it would be among all.
         """
+        if on_progress is None and (page := notebook()) is not None:
+            on_progress = bar(page)
         with self._turns.take():
             while True:
                 request = self.request(prompt, **settings)
@@ -233,6 +239,20 @@ class Pipeline:
                 except (BackendError, RuntimeError) as error:  # torch's own are RuntimeErrors
                     self._move_on(error)
                     settings = {**settings, "seed": request.seed}
+
+    @takes_settings
+    def stream(
+        self, prompt: Prompt | Sequence[Prompt], *, partials: int = 8, **settings: Any
+    ) -> Stream:
+        """Return an iterator over the images while they are drawn, row by row.
+
+        ``for progress in pipeline.stream("red heart", seed=7)`` gives :class:`~.stream.Progress` after
+        every few steps: tokens so far and, ``partials`` times for each image, a picture of the finished
+        rows. The images are those of :meth:`generate`; ``.result`` of the stream has them at the end.
+        """
+        if type(partials) is not int or partials < 0:
+            raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more pictures")
+        return Stream(self, self.request(prompt, **settings), partials)
 
     def _move_on(self, error: BackendError | RuntimeError) -> None:
         """Serve from the next device where ``auto`` chose this one and it has drawn nothing yet."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,9 +101,38 @@ class GenerationResult:
 
     def _repr_png_(self) -> bytes:
         """Return a PNG for notebooks: the image, or all of them in a grid."""
-        stream = io.BytesIO()
-        self.grid().save(stream, format="png")
-        return stream.getvalue()
+        return png_bytes(self.grid())
+
+    def _repr_html_(self) -> str:
+        """Return the pictures over a table of figures, for notebooks."""
+        stats = self.stats
+        speed = stats.tokens_per_second
+        price = stats.total_variation
+        relaxed = stats.strategy.acceptance.relaxed
+        rows = {
+            "prompts": ", ".join(str(one) for one in stats.prompts[:8])
+            + (", ..." if len(stats.prompts) > 8 else ""),
+            "strategy": stats.strategy.name + (f": {stats.auto}" if stats.auto else ""),
+            "tokens per step": f"{stats.step_compression:.2f}",
+            "price": f"{price:.4f} total variation per token" if relaxed else "none: exact",
+            "tokens per second": "not measured: a device in software"
+            if speed is None
+            else f"{speed:.0f}",
+            "seconds": f"{stats.seconds.total:.2f}",
+            "device": f"{stats.device} ({stats.device_name}, {stats.dtype})",
+            "model": stats.model,
+            "seed": str(stats.seed),
+        }
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{name}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in rows.items()
+        )
+        picture = base64.b64encode(png_bytes(self.grid())).decode("ascii")
+        return (
+            f"<img alt='the images' style='image-rendering:pixelated;min-width:192px' "
+            f"src='data:image/png;base64,{picture}'><table>{cells}</table>"
+        )
 
     def grid(self, columns: int | None = None) -> Image:
         """Return all images in one picture, a row per prompt unless ``columns`` says otherwise."""
@@ -158,6 +189,13 @@ def generation_stats(
         lantern_accel=lantern_accel.__version__,
         torch=torch.__version__,
     )
+
+
+def png_bytes(image: Image) -> bytes:
+    """Return a picture as PNG."""
+    stream = io.BytesIO()
+    image.save(stream, format="png")
+    return stream.getvalue()
 
 
 def image_grid(images: Sequence[Image], columns: int) -> Image:

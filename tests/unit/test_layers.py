@@ -39,6 +39,7 @@ MAY = {
     "porting": {*TESTING, "api", "porting"},  # its template has tests of its own
     "measure": {*QUALITY, "measure", "report"},
     "report": {*QUALITY, "measure", "report"},
+    "serving": {*GENERATION, "serving"},
     "training": {*QUALITY, "training"},
     "evaluation": {*QUALITY, "evaluation"},
 }

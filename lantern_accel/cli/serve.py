@@ -1,0 +1,153 @@
+"""``lantern-accel serve``: an image service that OpenAI's clients speak."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from lantern_accel.bounds import MOST_BATCH, MOST_SECONDS, MOST_THREADS
+from lantern_accel.cli.console import say
+from lantern_accel.cli.opening import opened
+from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.files import read_text_file
+
+#: API keys, with commas between.
+KEYS = "LANTERN_ACCEL_API_KEYS"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("serve")(serve)
+
+
+def serve(
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0: every network."),
+    port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0: any free one."),
+    model: str = typer.Option(
+        "lantern-emoji",
+        "--model",
+        "-m",
+        help="A name that `lantern-accel models` lists, or a folder or file of weights.",
+    ),
+    device: str = typer.Option(
+        "auto", "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
+    ),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    slots: int = typer.Option(
+        None,
+        min=1,
+        max=MOST_BATCH,
+        help="Images decoded together. Default: as many as `generate` takes on this device.",
+    ),
+    queue: int = typer.Option(
+        64, min=1, max=100_000, help="Images that may wait; more are answered with 429."
+    ),
+    deadline: float = typer.Option(
+        300.0, min=1, max=MOST_SECONDS, callback=finite, help="Seconds that a request has in all."
+    ),
+    grace: float = typer.Option(
+        300.0,
+        min=1,
+        max=MOST_SECONDS,
+        callback=finite,
+        help="Seconds that a stop (Ctrl-C, SIGTERM) waits for images that are under way.",
+    ),
+    api_keys: Path = typer.Option(
+        None,
+        "--api-keys",
+        metavar="FILE",
+        help=f"API keys, one per line; the variable {KEYS} (commas between) adds to them.",
+    ),
+    most_body: int = typer.Option(
+        1 << 20, min=1024, max=1 << 30, help="Bytes of a request that are read at most."
+    ),
+    most_prompt: int = typer.Option(
+        4000, min=1, max=10**6, help="Characters of a prompt that are read at most."
+    ),
+    strategy: list[str] = typer.Option(
+        [],
+        "--warm-up",
+        metavar="STRATEGY",
+        help="Compile this strategy's steps before the first request; repeat for several.",
+    ),
+    vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
+    drafter: str = typer.Option(None, help="A drafter that lies elsewhere; none: decode without."),
+    text_encoder: Path = typer.Option(
+        None, "--text-encoder", help="A text encoder's folder that lies elsewhere."
+    ),
+    text_device: str = typer.Option(
+        "device", "--text-device", help="Where a large text encoder runs: device or cpu."
+    ),
+    threads: int = typer.Option(
+        None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
+    ),
+    option: list[str] = OPTION,
+) -> None:
+    """Answer OpenAI's images API with one model on one device, and show a page at /.
+
+    Example: lantern-accel serve --port 8000
+    """
+    from lantern_accel.errors import RequestError
+
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise RequestError(
+            f"serving needs {error.name}, which is not installed; pip install 'lantern-accel[serve]'"
+        ) from None
+    keys = _keys(api_keys)
+    with opened(
+        model,
+        device=device,
+        dtype=dtype,
+        options=read_options(option, threads),
+        vq=vq,
+        drafter=drafter,
+        text_encoder=text_encoder,
+        text_device=text_device,
+    ) as pipeline:
+        from lantern_accel.serving.app import ServerSettings, make_app
+        from lantern_accel.serving.server import Server
+        from lantern_accel.serving.studio import Limits
+
+        limits = Limits(slots or pipeline.backend.default_batch, queue, deadline)
+        settings = ServerSettings(limits, keys, most_body, most_prompt, grace=grace)
+        app = make_app(pipeline, settings)
+        if strategy:
+            app.state.studio.warm_up(strategy)
+        facts = pipeline.backend.facts()
+        say(
+            f"{pipeline.model.manifest.name} on {pipeline.backend.device} ({facts.name}), "
+            f"{limits.slots} at a time, at http://{host}:{port}/",
+            label="serving",
+            style="bold green",
+            to_stderr=True,
+        )
+        if not keys and host not in ("127.0.0.1", "localhost", "::1"):
+            say(
+                f"everybody who reaches {host} may draw; --api-keys FILE asks for a key",
+                label="open",
+                style="bold yellow",
+                to_stderr=True,
+            )
+        Server(app, grace=grace, host=host, port=port).run()
+
+
+def _keys(path: Path | None) -> tuple[str, ...]:
+    """Return the API keys of a file and of the environment; raises RequestError where there are none."""
+    from lantern_accel.errors import RequestError
+
+    found = [key.strip() for key in os.environ.get(KEYS, "").split(",")]
+    if path is not None:
+        try:
+            lines = [line.strip() for line in read_text_file(path).splitlines()]
+        except OSError as error:
+            raise RequestError(f"the API keys in {path} cannot be read ({error})") from None
+        if not any(lines):
+            raise RequestError(f"{path} holds no API key; write one per line")
+        found += lines
+    return tuple(dict.fromkeys(key for key in found if key))

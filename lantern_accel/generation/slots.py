@@ -1,0 +1,294 @@
+"""Rows of one engine that images join and leave while it steps: continuous batching in fixed slots.
+
+The engine has a fixed number of rows, and each row goes at its own pace already. So a row whose image is
+complete takes the next one: its prompt is run by an engine of one image, whose captured prefill is there
+anyway, and what that leaves (keys and values of the prompt, condition, counters) is copied into the row.
+Nothing is captured or compiled anew, and the other rows do not notice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.buckets import Reach
+from lantern_accel.decoding.engine import Decoded
+from lantern_accel.decoding.movable import DRAFTING_BLOCK, PLAIN_BLOCK, Movable
+from lantern_accel.decoding.pacing import Block, PaceRule
+from lantern_accel.decoding.running import Running
+from lantern_accel.device.backend import inferring
+from lantern_accel.errors import BackendError, DoesNotFitError, NotFiniteError
+from lantern_accel.families.base import Conditions, Rows
+from lantern_accel.generation.engines import explained
+from lantern_accel.strategy.values import Sampling, Strategy
+
+if TYPE_CHECKING:
+    from lantern_accel.generation.pipeline import Pipeline
+
+#: What all rows share and a row that joins leaves alone.
+SHARED = ("step",)
+
+
+@dataclass
+class _Row:
+    """An image in a row: tokens known, steps since it joined, and drafts that these have tried."""
+
+    known: int = 1
+    steps: int = 0
+    drafts: int = 0
+    sound: bool = True
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A complete image: its tokens and counters (one row), and the drafts that its steps have tried."""
+
+    decoded: Decoded
+    drafts: int
+
+
+class Slots:
+    """``size`` rows of one engine for images of one strategy, one set of sampling settings and one shape.
+
+    The pipeline is used by one thread; who makes slots must not call ``generate`` while they are in use.
+    ``conditions``: those of the first image, on which the steps of ``auto`` are timed where they never
+    were. Raises :class:`DoesNotFitError` where the engine and that of one image do not fit together.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        strategy: Strategy,
+        sampling: Sampling,
+        size: int,
+        conditions: Conditions,
+    ) -> None:
+        self.pipeline, self.backend = pipeline, pipeline.backend
+        self.sampling, self.size, self.shape = sampling, size, conditions.shape
+        self.strategy = self._open(strategy, conditions)
+        self._rows: dict[int, _Row] = {}
+        engine = self.engine
+        one, branches = torch.tensor([0]), torch.arange(engine.geometry.branches) * size
+        #: Where a row's entries are in buffers of images, and in buffers of rows.
+        self._places = {
+            row: {len(part): (part + row).to(self.backend.device) for part in (one, branches)}
+            for row in range(size)
+        }
+        self._rule: PaceRule | None = None
+        self._clear()
+
+    @inferring
+    def _open(self, strategy: Strategy, conditions: Conditions) -> Strategy:
+        """Make both engines; return what the strategy stands for at this batch."""
+        pipeline, sampling, size, shape = self.pipeline, self.sampling, self.size, self.shape
+        ready = pipeline.engine(size, strategy, sampling, shape)
+        many = conditions.pick([0] * size)
+        rows = pipeline.model.family.rows(pipeline.model, many, sampling)
+        with explained(self.backend):
+            ready = pipeline._settled(ready, rows, strategy, sampling, shape)
+        chosen = pipeline.auto.resolve(strategy, size, sampling)
+        self.single = ready
+        if size > 1:
+            self.single = pipeline.engines.get(1, chosen, sampling, shape)
+            ready = pipeline.engines.get(size, chosen, sampling, shape)
+            if self.single not in pipeline.engines.ready:
+                raise DoesNotFitError(
+                    f"an engine of {size} images and one of a single image do not fit the memory of "
+                    f"{self.backend.device} together; decode fewer images at once"
+                )
+        self.ready = ready
+        return chosen
+
+    @property
+    def engine(self) -> Running:
+        """The engine whose rows these are."""
+        return self.ready.engine
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image."""
+        return self.engine.geometry.tokens
+
+    @property
+    def free(self) -> list[int]:
+        """Rows without an image."""
+        return [row for row in range(self.size) if row not in self._rows]
+
+    @property
+    def busy(self) -> list[int]:
+        """Rows with an image, complete ones included."""
+        return sorted(self._rows)
+
+    @property
+    def complete(self) -> list[int]:
+        """Rows whose image is complete; :meth:`take` gives it."""
+        return [row for row, one in self._rows.items() if one.known >= self.tokens and one.sound]
+
+    @property
+    def unsound(self) -> list[int]:
+        """Rows whose logits were not finite; :meth:`leave` frees them."""
+        return [row for row, one in self._rows.items() if not one.sound]
+
+    @property
+    def joinable(self) -> bool:
+        """Whether an image may join now."""
+        begun = any(one.steps for one in self._rows.values())
+        # Randomness of today is counted by steps, so all images of a batch begin together.
+        return len(self._rows) < self.size and not begun
+
+    def known(self, row: int) -> int:
+        """Return the tokens of a row's image that are known, as of the last look."""
+        return self._rows[row].known
+
+    @inferring
+    def _clear(self) -> None:
+        """Finish every row, so that an empty one is a no-op."""
+        state = self.engine.state
+        state.reset()
+        self._finish(range(self.size))
+
+    def _finish(self, rows: range | list[int]) -> None:
+        """Set rows to complete. One copy of one shape, whichever rows they are."""
+        length = self.engine.state.length
+        kept = length.cpu()
+        kept[list(rows)] = self.tokens - 1
+        length.copy_(kept)
+
+    def _begin(self) -> None:
+        """Start counting anew where no image is under way."""
+        engine = self.engine
+        engine._progress.clear()
+        engine.state.step.fill_(1)
+        self._reach = Reach([*self.ready.steps], engine.geometry)
+        if isinstance(engine, Movable):
+            self._rule = engine._pacing()
+            engine.now = max(engine.lengths)
+            engine.move(self._rule.begin())
+
+    @inferring
+    def join(self, rows: Rows, seed: int, index: int) -> int:
+        """Run a prompt into a free row and return its number.
+
+        ``rows``: of this one image; ``seed, index`` pick its random stream.
+        """
+        row = self.free[0]
+        engine, single = self.engine, self.single.engine
+        if not self._rows:
+            self._begin()
+        with explained(self.backend):
+            if self.size > 1:
+                noise = single.uniforms(seed, [index])
+                single.start(rows.condition, rows.mask, noise, self.single.prefill)
+                self._copy(single, row)
+            else:
+                noise = engine.uniforms(seed, [index])
+                engine.start(rows.condition, rows.mask, noise, self.ready.prefill)
+        self._rows[row] = _Row()
+        own = getattr(self._rule, "own", None)
+        if own:  # what was learned of the row's last image does not hold for this one
+            own[row] = 0.0
+        return row
+
+    def _copy(self, single: Running, row: int) -> None:
+        """Copy what the prefill of one image left into a row."""
+        engine, places = self.engine, self._places[row]
+        given = {**single.state.buffers, "count": single.sound.count, "holds": single.sound.holds}
+        taken = {**engine.state.buffers, "count": engine.sound.count, "holds": engine.sound.holds}
+        for name, source in given.items():
+            if name not in SHARED and source.numel():
+                taken[name].index_copy_(0, places[len(source)], source)
+        prompt = single.geometry.prefix
+        for mine, theirs in zip(engine.caches, single.caches, strict=True):
+            at = places[theirs.layout.rows]
+            for layer in range(theirs.layout.layers):
+                sides = zip(
+                    engine.ops.by_head(mine, layer, prompt),
+                    single.ops.by_head(theirs, layer, prompt),
+                    strict=True,
+                )
+                for side, source in sides:
+                    side.index_copy_(0, at, source)
+
+    @inferring
+    def advance(self) -> None:
+        """Run some steps, and look how far every row is.
+
+        Raises :class:`BackendError` where steps bring an image nothing.
+        """
+        engine, steps = self.engine, self.ready.steps
+        open_ = [one for one in self._rows.values() if one.known < self.tokens and one.sound]
+        if not open_:
+            return
+        length = engine.now if isinstance(engine, Movable) else engine.geometry.depth + 1
+        least = min(self.tokens - one.known for one in open_)
+        # No longer than until the first image can be complete: its row is wanted.
+        count = min(DRAFTING_BLOCK if length > 1 else PLAIN_BLOCK, -(-least // length))
+        with explained(self.backend):
+            for _ in range(count):
+                steps[self._reach.size()]()
+                self._reach.stepped(length)
+            engine._progress.post()
+            lengths, sound = engine._progress.read().tolist()
+        self._look(lengths, sound, count, length)
+
+    def _look(self, lengths: list[int], sound: list[int], count: int, length: int) -> None:
+        gained = [0] * self.size
+        for row, one in self._rows.items():
+            if one.known >= self.tokens or not one.sound:
+                continue
+            known = lengths[row] + 1
+            gained[row] = known - one.known
+            if gained[row] < min(count, self.tokens - one.known):
+                raise BackendError(
+                    f"after {count} steps the device shows {gained[row]} new tokens of an image, so "
+                    "what it replays is not the step; decode without captured steps if the backend "
+                    "has an option for it, and run `lantern-accel conform` with --only replay"
+                )
+            one.known, one.steps = known, one.steps + count
+            one.drafts += count * (length - 1)
+            one.sound = sound[row] >= 1 + one.steps
+        rows = [self._rows.get(row) for row in range(self.size)]
+        left = tuple(0 if one is None else self.tokens - one.known for one in rows)
+        # A fresh one: what it counts would grow for as long as images keep joining.
+        self._reach = Reach([*self.ready.steps], self.engine.geometry)
+        self._reach.told(lengths, 0)
+        engine = self.engine
+        if not (isinstance(engine, Movable) and self._rule is not None and any(left)):
+            return
+        if engine.now > 1 or engine.returns:
+            engine.move(self._rule.told(Block(length, count, tuple(gained), left)))
+
+    @inferring
+    def so_far(self, row: int) -> Tensor:
+        """Return the tokens of a row that are known, int64 ``[known]``, on the host."""
+        tokens: Tensor = self.engine.state.tokens[row, : self.tokens].to(
+            "cpu", torch.int64, copy=True
+        )
+        return tokens[: self._rows[row].known]
+
+    @inferring
+    def take(self, row: int) -> Drawn:
+        """Return a complete image and free its row."""
+        state, one = self.engine.state, self._rows.pop(row)
+        part = slice(row, row + 1)
+        decoded = Decoded(
+            state.tokens[part, : self.tokens].to("cpu", torch.int64, copy=True),
+            state.steps[part].to("cpu", torch.int64, copy=True),
+            state.histogram[part].to("cpu", torch.int64, copy=True),
+            state.price[part].to("cpu", copy=True),
+        )
+        return Drawn(decoded, one.drafts)
+
+    @inferring
+    def leave(self, row: int) -> NotFiniteError | None:
+        """Give up the image of a row, and free it; returns why, where its logits were not finite."""
+        one = self._rows.pop(row)
+        with explained(self.backend):
+            self._finish([row])
+        if one.sound:
+            return None
+        weight = self.engine.verifying.target.weight
+        return NotFiniteError(row, one.steps, str(weight.dtype).removeprefix("torch."))

@@ -1,0 +1,190 @@
+"""Images while they are drawn: ``for event in pipeline.stream(...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.engine import Decoded
+from lantern_accel.device.backend import inferring
+from lantern_accel.errors import RequestError
+from lantern_accel.generation.batches import pictures
+from lantern_accel.generation.partial import partial_picture
+from lantern_accel.generation.result import (
+    GenerationResult,
+    PhaseSeconds,
+    generation_stats,
+    png_bytes,
+)
+from lantern_accel.generation.slots import Slots
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from lantern_accel.families.base import Conditions
+    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.request import GenerationRequest
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known of one image of a request.
+
+    ``index`` of the image; ``tokens`` int64 ``[known]``, on the host, of ``total``; ``image``: a picture
+    of the finished rows, None where no new row is finished; ``rows``: pixel rows of it that are decided;
+    ``done``: the image is complete, and ``image`` is the one that ``generate`` would return.
+    """
+
+    index: int
+    tokens: Tensor
+    total: int
+    image: Image | None
+    rows: int
+    done: bool
+
+    @property
+    def known(self) -> int:
+        """Tokens that are decided."""
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else f"{self.known} of {self.total} tokens"
+        return f"<Progress: image {self.index}, {state}>"
+
+    def _repr_png_(self) -> bytes | None:
+        """Return the picture for notebooks."""
+        return None if self.image is None else png_bytes(self.image)
+
+
+class Stream:
+    """Iterates over what :meth:`~.pipeline.Pipeline.stream` draws; ``result`` is there at the end.
+
+    The device is held until the last event, or until :meth:`close`; a loop that is left early should
+    close the stream, or be within ``with``.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        request: GenerationRequest,
+        partials: int,
+    ) -> None:
+        self.request = request
+        self._result: GenerationResult | None = None
+        self._pipeline, self._partials = pipeline, partials
+        self.backend = pipeline.backend
+        self._seconds = dict.fromkeys(("text", "prefill", "decode", "pixels"), 0.0)
+        self._events = self._run()
+
+    def __iter__(self) -> Iterator[Progress]:
+        return self._events
+
+    def __next__(self) -> Progress:
+        return next(self._events)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up what is not drawn yet, and let the pipeline serve others."""
+        self._events.close()  # type: ignore[attr-defined]
+
+    @property
+    def result(self) -> GenerationResult:
+        """The images and figures of the whole request; raises RequestError before its last event."""
+        if self._result is None:
+            raise RequestError("the stream has not come to its end yet; take its events first")
+        return self._result
+
+    def _run(self) -> Iterator[Progress]:
+        pipeline, request = self._pipeline, self.request
+        # The lock is held between events, the device's inference mode is not: it is the thread's.
+        with pipeline._turns.take(), pipeline.backend.stopwatch() as total:
+            conditions = self._conditions()
+            wanted = list(range(request.count))
+            slots = self._open(conditions)
+            at: dict[int, int] = {}
+            shown: dict[int, int] = {}
+            done: dict[int, tuple[Decoded, Image]] = {}
+            while len(done) < request.count:
+                while wanted and slots.joinable:
+                    row = self._join(slots, conditions, wanted[0])
+                    at[row] = wanted.pop(0)
+                with pipeline.backend.stopwatch() as watch:
+                    slots.advance()
+                self._seconds["decode"] += watch.seconds
+                for row in slots.unsound:
+                    del at[row]
+                    error = slots.leave(row)
+                    assert error is not None
+                    raise error
+                for row in slots.complete:
+                    drawn = slots.take(row).decoded
+                    image = self._pixels(drawn, conditions)
+                    index = at.pop(row)
+                    done[index] = drawn, image
+                    tokens = drawn.tokens[0]
+                    yield Progress(index, tokens, slots.tokens, image, image.height, True)
+                for row, index in at.items():
+                    known = slots.known(row)
+                    share = known * (self._partials + 1) // slots.tokens
+                    image_, rows = None, 0
+                    if share > shown.get(index, 0):
+                        made = partial_picture(pipeline, slots.so_far(row), conditions.shape)
+                        if made is not None:
+                            shown[index] = share
+                            image_, rows = made
+                    yield Progress(index, slots.so_far(row), slots.tokens, image_, rows, False)
+        self._finish(slots, done, total.seconds)
+
+    @inferring
+    def _conditions(self) -> Conditions:
+        with self.backend.stopwatch() as watch:
+            made = self._pipeline.conditions(self.request.prompts, self.request.size)
+        self._seconds["text"] = watch.seconds
+        return made
+
+    def _open(self, conditions: Conditions) -> Slots:
+        pipeline, request = self._pipeline, self.request
+        batch = request.batch_size or pipeline.engines.usual_batch(
+            request.count, request.strategy, request.sampling
+        )
+        size = min(batch, request.count)
+        return Slots(pipeline, request.strategy, request.sampling, size, conditions.pick([0]))
+
+    @inferring
+    def _join(self, slots: Slots, conditions: Conditions, index: int) -> int:
+        model, request = self._pipeline.model, self.request
+        with self.backend.stopwatch() as watch:
+            picked = conditions.pick([index // request.num_images])
+            rows = model.family.rows(model, picked, request.sampling)
+            row = slots.join(rows, request.seed, index)
+        self._seconds["prefill"] += watch.seconds
+        return row
+
+    @inferring
+    def _pixels(self, drawn: Decoded, conditions: Conditions) -> Image:
+        with self.backend.stopwatch() as watch:
+            pixels = self._pipeline.pixels(drawn.tokens, conditions.shape)
+        self._seconds["pixels"] += watch.seconds
+        return pictures(pixels)[0]
+
+    def _finish(self, slots: Slots, done: dict[int, tuple[Decoded, Any]], total: float) -> None:
+        request = self.request
+        ordered = [done[index] for index in range(request.count)]
+        served = request.model_copy(update={"strategy": slots.strategy})
+        parts = [decoded for decoded, _ in ordered]
+        seconds = PhaseSeconds(total=total, **self._seconds)
+        stats = generation_stats(
+            self._pipeline, served, parts, seconds, slots.size, slots.engine.nbytes
+        )
+        tokens = torch.cat([one.tokens for one in parts])
+        images = [image for _, image in ordered]
+        self._result = GenerationResult(images, tokens, stats, request.num_images)

@@ -1,0 +1,150 @@
+"""What a client gets: pictures in base64, OpenAI's fields around them, and our figures next to those."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lantern_accel.serving.body import FORMATS, ImageRequest
+from lantern_accel.serving.studio import Completed, Finished, Partial
+from lantern_accel.strategy.values import NoTree
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def encoded(image: Image, request: ImageRequest) -> str:
+    """Return a picture in the format that was asked for, as base64."""
+    stream = io.BytesIO()
+    more = {} if request.output_format == "png" else {"quality": request.compression}
+    image.convert("RGB").save(stream, format=FORMATS[request.output_format], **more)
+    return base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def _common(request: ImageRequest, image: Image) -> dict[str, Any]:
+    return {
+        "size": f"{image.width}x{image.height}",
+        "quality": request.quality,
+        "background": "opaque",
+        "output_format": request.output_format,
+    }
+
+
+def usage(done: Sequence[Finished]) -> dict[str, Any]:
+    """Count tokens as OpenAI does: the prompt's once per request, the images' all."""
+    text = done[0].text_tokens
+    image = sum(one.drawn.decoded.tokens.numel() for one in done)
+    return {
+        "input_tokens": text,
+        "output_tokens": image,
+        "total_tokens": text + image,
+        "input_tokens_details": {"text_tokens": text, "image_tokens": 0},
+        "output_tokens_details": {"text_tokens": 0, "image_tokens": image},
+    }
+
+
+def statistics(done: Sequence[Finished]) -> dict[str, Any]:
+    """Return tokens per target pass, and the price: total variation per token, 0 where exact."""
+    decoded = [one.drawn.decoded for one in done]
+    tokens = sum(one.tokens.numel() for one in decoded)
+    steps = sum(int(one.steps.sum()) for one in decoded)
+    return {
+        "tokens": tokens,
+        "steps": steps,
+        "tokens_per_step": (tokens - len(decoded)) / steps if steps else 1.0,
+        "total_variation_per_token": sum(float(one.price.sum()) for one in decoded) / tokens,
+    }
+
+
+def speculation(done: Sequence[Finished], used: Completed) -> dict[str, Any] | None:
+    """Return counts of drafts in the form of vLLM's ``speculative_decoding``; None for plain decoding.
+
+    A step accepts a chain: drafts that compete for one place of it are counted once.
+    """
+    if isinstance(used.strategy.tree, NoTree):
+        return None
+    rows = [one.drawn.decoded.histogram.sum(0) for one in done]
+    histogram = [int(n) for n in sum(rows[1:], rows[0])]
+    steps, drafts = sum(histogram), sum(one.drawn.drafts for one in done)
+    accepted = sum(count * n for count, n in enumerate(histogram))
+    return {
+        "acceptance_histogram": histogram,
+        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+        "draft_acceptance_rate": accepted / drafts if drafts else 0.0,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafts,
+        "num_spec_steps": steps,
+        "num_spec_tokens": len(histogram) - 1,
+    }
+
+
+def figures(request: ImageRequest, model: str, done: Sequence[Finished], used: Completed) -> Any:
+    """Return our own keys of an answer."""
+    drafts = speculation(done, used)
+    return {
+        "model": model,
+        "seed": request.seeds[0][0],
+        "strategy": used.strategy.name,
+        "relaxed": used.strategy.acceptance.relaxed,
+        "statistics": {
+            **statistics(done),
+            "seconds": round(used.seconds, 4),
+            "seconds_waited": round(used.waited, 4),
+        },
+        "metrics": {"speculative_decoding": drafts} if drafts else {},
+        "ignored": list(request.ignored),
+        "notes": list(used.notes),
+    }
+
+
+def whole_answer(
+    request: ImageRequest, model: str, done: Sequence[Finished], used: Completed
+) -> dict[str, Any]:
+    """Return the answer of a request that is not streamed."""
+    ordered = sorted(done, key=lambda one: one.index)
+    return {
+        "created": int(time.time()),
+        "data": [{"b64_json": encoded(one.image, request)} for one in ordered],
+        **_common(request, done[0].image),
+        "usage": usage(ordered),
+        **figures(request, model, ordered, used),
+    }
+
+
+def partial_event(request: ImageRequest, event: Partial) -> dict[str, Any]:
+    """Return ``image_generation.partial_image``; ``image_index`` says of which image."""
+    return {
+        "type": "image_generation.partial_image",
+        "b64_json": encoded(event.image, request),
+        "partial_image_index": event.number,
+        "created_at": int(time.time()),
+        **_common(request, event.image),
+        "image_index": event.index,
+        "known_tokens": event.known,
+        "tokens": event.tokens,
+    }
+
+
+def completed_event(
+    request: ImageRequest, model: str, one: Finished, used: Completed
+) -> dict[str, Any]:
+    """Return ``image_generation.completed`` of one image."""
+    return {
+        "type": "image_generation.completed",
+        "b64_json": encoded(one.image, request),
+        "created_at": int(time.time()),
+        **_common(request, one.image),
+        "usage": usage([one]),
+        "image_index": one.index,
+        **figures(request, model, [one], used),
+    }
+
+
+def sse(data: dict[str, Any]) -> str:
+    """Write one server-sent event."""
+    name = data.get("type", "error")
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -1,0 +1,260 @@
+"""The application: OpenAI's images API, health, metrics and a page, over one :class:`Studio`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+
+import lantern_accel
+from lantern_accel.errors import LanternError, did_you_mean
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.serving import answer
+from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, read_body
+from lantern_accel.serving.gate import Gate, TooLong
+from lantern_accel.serving.metrics import Metrics
+from lantern_accel.serving.refusals import Refusal, refusal_of
+from lantern_accel.serving.studio import Completed, Event, Failed, Finished, Job, Limits, Studio
+from lantern_accel.strategy.values import AUTO, STRATEGIES
+
+#: Nothing is fetched from elsewhere, and pictures come as data.
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'"
+)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a server is started with, beyond the pipeline.
+
+    ``keys``: API keys; ``most_body``: bytes; ``most_prompt``: characters; ``write_seconds``: after which
+    a client that does not read is let go; ``grace``: seconds that a stop waits for what runs.
+    """
+
+    limits: Limits = field(default_factory=lambda: Limits(slots=1))
+    keys: tuple[str, ...] = ()
+    most_body: int = 1 << 20
+    most_prompt: int = 4000
+    write_seconds: float = 60.0
+    grace: float = 300.0
+
+
+class Inbox:
+    """Carries a job's events from the studio's thread into the loop of its request."""
+
+    def __init__(self, request: ImageRequest) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self.job = Job(request, self._take)
+
+    def _take(self, event: Event) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self.job.cancel()
+
+    async def next(self) -> Event:
+        """Return the next event; raises what the job failed with."""
+        event = await self._events.get()
+        if isinstance(event, Failed):
+            raise event.error
+        return event
+
+
+def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> FastAPI:
+    """Return the application, which draws from its start-up to its shutdown.
+
+    The pipeline stays the caller's, who closes it; while the application runs nobody else may use it.
+    """
+    chosen = settings or ServerSettings()
+    metrics = Metrics(pipeline.backend, chosen.limits.slots)
+    studio = Studio(pipeline, chosen.limits, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        studio.start()
+        yield
+        await asyncio.to_thread(studio.stop, chosen.grace)
+
+    app = FastAPI(
+        title="lantern_accel", version=lantern_accel.__version__, lifespan=lifespan, docs_url=None,
+        redoc_url=None,
+    )  # fmt: skip
+    app.state.studio, app.state.settings = studio, chosen
+    app.add_middleware(
+        Gate,
+        metrics=metrics,
+        keys=chosen.keys,
+        most_body=chosen.most_body,
+        write_seconds=chosen.write_seconds,
+    )
+    _add_errors(app)
+    _add_routes(app, pipeline, studio, chosen, metrics)
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Answer every error with an object of all four keys: the clients show no other text."""
+
+    def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            text = str(error.detail)
+            if error.status_code == 404:
+                known = ["/v1/images/generations", "/v1/models", "/health", "/metrics", "/"]
+                text = f"there is nothing at {request.url.path[:80]}"
+                text += did_you_mean(request.url.path, known)
+            elif error.status_code == 405:
+                text = f"{request.url.path} does not take {request.method}"
+            found = Refusal(error.status_code, text, headers=dict(error.headers or {}))
+        else:
+            found = refusal_of(error)
+        return JSONResponse(found.body(), found.status, dict(found.headers))
+
+    for kind in (HTTPException, Refusal, LanternError):
+        app.add_exception_handler(kind, refused)
+
+
+async def _json(request: Request) -> object:
+    try:
+        return json.loads(await request.body())
+    except TooLong:
+        raise
+    except (ValueError, RecursionError) as error:
+        text = "the body is no JSON"
+        if isinstance(error, json.JSONDecodeError):
+            text += f" ({error.msg} at character {error.pos})"
+        raise Refusal(400, f'{text}; send an object such as {{"prompt": "red heart"}}') from None
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_routes(
+    app: FastAPI, pipeline: Pipeline, studio: Studio, settings: ServerSettings, metrics: Metrics
+) -> None:
+    manifest = pipeline.model.manifest
+    model, created = str(manifest.name), int(time.time())
+
+    def picture(size: Any) -> tuple[int, int]:
+        found: tuple[int, int] = pipeline.model.family.picture(manifest, size)
+        return found
+
+    @app.post("/v1/images/generations")
+    async def generations(request: Request) -> Response:
+        began = time.monotonic()
+        asked = read_body(await _json(request), manifest, picture, settings.most_prompt)
+        inbox = Inbox(asked)
+        studio.submit(inbox.job)
+        if asked.stream:
+            headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            events = _events(inbox, asked, model)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        drawing = asyncio.ensure_future(_whole(inbox, asked, model))
+        leaving = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({drawing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not drawing.done():
+                # Nobody reads this; 499 is what others log for a client that has left.
+                return Response(status_code=499)
+            done = drawing.result()
+            metrics.seconds.observe(time.monotonic() - began)
+            return JSONResponse(done)
+        finally:
+            inbox.job.cancel()
+            drawing.cancel()
+            leaving.cancel()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        if name != model:
+            text = f"no model is named {name[:80]!r} here{did_you_mean(name, [model])}"
+            raise Refusal(404, text, "model", "model_not_found")
+        return card()
+
+    def card() -> dict[str, Any]:
+        width, height = picture(None)
+        return {
+            "id": model,
+            "object": "model",
+            "created": created,
+            "owned_by": "lantern_accel",
+            "size": f"{width}x{height}",
+            "mapped_sizes": list(CLIENT_SIZES),
+            "strategies": [
+                name
+                for name in (AUTO, *STRATEGIES)
+                if pipeline.model.drafter is not None or not pipeline.strategy(name).needs_drafter
+            ],
+        }
+
+    @app.get("/health")
+    async def health() -> Response:
+        facts = pipeline.backend.facts()
+        body = {
+            "status": studio.state,
+            "model": model,
+            "device": str(pipeline.backend.device),
+            "device_name": facts.name,
+            "dtype": str(pipeline.dtype).removeprefix("torch."),
+            "slots": settings.limits.slots,
+            "lantern_accel": lantern_accel.__version__,
+        }
+        if studio.broken is not None:
+            body["error"] = studio.broken
+        return JSONResponse(body, 200 if studio.state == "ok" else 503)
+
+    @app.get("/metrics")
+    async def figures() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    page = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+
+    @app.get("/")
+    async def home() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
+
+
+async def _whole(inbox: Inbox, asked: ImageRequest, model: str) -> dict[str, Any]:
+    done: list[Finished] = []
+    while not isinstance(event := await inbox.next(), Completed):
+        if isinstance(event, Finished):
+            done.append(event)
+    return await asyncio.to_thread(answer.whole_answer, asked, model, done, event)
+
+
+async def _events(inbox: Inbox, asked: ImageRequest, model: str) -> AsyncIterator[str]:
+    """Write the events of a streamed request: it always ends in completed ones, or in an error.
+
+    A client takes a stream that breaks off for one that is complete.
+    """
+    done: list[Finished] = []
+    try:
+        while not isinstance(event := await inbox.next(), Completed):
+            if isinstance(event, Finished):
+                done.append(event)
+            elif not isinstance(event, Failed):
+                yield answer.sse(await asyncio.to_thread(answer.partial_event, asked, event))
+        for one in done:
+            made = await asyncio.to_thread(answer.completed_event, asked, model, one, event)
+            yield answer.sse(made)
+    except Exception as error:
+        yield answer.sse(refusal_of(error).body())
+    finally:
+        inbox.job.cancel()

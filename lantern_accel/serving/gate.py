@@ -1,0 +1,123 @@
+"""What every request passes first: number, key, size of its body, and time to read its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from lantern_accel.serving.metrics import Metrics
+from lantern_accel.serving.refusals import Refusal, refusal_of
+
+log = logging.getLogger("lantern_accel.serving")
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+
+#: Answered without a key: load balancers ask for the one, and the other is the page that asks for a key.
+OPEN = ("/", "/health")
+
+
+class TooLong(Exception):
+    """A body that was longer than is read."""
+
+
+class Gate:
+    """ASGI middleware around the whole application.
+
+    ``keys``: of which a request must bring one (``Authorization: Bearer KEY``); none: everybody may.
+    ``most_body``: bytes; ``write_seconds``: a client that reads nothing for so long is let go.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        metrics: Metrics,
+        keys: Collection[str] = (),
+        most_body: int = 1 << 20,
+        write_seconds: float = 60.0,
+    ) -> None:
+        self.app, self.metrics = app, metrics
+        self.keys = [key.encode() for key in keys]
+        self.most_body, self.write_seconds = most_body, write_seconds
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        number = f"req_{secrets.token_hex(12)}"
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        begun = False
+
+        async def told(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                pairs = list(message.get("headers", []))
+                message["headers"] = [*pairs, (b"x-request-id", number.encode())]
+                self.metrics.requests.labels(self._path(scope), str(message["status"])).inc()
+            await asyncio.wait_for(send(message), self.write_seconds)
+
+        read = 0
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self.most_body:
+                raise TooLong
+            return message
+
+        refusal = self._refused(scope, headers)
+        try:
+            if refusal is not None:
+                await self._answer(refusal, scope, receive, told)
+                return
+            await self.app(scope, counted, told)
+        except TooLong:
+            if not begun:
+                await self._answer(self._too_long(), scope, receive, told)
+        except asyncio.TimeoutError:
+            log.info("%s: the client did not read its answer and was let go", number)
+        except Exception as error:
+            log.error("%s failed", number, exc_info=error)
+            if not begun:
+                await self._answer(refusal_of(error), scope, receive, told)
+
+    async def _answer(self, refusal: Refusal, scope: Any, receive: Receive, send: Send) -> None:
+        response = JSONResponse(refusal.body(), refusal.status, dict(refusal.headers))
+        await response(scope, receive, send)
+
+    def _refused(self, scope: Any, headers: dict[bytes, bytes]) -> Refusal | None:
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:18]) > self.most_body:
+            return self._too_long()
+        if not self.keys or scope["path"] in OPEN:
+            return None
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        fits = [hmac.compare_digest(given.strip(), key) for key in self.keys]
+        if scheme.lower() == b"bearer" and any(fits):
+            return None
+        text = "this server asks for an API key; send it as 'Authorization: Bearer KEY'"
+        if given:
+            text = "the API key is not one of this server's; ask its owner for one"
+        return Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _too_long(self) -> Refusal:
+        return Refusal(
+            413,
+            f"the body is longer than {self.most_body} bytes, the most that this server reads",
+            code="body_too_long",
+        )
+
+    def _path(self, scope: Any) -> str:
+        """Return the path of the route, so that there are as many labels as routes."""
+        route = scope.get("route")
+        return str(getattr(route, "path", "other"))

@@ -1,0 +1,78 @@
+"""What ``/metrics`` shows, for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+
+from lantern_accel.device.backend import Backend
+from lantern_accel.generation.slots import Drawn
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Energy:
+    """Reads the device's energy meter when it is asked; without one there is no such metric."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    def collect(self) -> Any:
+        """Yield the counter, where the device has a meter."""
+        spent = self.backend.energy_mj()
+        if spent is not None:
+            found = CounterMetricFamily(
+                "lantern_energy_joules",
+                "Energy that the device's meter has counted.",
+                labels=["meter"],
+            )
+            found.add_metric([f"{self.backend.name} {self.backend.facts().name}"], spent / 1000)
+            yield found
+
+
+class Metrics:
+    """The figures of one server, in a registry of their own."""
+
+    def __init__(self, backend: Backend, slots: int) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"lantern_{name}", text, labels, registry=registry)
+
+        self.requests = counter("requests", "Answers by path and status.", "path", "status")
+        self.images = counter("images", "Complete images.")
+        self.tokens = counter("tokens", "Image tokens of complete images.")
+        self.steps = counter("steps", "Target passes of complete images, prefill left out.")
+        self.price = counter("total_variation", "Relaxed mass used by complete images.")
+        self.turns = counter("turns", "Runs of steps between two looks at the batch.")
+        self.dropped = counter(
+            "cancelled_images", "Images that were given up before they were complete."
+        )
+        self.failed = counter("failed_requests", "Requests that ended in an error.", "code")
+        self.waiting = Gauge("lantern_queue_images", "Images that wait.", registry=registry)
+        self.running = Gauge("lantern_slots_busy", "Rows with an image.", registry=registry)
+        Gauge("lantern_slots", "Rows of the running batch.", registry=registry).set(slots)
+        self.seconds = Histogram(
+            "lantern_request_seconds", "From request to answer.", buckets=SECONDS, registry=registry
+        )
+        self.first_partial = Histogram(
+            "lantern_first_partial_seconds",
+            "From request to its first partial image.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        registry.register(Energy(backend))
+
+    def drew(self, drawn: Drawn) -> None:
+        """Count a complete image."""
+        done = drawn.decoded
+        self.images.inc()
+        self.tokens.inc(done.tokens.numel())
+        self.steps.inc(int(done.steps.sum()))
+        self.price.inc(float(done.price.sum()))
+
+    def text(self) -> bytes:
+        """Return the page."""
+        return generate_latest(self.registry)

@@ -1,0 +1,88 @@
+"""Errors as OpenAI's clients read them: a status, and an object with all four keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lantern_accel.errors import DoesNotFitError, LanternError, RequestError, StrategyError
+
+#: Tells OpenAI's clients that sending the request again would compute it again.
+NO_RETRY = {"x-should-retry": "false"}
+
+
+@dataclass(eq=False)
+class Refusal(Exception):
+    """An answer that is an error: HTTP status, one sentence, and what OpenAI's clients look at.
+
+    ``param``: the field that is wrong; ``code``: a name for programs.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The error's ``type``."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        if self.status in kinds:
+            return kinds[self.status]
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> dict[str, Any]:
+        """Return the error object; ``param`` and ``code`` may be null, but they are there."""
+        told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+
+def wrong(param: str | None, message: str, code: str = "invalid_value") -> Refusal:
+    """Return the refusal of a field's value."""
+    return Refusal(400, message, param, code)
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """Return what a client is told of an error: its own fault, or the server's."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, RequestError | StrategyError | DoesNotFitError):
+        return wrong(None, str(error))
+    if isinstance(error, LanternError):
+        return Refusal(500, str(error), code="device_failed", headers=NO_RETRY)
+    text = f"the server failed ({type(error).__name__}); its log says more"
+    return Refusal(500, text, code="internal_error", headers=NO_RETRY)
+
+
+def busy(seconds: float, waiting: int, most: int) -> Refusal:
+    """Return the refusal where the queue is full; nothing was computed, so a retry does no harm."""
+    wait = str(max(1, round(seconds)))
+    return Refusal(
+        429,
+        f"{waiting} images are waiting and the server keeps {most} at most; try again in {wait} s",
+        code="queue_full",
+        headers={"Retry-After": wait},
+    )
+
+
+def closing() -> Refusal:
+    """Return the refusal of a server that is going down."""
+    return Refusal(
+        503,
+        "the server is shutting down and takes no more requests; try again later",
+        code="shutting_down",
+        headers={"Retry-After": "5"},
+    )
+
+
+def too_late(seconds: float) -> Refusal:
+    """Return the refusal of a request whose time is over."""
+    return Refusal(
+        504,
+        f"the images were not complete after {seconds:g} s, which is this server's deadline; ask for "
+        "fewer images, or try again when it is less busy",
+        code="deadline_exceeded",
+        headers=NO_RETRY,
+    )

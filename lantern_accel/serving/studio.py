@@ -1,0 +1,405 @@
+"""Where images are drawn: one thread that owns the pipeline, and a bounded queue in front of its slots.
+
+Requests come in and events go out; what crosses the threads is a :class:`Job`, nothing else. Images are
+drawn in the order in which they came. Those with the settings of the running batch join it as rows
+become free; the first one with others waits until the batch has run out, and then has an engine of its
+own settings.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lantern_accel.device.backend import inferring
+from lantern_accel.errors import BackendError, LanternWarning, RequestError
+from lantern_accel.families.base import Conditions, Rows
+from lantern_accel.generation.batches import pictures
+from lantern_accel.generation.fitting import fitted_window
+from lantern_accel.generation.partial import partial_picture
+from lantern_accel.generation.slots import Drawn, Slots
+from lantern_accel.serving.body import ImageRequest
+from lantern_accel.serving.metrics import Metrics
+from lantern_accel.serving.refusals import busy, closing, refusal_of, too_late
+from lantern_accel.strategy.values import AUTO, Strategy
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from lantern_accel.generation.pipeline import Pipeline
+
+log = logging.getLogger("lantern_accel.serving")
+
+#: Images over which the time of one is averaged, to say when to come back.
+MEMORY = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes on: rows of the batch, images that may wait, seconds that a request has."""
+
+    slots: int
+    queue: int = 64
+    deadline: float = 300.0
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A picture of what is known of image ``index``; ``number`` counts from 0."""
+
+    index: int
+    number: int
+    image: Image
+    known: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Image ``index``, complete, with what its decoding counted."""
+
+    index: int
+    image: Image
+    drawn: Drawn
+    text_tokens: int
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The last event of a job that went well: what it was drawn with, and what should be said."""
+
+    strategy: Strategy
+    notes: tuple[str, ...]
+    seconds: float
+    waited: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The last event of a job that did not go well."""
+
+    error: Exception
+
+
+Event = Partial | Finished | Completed | Failed
+
+
+@dataclass
+class Job:
+    """One request under way. ``deliver`` is called in the studio's thread; it must not block."""
+
+    request: ImageRequest
+    deliver: Callable[[Event], None]
+    came: float = field(default_factory=time.monotonic)
+    began: float | None = None
+    over: bool = False
+    left: int = 0
+    notes: tuple[str, ...] = ()
+
+    def cancel(self) -> None:
+        """Give the job up, from any thread: what of it runs is stopped, what waits is dropped."""
+        self.over = True
+
+
+@dataclass
+class Picture:
+    """One image of a job, with what it starts from once that is known."""
+
+    job: Job
+    index: int
+    seed: int
+    stream: int
+    conditions: Conditions | None = None
+    rows: Rows | None = None
+    partials: int = 0
+
+
+class Studio:
+    """Draws the images of jobs on one pipeline, in a thread of its own, until :meth:`stop`."""
+
+    def __init__(self, pipeline: Pipeline, limits: Limits, metrics: Metrics) -> None:
+        self.pipeline, self.limits, self.metrics = pipeline, limits, metrics
+        self.backend = pipeline.backend
+        self.broken: str | None = None
+        self._queue: deque[Picture] = deque()
+        self._news = threading.Condition()
+        self._closing = self._stopped = False
+        self._slots: Slots | None = None
+        self._key: object = None
+        self._rows: dict[int, Picture] = {}
+        self._each = 1.0
+        self._last = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="studio", daemon=True)
+
+    # --- from other threads --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to draw."""
+        self._thread.start()
+
+    def warm_up(self, strategies: Sequence[str]) -> None:
+        """Make the engines of these strategies before :meth:`start`, so that no request waits for it."""
+        manifest = self.pipeline.model.manifest
+        examples = self.pipeline.model.family.examples(manifest)
+        for name in strategies:
+            sampling = self.pipeline.sampling()
+            request = ImageRequest(
+                examples[0], None, self.pipeline.strategy(name), sampling, ((0, 0),), None
+            )
+            self._open(request, self._conditions(request.prompt, None))
+
+    def submit(self, job: Job) -> None:
+        """Queue a job's images; raises :class:`Refusal` where they are too many, or too late."""
+        pictures_ = [Picture(job, number, *seed) for number, seed in enumerate(job.request.seeds)]
+        job.left = len(pictures_)
+        with self._news:
+            if self._closing:
+                raise closing()
+            waiting = len(self._queue)
+            if waiting + len(pictures_) > self.limits.queue:
+                raise busy(self._each * (waiting + 1), waiting, self.limits.queue)
+            self._queue.extend(pictures_)
+            self.metrics.waiting.set(len(self._queue))
+            self._news.notify()
+
+    def drain(self) -> None:
+        """Refuse what waits and what comes, and finish what runs."""
+        with self._news:
+            self._closing = True
+            dropped = {id(one.job): one.job for one in self._queue if one.job.began is None}
+            self._queue = deque(one for one in self._queue if one.job.began is not None)
+            self._news.notify()
+        for job in dropped.values():
+            self._end(job, Failed(closing()))
+
+    def stop(self, seconds: float = 60.0) -> bool:
+        """Drain, and wait for what runs; returns whether all of it was finished in time."""
+        self.drain()
+        with self._news:
+            self._stopped = True
+            self._news.notify()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    @property
+    def state(self) -> str:
+        """``ok``, ``draining`` or ``failed``."""
+        if self.broken is not None:
+            return "failed"
+        return "draining" if self._closing else "ok"
+
+    # --- in its own thread ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                while not (self._queue or self._rows or self._stopped):
+                    self._news.wait()
+                if self._stopped and not self._queue and not self._rows:
+                    return
+            try:
+                self._turn()
+            except Exception as error:  # what runs fails with it; the next batch begins anew
+                self._fail(error)
+
+    def _turn(self) -> None:
+        """Let images leave and join, run some steps, and hand out what is new."""
+        self._give_up()
+        self._admit()
+        slots = self._slots
+        if slots is None or not self._rows:
+            return
+        slots.advance()
+        self.metrics.turns.inc()
+        for row in slots.unsound:
+            picture, error = self._rows.pop(row), slots.leave(row)
+            assert error is not None
+            self._end(picture.job, Failed(error))
+        for row in slots.complete:
+            self._finish(self._rows.pop(row), slots.take(row))
+        for row, picture in self._rows.items():
+            self._show(row, picture)
+        self.metrics.running.set(len(self._rows))
+
+    def _give_up(self) -> None:
+        """Free the rows and places of jobs that are over, or out of time."""
+        now = time.monotonic()
+        with self._news:
+            waiting = list(self._queue)
+        for job in {id(p.job): p.job for p in [*waiting, *self._rows.values()]}.values():
+            if not job.over and now - job.came > self.limits.deadline:
+                self._end(job, Failed(too_late(self.limits.deadline)))
+        for row, picture in list(self._rows.items()):
+            if picture.job.over:
+                assert self._slots is not None
+                self._slots.leave(row)
+                del self._rows[row]
+                self.metrics.dropped.inc()
+        with self._news:
+            kept = deque(one for one in self._queue if not one.job.over)
+            self.metrics.dropped.inc(len(self._queue) - len(kept))
+            self._queue = kept
+
+    def _admit(self) -> None:
+        """Let the first images of the queue join, as long as they go with those that run."""
+        while True:
+            with self._news:
+                if not self._queue:
+                    break
+                picture = self._queue[0]
+            try:
+                joined = self._join(picture)
+            except Exception as error:
+                self._end(picture.job, Failed(error))
+                if not isinstance(error, RequestError):
+                    log.warning("an image could not begin: %s", error)
+                joined = True
+            if not joined:
+                break
+            with self._news:
+                if self._queue and self._queue[0] is picture:
+                    self._queue.popleft()
+        with self._news:
+            self.metrics.waiting.set(len(self._queue))
+        self.metrics.running.set(len(self._rows))
+
+    @inferring
+    def _join(self, picture: Picture) -> bool:
+        """Let an image join; returns False where it has to wait."""
+        job = picture.job
+        if job.over:
+            return True
+        if picture.conditions is None:
+            self._read(picture)
+        assert picture.conditions is not None and picture.rows is not None
+        request = job.request
+        key = (request.strategy, request.sampling, request.named, picture.conditions.shape)
+        if self._slots is None or key != self._key:
+            if self._rows:
+                return False
+            self._open(request, picture.conditions)
+            self._key = key
+        assert self._slots is not None
+        if not self._slots.joinable:
+            return False
+        row = self._slots.join(picture.rows, picture.seed, picture.stream)
+        job.began = job.began or time.monotonic()
+        self._rows[row] = picture
+        return True
+
+    def _open(self, request: ImageRequest, conditions: Conditions) -> None:
+        pipeline, size = self.pipeline, self.limits.slots
+        strategy = request.strategy
+        if strategy.name != AUTO:  # as `generate` does with a strategy by name
+            strategy = pipeline.tuned(strategy, request.sampling.temperature)
+            strategy = fitted_window(pipeline, strategy, size, size, request.sampling)
+        self._slots = self._key = None
+        self._slots = Slots(pipeline, strategy, request.sampling, size, conditions)
+
+    def _read(self, picture: Picture) -> None:
+        """Turn the prompt into what an engine starts from."""
+        request, model = picture.job.request, self.pipeline.model
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", LanternWarning)
+            conditions = self._conditions(request.prompt, request.size)
+            rows = model.family.rows(model, conditions, request.sampling)
+            if request.negative is not None:
+                rows = self._against(rows, conditions, request)
+        picture.conditions, picture.rows = conditions, rows
+        notes = tuple(str(one.message) for one in told)
+        picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
+
+    def _conditions(self, prompt: Any, size: tuple[int, int] | None) -> Conditions:
+        # The text encoder stays where it is: the next prompt is near.
+        pipeline = self.pipeline
+        made: Conditions = pipeline.model.family.conditions(
+            pipeline.model, [prompt], self.backend.device, pipeline.dtype, size
+        )
+        return made
+
+    def _against(self, rows: Rows, conditions: Conditions, request: ImageRequest) -> Rows:
+        """Return rows whose unconditional branch is the negative prompt's."""
+        assert request.negative is not None
+        if request.sampling.branches != 2:
+            raise RequestError(
+                "a negative_prompt takes the place of guidance's second branch, and this request has "
+                f"{request.sampling.branches}; set guidance_scale above 1, or leave it out"
+            )
+        against = self._conditions(request.negative, request.size)
+        same = against.condition.shape == conditions.condition.shape
+        if not (same and len(rows.mask) == 1 and bool((against.mask == conditions.mask).all())):
+            raise RequestError(
+                f"the model {self.pipeline.model.manifest.name!r} runs a prompt and its negative_prompt "
+                "under one mask, so both need as many tokens; write one as long as the other"
+            )
+        condition = rows.condition.clone()
+        condition[1:] = against.condition
+        return Rows(condition, rows.mask)
+
+    @inferring
+    def _finish(self, picture: Picture, drawn: Drawn) -> None:
+        """Decode a complete image and hand it out; the last one completes its job."""
+        job = picture.job
+        assert self._slots is not None and picture.conditions is not None
+        shape = picture.conditions.shape
+        image = pictures(self.pipeline.pixels(drawn.decoded.tokens, shape))[0]
+        now = time.monotonic()
+        since, self._last = now - max(self._last, job.began or now), now
+        self._each += (since - self._each) / MEMORY
+        self.metrics.drew(drawn)
+        text = int(picture.conditions.mask.sum())
+        if job.over:
+            return
+        job.deliver(Finished(picture.index, image, drawn, text))
+        job.left -= 1
+        if not job.left:
+            began = job.began or now
+            notes = (*job.request.notes, *job.notes)
+            used = self._slots.strategy
+            self._end(job, Completed(used, notes, now - began, began - job.came))
+
+    @inferring
+    def _show(self, row: int, picture: Picture) -> None:
+        """Hand out a partial picture where its share of the image is known."""
+        wanted, slots = picture.job.request.partials, self._slots
+        if picture.partials >= wanted or picture.job.over or slots is None:
+            return
+        assert picture.conditions is not None
+        known, tokens = slots.known(row), slots.tokens
+        due = -(-tokens * (picture.partials + 1) // (wanted + 1))
+        target, _ = self.pipeline.model.family.fitted(self.pipeline.model, picture.conditions.shape)
+        if known < max(due, row_of(target.config)):
+            return
+        made = partial_picture(self.pipeline, slots.so_far(row), picture.conditions.shape)
+        assert made is not None
+        event = Partial(picture.index, picture.partials, made[0], known, tokens)
+        if not picture.partials:
+            self.metrics.first_partial.observe(time.monotonic() - picture.job.came)
+        picture.partials += 1
+        picture.job.deliver(event)
+
+    def _fail(self, error: Exception) -> None:
+        """End what runs with an error of the device; the next request finds new slots."""
+        log.error("the running batch failed: %s", error, exc_info=error)
+        jobs = {id(one.job): one.job for one in self._rows.values()}
+        self._rows.clear()
+        self._slots = self._key = None
+        self.pipeline.release_engines()
+        if isinstance(error, BackendError) and "lost" in type(error).__name__.lower():
+            self.broken = str(error)
+        for job in jobs.values():
+            self._end(job, Failed(error))
+
+    def _end(self, job: Job, event: Event) -> None:
+        if job.over:
+            return
+        job.over = True
+        if isinstance(event, Failed):
+            self.metrics.failed.labels(refusal_of(event.error).code or "invalid").inc()
+        job.deliver(event)

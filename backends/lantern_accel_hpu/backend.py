@@ -26,11 +26,11 @@ from lantern_accel.device.backend import (
     Stopwatch,
     Support,
 )
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, NotCapturableError
 from lantern_accel_hpu import faults, operators
 from lantern_accel_hpu.bridge import Bridge
 from lantern_accel_hpu.copies import EventCopy
-from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch
+from lantern_accel_hpu.graphs import Compiled, Graphed, Warmed, Watch, launches
 from lantern_accel_hpu.kernels import HPUOps
 from lantern_accel_hpu.meters import EnergyMeter, EventStopwatch
 
@@ -155,7 +155,12 @@ class DeviceBackend(HPUOps, Backend):
         kind = kinds.get(self.mode, Warmed)
         if kind is Graphed and name == "prefill":
             kind = Warmed
-        replay = kind(self.watch, step, name)
+        try:
+            replay = kind(self.watch, step, name)
+        except NotCapturableError as error:
+            if self.capture_asked:
+                raise
+            raise faults.one_by_one(error, name, launches(step)) from error
         self._replays.append(replay)
         return replay
 
@@ -198,7 +203,9 @@ class DeviceBackend(HPUOps, Backend):
 
         ``buckets.step`` and ``buckets.prefill`` count functions that were warmed up, ``buckets.graphs``
         the graphs that were made for them. ``late.*``: what rose in a step after its warm-up; should be
-        absent. Waits for the device, since what it has yet to compile is not counted yet.
+        absent. ``between.*``: what rose between steps, while requests were loaded and pixels drawn;
+        should stand still once a bucket was drawn. Waits for the device, since what it has yet to compile
+        is not counted yet.
         """
         self.synchronize()
         found = self.bridge.metrics()
@@ -209,6 +216,8 @@ class DeviceBackend(HPUOps, Backend):
                 *((f"late.{name}", n) for name, n in replay.late.items()),
             ):
                 found[key] = found.get(key, 0) + count
+        for name, count in self.watch.between.items():
+            found[f"between.{name}"] = count
         return found
 
     def energy_mj(self) -> int | None:

@@ -10,9 +10,12 @@ import contextlib
 import importlib.metadata
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from lantern_accel.errors import BackendError
 from lantern_accel_hpu import environment, faults
@@ -124,6 +127,12 @@ class Bridge:
             _STREAMS.append(self.hpu.Stream())
         return _STREAMS[0]
 
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Return host memory that the device writes to by itself; None where this bridge has none."""
+        if not _PINS:
+            _PINS.append(_pins())
+        return torch.empty(shape, dtype=dtype, pin_memory=True) if _PINS[0] else None
+
     def flush(self) -> None:
         """Send what lazy mode has collected; in eager mode everything was sent already."""
         if self.lazy and not self.software:
@@ -201,12 +210,19 @@ class Bridge:
 
 _CAPTURE = threading.Lock()
 _STREAMS: list[Any] = []
+#: Whether memory can be pinned here, once it was tried.
+_PINS: list[bool] = []
+
+
+def _pins() -> bool:
+    """Return whether torch pins memory for this device and knows it for pinned again."""
+    with contextlib.suppress(RuntimeError, NotImplementedError, AssertionError):
+        return bool(torch.empty(1, pin_memory=True).is_pinned())
+    return False
 
 
 def _allocate() -> None:
     """Use the device once: the driver then gives this process its card."""
-    import torch
-
     torch.zeros(1, device="hpu:0").add_(1)
 
 

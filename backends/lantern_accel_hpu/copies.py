@@ -20,10 +20,10 @@ SLOTS = 4
 
 @dataclass(frozen=True)
 class _Slot:
-    """A snapshot on the device, its copy on the host, and the events that order the two."""
+    """A snapshot on the device, its copy in pinned memory if there is any, and events between them."""
 
     snapshot: Tensor
-    host: Tensor
+    host: Tensor | None
     taken: Any
     copied: Any
 
@@ -32,8 +32,10 @@ class EventCopy(HostCopy):
     """Copies on a stream of its own and waits for an event, never for the whole device.
 
     ``post`` takes a snapshot in the order of the steps, so that the next step may overwrite the source;
-    the way to the host then runs beside that step. Host memory is not pinned: serving stacks differ on
-    whether the bridge supports it, and a pageable copy is correct either way.
+    the way to the host then runs beside that step. An event orders a copy to memory that is pinned for
+    the device, and no other: to pageable memory the bridge copies by way of a buffer of its own, in a
+    thread that no event waits for. Where there is no pinned memory the snapshot is read by a copy
+    that returns when the values are there, on that stream, so that the step under way runs on.
     """
 
     lag = 1
@@ -53,7 +55,7 @@ class EventCopy(HostCopy):
         source = self._source
         return _Slot(
             snapshot=torch.empty_like(source),
-            host=torch.empty(source.shape, dtype=source.dtype, device="cpu"),
+            host=self._bridge.pinned(source.shape, source.dtype),
             taken=self._bridge.hpu.Event(),
             copied=self._bridge.hpu.Event(),
         )
@@ -66,10 +68,11 @@ class EventCopy(HostCopy):
         slot.snapshot.copy_(self._source)
         self._bridge.flush()
         slot.taken.record(hpu.current_stream())
-        slot.taken.wait(self._stream)
-        with hpu.stream(self._stream):
-            slot.host.copy_(slot.snapshot, non_blocking=True)
-            slot.copied.record(self._stream)
+        if slot.host is not None:
+            slot.taken.wait(self._stream)
+            with hpu.stream(self._stream):
+                slot.host.copy_(slot.snapshot, non_blocking=True)
+                slot.copied.record(self._stream)
         self._posted.append(slot)
 
     def read(self) -> Tensor:
@@ -89,9 +92,14 @@ class EventCopy(HostCopy):
     def _oldest(self) -> Tensor:
         slot = self._posted.popleft()
         try:
-            slot.copied.synchronize()
+            if slot.host is None:
+                slot.taken.wait(self._stream)
+                with self._bridge.hpu.stream(self._stream):
+                    value = slot.snapshot.to("cpu", copy=True)
+            else:
+                slot.copied.synchronize()
+                value = slot.host.clone()
         except RuntimeError as error:
             raise faults.explain(error, "decoding") or error from error
-        value = slot.host.clone()
         self._free.append(slot)
         return value

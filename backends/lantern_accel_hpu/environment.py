@@ -7,6 +7,7 @@ is loaded, which with ``PT_HPU_LAZY_MODE=0`` happens while torch is imported.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -20,7 +21,8 @@ from lantern_accel.device.spec import Probe, check_options
 from lantern_accel.errors import BackendError, did_you_mean
 
 MODES = {
-    "auto": "graph where PT_HPU_LAZY_MODE=1 is set, else compile",
+    "auto": "graph with Gaudi software up to 1.22 and Habana's own torch, else compile; "
+    "PT_HPU_LAZY_MODE decides where it is set",
     "compile": "torch.compile with hpu_backend, in eager mode",
     "graph": "HPUGraph, in lazy mode (a Gaudi build of torch that still has it)",
     "eager": "operator by operator, in eager mode",
@@ -33,6 +35,10 @@ OPTIONS = {
 LAZY = "PT_HPU_LAZY_MODE"
 FALLBACK = "PT_HPU_USE_EAGER_FALLBACK"
 RECIPES = "PT_HPU_RECIPE_CACHE_CONFIG"
+#: The last release whose public inference code decodes with HPU graphs; what came after compiles.
+GRAPHS_UNTIL = (1, 22)
+#: From this torch on gather and scatter take int32; before, indices are int64.
+INT32_FROM = (2, 8)
 PCI_VENDOR = "0x1da3"
 """Habana Labs; /sys/class/accel also lists other makers' accelerators."""
 
@@ -113,7 +119,7 @@ def prepare(settings: Settings, environ: MutableMapping[str, str]) -> None:
     if loaded_mode() is not None:
         return
     mode = settings.asked(environ)
-    _set(environ, LAZY, "1" if mode == "graph" else "0")
+    _set(environ, LAZY, "1" if (usual() if mode == "auto" else mode) == "graph" else "0")
     # Without it the bridge does not count which recipes it finds and which it misses.
     _set(environ, "PT_HPU_ENABLE_CACHE_METRICS", "1")
     # An operator without a kernel shall be named; silently leaving the graph can reorder state.
@@ -152,9 +158,22 @@ def runner(settings: Settings, environ: Mapping[str, str]) -> str:
     return "graph" if _is_lazy(environ) else "compile"
 
 
+def usual() -> str:
+    """Return the mode that the vendor's public code decodes in with this software: graph or compile."""
+    known = numbers(sdk_version())
+    old = bool(known) and known <= GRAPHS_UNTIL
+    return "graph" if old and own_build(installed_torch()) else "compile"
+
+
+def own_build(torch_version: str) -> bool:
+    """Return whether a torch is Habana's own build, which lazy mode needs."""
+    return torch_version.partition("+")[2].startswith(("git", "hpu"))
+
+
 def _is_lazy(environ: Mapping[str, str]) -> bool:
-    loaded = loaded_mode()
-    return loaded == "lazy" if loaded else environ.get(LAZY, "0") != "0"
+    if loaded := loaded_mode():
+        return loaded == "lazy"
+    return environ.get(LAZY, "1" if usual() == "graph" else "0") != "0"
 
 
 def conflict(settings: Settings, environ: Mapping[str, str], torch_version: str) -> Probe | None:
@@ -174,11 +193,17 @@ def conflict(settings: Settings, environ: Mapping[str, str], torch_version: str)
             f"{asked!r} needs {needs} mode",
             f"unset {LAZY}, or leave out the mode",
         )
-    local = torch_version.partition("+")[2]
-    if lazy and torch_version and not local.startswith(("git", "hpu")):
+    if lazy and torch_version and not own_build(torch_version):
         return Probe.missing(
             f"lazy mode needs Habana's own build of torch, and torch {torch_version} is not one",
             f"unset {LAZY} and choose the mode 'compile', which replaces it",
+        )
+    if not lazy and torch_version and numbers(torch_version) < INT32_FROM:
+        return Probe.missing(
+            f"torch {torch_version} takes int64 alone for indices, and which of Gaudi's kernels take it "
+            "outside lazy mode is not known",
+            "use Gaudi software 1.23 or newer, or an image with Habana's own torch, whose lazy mode "
+            "computes them in 32 bits (LANTERN_HPU_MODE=graph)",
         )
     return None
 
@@ -197,6 +222,13 @@ def required_torch(sdk: Path) -> str:
     return ""
 
 
+def sdk_version() -> str:
+    """Return the version of habana-torch-plugin; "" where it is not installed as a package."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("habana-torch-plugin")
+    return ""
+
+
 def installed_torch() -> str:
     """Return torch's version without importing torch; "" where it cannot be read."""
     spec = importlib.util.find_spec("torch")
@@ -212,6 +244,11 @@ def installed_torch() -> str:
 def release(version: str) -> tuple[str, ...]:
     """Return major and minor of a version: what the bridge compares."""
     return tuple(re.findall(r"\d+", version)[:2])
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return major and minor as numbers, to be put in order."""
+    return tuple(int(one) for one in release(version))
 
 
 def devices(root: Path = Path("/")) -> list[str]:

@@ -61,7 +61,7 @@ def explain(
         )
     if is_out_of_memory(error):
         return out_of_memory(f"while {doing}", memory or {}, told[-1])
-    if "graph compile failed" in text.lower():
+    if refused(error):
         known = f" (synStatus {code})" if code is not None else ""
         return BackendError(
             f"Gaudi's graph compiler refused a graph while {doing}{known}; open the device with the "
@@ -69,6 +69,12 @@ def explain(
             "batch, and report it with the log that PT_HPU_METRICS_FILE and LOG_LEVEL_ALL=3 write"
         )
     return None
+
+
+def refused(error: BaseException) -> bool:
+    """Return whether Gaudi's graph compiler refused a graph."""
+    texts = (str(one).lower() for one in chain(error) if isinstance(one, RuntimeError))
+    return any("graph compile failed" in text for text in texts)
 
 
 def not_acquired(error: BaseException, root: Path = Path("/")) -> BackendError:
@@ -116,6 +122,14 @@ def is_lost(error: BaseException) -> bool:
     if any("graph compile failed" in text or "acquire failed" in text for text in texts):
         return False
     return status(error) in LOST or any(word in text for text in texts for word in LOST_WORDS)
+
+
+def one_by_one(error: NotCapturableError, name: str, launches: int) -> NotCapturableError:
+    """Return the error of a refused capture with what it costs: this is what a reader must not miss."""
+    return NotCapturableError(
+        f"SLOW: every call of the {name} now launches {launches} operators one by one, where a captured "
+        f"{name} is a single launch, so that the host sets the speed, not the Gaudi; reason: {error}"
+    )
 
 
 def fallback_nodes(error: BaseException) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.backend import Replay
 from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
@@ -34,13 +35,21 @@ class Watch:
 
     A device compiles and falls back behind the host's back, so a reading right after a launch sees
     nothing of it: counters are read before the first run, and again only when the device was waited for
-    (:meth:`settle`). What the host does between two requests is in no window.
+    (:meth:`settle`). What rises in between, while a request is loaded and its pixels are drawn, is
+    counted in ``between``, and reported as well where a bucket has been drawn before.
+
+    In eager mode the bridge counts no compilation at all; there recipes that were not found tell of them.
     """
 
     def __init__(self, bridge: Bridge) -> None:
         self.bridge = bridge
+        self.between: dict[str, int] = {}
         self._ran: dict[Warmed, None] = {}
         self._before: dict[str, int] = {}
+        self._settled: dict[str, int] = {}
+        #: The requests that the present one's bucket has had, it included.
+        self._drawn = 0
+        self._told: set[str] = set()
 
     def counts(self) -> dict[str, int]:
         """Read the counters of the bridge and of torch.compile."""
@@ -48,10 +57,38 @@ class Watch:
 
     def runs(self, replay: Warmed) -> None:
         """Note that a warmed function is about to run."""
+        replay.runs += 1
         if not self._ran:
             self.bridge.flush()  # what was collected before is not its own
             self._before = self.counts()
+            self._gap(replay)
         self._ran[replay] = None
+
+    def _gap(self, replay: Warmed) -> None:
+        """Count what rose since the last window; report it once what was done there had been done before.
+
+        A bucket's first request compiles what loads it and what draws its pixels; its second nothing.
+        """
+        rise = _rise(self._settled, self._before) if self._settled else {}
+        for name, count in rise.items():
+            self.between[name] = self.between.get(name, 0) + count
+        known = self._drawn > 1 and replay.runs > 1
+        if replay.name == "prefill":
+            self._drawn = replay.runs
+        if new := [name for name in rise if known and name not in self._told]:
+            self._told.update(new)
+            names = ", ".join(f"{name} by {rise[name]}" for name in new)
+            warnings.warn(
+                f"loading a request or drawing its pixels raised {names}, although this batch size has "
+                "been drawn before: it takes longer than it should, please report it",
+                LanternWarning,
+                stacklevel=4,
+            )
+
+    def new(self) -> None:
+        """Forget where the last window ended: what comes now, such as a capture, may compile."""
+        self.settle()
+        self._settled = {}
 
     def settle(self) -> None:
         """Report what rose since the first run that was not yet settled; the device was waited for."""
@@ -59,6 +96,7 @@ class Watch:
             return
         after, ran = self.counts(), list(self._ran)
         self._ran.clear()
+        self._settled = after
         rise = _rise(self._before, after)
         if not rise:
             return
@@ -84,10 +122,11 @@ class Warmed(Replay):
         super().__init__(step)
         self.name = name
         self.late: dict[str, int] = {}
+        self.runs = 0
         self._watch = watch
         self._bridge = bridge = watch.bridge
         bridge.synchronize()
-        watch.settle()
+        watch.new()
         before, began = watch.counts(), time.perf_counter()
         held = bridge.memory().get("InUse", 0)
         try:
@@ -95,6 +134,8 @@ class Warmed(Replay):
         except RuntimeError as error:
             self._step = None
             known = faults.explain(error, f"running the {name}", bridge.memory())
+            if known is not None and self.captured and faults.refused(error):
+                raise NotCapturableError(str(known)) from error
             if known is not None:
                 raise known from error
             raise
@@ -255,6 +296,29 @@ def late_warning(name: str, before: dict[str, int], after: dict[str, int], new: 
         f"the {name} was warmed up, and yet this run raised {rises}{operators}: it takes longer than a "
         "step should, please report it"
     )
+
+
+# torch leaves the base class untyped.
+class _Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators of a block that give a device work: all but views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        returns = [one.alias_info for one in func._schema.returns]
+        self.count += not any(one is not None and not one.is_write for one in returns)
+        return func(*args, **(kwargs or {}))
+
+
+def launches(step: Step) -> int:
+    """Run a step once operator by operator; return how many of these give the device work."""
+    with _Launches() as seen:
+        step()
+    return seen.count
 
 
 def cannot_capture(name: str, operators: str) -> NotCapturableError:

@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from lantern_accel.device.operations import KVCache, KVLayout, TensorOps
+from lantern_accel.device.sampling import Filter
 from lantern_accel_hpu.bridge import Kernels
+from lantern_accel_hpu.counting import COUNTED, kth_largest
 
 #: Slots of a cache are a multiple of this, so that attention's matrices fill the matrix engine
 #: (vllm-gaudi's block size; smaller ones run "very inefficiently" there).
 SLOTS = 128
 
 
-#: FusedSDPA's kernel that keeps no scores, the bridge's own default for attention without gradients.
-RECOMPUTE = True
+#: FusedSDPA's softmax: the kernel's own. The public bridge (1.19) knows ``fast``, and takes every other
+#: word for this; ``fast`` rounds more than a comparison of distributions should.
+SOFTMAX = "None"
 
 
 def index_dtype() -> torch.dtype:
@@ -33,6 +36,15 @@ def index_dtype() -> torch.dtype:
     except RuntimeError:
         return torch.int64
     return torch.int32
+
+
+def recomputes(queries: int) -> bool:
+    """Return whether FusedSDPA shall take its kernel that keeps no scores.
+
+    It is the bridge's default for attention without gradients. For one query the scores are a row, and
+    the vendor's own models ask for the other kernel there, as long as nothing is quantised.
+    """
+    return queries > 1
 
 
 @dataclass(frozen=True)
@@ -88,17 +100,6 @@ class HPUOps(TensorOps):
             else:
                 buffer.index_copy_(0, address, flat)
 
-    # --- matrix products -----------------------------------------------------------------------
-
-    def linear_add(
-        self, x: Tensor, weight: Tensor, residual: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
-        """Add the product to the residual in the product's own operator."""
-        if bias is not None:
-            return super().linear_add(x, weight, residual, bias)
-        flat = residual.reshape(-1, residual.shape[-1])
-        return torch.addmm(flat, x.reshape(-1, x.shape[-1]), weight.t()).view(residual.shape)
-
     # --- arithmetic ----------------------------------------------------------------------------
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
@@ -112,15 +113,17 @@ class HPUOps(TensorOps):
         return self._attend(q, k, v, mask).transpose(1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention with heads first: ``q [R, H, T, d]``, ``k, v [R, H, L, d]``; softmax in float32."""
+        """Attention with heads first: ``q [R, H, T, d]``, ``k, v [R, H, L, d]``.
+
+        Without the kernel the softmax is in float32.
+        """
         scale = q.shape[-1] ** -0.5
         if self.kernels.sdpa is not None:
             # Causal and a mask exclude each other there; a tree's mask says all there is to say.
-            softmax = "fp32" if q.dtype == torch.bfloat16 else "None"
             # The mode of recomputing is said: left out, the wrapper asks the bridge for it, in a module
             # that Dynamo does not trace, and a step would not be one graph.
             out: Tensor = self.kernels.sdpa.apply(
-                q, k, v, mask, 0.0, mask is None, scale, softmax, RECOMPUTE
+                q, k, v, mask, 0.0, mask is None, scale, SOFTMAX, recomputes(q.shape[2])
             )
             return out
         if mask is None:
@@ -188,3 +191,22 @@ class HPUOps(TensorOps):
         q, k = turned.transpose(2, 3).unbind(0)
         self.write(kv, layer, address, k, qkv[:, :, 2])
         return q
+
+    # --- sampling ------------------------------------------------------------------------------
+
+    def put(self, buffer: Tensor, dim: int, index: Tensor, values: Tensor) -> None:
+        """Write entries of a buffer, all of it in one write: an HPUGraph records none to a view."""
+        whole = buffer.flatten(dim, dim + 1).index_copy(dim, index.long(), values)
+        buffer.copy_(whole.view(buffer.shape))
+
+    def filter(self, logits: Tensor, given: Filter) -> Tensor:
+        """Return the float32 probabilities ``[..., V]`` of a filter; a large top-k is counted."""
+        k, p = given.top_k, given.top_p
+        if not COUNTED <= k < logits.shape[-1] or (p is not None and not given.p_first):
+            return super().filter(logits, given)
+        x = logits / given.temperature
+        if p is not None:
+            x = self._keep_top_p(x, p)
+        never = float("-inf") if given.never is None else given.never
+        # Values equal to the k-th stay, as in the reference.
+        return torch.where(x < kth_largest(x, k), never, x).softmax(dim=-1)

@@ -34,7 +34,7 @@ class Spec(BackendSpec):
         return Spec(environment.Settings.read(options)) if options else self
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
-        """Choose the bridge's mode: eager with torch.compile unless lazy mode is asked for.
+        """Choose the bridge's mode: what this software's own code decodes in, or what is asked for.
 
         The bridge reads the variable when it is loaded, which may be while torch is imported.
         """

@@ -37,23 +37,37 @@ def commit(
     gained = accepted.length + 1
     length = (state.length + gained).clamp(max=last)
     if g.depth:  # else nothing drafts
-        keep, tokens = open_.unsqueeze(1), state.pending_tokens[:, : g.depth + 1]
-        tokens.copy_(torch.where(keep, following, tokens))
+        keep, tokens = open_.unsqueeze(1), state.pending_tokens
+        put_first(tokens, torch.where(keep, following, tokens[:, : g.depth + 1]))
         rows_open = verifying._rows(open_).view(-1, 1, 1)
-        pending = state.pending_features[:, : g.depth + 1]
+        pending = state.pending_features
         index = verifying._rows(accepted.path).unsqueeze(-1).expand(-1, -1, features.shape[-1])
-        pending.copy_(torch.where(rows_open, features.gather(1, index), pending))
+        kept = torch.where(rows_open, features.gather(1, index), pending[:, : g.depth + 1])
+        put_first(pending, kept)
         state.pending_count.copy_(torch.where(open_, gained, state.pending_count))
     state.root.copy_(torch.where(open_, accepted.bonus, state.root))
     # What is dropped is counted nowhere; a complete image gains nothing.
-    state.histogram[:, : g.depth + 1].add_(after == (length - state.length).unsqueeze(1))
+    counts = verifying.slots[
+        1 : state.histogram.shape[1] + 1
+    ]  # of the widest tree on these buffers
+    state.histogram.add_(counts == (length - state.length).unsqueeze(1))
     state.steps.add_(open_)
     dropped = column[:, : g.depth] == g.tokens
     state.price.add_(accepted.price.masked_fill(dropped, 0).sum(dim=1))
-    state.last_path[:, : g.depth + 1].copy_(accepted.path)
+    put_first(state.last_path, accepted.path)
     state.last_length.copy_(torch.where(open_, accepted.length, verifying.no_length))
     state.length.copy_(length)
     state.step.add_(1)
+
+
+def put_first(buffer: Tensor, values: Tensor) -> None:
+    """Write ``values [B, n, ...]`` over the first n of a buffer's dimension 1.
+
+    The whole buffer is written, in one go: a write to a part of one is a view, and some recorders of
+    steps refuse to record those.
+    """
+    rest = buffer[:, values.shape[1] :]
+    buffer.copy_(torch.cat((values, rest), dim=1) if rest.shape[1] else values)
 
 
 def _enter_slots(

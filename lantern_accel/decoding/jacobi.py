@@ -139,6 +139,8 @@ class JacobiEngine(Running):
         self._columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
         self.fresh_column = most - 1
         self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
+        #: What a step may gain, by the columns of the histogram, which the longest window has made.
+        self.counts = torch.arange(1, most + 1, dtype=ops.index, device=device)
         #: A whole step, or what follows a pass, where the device does that at once.
         self.at_once = AtOnce(ops, self, self.verifying, window.length, self.forward.reach)
         self.advance = self.at_once.advance
@@ -157,7 +159,7 @@ class JacobiEngine(Running):
         layout, _ = cache_layouts(g, target, None, ops)
         self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance)
         ahead = 2 * self.window.length
-        self.ring = Ring(max(g.kept, 1), g.tokens, ahead, g.batch, ops.index, device)
+        self.ring = Ring(max(g.kept, 1), g.tokens, ahead, g.batch, ops, device)
         self.state = WindowState(g, target.condition_buffer(g.rows), ops.index, device)
         self._watch()
 
@@ -391,7 +393,7 @@ class JacobiEngine(Running):
         gained = length - state.length
         entry = self.forward.chain
         # Drafts past the end of the image are dropped, and counted nowhere; a complete one gains nothing.
-        state.histogram[:, : len(entry)].add_(self.ahead == gained.unsqueeze(1))
+        state.histogram.add_(self.counts == gained.unsqueeze(1))
         state.steps.add_(open_)
         if self.rule.relaxed:
             unused = entry[:-1] >= gained.unsqueeze(1)

@@ -75,7 +75,7 @@ class PlainStep:
         with engine.ops.phase("commit"):
             state.tokens.scatter_(1, (newest + 1).clamp(max=n), token.unsqueeze(1))
             open_ = state.length + 1 < n
-            state.histogram[:, 0].add_(open_)
+            state.histogram.add_(engine.counts == open_.unsqueeze(1))
             state.steps.add_(open_)
             state.last_length.copy_(torch.where(open_, 0, -1))
             state.length.add_(open_)

@@ -65,12 +65,12 @@ class Recall:
         """Keep the rows ``p [B, L, V]`` that followed the window's tokens ``x [B, L]``."""
         # A shorter window on a longer one's buffers leaves older rows behind its own: they stay true.
         wide = state.past.shape[2]
-        at = ((state.step % self.passes) * wide + self.ahead - 1).long()
+        at = (state.step % self.passes) * wide + self.ahead - 1
         places = state.length.unsqueeze(1) + self.ahead
-        state.past.flatten(1, 2).index_copy_(1, at, p.to(state.past.dtype))
-        state.heard.flatten(1).index_copy_(1, at, places * self.vocab + x)
+        self.ops.put(state.past, 1, at, p.to(state.past.dtype))
+        self.ops.put(state.heard, 1, at, places * self.vocab + x)
         # What is before the first lies outside the window; the token itself stands for it.
-        state.before.flatten(1).index_copy_(1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
+        self.ops.put(state.before, 1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
 
     def refine(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.verify import Verifying
-from lantern_accel.device.operations import flags
+from lantern_accel.device.operations import TensorOps, flags
 from lantern_accel.nn.transformer import Pass
 
 
@@ -120,12 +120,13 @@ class Ring:
         tokens: int,
         ahead: int,
         batch: int,
-        index: torch.dtype,
+        ops: TensorOps,
         device: torch.device,
     ) -> None:
+        index = ops.index
         place = torch.arange(tokens + ahead, dtype=index, device=device) % kept
         place[tokens:] = kept
-        self.place = place
+        self.place, self.ops = place, ops
         self.first = torch.arange(batch, dtype=index, device=device).unsqueeze(1) * (kept + 1)
 
     def _rows(self, positions: Tensor) -> Tensor:
@@ -139,8 +140,7 @@ class Ring:
 
     def write(self, q: Tensor, positions: Tensor, values: Tensor) -> None:
         """Store the distributions ``[B, T, V]`` of positions ``[B, T]``."""
-        # torch takes a long index here, and only it.
-        q.flatten(0, 1).index_copy_(0, self._rows(positions).long(), values.flatten(0, 1))
+        self.ops.put(q, 0, self._rows(positions), values.flatten(0, 1))
 
 
 class WindowPass:

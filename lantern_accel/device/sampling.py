@@ -105,6 +105,15 @@ class SamplingOps:
     index: torch.dtype = torch.int64
     """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
 
+    def put(self, buffer: Tensor, dim: int, index: Tensor, values: Tensor) -> None:
+        """Write ``values`` to entries ``index [n]`` of a buffer, dimensions ``dim, dim + 1`` as one.
+
+        ``values`` has n entries in the place of the two. The reference writes them in place, through a
+        view; a device whose recordings take no write to a view writes the whole buffer.
+        """
+        # torch takes a long index here, and only it.
+        buffer.flatten(dim, dim + 1).index_copy_(dim, index.long(), values)
+
     def scan(self, weights: Tensor) -> Tensor:
         """Return the running sums of ``weights [..., V]``, none of them below the one before it.
 

@@ -1,7 +1,7 @@
 """HPUGraph on the software HPU: capture executes and records, replay runs the record again.
 
 Semantics are the bridge's, as its 1.19 sources have them: a capture also executes; one capture a
-process at a time; what the host reads and what writes to a part of a tensor cannot be captured;
+process at a time; what the host reads and what writes to a view of a tensor cannot be captured;
 replay writes the tensors of the capture, so whoever keeps one past the next replay clones it.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.weak import TensorWeakRef
 
 from lantern_accel_hpu.software import metrics
 
@@ -46,6 +47,13 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record: list[tuple[Any, tuple[Any, ...], dict[str, Any], tuple[Tensor, ...]]] = []
+        self._views: dict[int, TensorWeakRef] = {}
+
+    def _is_view(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a view: one that this block made, or a part of what it shows."""
+        made = self._views.get(id(tensor))
+        part = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        return part or (made is not None and made() is tensor)
 
     def __torch_dispatch__(
         self,
@@ -61,12 +69,22 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{name}: cpu fallback is not supported during hpu graph capturing (the host reads)"
             )
         for value in _written(func, args):
-            if value.untyped_storage().nbytes() != value.numel() * value.element_size():
+            if self._is_view(value):
                 raise RuntimeError(
                     f"{name}: an in-place update of a view is not supported during hpu graph "
                     "capturing; write to the whole tensor"
                 )
         out = func(*args, **kwargs)
+        # torch itself detaches what it makes, which is the same tensor under another name.
+        shows = name != "aten::detach" or self._is_view(args[0])
+        if (
+            shows
+            and not func._schema.is_mutable
+            and any(r.alias_info for r in func._schema.returns)
+        ):
+            for one in tree_flatten(out)[0]:
+                if isinstance(one, Tensor):
+                    self._views[id(one)] = TensorWeakRef(one)
         if _on_host((args, kwargs, out)):
             raise RuntimeError(
                 f"{name}: cpu fallback is not supported during hpu graph capturing (host tensor)"

@@ -1,10 +1,11 @@
 """What the bridge does to a graph between AOT autograd and its own compiler, as far as it is public.
 
-Placement, the pass that makes ``index_copy`` write in place, partitions where the graph is left, the pass
-that moves writes of state between partitions, and the order in which torch's fuser lists a partition's
-nodes. The result is one flat graph in the order in which a Gaudi would run it, so that whatever these
-passes lose or reorder shows in the numbers. Sources: habana_frameworks 1.19, ``passes.py``,
-``partitioner.py`` and ``shared_layer.py`` of its ``dynamo/compile_backend``; torch's ``fuser_utils.py``.
+Placement, the pass that makes ``index_copy`` write in place, the one that makes ``linear`` of a product
+with a transposed matrix, partitions where the graph is left, the pass that moves writes of state between
+partitions, and the order in which torch's fuser lists a partition's nodes. The result is one flat graph
+in the order in which a Gaudi would run it, so that whatever these passes lose or reorder shows in the
+numbers. Sources: habana_frameworks 1.19, ``passes.py``, ``partitioner.py``, ``shared_layer.py`` of its
+``dynamo/compile_backend``; torch's ``fuser_utils.py``.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def lower(
         raise AssertionError(f"Node: {eager[0]} requires fallback: True")
     if settings["use_inplace_index_copy"]:
         reinplace(module)
+    fuse_linear(module)
     parts = partitions(module)
     if settings["reassign_copy_"]:
         reassign(module, parts)
@@ -94,6 +96,57 @@ def reinplace(module: GraphModule) -> None:
     for copy, node in replaced.items():
         copy.replace_all_uses_with(node)
         module.graph.erase_node(copy)
+
+
+def fuse_linear(module: GraphModule) -> None:
+    """Make ``linear`` of ``mm`` and ``addmm`` with a transposed weight, and drop the views around it.
+
+    As there: what ``addmm`` adds becomes the bias, whatever its shape, and the views go where rank and
+    leading sizes are the same outside, bias or not. Raises AssertionError where the result then has
+    another shape, which makes the graph invalid.
+    """
+    for node in [one for one in module.graph.nodes if one.target is aten.transpose.int]:
+        if str(node.meta.get("original_aten", "")) != "aten.t.default":
+            continue
+        for user in list(node.users):
+            bias: Any
+            x: Any
+            if user.target is aten.addmm.default and user.args[2] is node:
+                bias, x = user.args[0], user.args[1]
+            elif user.target is aten.mm.default and user.args[1] is node:
+                bias, x = None, user.args[0]
+            else:
+                continue
+            given: tuple[Any, ...] = (x, node.args[0])
+            given = given if bias is None else (*given, bias)
+            with module.graph.inserting_after(user):
+                made = module.graph.create_node("call_function", aten.linear.default, given)
+            made.meta.update(user.meta)
+            user.replace_all_uses_with(made)
+            module.graph.erase_node(user)
+            _drop_views(made, bias)
+
+
+def _drop_views(node: Node, bias: Node | None) -> None:
+    before: Any = node.args[0]
+    after = next(iter(node.users), None)
+    if after is None or len(node.users) != 1 or len(before.users) != 1:
+        return
+    if before.target is not aten.view.default or after.target is not aten.view.default:
+        return
+    inner, outer = _value(before.args[0]).shape, _value(after).shape
+    if len(inner) != len(outer) or inner[:-1] != outer[:-1]:
+        return
+    added = () if bias is None else tuple(_value(bias).shape)
+    pairs = zip(reversed(added), reversed(outer), strict=False)
+    if len(added) > len(outer) or any(size not in (1, whole) for size, whole in pairs):
+        raise AssertionError(
+            f"pass_inference_fuse_linear: the output {list(outer)} of {node.name} does not match its "
+            f"bias {list(added)}"
+        )
+    node.args = (before.args[0], *node.args[1:])
+    node.meta.update(after.meta)
+    after.replace_all_uses_with(node)
 
 
 class _Clusters(OperatorSupport):

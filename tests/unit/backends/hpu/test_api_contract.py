@@ -39,7 +39,7 @@ OBJECTS = {
 
 
 #: What the double adds to the bridge's names.
-OWN = ("compile", "fall_back", "running", "finish", "later")
+OWN = ("compile", "compile_operator", "fall_back", "running", "finish", "later")
 
 
 def _chain(node: ast.expr) -> list[str]:

@@ -40,13 +40,19 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Put an SDK, cards and a torch on this machine, as far as files and versions tell."""
 
     def make(
-        *, sdk: bool = True, needs: str = "2.11.0", torch: str = "2.11.0", cards: int = 1
+        *,
+        sdk: bool = True,
+        needs: str = "2.11.0",
+        torch: str = "2.11.0",
+        cards: int = 1,
+        software: str = "1.24.1",
     ) -> None:
         folder = tmp_path / "habana_frameworks"
         (folder / "torch").mkdir(parents=True, exist_ok=True)
         (folder / "torch/required_version.txt").write_text(f"{needs}\n")
         monkeypatch.setattr(environment, "sdk_folder", lambda: folder if sdk else None)
         monkeypatch.setattr(environment, "installed_torch", lambda: torch)
+        monkeypatch.setattr(environment, "sdk_version", lambda: software)
         names = [f"Gaudi at /dev/accel/accel{n}" for n in range(cards)]
         monkeypatch.setattr(environment, "devices", lambda: names)
 
@@ -122,6 +128,45 @@ def test_the_option_comes_before_the_variable_and_both_before_the_bridges(
 ) -> None:
     environ = {"PT_HPU_LAZY_MODE": lazy, **({"LANTERN_HPU_MODE": variable} if variable else {})}
     assert environment.runner(Settings(mode=option), environ) == runner
+
+
+@pytest.mark.parametrize(
+    ("software", "torch", "mode"),
+    [
+        ("1.21.0.555", "2.6.0+hpu.git603340c", "graph"),
+        ("1.22.1.6", "2.7.1+hpu_1.22.1-6.gite5ac8fb", "graph"),
+        ("1.23.0.695", "2.9.0+hpu_1.23.0-695.git1f2c", "compile"),
+        ("1.24.1.100", "2.11.0+cpu", "compile"),
+        ("1.9.0.1", "2.7.1a0+git6fc067b", "graph"),  # numbers, not letters, are put in order
+        ("", "2.7.1a0+git6fc067b", "compile"),
+    ],
+)
+def test_the_default_mode_is_what_that_software_decodes_in(
+    machine, software: str, torch: str, mode: str
+) -> None:
+    machine(software=software, torch=torch, needs=torch)
+    assert environment.usual() == mode
+    environ: dict[str, str] = {}
+    assert environment.runner(Settings(), environ) == mode
+    Spec().prepare(environ)
+    assert environ["PT_HPU_LAZY_MODE"] == str(int(mode == "graph"))
+    assert environment.runner(Settings(), environ) == mode
+    # Who names another gets it.
+    other = {"PT_HPU_LAZY_MODE": "0"}
+    assert environment.runner(Settings(), other) == "compile"
+
+
+def test_int64_outside_lazy_mode_is_refused_by_name(
+    machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(software="1.22.1.6", torch="2.7.1+cpu", needs="2.7.1")
+    says = "torch 2.7.1+cpu takes int64 alone for indices, and which of Gaudi's kernels take it"
+    for mode in ("auto", "compile", "eager"):
+        assert says in _refused(mode=mode)
+    machine(software="1.22.1.6", torch="2.7.1+git123", needs="2.7.1")
+    assert choose_device("hpu").index == 0
+    monkeypatch.setenv("PT_HPU_LAZY_MODE", "0")
+    assert "LANTERN_HPU_MODE=graph" in _refused()
 
 
 def test_the_software_hpu_runs_eagerly_unless_told_otherwise() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support import gaudi
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.sampling import Filter
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.bridge import Kernels
+from lantern_accel_hpu.counting import kth_largest
 from lantern_accel_hpu.kernels import SLOTS, HPUOps
 
 FUSED = Kernels(
@@ -56,7 +60,8 @@ def test_attention_without_a_mask_is_causal(ops: HPUOps) -> None:
     close(ops.attend_dense(q, k, v, None), REFERENCE.attend_dense(q, k, v, None))
 
 
-def test_the_kernel_is_told_the_scale_and_a_softmax_in_float32() -> None:
+def test_the_kernel_is_told_the_scale_and_recomputes_for_more_than_one_query() -> None:
+    """One query's scores are a row: the vendor's models keep them, as long as nothing is quantised."""
     calls = []
 
     def apply(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *rest: object) -> Tensor:
@@ -69,7 +74,56 @@ def test_the_kernel_is_told_the_scale_and_a_softmax_in_float32() -> None:
     mask = ops.mask(torch.ones(ROWS, 1, STEPS, STEPS, dtype=torch.bool), torch.float32)
     ops.attend_dense(q, q, q, mask)
     ops.attend_dense(q.bfloat16(), q.bfloat16(), q.bfloat16(), mask.bfloat16())
-    assert calls == [(0.0, False, 0.25, "None", True), (0.0, False, 0.25, "fp32", True)]
+    ops.attend_dense(q[:, :1], q, q, mask[:, :, :1])
+    told = (0.0, False, 0.25, "None")
+    assert calls == [(*told, True), (*told, True), (*told, False)]
+
+
+def test_a_product_and_its_residual_are_two_operators_which_a_compiler_cannot_mistake() -> None:
+    """An ``addmm`` of the residual becomes a ``linear`` with a matrix for a bias, rows lost."""
+    assert HPUOps.linear_add is TensorOps.linear_add
+
+
+@pytest.mark.parametrize("k", [64, 100, 1000])
+@pytest.mark.parametrize(
+    "kind", ["float32", "bfloat16", "masked", "ties", "far off", "few", "p first"]
+)
+def test_a_large_top_k_is_counted_and_is_the_references(k: int, kind: str) -> None:
+    x = 3 * random(8, 2, 3, 2048)
+    never = torch.full((1,), float("-inf"))
+    given = Filter(temperature=torch.tensor([0.7]), top_k=k, never=never)
+    if kind == "bfloat16":  # many equal values
+        x = x.bfloat16().float()
+    elif kind == "masked":
+        x[..., 1500:] = float("-inf")
+    elif kind == "ties":
+        x = x.round()
+    elif kind == "far off":  # what no one may draw, as a finite number
+        x[..., ::3] = -1e9
+    elif kind == "few":
+        x[..., k - 7 :] = float("-inf")
+    elif kind == "p first":
+        given = replace(given, top_p=torch.tensor([0.9]), p_first=True)
+    ops, topk = HPUOps(), []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            topk.append(func._schema.name == "aten::topk")
+            return func(*args, **(kwargs or {}))
+
+    with Watched():
+        found = ops.filter(x, given)
+    assert not any(topk)
+    assert torch.equal(found, REFERENCE.filter(x, given))
+    assert torch.equal(kth_largest(x, k), x.topk(k).values[..., -1:])
+
+
+def test_no_number_in_a_row_stays_one() -> None:
+    x = random(9, 1, 2, 1024)
+    x[0, 0, 5] = float("nan")
+    found = HPUOps().filter(x, Filter(top_k=500))
+    assert found[0, 0].isnan().all()
+    assert not found[0, 1].isnan().any()
 
 
 # Dynamo makes the context of every autograd function this way.

@@ -14,11 +14,11 @@ from support.gaudi import Gaudi, compiling, on_cpu
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.errors import BackendError, LanternWarning
+from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
-from lantern_accel_hpu.graphs import Graphed, Watch
+from lantern_accel_hpu.graphs import Graphed, Warmed, Watch
 
 COMPILE = torch.compile
 Open = Callable[..., tuple[DeviceBackend, Gaudi]]
@@ -33,6 +33,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
         bridge = Bridge(hpu)
         # What the real bridge's modules would say; the flush is logged, as a step mark would be sent.
         monkeypatch.setattr(Bridge, "flush", lambda self: hpu.log.append("flush"))
+        monkeypatch.setattr(Bridge, "pinned", lambda self, *of: torch.empty(of[0], dtype=of[1]))
         monkeypatch.setattr(
             Bridge, "compile_options", lambda self: {"use_inplace_index_copy": False}
         )
@@ -224,12 +225,14 @@ def test_what_compiles_or_falls_back_after_warm_up_is_reported_once(
 ) -> None:
     backend, hpu = opened(mode)
     again = [False]
+    compile_ = hpu.compile_operator if mode == "eager" else hpu.compile
+    counter = "recipe_cache.TotalMiss" if mode == "eager" else "graph_compilation.TotalNumber"
 
     def step() -> None:
         if torch.compiler.is_compiling():
             return
         if again[0]:
-            hpu.compile(2)
+            compile_(2)
             hpu.fall_back("aten::sort.stable")
 
     replay = backend.capture(step, "step")
@@ -239,38 +242,99 @@ def test_what_compiles_or_falls_back_after_warm_up_is_reported_once(
     if mode == "compile":  # a compiled step runs no Python: the fault comes from outside
         replay._compiled = step  # type: ignore[attr-defined]
     says = (
-        r"the step was warmed up, and yet this run raised graph_compilation.TotalNumber by 2, "
-        r"cpu_fallback.TotalNumber by 1 \(aten::sort.stable ran on the CPU\)"
+        r"the step was warmed up, and yet this run raised .*cpu_fallback.TotalNumber by 1.* "
+        r"\(aten::sort.stable ran on the CPU\)"
     )
     with pytest.warns(LanternWarning, match=says) as caught:
         for _ in range(3):
             replay()
             backend.synchronize()
     assert len(caught) == 1
+    assert f"{counter} by 2" in str(caught[0].message)
     counters = backend.counters()
-    assert counters["late.graph_compilation.TotalNumber"] == 6
+    assert counters[f"late.{counter}"] == 6
     assert counters["cpu_fallback.aten::sort.stable"] == 3
 
 
 def test_what_compiles_behind_the_hosts_back_is_seen_when_the_device_was_waited_for(
     opened: Open,
 ) -> None:
-    """Right after a launch the counters say nothing yet; what the host does between is not counted."""
+    """Right after a launch the counters say nothing yet; what the host does between is no step's."""
     backend, hpu = opened("eager")
     source = torch.zeros(1)
     progress = backend.host_copy(source)
     replay = backend.capture(lambda: None, "step")
-    hpu.compile()  # loading a request, say
+    hpu.compile_operator()  # loading a request, say
     replay()
-    hpu.later(lambda: hpu.compile(2))
+    hpu.later(lambda: hpu.compile_operator(2))
     progress.post()
-    with pytest.warns(LanternWarning, match=r"the step was .* graph_compilation.TotalNumber by 2:"):
+    with pytest.warns(LanternWarning, match=r"the step was .* recipe_cache.TotalMiss by 2:"):
         progress.read()
-    hpu.compile()  # decoding pixels, say
+    hpu.compile_operator()  # decoding pixels, say
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         replay()
-        assert backend.counters()["late.graph_compilation.TotalNumber"] == 2
+        assert backend.counters()["late.recipe_cache.TotalMiss"] == 2
+        assert backend.counters()["between.recipe_cache.TotalMiss"] == 1
+
+
+@pytest.mark.parametrize("when", ["loading", "pixels"])
+def test_what_compiles_between_steps_is_reported_once_a_bucket_was_drawn(
+    opened: Open, when: str
+) -> None:
+    """Of the first image's loading and pixels nothing is said; the third's compile nothing new."""
+    backend, hpu = opened("eager")
+    prefill = backend.capture(lambda: None, "prefill")
+    step = backend.capture(lambda: None, "step")
+    says = "raised recipe_cache.TotalMiss by [12], although this batch size has been drawn before"
+
+    def draw(loading: bool = False, pixels: bool = False) -> None:
+        if loading:
+            hpu.compile_operator()
+        prefill()
+        backend.synchronize()
+        for _ in range(3):
+            step()
+        backend.synchronize()
+        if pixels:
+            hpu.compile_operator()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(loading=True, pixels=True)
+        draw()
+    with pytest.warns(LanternWarning, match=says) as caught:
+        draw(loading=when == "loading", pixels=when == "pixels")
+        draw(loading=True)
+    assert len(caught) == 1
+    assert backend.counters()["between.recipe_cache.TotalMiss"] >= 2
+    assert not [name for name in backend.counters() if name.startswith("late.")]
+
+
+@pytest.mark.parametrize("mode", ["compile", "graph"])
+def test_a_step_that_the_compiler_refuses_runs_eagerly_and_says_what_that_costs(
+    opened: Open, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, _ = opened(mode)
+    buffer = torch.zeros(3)
+
+    def step() -> None:
+        buffer.add_(buffer.view(3, 1).sum())
+
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("Graph compile failed. synStatus=synStatus 26 [Generic failure].")
+
+    real = Warmed._run
+    monkeypatch.setattr(Warmed, "_run", refuse)
+    monkeypatch.setattr("lantern_accel_hpu.graphs.Compiled._run", refuse)
+    says = r"^SLOW: every call of the step now launches 2 operators one by one.*compiler refused"
+    with pytest.raises(NotCapturableError, match=says):
+        backend.capture(step, "step")
+    backend.capture_asked = True  # then it is an error, in the compiler's words
+    with pytest.raises(NotCapturableError, match=r"^Gaudi's graph compiler refused a graph while"):
+        backend.capture(step, "step")
+    monkeypatch.setattr(Warmed, "_run", real)
+    assert not backend.counters().get("buckets.step")
 
 
 @torch.inference_mode()
@@ -307,7 +371,7 @@ def test_warm_up_goes_on_until_a_run_compiles_nothing(opened: Open) -> None:
     def step() -> None:
         runs.append(1)
         if len(runs) < 3:
-            hpu.compile()
+            hpu.compile_operator()
 
     replay = backend.capture(step, "step")
     assert len(runs) == 3

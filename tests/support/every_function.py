@@ -1,0 +1,96 @@
+"""Every function that auto captures: captured, replayed in a fixed order, its tokens read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.movable import Movable
+from lantern_accel.device.backend import Backend
+from lantern_accel.strategy.values import (
+    AUTO,
+    AUTO_CHAINS,
+    DynamicTree,
+    NoTree,
+    Sampling,
+    Strategy,
+    chained,
+    named_strategy,
+)
+from lantern_accel.testing import tiny
+
+#: What auto moves between, and the trees that a request may ask for by name.
+KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2")
+
+
+def strategy_of(kind: str, vocab: int) -> Strategy:
+    """Return a strategy by :data:`KINDS`, over trees that suit a tiny model."""
+    if kind == "chains":
+        tree = chained(AUTO_CHAINS)
+        return tiny.tiny_strategy("vanilla", vocab).model_copy(update={"tree": tree, "name": kind})
+    if kind == "windows":
+        trees = {"static": NoTree(), "dynamic": DynamicTree(top_k=3, depth=2, total=9)}
+        return named_strategy(AUTO, **trees)
+    return tiny.tiny_strategy(kind, vocab)
+
+
+def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
+    """Make an engine on a tiny model, the same on every device."""
+    model = tiny.tiny_model(backend, backend.device, torch.float32)
+    vocab = model.manifest.target.vocab_size
+    target, drafter = model.family.fitted(model, model.family.usual_shape(model))
+    sampling = Sampling(cfg_scale=2.5 if guided else 1.0, top_k=min(32, vocab))
+    strategy = strategy_of(kind, vocab)
+    made = engine_for(
+        target, drafter, backend, strategy, sampling, batch=batch, neighbours=model.neighbours
+    )
+    vars(made)["model"] = model
+    return made
+
+
+def functions_of(engine: Any) -> dict[str, Callable[[], None]]:
+    """Return what a device captures of an engine, by name."""
+    steps = engine.host_functions() if isinstance(engine, Movable) else {"step": engine.step}
+    return {"prefill": engine.prefill, **steps}
+
+
+def captured(backend: Backend, engine: Any) -> dict[str, Any]:
+    """Capture every function of an engine as a pipeline does."""
+    tiny.load(engine, 0)
+    made = {name: backend.capture(f, name) for name, f in functions_of(engine).items()}
+    if isinstance(engine, Movable):
+        engine.functions.update(made)
+    return made
+
+
+def turns_of(engine: Any) -> Iterator[int]:
+    """Yield lengths for an image's steps: all in turns; plain decoding last where nothing leaves it."""
+    lengths = engine.lengths
+    if engine.returns:
+        yield from itertools.cycle([*reversed(lengths), *lengths[1:-1]])
+    drafting = [one for one in lengths if one > 1]
+    yield from (drafting[-1 - n % len(drafting)] for n in range(3 * len(drafting)))
+    yield from itertools.repeat(1)
+
+
+def tokens_of(engine: Any, made: dict[str, Any] | None, seed: int) -> list[list[int]]:
+    """Draw until every image is complete, a :class:`Movable` engine by :func:`turns_of`."""
+    tiny.start(engine, seed, (made or {}).get("prefill"))
+    engine.ops.synchronize()
+    moving = isinstance(engine, Movable)
+    turns = turns_of(engine) if moving else itertools.repeat(0)
+    if moving:
+        engine.now = max(engine.lengths)  # what prefill has prepared
+    for length in itertools.islice(turns, engine.geometry.tokens):
+        if moving:
+            engine.move(length)
+        (engine.step if moving or made is None else made["step"])()
+    engine.ops.synchronize()
+    state, n = engine.state, engine.geometry.tokens
+    assert int(state.length.min()) >= n - 1
+    found: list[list[int]] = state.tokens[:, :n].cpu().tolist()
+    return found

@@ -15,6 +15,8 @@ from lantern_accel.quality.interval import RESAMPLES, Interval
 METRIC = "KID x 1000"
 SCALE = 1000.0
 PERMUTATIONS = 2000
+#: Of a set of thousands of images, whose kernel matrix is read for each.
+FEW_RESAMPLES = 200
 
 Array = NDArray[np.float64]
 
@@ -56,6 +58,29 @@ def permutation_test(first: Array, second: Array) -> tuple[float, float]:
     deviation = (found.high - found.low) / (2 * 1.96)
     critical = SCALE * float(np.quantile(draws, 0.95)) / (n * (n - 1))
     return p_value, critical + 0.84 * deviation
+
+
+def unpaired_distance(first: Array, second: Array) -> Interval:
+    """Return the KID of generated features ``[n, d]`` to real ones ``[m, d]`` that no prompt pairs.
+
+    Unbiased over all pairs: the expected value of the libraries' mean over random subsets, without
+    their noise. The interval is a bootstrap over generated images, an image not paired with its copy.
+    """
+    n, m = len(first), len(second)
+    if min(n, m) < 2 or first.shape[1] != second.shape[1]:
+        raise ValueError(f"two sets of at least two images, not {first.shape} and {second.shape}")
+    own, real = _kernel(first, first), _kernel(second, second)
+    np.fill_diagonal(own, 0.0)
+    across = _kernel(first, second).mean(axis=1)
+    fixed = (real.sum() - np.trace(real)) / (m * (m - 1))
+    value = SCALE * (own.sum() / (n * (n - 1)) + fixed - 2.0 * across.mean())
+    draws = []
+    for counts in np.random.default_rng(5).multinomial(n, np.full(n, 1.0 / n), FEW_RESAMPLES):
+        pairs = n**2 - (counts.astype(np.float64) ** 2).sum()
+        if pairs > 0:
+            draws.append(counts @ own @ counts / pairs + fixed - 2.0 * counts @ across / n)
+    low, high = SCALE * np.quantile(draws, (0.025, 0.975))
+    return Interval(value=float(value), low=float(low), high=float(high), n=n)
 
 
 def _differences(first: Array, second: Array) -> Array:

@@ -179,7 +179,7 @@ def jobs(model: Path, base: Path) -> Iterator[Job]:
         parts("e.json"), parts("e.json"),
     )  # fmt: skip
     for stage in ("tokenizer", "target", "drafter"):
-        words = ["train", stage, "--work", "work", "--device", "cpu"]
+        words = [stage, "--work", "work", "--device", "cpu"]
         yield Job(
             f"train {stage}",
             [*words, "--config", str(base / f"{stage}.json")],
@@ -203,7 +203,10 @@ def run(
     if not child:
         try:
             _become(folder)
-            from lantern_accel.cli import main as command
+            if job.name.startswith(("train ", "evaluate")):  # stages of the bundled model
+                from lantern_emoji.app import main as command
+            else:
+                from lantern_accel.cli import main as command
 
             sys.argv = ["lantern-accel", *(words or job.words), *(job.again if again else ())]
             code = command(sys.argv[1:])
@@ -277,6 +280,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    sys.path.append(str(Path(__file__).parent / "lantern-emoji"))
     from support.models import write_tiny_model
     from support.training import write_tiny_training
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
 from lantern_accel.cli.console import say
 from lantern_accel.errors import LanternWarning
@@ -15,6 +15,17 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for a wrong request, 3 for a fault of ours."""
     from lantern_accel.cli.app import app, debugging
+
+    return run(app, argv, "lantern-accel", debugging)
+
+
+def run(
+    app: Callable[..., Any],
+    argv: Sequence[str] | None,
+    name: str,
+    debugging: Callable[[], bool] = lambda: False,
+) -> int:
+    """Run an application's command with this project's warnings and errors; return its exit code."""
     from lantern_accel.cli.edge import guarded
 
     with warnings.catch_warnings():
@@ -37,4 +48,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         warnings.showwarning = show
         words = None if argv is None else list(argv)
-        return guarded(lambda: app(args=words, prog_name="lantern-accel"), debugging)
+        return guarded(lambda: app(args=words, prog_name=name), debugging)

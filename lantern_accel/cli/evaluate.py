@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
+    context: typer.Context,
     output: Path = typer.Option(
         Path("eval.json"),
         "--output",
@@ -30,7 +31,7 @@ def evaluate(
     ),
     part: list[str] = typer.Option([], help="Measure only this part; repeat for several."),
     images: Path | None = typer.Option(
-        None, help="Folder with captions.jsonl and images, in place of the held-out emoji."
+        None, help="Folder with captions.jsonl and images, kept from the model's training."
     ),
     grid: Path | None = typer.Option(
         None, help="Instead, draw the forty fixed prompts with every strategy into this PNG."
@@ -57,6 +58,7 @@ def evaluate(
 
     Parts: likelihood, ambiguity, interchange, frontier, distances, memorisation.
     """
+    # ``context.obj``: the images that a model's own trainer knows, as its command line passes them.
     from lantern_accel.device.plugins import choose_device
 
     options = read_options(option, threads)
@@ -100,7 +102,6 @@ def evaluate(
             say(str(grid), label="wrote", style="bold green")
             return
         from lantern_accel.evaluation.run import evaluate as measure
-        from lantern_accel.training.heldout import EmojiImages
 
         settings = Settings.quick(seed) if quick else Settings(seed=seed)
         report = measure(
@@ -108,7 +109,7 @@ def evaluate(
             output,
             settings,
             images=images,
-            source=EmojiImages(settings.images, settings.seed),
+            source=context.obj(settings.images, settings.seed) if context.obj else None,
             plots=plots,
             parts=tuple(part) or PARTS,
             progress=console_progress,

@@ -1,9 +1,9 @@
-"""``lantern-accel train``: data, tokenizer, target, drafter, and the model folder they make."""
+"""``lantern-accel train``: a drafter for any model, a target, and the folder that parts make."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.errors import DataError
 from lantern_accel.files import read_text_file
 
 train = typer.Typer(
-    help="Train your own model: data, tokenizer, target, drafter, bundle. All stages resume.",
+    help="Train a drafter for any model, or a target of your own. All stages resume.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -44,26 +45,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(train, name="train")
 
 
-@train.command("data")
-def data() -> None:
-    """Fetch the openly licensed emoji sets and render them to the cache."""
-    from lantern_accel.quality.progress import console_progress
-    from lantern_accel.training.data import prepare_data
-
-    with _disk(Path("the cache")):
-        made = prepare_data(progress=console_progress())
-    say(f"{len(made.records)} images, {len(made.split('heldout'))} of them held out", label="data")
-    for style, skipped in made.manifest["skipped"].items():
-        named = ", ".join(f"{code} ({why})" for code, why in list(skipped.items())[:5])
-        more = ", ..." if len(skipped) > 5 else ""
-        say(f"{len(skipped)} pictures of {style}: {named}{more}", label="skipped", style="yellow")
-
-
 @contextmanager
-def _disk(where: Path) -> Iterator[None]:
+def explaining_the_disk(where: Path) -> Iterator[None]:
     """Explain an error of the disk in one sentence."""
-    from lantern_accel.errors import DataError
-
     try:
         yield
     except OSError as error:
@@ -73,64 +57,35 @@ def _disk(where: Path) -> Iterator[None]:
         ) from error
 
 
-def _stage(
-    name: str,
-    kind: str,
-    work: Path,
-    config: Path | None,
-    resume: bool,
-    device: str,
-    options: dict[str, Any],
-    **overrides: Any,
-) -> None:
-    from lantern_accel.device.plugins import choose_device
-
-    # Choose the device before torch is imported: some vendors read the environment then.
-    found = choose_device(device, options)
-    from lantern_accel.quality.progress import console_progress
-    from lantern_accel.training import workspace
-    from lantern_accel.training.device import TrainDevice
-
-    chosen = workspace.read_config(getattr(workspace, kind), config, **overrides)
-    opened = TrainDevice(found.open(), chosen.precision)
-    try:
-        run: Callable[..., dict[str, Any]] = getattr(workspace, f"run_{name}")
-        with _disk(work):
-            report = run(chosen, work, console_progress(), resume=resume, device=opened)
-    finally:
-        opened.backend.close()
-    if not opened.main:
-        return
-    report = {k: v for k, v in report.items() if k not in ("curve", "config", "environment")}
-    typer.echo(json.dumps(report, indent=2))
-    say(str(work / workspace.folder_of(chosen)), label="wrote", style="bold green")
+#: Commands that trained the bundled model and nothing else.
+ELSEWHERE = (
+    "{what} moved out of the package, next to the bundled model's settings: in a copy of the "
+    "repository, run `python tools/lantern-emoji {stage}` with the same options{instead}"
+)
 
 
-@train.command("tokenizer")
-def tokenizer(
-    work: Path = WORK,
-    config: Path = CONFIG,
-    steps: int = STEPS,
-    minutes: float = MINUTES,
-    seed: int = SEED,
-    resume: bool = RESUME,
-    device: str = DEVICE,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
-) -> None:
-    """Train the VQ tokenizer and encode the images."""
-    over = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    options = read_options(option, threads)
-    _stage(
-        "tokenizer",
-        "TokenizerConfig",
-        work,
-        config,
-        resume,
-        device,
-        options,
-        **over,
-    )
+def moved(stage: str, what: str, instead: str = "") -> DataError:
+    """Return the error that says where a stage of the bundled model's training is now."""
+    return DataError(ELSEWHERE.format(stage=stage, what=what, instead=instead))
+
+
+def _moved_command(stage: str, what: str) -> None:
+    words = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+    @train.command(stage, hidden=True, context_settings=words)
+    def command() -> None:
+        raise moved(stage, what)
+
+
+_moved_command("data", "fetching the bundled model's training images")
+_moved_command("tokenizer", "training an image tokenizer on them")
+
+
+def print_report(report: dict[str, Any], folder: Path) -> None:
+    """Print a trainer's figures as JSON, and say where it wrote."""
+    left_out = ("curve", "config", "environment")
+    typer.echo(json.dumps({k: v for k, v in report.items() if k not in left_out}, indent=2))
+    say(str(folder), label="wrote", style="bold green")
 
 
 @train.command("target")
@@ -144,21 +99,44 @@ def target(
     device: str = DEVICE,
     threads: int = THREADS,
     option: list[str] = OPTION,
-    folder: str = typer.Option(None, help="Its folder in WORK; drafter and bundle read `target`."),
+    folder: str = typer.Option(None, help="Its folder in WORK; bundle reads `target`."),
+    images: Path | None = typer.Option(
+        None, help="Folder with captions.jsonl and images to learn from."
+    ),
+    model: str = typer.Option(
+        "lantern-emoji", help="The LlamaGen model whose image tokenizer reads and draws pictures."
+    ),
 ) -> None:
-    """Train the target, a text-conditional LlamaGen transformer, with its text encoder."""
+    """Train a target of your own, a text-conditional LlamaGen transformer, on captioned images."""
     over: dict[str, Any] = {"steps": steps, "max_minutes": minutes, "seed": seed, "folder": folder}
     options = read_options(option, threads)
-    _stage(
-        "target",
-        "TargetConfig",
-        work,
-        config,
-        resume,
-        device,
-        options,
-        **over,
-    )
+    if images is None:
+        raise moved(
+            "target",
+            "training on the bundled model's images",
+            "; to train on your own, name a folder of captioned ones with --images",
+        )
+    from lantern_accel.device.plugins import choose_device
+
+    choose_device(device, options)  # before torch: some vendors read the environment then
+    import lantern_accel
+    from lantern_accel.quality.progress import console_progress
+    from lantern_accel.training.captioned import run_captioned_target
+    from lantern_accel.training.device import TrainDevice
+    from lantern_accel.training.folder import read_config
+    from lantern_accel.training.target import TargetConfig
+
+    chosen = read_config(TargetConfig, config, **over)
+    with (
+        explaining_the_disk(work),
+        lantern_accel.load(model, device=device, options=options, drafter="none") as pipeline,
+    ):
+        opened = TrainDevice(pipeline.backend, chosen.precision)
+        report = run_captioned_target(
+            pipeline, chosen, work, images, opened, console_progress(), resume=resume
+        )
+    if opened.main:
+        print_report(report, work / chosen.folder)
 
 
 @train.command("drafter")
@@ -173,62 +151,53 @@ def drafter(
     threads: int = THREADS,
     option: list[str] = OPTION,
     model: str | None = typer.Option(
-        None, help="Instead of WORK's target: a model that generate takes, official files included."
+        None, help="The model: whatever generate takes, official files included."
     ),
     images: Path | None = typer.Option(
-        None, help="For --model: a folder with captions.jsonl and images to learn from."
+        None, help="A folder with captions.jsonl and images to learn from."
     ),
     prompts: Path | None = typer.Option(
         None,
-        help="For --model without --images: a file with one prompt per line, which the target draws.",
+        help="Without --images: a file with one prompt per line, which the target draws.",
     ),
     samples: int = typer.Option(
         256,
         min=2,
         max=bounds.MOST_IMAGES,
-        help="For --model without --images: how many images the target draws.",
+        help="Without --images: how many images the target draws.",
     ),
     size: str | None = typer.Option(
         None,
         metavar="WxH",
-        help="For a --model that draws several sizes: width and height in pixels.",
+        help="For a model that draws several sizes: width and height in pixels.",
     ),
-    vq: Path | None = typer.Option(
-        None, "--vq", help="For --model: an image tokenizer stored elsewhere."
-    ),
+    vq: Path | None = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
     text_encoder: Path | None = typer.Option(
-        None, "--text-encoder", help="For --model: a text encoder's folder stored elsewhere."
+        None, "--text-encoder", help="A text encoder's folder stored elsewhere."
     ),
     into: Path | None = typer.Option(
-        None, help="For a --model that is a folder: write a copy of it here, with the new drafter."
+        None, help="For a model that is a folder: write a copy of it here, with the new drafter."
     ),
 ) -> None:
-    """Train the EAGLE drafter on the final target."""
+    """Train an EAGLE drafter for a model, on captioned images or on what the model draws."""
     over = {"steps": steps, "max_minutes": minutes, "seed": seed}
     options = read_options(option, threads)
     if model is None:
-        _stage(
+        raise moved(
             "drafter",
-            "DrafterTrainConfig",
-            work,
-            config,
-            resume,
-            device,
-            options,
-            **over,
+            "training a drafter on the bundled model's images",
+            "; for any other model, name it with --model",
         )
-        return
     from lantern_accel.device.plugins import choose_device
 
     choose_device(device, options)  # before torch, as above
     import lantern_accel
     from lantern_accel.checkpoints.bundle import bundled_models
-    from lantern_accel.errors import DataError
     from lantern_accel.quality.progress import console_progress
     from lantern_accel.training.anymodel import run_model_drafter
     from lantern_accel.training.device import TrainDevice
+    from lantern_accel.training.folder import read_config, with_drafter
     from lantern_accel.training.objective import DrafterTrainConfig
-    from lantern_accel.training.workspace import read_config, with_drafter
 
     chosen = read_config(DrafterTrainConfig, config, **over)
     from lantern_accel.generation.settings import read_size
@@ -261,9 +230,7 @@ def drafter(
             samples=samples,
             size=pixels,
         )
-    report = {k: v for k, v in report.items() if k not in ("curve", "config")}
-    typer.echo(json.dumps(report, indent=2))
-    say(str(work / "drafter"), label="wrote", style="bold green")
+    print_report(report, work / "drafter")
     if into is not None:
         say(str(with_drafter(folder, work / "drafter", into)), label="wrote", style="bold green")
 
@@ -283,6 +250,7 @@ def bundle(
     lantern_k: int = typer.Option(100, help="LANTERN's default k."),
     delta: float = typer.Option(0.2, help="LANTERN's default delta."),
     summary: str = typer.Option("", help="One line about the model, for listings."),
+    licence: str = typer.Option("", help="Its licence, for listings."),
 ) -> None:
     """Put the trained parts together as a model folder."""
     from lantern_accel.decoding.trees import parse_tree
@@ -296,7 +264,7 @@ def bundle(
         StaticTree,
         validated,
     )
-    from lantern_accel.training import workspace
+    from lantern_accel.training.folder import bundle as put_together
 
     static, dynamic = parse_tree(tree), parse_tree(dynamic_tree)
     if not isinstance(static, StaticTree):
@@ -311,5 +279,5 @@ def bundle(
         lantern=validated(Lantern, {"k": lantern_k, "delta": delta}, "lantern"),
         lantern_pp=validated(LanternPP, {"k": k, "lam": lam}, "lantern++"),
     )
-    made = workspace.bundle(work, to, name, defaults, summary)
+    made = put_together(work, to, name, defaults, summary, licence)
     say(str(made), label="wrote", style="bold green")

@@ -122,7 +122,10 @@ class Evaluator:
                 self.say.log(f"skipped {name}: {why}")
             return ImageSet(found.pixels[:count], found.prompts[:count], found.skipped)
         if self.source is None:
-            raise _Unmeasured("there are no images; name a folder of captioned ones with --images")
+            raise _Unmeasured(
+                "there are no images; name a folder of captioned ones with --images (the bundled "
+                "model's are measured on by `python tools/lantern-emoji evaluate`)"
+            )
         try:
             return self.source.images(manifest, picture, split)
         except LanternError as error:
@@ -243,7 +246,7 @@ def evaluate(
     """Evaluate a loaded model and write ``out``; a run that was stopped continues where it was.
 
     ``images``: a folder of captioned images (``lantern_accel.quality.imageset``); without one those of
-    ``source``, such as ``lantern_accel.training.heldout.EmojiImages``. ``plots``: a folder for
+    ``source``, which a model's own trainer knows. ``plots``: a folder for
     pictures. Raises :class:`DataError` where ``out`` holds an evaluation of another model or under
     other settings, and, before anything is measured, where ``plots`` is given and matplotlib is not
     installed.

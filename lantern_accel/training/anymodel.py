@@ -22,9 +22,9 @@ from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.imageset import read_images
+from lantern_accel.quality.maps import to_pixels
 from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.quality.scoring import GUIDED, encode_images
-from lantern_accel.training.augment import to_float
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import read_drafter, train_drafter
 from lantern_accel.training.objective import DrafterTrainConfig, Features, Teacher
@@ -269,7 +269,7 @@ def run_model_drafter(
         named = found.prompts
         encoded = Encoded(pipeline, named, size)
         down = manifest.vq.downsample
-        flat = encode_images(pipeline, to_float(torch.from_numpy(found.pixels)))
+        flat = encode_images(pipeline, to_pixels(torch.from_numpy(found.pixels)))
         codes = model.family.tokens(model, flat.view(-1, height // down, width // down))
     else:
         rng = random.Random(config.seed)

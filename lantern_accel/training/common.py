@@ -59,12 +59,12 @@ def read_made(kind: type[Made], path: Path, stage: str, field: str = "") -> Made
         return kind.model_validate(found[field] if field else found)
     except FileNotFoundError:
         raise DataError(
-            f"{path.parent} holds no trained {stage}; run `lantern-accel train {stage}` first"
+            f"{path.parent} holds no trained {stage}; train the {stage} first"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise DataError(
-            f"{path} is not what `lantern-accel train {stage}` writes ({reason}); run it again"
+            f"{path} is not what training a {stage} writes ({reason}); train the {stage} again"
         ) from None
 
 

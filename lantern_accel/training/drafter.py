@@ -7,7 +7,6 @@ The embedding comes from the target and stays frozen, as does the head. The loss
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,11 +18,8 @@ from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
-from lantern_accel.families.llamagen.model import LlamaGenGPT
-from lantern_accel.families.registry import family
 from lantern_accel.files import write_json
 from lantern_accel.quality.progress import Progress
-from lantern_accel.training.batches import Batches
 from lantern_accel.training.common import read_made, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.loop import Task, run
@@ -34,7 +30,7 @@ from lantern_accel.training.objective import (
     Teacher,
     neighbourhoods,
 )
-from lantern_accel.training.target import TextTarget, write_weights
+from lantern_accel.training.target import write_weights
 
 
 class FeatureSource(Protocol):
@@ -59,49 +55,6 @@ class FeatureSource(Protocol):
         ``coupled``: ``2 size`` rows, every image with its prompt, then every one without.
         """
         ...
-
-
-class TextTargetFeatures:
-    """Features of a target that was trained here, on its own training mixture."""
-
-    def __init__(
-        self,
-        target: TextTarget,
-        train: Batches,
-        heldout: Batches,
-        device: TrainDevice,
-        *,
-        text_dropout: float,
-        compile: bool,
-        taps: Sequence[int] = (),
-    ) -> None:
-        self.family = family("llamagen")
-        self.key = "own"  # one folder holds one target
-        self.target = target.to(device.device).eval().requires_grad_(False)
-        self._batches = {False: train, True: heldout}
-        self._device, self._dropout, self._taps = device, text_dropout, taps
-        device.adopt(target)
-        states: Callable[..., Tensor] = target.features
-        self._states = device.backend.compile(states) if compile else states
-
-    @property
-    def gpt(self) -> LlamaGenGPT:
-        return self.target.gpt
-
-    def draw(
-        self, size: int, rng: random.Random, *, heldout: bool, coupled: bool = False
-    ) -> Features:
-        """Return one batch; held-out ones are plain names of concepts never trained on."""
-        batch = self._batches[heldout].draw(size, rng, plain=heldout)
-        share = 0.0 if heldout or coupled else self._dropout
-        drop = torch.tensor([rng.random() < share for _ in range(size)])
-        if coupled:
-            batch = tuple(torch.cat((part, part)) for part in batch)
-            drop = torch.cat((drop, ~drop))
-        ids, mask, codes, dropped = self._device.to(*batch, drop)
-        with torch.no_grad(), self._device.autocast():
-            states = self._states(ids, mask, dropped, codes, self._taps)
-        return Features(codes, states.detach().float(), mask)
 
 
 class DrafterTask(Task):

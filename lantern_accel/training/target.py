@@ -5,25 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.nn.transformer import PrefixRotary
 from lantern_accel.quality.progress import Progress
-from lantern_accel.training.batches import Batches
-from lantern_accel.training.captions import STYLES
-from lantern_accel.training.common import TrainConfig, read_made, seed_everything
+from lantern_accel.training.common import TrainConfig, read_made
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.grow import widen
 from lantern_accel.training.loop import Task, run
 
 
@@ -50,43 +46,7 @@ class TargetConfig(TrainConfig):
     evaluate_every: int = Field(1000, ge=1)
     samples_every: int = Field(2000, ge=1, description="steps between pictures of samples")
     folder: str = Field("target", description="where in the training folder this target is kept")
-    start_from: str | None = Field(
-        None, description="folder there of a smaller trained target that this one grows out of"
-    )
-    scenes: int = Field(24000, ge=0, description="composed scenes to train on")
-    scene_share: float = Field(0.3, ge=0, le=1, description="share of examples that are scenes")
-    common_weight: float = Field(
-        15.0, gt=0, description="factor on the sampling weight of common concepts"
-    )
-    group_weights: dict[str, float] = Field(
-        default={
-            "smileys-emotion": 2.5,
-            "animals-nature": 2.0,
-            "food-drink": 2.0,
-            "objects": 0.7,
-            "travel-places": 0.7,
-            "people-body": 0.4,
-        },
-        description="factors on the records' sampling weights, by emoji group",
-    )
-    concept_weights: dict[str, float] = Field(
-        default={}, description="further factors by concept name, such as {'red heart': 5}"
-    )
-    default_style: str | None = Field(
-        None,
-        description="style that a caption without a style word means; pictures of the others say theirs",
-    )
-    style_weights: dict[str, float] = Field(
-        default={}, description="further factors by style, such as {'twemoji': 8}"
-    )
     compile: bool = Field(True, description="torch.compile the loss; about twice as fast on CPU")
-
-    @model_validator(mode="after")
-    def _styles_exist(self) -> TargetConfig:
-        named = {*self.style_weights, *([self.default_style] if self.default_style else [])}
-        if unknown := sorted(named - set(STYLES)):
-            raise ValueError(f"no style is named {unknown[0]!r}; there are {', '.join(STYLES)}")
-        return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> TargetConfig:
@@ -100,6 +60,17 @@ class TargetConfig(TrainConfig):
                 f"text_dim {self.text_dim} must be text_heads {self.text_heads} times an even width"
             )
         return self
+
+
+class Examples(Protocol):
+    """Captioned images as a target learns them."""
+
+    def draw(self, size: int, rng: random.Random, *, plain: bool = False) -> tuple[Tensor, ...]:
+        """Return ``ids`` int64 and ``mask`` bool ``[size, prefix]``, and ``codes`` int64 ``[size, n]``.
+
+        ``plain``: each image as it is, under its shortest caption, as held-out ones are judged.
+        """
+        ...
 
 
 class TextTarget(nn.Module):
@@ -180,7 +151,7 @@ class TextTarget(nn.Module):
 
 
 @torch.no_grad()
-def evaluate(model: TextTarget, batches: Batches, device: TrainDevice, count: int = 256) -> float:
+def evaluate(model: TextTarget, batches: Examples, device: TrainDevice, count: int = 256) -> float:
     """Return the mean negative log-likelihood of ``count`` examples, nats per token."""
     rng = random.Random(1234)
     was_training = model.training
@@ -205,8 +176,8 @@ class TargetTask(Task):
         self,
         config: TargetConfig,
         model: TextTarget,
-        train: Batches,
-        judged: dict[str, Batches],
+        train: Examples,
+        judged: Mapping[str, Examples],
         device: TrainDevice,
         draw: Any = None,
     ) -> None:
@@ -276,31 +247,11 @@ class TargetTask(Task):
         self.draw(self.averaged(), path)
 
 
-def fresh_target(
-    config: TargetConfig, vocabulary: int, codes: int, grid: int, start: TextTarget | None = None
-) -> TextTarget:
-    """Return the model to train: untrained, or grown out of ``start`` and computing the same.
-
-    Raises :class:`DataError` where the configured sizes cannot grow out of those of ``start``.
-    """
-    seed_everything(config.seed)
-    model = TextTarget.fresh(config, vocabulary, codes, grid)
-    if start is not None:
-        if start.text.config != model.text.config:
-            raise DataError(
-                f"the target to start from has the text encoder {start.text.config!r}, the "
-                f"configuration asks for {model.text.config!r}; the text encoder cannot grow"
-            )
-        model.text.load_state_dict(start.text.state_dict())
-        widen(model.gpt, start.gpt)
-    return model
-
-
 def train_target(
     config: TargetConfig,
     model: TextTarget,
-    train: Batches,
-    judged: dict[str, Batches],
+    train: Examples,
+    judged: Mapping[str, Examples],
     out: Path,
     device: TrainDevice,
     progress: Progress | None = None,

@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_is_said(command, undrafted_model, class_model, 
     )  # fmt: skip
     assert done.returncode == 0
     assert "left out frontier: the model has no drafter" in done.stderr
-    assert "left out likelihood: there are no images for this kind of model" in done.stderr
+    assert "left out likelihood: there are no images; name a folder" in done.stderr
     done = command(
         "evaluate", "--model", class_model, "--quick", "-o", tmp_path / "c.json",
         "--part", "distances",

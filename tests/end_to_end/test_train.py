@@ -1,12 +1,16 @@
-"""Every training stage through the command, on made-up images, and a picture from the result."""
+"""Every training stage through its command, on made-up images, and a picture from the result."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from support.training import COLOURS, TINY, write_images
 
@@ -24,9 +28,23 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_whole_pipeline_makes_a_model_that_draws(command, work):
+@pytest.fixture
+def emoji(capsys: pytest.CaptureFixture[str]) -> Callable[..., CompletedProcess[str]]:
+    """Run ``python tools/lantern-emoji`` in this process; returns code, standard output and error."""
+    from lantern_emoji.app import main
+
+    def run(*words: object) -> CompletedProcess[str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        text = capsys.readouterr()
+        return CompletedProcess([str(word) for word in words], code, text.out, text.err)
+
+    return run
+
+
+def test_the_whole_pipeline_makes_a_model_that_draws(command, emoji, work):
     for stage in TINY:
-        done = command("train", stage, "--work", work, "--config", work / f"{stage}.json")
+        done = emoji(stage, "--work", work, "--config", work / f"{stage}.json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout[: done.stdout.rindex("}") + 1])["steps"] == 4
     done = command(
@@ -40,7 +58,7 @@ def test_the_whole_pipeline_makes_a_model_that_draws(command, work):
     stats = json.loads(done.stdout)
     assert stats["model"] == "squares"
     assert stats["tokens"] == 64
-    done = command(
+    done = emoji(
         "evaluate", "--model", work / "model", "--quick", "-o", work / "eval.json",
         "--plots", work / "plots", "--part", "likelihood", "--part", "memorisation",
     )  # fmt: skip
@@ -53,17 +71,18 @@ def test_the_whole_pipeline_makes_a_model_that_draws(command, work):
     assert (work / "plots" / "memorisation.png").is_file()
 
 
-def test_a_continued_run_ends_as_an_unbroken_one(command, work):
-    command("train", "tokenizer", "--work", work, "--config", work / "tokenizer.json")
+def test_a_continued_run_ends_as_an_unbroken_one(emoji, work):
+    emoji("tokenizer", "--work", work, "--config", work / "tokenizer.json")
     final = work / "target" / "target.safetensors"
     config = dict(TINY["target"])
-    assert (
-        command("train", "target", "--work", work, "--config", work / "target.json").returncode == 0
-    )
+    assert emoji("target", "--work", work, "--config", work / "target.json").returncode == 0
     unbroken = load_file(final)
     from lantern_accel.errors import LanternError
-    from lantern_accel.training import loop, workspace
+    from lantern_accel.training import loop
     from lantern_accel.training.device import open_train_device
+    from lantern_accel.training.folder import read_config
+    from lantern_emoji import workspace
+    from lantern_emoji.target import EmojiTargetConfig
 
     device = open_train_device("cpu")
 
@@ -82,7 +101,7 @@ def test_a_continued_run_ends_as_an_unbroken_one(command, work):
     (work / "target" / "checkpoint.pt").unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", dying)
-        chosen = workspace.read_config(workspace.TargetConfig, work / "target.json")
+        chosen = read_config(EmojiTargetConfig, work / "target.json")
         with pytest.raises(Killed):
             workspace.run_target(chosen, work, None, resume=True, device=device)
         report = workspace.run_target(chosen, work, None, resume=True, device=device)
@@ -90,20 +109,20 @@ def test_a_continued_run_ends_as_an_unbroken_one(command, work):
     assert report["steps"] == 4
     continued = load_file(final)
     assert all(torch.equal(unbroken[k], continued[k]) for k in unbroken)
-    other = workspace.read_config(workspace.TargetConfig, None, **{**config, "lr": 0.5})
+    other = read_config(EmojiTargetConfig, None, **{**config, "lr": 0.5})
     with pytest.raises(LanternError, match="lr was"):
         workspace.run_target(other, work, None, resume=True, device=device)
 
 
-def test_a_target_grows_out_of_one_in_another_folder(command, work):
-    command("train", "tokenizer", "--work", work, "--config", work / "tokenizer.json")
-    words = ["train", "target", "--work", work, "--config"]
-    small = command(*words, work / "target.json", "--folder", "small")
+def test_a_target_grows_out_of_one_in_another_folder(emoji, work):
+    emoji("tokenizer", "--work", work, "--config", work / "tokenizer.json")
+    words = ["target", "--work", work, "--config"]
+    small = emoji(*words, work / "target.json", "--folder", "small")
     assert small.returncode == 0, small.stderr
     assert (work / "small" / "target.safetensors").is_file()
     larger = {**TINY["target"], "dim": 48, "n_head": 3, "start_from": "small", "steps": 1}
     write_json(work / "larger.json", larger)
-    grown = command(*words, work / "larger.json")
+    grown = emoji(*words, work / "larger.json")
     assert grown.returncode == 0, grown.stderr
     one, other = (
         load_file(work / f / "target.safetensors")["tok_embeddings.weight"]
@@ -112,15 +131,15 @@ def test_a_target_grows_out_of_one_in_another_folder(command, work):
     assert other.shape == (32, 48)
     assert torch.allclose(one.float(), other[:, :32].float(), atol=5e-3)
     write_json(work / "larger.json", {**larger, "start_from": "nowhere"})
-    assert "holds no trained target" in command(*words, work / "larger.json").stderr
+    assert "holds no trained target" in emoji(*words, work / "larger.json").stderr
 
 
-def test_a_stage_names_the_one_that_is_missing(command, work):
-    done = command("train", "target", "--work", work / "empty")
+def test_a_stage_names_the_one_that_is_missing(command, emoji, work):
+    done = emoji("target", "--work", work / "empty")
     assert done.returncode == 2
-    assert "`lantern-accel train tokenizer` first" in done.stderr
-    done = command("train", "drafter", "--work", work / "empty")
-    assert "`lantern-accel train target` first" in done.stderr
+    assert "`python tools/lantern-emoji tokenizer` first" in done.stderr
+    done = emoji("drafter", "--work", work / "empty")
+    assert "`python tools/lantern-emoji target` first" in done.stderr
     done = command("train", "bundle", work / "m", "--work", work / "empty")
     assert done.returncode == 2
 
@@ -135,40 +154,42 @@ def test_a_stage_names_the_one_that_is_missing(command, work):
         ('{"text_dim": 50, "text_heads": 4}', "text_dim 50 must be text_heads 4 times"),
     ],
 )
-def test_a_wrong_configuration_names_its_field(command, work, text, reason):
+def test_a_wrong_configuration_names_its_field(emoji, work, text, reason):
     (work / "bad.json").write_text(text)
-    done = command("train", "target", "--work", work, "--config", work / "bad.json")
+    done = emoji("target", "--work", work, "--config", work / "bad.json")
     assert done.returncode == 2
     assert reason in done.stderr
 
 
-def test_a_full_disk_is_one_sentence(command, work, monkeypatch):
-    from lantern_accel.training import tokenizer
+def test_a_full_disk_is_one_sentence(emoji, work, monkeypatch):
+    from lantern_accel.training import folder
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device", "vq.safetensors")
 
-    monkeypatch.setattr(tokenizer, "write_whole", full)
-    done = command("train", "tokenizer", "--work", work, "--config", work / "tokenizer.json")
+    monkeypatch.setattr(folder, "write_whole", full)
+    done = emoji("tokenizer", "--work", work, "--config", work / "tokenizer.json")
     assert done.returncode == 2
     assert "No space left on device" in done.stderr
     assert "free some space" in done.stderr
 
 
 def test_toml_is_read_and_options_win(work):
-    from lantern_accel.training import workspace
+    from lantern_accel.training.folder import read_config
+    from lantern_accel.training.target import TargetConfig
 
     (work / "c.toml").write_text("steps = 7\nlr = 0.002\n")
-    config = workspace.read_config(workspace.TargetConfig, work / "c.toml", steps=9, seed=None)
+    config = read_config(TargetConfig, work / "c.toml", steps=9, seed=None)
     assert (config.steps, config.lr, config.seed) == (9, 0.002, 0)
 
 
 def test_an_unknown_style_is_refused_by_name():
     from lantern_accel.errors import DataError
-    from lantern_accel.training import workspace
+    from lantern_accel.training.folder import read_config
+    from lantern_emoji.target import EmojiTargetConfig
 
     with pytest.raises(DataError, match="no style is named 'notto'; there are noto, twemoji"):
-        workspace.read_config(workspace.TargetConfig, None, style_weights={"notto": 2.0})
+        read_config(EmojiTargetConfig, None, style_weights={"notto": 2.0})
 
 
 def test_a_model_gets_a_drafter_from_its_own_images(command, undrafted_model, tmp_path):
@@ -187,3 +208,68 @@ def test_a_model_gets_a_drafter_from_its_own_images(command, undrafted_model, tm
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert command(*words[:-2], "--prompts", tmp_path / "none.txt").returncode == 2
+
+
+def write_captioned(folder: Path, count: int) -> None:
+    folder.mkdir()
+    lines = []
+    for i in range(count):
+        name = list(COLOURS)[i % 4]
+        image = np.full((20, 20, 3), 255, dtype=np.uint8)
+        image[2:12, 2 + i % 5 : 12] = COLOURS[name]
+        Image.fromarray(image).save(folder / f"{i}.png")
+        lines.append(json.dumps({"file": f"{i}.png", "prompt": f"{name} square"}))
+    (folder / "captions.jsonl").write_text("\n".join(lines))
+
+
+def test_a_target_of_your_own_learns_captioned_images(command, undrafted_model, tmp_path):
+    write_captioned(tmp_path / "images", 8)
+    fields = ("scenes", "concept_weights")
+    write_json(
+        tmp_path / "target.json", {k: v for k, v in TINY["target"].items() if k not in fields}
+    )
+    words = ["train", "target", "--work", tmp_path / "work", "--config", tmp_path / "target.json",
+             "--images", tmp_path / "images", "--model", undrafted_model, "--device", "cpu"]  # fmt: skip
+    done = command(*words)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout[: done.stdout.rindex("}") + 1])
+    assert report["steps"] == 4 and report["heldout_nll"] > 0
+    first = load_file(tmp_path / "work" / "target" / "target.safetensors")
+    assert command(*words, "--restart").returncode == 0
+    again = load_file(tmp_path / "work" / "target" / "target.safetensors")
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    model = tmp_path / "model"
+    made = command("train", "bundle", model, "--work", tmp_path / "work", "--name", "own")
+    assert made.returncode == 0, made.stderr
+    drawn = command(
+        "generate", "gold square", "--model", model, "--strategy", "vanilla", "--json", "-",
+        "-o", tmp_path / "a.png",
+    )  # fmt: skip
+    assert drawn.returncode == 0, drawn.stderr
+    assert json.loads(drawn.stdout)["model"] == "own"
+
+
+def test_images_without_words_are_refused(command, undrafted_model, tmp_path):
+    write_captioned(tmp_path / "images", 1)
+    done = command(
+        "train", "target", "--work", tmp_path, "--images", tmp_path / "images",
+        "--model", undrafted_model, "--device", "cpu",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "holds 1 images with captions of words out of 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["data"], ""),
+        (["tokenizer", "--work", "w", "--config", "c.json"], ""),
+        (["target", "--work", "w"], "name a folder of captioned ones with --images"),
+        (["drafter", "--work", "w"], "name it with --model"),
+    ],
+)
+def test_a_stage_that_moved_says_where(command, words, instead):
+    done = command("train", *words)
+    assert done.returncode == 2
+    assert f"run `python tools/lantern-emoji {words[0]}`" in " ".join(done.stderr.split())
+    assert instead in " ".join(done.stderr.split())

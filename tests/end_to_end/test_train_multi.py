@@ -9,11 +9,9 @@ import sys
 
 import pytest
 import torch
-from end_to_end.test_train import TINY, work
+from end_to_end.test_train import TINY, write_captioned
 
 from lantern_accel.files import write_json
-
-__all__ = ["work"]
 
 
 def launched(*words):
@@ -42,15 +40,13 @@ def test_two_processes_share_the_drawing_of_a_drafters_images(undrafted_model, t
     assert (tmp_path / "work/drafter/drafter.safetensors").is_file()
 
 
-def test_two_processes_train_one_target(command, work):
+def test_two_processes_train_one_target(undrafted_model, tmp_path):
     pytest.importorskip("accelerate")
-    assert (
-        command(
-            "train", "tokenizer", "--work", work, "--config", work / "tokenizer.json"
-        ).returncode
-        == 0
-    )
-    words = ["train", "target", "--work", work, "--config", work / "target.json", "--device", "cpu"]
+    write_captioned(tmp_path / "images", 8)
+    values = {k: v for k, v in TINY["target"].items() if k not in ("scenes", "concept_weights")}
+    write_json(tmp_path / "target.json", values)
+    words = ["train", "target", "--images", tmp_path / "images", "--model", undrafted_model,
+             "--work", tmp_path, "--config", tmp_path / "target.json", "--device", "cpu"]  # fmt: skip
     done = launched(*words)
     assert done.returncode == 0, done.stderr
     # One report, from the first process; each process had its own examples.

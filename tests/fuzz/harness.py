@@ -174,7 +174,7 @@ WORK = (
     "lantern_accel.memory.plan.measure",
     "lantern_accel.testing.kit.run_checks",
     "lantern_accel.training.drafter.train_drafter",
-    "lantern_accel.training.data.prepare_data",
+    "lantern_emoji.data.prepare_data",
     "lantern_accel.checkpoints.hub.fetch",
 )
 

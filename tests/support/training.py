@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lantern_accel.files import write_json
-from lantern_accel.training.data import SIZE, Record
+from lantern_emoji.data import SIZE, Record
 
 COLOURS = {
     "red": (220, 30, 30),

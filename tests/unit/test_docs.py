@@ -145,8 +145,8 @@ def command_help() -> str:
     texts = [runner.invoke(app, ["--help"]).output]
     for words in (
         ["generate"], ["models"], ["models", "check"], ["models", "plan"], ["devices"], ["bench"],
-        ["conform"], ["tune"], ["stepcost"], ["train", "data"],
-        ["train", "tokenizer"], ["train", "target"], ["train", "drafter"], ["train", "bundle"],
+        ["conform"], ["tune"], ["stepcost"], ["train", "target"],
+        ["train", "drafter"], ["train", "bundle"],
         ["profile"], ["compare"], ["profiles"], ["serve"],
         ["evaluate"],
     ):  # fmt: skip

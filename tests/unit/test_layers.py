@@ -97,7 +97,7 @@ def test_no_room_imports_what_it_may_not() -> None:
         ("decoding/x.py", "def f():\n    import lantern_accel.families.registry", "families"),
         ("decoding/x.py", "if TYPE_CHECKING:\n    from lantern_accel import families", "families"),
         ("generation/pipeline.py", "from lantern_accel.testing import kit", "testing"),
-        ("evaluation/run.py", "from lantern_accel.training.data import load_data", "training"),
+        ("evaluation/run.py", "from lantern_accel.training.loop import run", "training"),
         ("training/loop.py", "from lantern_accel.evaluation import run", "evaluation"),
         ("measure/run.py", "from lantern_accel.training import loop", "training"),
         ("memory/plan.py", "from lantern_accel.cli.options import OPTION", "cli"),

@@ -184,8 +184,8 @@ def test_every_progress_takes_two_stages(
 @pytest.mark.parametrize(
     ("text", "field", "told"),
     [
-        (None, "", "holds no trained target; run `lantern-accel train target` first"),
-        ("[]", "", "target.json is not what `lantern-accel train target` writes"),
+        (None, "", "holds no trained target; train the target first"),
+        ("[]", "", "target.json is not what training a target writes"),
         ('{"steps": 3', "", "is not what"),
         ('{"steps": "three"}', "", "is not what"),
         ('{"settings": {"steps": 3}}', "config", "is not what"),

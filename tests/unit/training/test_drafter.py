@@ -26,6 +26,7 @@ from lantern_accel.strategy.values import LanternPP, Sampling, Tried
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice, open_train_device
 from lantern_accel.training.drafter import DrafterTask, train_drafter
+from lantern_accel.training.folder import with_drafter
 from lantern_accel.training.objective import (
     DrafterLoss,
     DrafterTrainConfig,
@@ -35,7 +36,6 @@ from lantern_accel.training.objective import (
     nucleus,
     relaxed_mass,
 )
-from lantern_accel.training.workspace import with_drafter
 
 
 def config(**changes: object) -> DrafterTrainConfig:

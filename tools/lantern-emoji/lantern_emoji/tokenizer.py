@@ -14,26 +14,25 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
-from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
-from lantern_accel.files import write_json, write_whole
+from lantern_accel.files import write_json
 from lantern_accel.quality.maps import MISSING, FeatureNet
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.sheet import save_grid
-from lantern_accel.training.augment import augment, to_float
-from lantern_accel.training.codebook import CodebookAverage
-from lantern_accel.training.common import TrainConfig, read_made, seed_everything
-from lantern_accel.training.data import EmojiDataset
+from lantern_accel.training.common import TrainConfig, seed_everything
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.encode import psnr, reconstruct
+from lantern_accel.training.folder import load_tokenizer, save_tokenizer
 from lantern_accel.training.loop import Task, run
-from lantern_accel.training.render import SIZE
-from lantern_accel.training.scenes import Scene, draw_scenes, render_scene
+from lantern_emoji.augment import augment, to_float
+from lantern_emoji.codebook import CodebookAverage
+from lantern_emoji.data import EmojiDataset
+from lantern_emoji.encode import psnr, reconstruct
+from lantern_emoji.render import SIZE
+from lantern_emoji.scenes import Scene, draw_scenes, render_scene
 
 
 def small_vq() -> VQConfig:
@@ -288,21 +287,6 @@ def train_tokenizer(
     save_tokenizer(task.kept(), out)
     model = load_tokenizer(out, device.device)
     return _report(model, data, out, done.step, done.elapsed, config.batch_size)
-
-
-def save_tokenizer(model: VQModel, out: Path) -> None:
-    """Write ``vq.safetensors`` (bf16) and ``vq.json`` (the fields of ``VQConfig``)."""
-    weights = {k: v.detach().cpu().to(torch.bfloat16) for k, v in model.state_dict().items()}
-    write_whole(out / "vq.safetensors", lambda stream: stream.write(save(weights)))
-    write_json(out / "vq.json", model.config.model_dump(mode="json"))
-
-
-def load_tokenizer(folder: Path, device: torch.device | None = None) -> VQModel:
-    """Return the tokenizer that ``save_tokenizer`` wrote, in float32 and ready to use."""
-    model = VQModel(read_made(VQConfig, folder / "vq.json", "tokenizer"))
-    path = folder / "vq.safetensors"
-    load_into(model, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
-    return model.to(device or torch.get_default_device()).eval().requires_grad_(False)
 
 
 def _report(

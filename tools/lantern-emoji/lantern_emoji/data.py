@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from lantern_accel.errors import DataError
 from lantern_accel.files import cache_dir, read_json_file, write_json, write_whole
 from lantern_accel.quality.progress import NullProgress, Progress
-from lantern_accel.training import catalogue, sources
-from lantern_accel.training.captions import STYLES
-from lantern_accel.training.render import (
+from lantern_emoji import catalogue, sources
+from lantern_emoji.captions import STYLES
+from lantern_emoji.render import (
     SIZE,
     compose,
     decode,
@@ -233,7 +233,7 @@ def _manifest(records: list[Record], skipped: dict[str, dict[str, str]]) -> dict
 def load_data(cache: Path | None = None) -> EmojiDataset:
     """Return the images that ``prepare_data`` stored; ``DataError`` if they are not there."""
     folder = (cache or cache_dir()) / "data" / f"emoji-{SIZE}"
-    command = "`lantern-accel train data`"
+    command = "`python tools/lantern-emoji data`"
     try:
         manifest = read_json_file(folder / "manifest.json")
         images = np.load(folder / "images.npy")

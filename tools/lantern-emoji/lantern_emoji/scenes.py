@@ -19,10 +19,10 @@ from PIL import Image, ImageDraw
 
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.words import normalise
-from lantern_accel.training import catalogue
-from lantern_accel.training.captions import STYLES, spoken_name
-from lantern_accel.training.data import EmojiDataset, Record
-from lantern_accel.training.render import CONTENT, SIZE
+from lantern_emoji import catalogue
+from lantern_emoji.captions import STYLES, spoken_name
+from lantern_emoji.data import EmojiDataset, Record
+from lantern_emoji.render import CONTENT, SIZE
 
 Relation = Literal["alone", "beside", "above", "pair above"]
 
@@ -186,7 +186,7 @@ def draw_scenes(data: EmojiDataset, count: int, seed: int) -> list[Scene]:
     if data.coverage is None:
         raise DataError(
             "the training images were rendered by a version without scenes (no coverage.npy); run "
-            "`lantern-accel train data` again"
+            "`python tools/lantern-emoji data` again"
         )
     drawer = _Drawer(data, random.Random(seed))
     return [drawer.scene() for _ in range(count)]

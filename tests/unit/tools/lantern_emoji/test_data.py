@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from lantern_accel.errors import DataError
-from lantern_accel.training import catalogue, data, render, sources
-from lantern_accel.training.captions import STYLES
+from lantern_emoji import catalogue, data, render, sources
+from lantern_emoji.captions import STYLES
 
 META = {
     "groups": {"1": "people-body", "3": "animals-nature", "8": "symbols", "9": "flags"},
@@ -123,7 +123,7 @@ def test_preparing_twice_renders_once_and_writes_the_same(
 
 
 def test_nothing_there_or_damage_is_said(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(DataError, match=r"run .lantern-accel train data. first"):
+    with pytest.raises(DataError, match=r"run .python tools/lantern-emoji data. first"):
         data.load_data(tmp_path / "nowhere")
     data.prepare_data(cache)
     folder = cache / "data" / "emoji-64"

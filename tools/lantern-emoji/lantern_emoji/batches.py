@@ -15,9 +15,9 @@ from torch import Tensor
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.text import PAD_ID, TextEncoderConfig, place
 from lantern_accel.families.llamagen.words import normalise
-from lantern_accel.training.captions import caption, plain_caption
-from lantern_accel.training.data import Record
-from lantern_accel.training.scenes import Scene, scene_caption
+from lantern_emoji.captions import caption, plain_caption
+from lantern_emoji.data import Record
+from lantern_emoji.scenes import Scene, scene_caption
 
 
 @dataclass(frozen=True)

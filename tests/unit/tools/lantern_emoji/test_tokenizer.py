@@ -15,18 +15,18 @@ from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.quality.maps import FeatureNet
 from lantern_accel.quality.progress import LineProgress, Progress
-from lantern_accel.training.augment import augment, flip, place, rotate_hue, to_float, to_uint8
-from lantern_accel.training.codebook import CodebookAverage
-from lantern_accel.training.data import EmojiDataset, Record
 from lantern_accel.training.device import TrainDevice, open_train_device
-from lantern_accel.training.encode import encode_dataset, psnr
-from lantern_accel.training.tokenizer import (
+from lantern_accel.training.folder import load_tokenizer
+from lantern_emoji.augment import augment, flip, place, rotate_hue, to_float, to_uint8
+from lantern_emoji.codebook import CodebookAverage
+from lantern_emoji.data import EmojiDataset, Record
+from lantern_emoji.encode import encode_dataset, psnr
+from lantern_emoji.tokenizer import (
     TokenizerConfig,
     TokenizerReport,
-    load_tokenizer,
     small_vq,
 )
-from lantern_accel.training.tokenizer import train_tokenizer as train_on
+from lantern_emoji.tokenizer import train_tokenizer as train_on
 
 TINY = VQConfig(
     ch=32, ch_mult=(1, 1), num_res_blocks=1, z_channels=32, codebook_size=16, codebook_dim=4
@@ -151,7 +151,7 @@ def test_a_token_that_does_not_fit_the_image_is_refused() -> None:
 
 
 def test_a_missing_tokenizer_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="run `lantern-accel train tokenizer` first"):
+    with pytest.raises(DataError, match="train the tokenizer first"):
         load_tokenizer(tmp_path)
 
 

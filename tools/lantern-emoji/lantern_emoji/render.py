@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lantern_accel.training import catalogue
+from lantern_emoji import catalogue
 
 SIZE = 64
 """Side of a training image in pixels."""

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.vq import VQModel
 from lantern_accel.quality.progress import NullProgress, Progress
-from lantern_accel.training.augment import flip, random_place, to_float, to_uint8
-from lantern_accel.training.data import EmojiDataset
-from lantern_accel.training.scenes import Scene, render_scene
+from lantern_emoji.augment import flip, random_place, to_float, to_uint8
+from lantern_emoji.data import EmojiDataset
+from lantern_emoji.scenes import Scene, render_scene
 
 
 def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -108,7 +108,9 @@ def encode_dataset(
     something else); the rest are shifted, some also shrunk, and mirrored at random where allowed.
     """
     if not len(data.images):
-        raise DataError("there are no images to encode; run `lantern-accel train data` first")
+        raise DataError(
+            "there are no images to encode; run `python tools/lantern-emoji data` first"
+        )
     progress = progress or NullProgress()
     progress.start("encoding the images", views * len(data.images))
     codes = [

@@ -9,10 +9,10 @@ import pytest
 
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation import prompts
-from lantern_accel.training import catalogue, scenes
-from lantern_accel.training.captions import STYLES
-from lantern_accel.training.data import EmojiDataset, Record
-from lantern_accel.training.scenes import Part, Scene
+from lantern_emoji import catalogue, scenes
+from lantern_emoji.captions import STYLES
+from lantern_emoji.data import EmojiDataset, Record
+from lantern_emoji.scenes import Part, Scene
 
 NAMES = ("red apple", "dog face", "star", "house", "violin")
 
@@ -144,7 +144,7 @@ def test_scenes_of_other_styles_than_the_default_say_theirs() -> None:
 
 def test_data_without_coverage_or_pictures_is_refused() -> None:
     data = things()
-    with pytest.raises(DataError, match=r"train data. again"):
+    with pytest.raises(DataError, match=r"lantern-emoji data. again"):
         scenes.draw_scenes(EmojiDataset(data.images, data.records), 1, 0)
     few = EmojiDataset(data.images[:1], data.records[:1], {}, data.coverage[:1])  # type: ignore[index]
     with pytest.raises(DataError, match="too few"):

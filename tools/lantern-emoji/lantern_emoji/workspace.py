@@ -1,84 +1,56 @@
-"""The training folder: each stage reads what the one before it wrote.
+"""The stages of the emoji model's training: each reads what the one before it wrote.
 
-``WORK/text_tokenizer.json``, ``WORK/tokenizer/``, ``WORK/target/``, ``WORK/drafter/``; ``bundle`` puts
-their results together as a model folder that ``--model`` takes.
+``WORK/text_tokenizer.json``, ``WORK/tokenizer/``, ``WORK/target/``, ``WORK/drafter/``;
+``lantern-accel train bundle`` puts their results together as a model folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from lantern_accel.checkpoints.bundle import read_manifest
 from lantern_accel.errors import DataError
-from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
-from lantern_accel.families.llamagen.vq import VQConfig
-from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.tokenizer import read_tokenizer
-from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
+from lantern_accel.files import write_whole
 from lantern_accel.quality.progress import Progress
-from lantern_accel.training.batches import Batches, SceneTokens
-from lantern_accel.training.captions import save_text_tokenizer, train_text_tokenizer, word_corpus
-from lantern_accel.training.catalogue import COMMON
 from lantern_accel.training.common import TrainConfig, read_made
-from lantern_accel.training.data import EmojiDataset, load_data
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import TextTargetFeatures, read_drafter, train_drafter
-from lantern_accel.training.encode import encode_dataset, encode_scenes
+from lantern_accel.training.drafter import read_drafter, train_drafter
+from lantern_accel.training.folder import load_tokenizer
 from lantern_accel.training.objective import DrafterTrainConfig
-from lantern_accel.training.render import SIZE
-from lantern_accel.training.samples import SampleSheet
-from lantern_accel.training.scenes import SCENE_WORDS, draw_scenes
-from lantern_accel.training.target import TargetConfig, fresh_target, read_target, train_target
-from lantern_accel.training.tokenizer import TokenizerConfig, load_tokenizer, train_tokenizer
+from lantern_accel.training.target import read_target, train_target
+from lantern_accel.training.words import save_text_tokenizer, train_text_tokenizer
+from lantern_emoji.batches import Batches, SceneTokens
+from lantern_emoji.captions import word_corpus
+from lantern_emoji.catalogue import COMMON
+from lantern_emoji.data import EmojiDataset, load_data
+from lantern_emoji.encode import encode_dataset, encode_scenes
+from lantern_emoji.features import TextTargetFeatures
+from lantern_emoji.render import SIZE
+from lantern_emoji.samples import SampleSheet
+from lantern_emoji.scenes import SCENE_WORDS, draw_scenes
+from lantern_emoji.target import EmojiTargetConfig, fresh_target
+from lantern_emoji.tokenizer import TokenizerConfig, train_tokenizer
 
-Config = TypeVar("Config", bound=TrainConfig)
 TOKENS = "tokens.npy"
 SCENES = "scene_tokens.npz"
-
-
-def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Config:
-    """Read a trainer's configuration from JSON or TOML; overrides that are None are ignored.
-
-    Raises :class:`DataError` naming the field that is wrong.
-    """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            toml = path.suffix == ".toml"
-            values = read_toml_file(path) if toml else read_json_file(path)
-            if not isinstance(values, dict):
-                raise ValueError("it holds no settings by name")
-        except (OSError, ValueError) as error:
-            raise DataError(f"the configuration {path} cannot be read: {error}") from None
-    values.update({k: v for k, v in overrides.items() if v is not None})
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "configuration"
-        message = first["msg"].removeprefix("Value error, ")
-        raise DataError(f"{path or 'the configuration'}: {where}: {message}") from None
 
 
 def folder_of(config: TrainConfig) -> str:
     """Return where in the training folder a stage keeps what it makes."""
     if isinstance(config, TokenizerConfig):
         return "decoder" if config.part == "decoder" else "tokenizer"
-    return config.folder if isinstance(config, TargetConfig) else "drafter"
+    return config.folder if isinstance(config, EmojiTargetConfig) else "drafter"
 
 
 def _need(path: Path, command: str) -> Path:
     if not path.exists():
-        raise DataError(f"{path} is not there; run `lantern-accel train {command}` first")
+        raise DataError(f"{path} is not there; run `python tools/lantern-emoji {command}` first")
     return path
 
 
@@ -168,7 +140,7 @@ def run_tokenizer(
 
 def target_batches(
     work: Path,
-    config: TargetConfig,
+    config: EmojiTargetConfig,
     text: TextEncoderConfig,
     device: TrainDevice,
     progress: Progress | None,
@@ -205,7 +177,7 @@ def target_batches(
 
 
 def run_target(
-    config: TargetConfig,
+    config: EmojiTargetConfig,
     work: Path,
     progress: Progress | None,
     *,
@@ -235,9 +207,9 @@ def run_target(
     )
 
 
-def _mixture(work: Path) -> TargetConfig:
+def _mixture(work: Path) -> EmojiTargetConfig:
     """Return what the target in ``work`` was trained on."""
-    return read_made(TargetConfig, work / "target" / "report.json", "target", "config")
+    return read_made(EmojiTargetConfig, work / "target" / "report.json", "target", "config")
 
 
 def run_drafter(
@@ -270,54 +242,9 @@ def run_drafter(
     )
 
 
-def bundle(work: Path, to: Path, name: str, defaults: ModelDefaults, summary: str = "") -> Path:
-    """Put the trained parts together as a model folder; returns it."""
-    parts = {
-        "target": work / "target",
-        "text": work / "target",
-        "drafter": work / "drafter",
-        "vq": work / "tokenizer",
-    }
-    if (work / "decoder" / "vq.safetensors").is_file():
-        parts["vq"] = work / "decoder"
-    for part, folder in parts.items():
-        command = "tokenizer" if part == "vq" else folder.name
-        _need(folder / f"{part}.safetensors", command)
-    manifest = LlamaGenManifest(
-        name=name,
-        summary=summary,
-        licence="Apache-2.0 (weights); image data: see NOTICE",
-        target=read_made(LlamaGenConfig, parts["target"] / "target.json", "target"),
-        text=read_made(TextEncoderConfig, parts["text"] / "text.json", "target"),
-        drafter=read_made(DrafterConfig, parts["drafter"] / "drafter.json", "drafter"),
-        vq=read_made(VQConfig, parts["vq"] / "vq.json", "tokenizer"),
-        defaults=defaults.model_copy(update={"style": _mixture(work).default_style}),
-    )
-    to.mkdir(parents=True, exist_ok=True)
-    for part, folder in parts.items():
-        shutil.copyfile(folder / f"{part}.safetensors", to / f"{part}.safetensors")
-    shutil.copyfile(work / "text_tokenizer.json", to / "text_tokenizer.json")
-    write_json(to / "model.json", manifest.model_dump(mode="json"))
-    return to
-
-
-def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
-    """Write ``to``, a copy of the model folder ``model`` with the newly trained drafter."""
-    manifest = read_manifest(model)
-    config = read_made(DrafterConfig, drafter / "drafter.json", "drafter")
-    try:
-        joined = type(manifest).model_validate(
-            {**manifest.model_dump(), "drafter": config.model_dump()}
-        )
-    except ValidationError as error:
-        raise DataError(
-            f"the drafter in {drafter} does not fit the model in {model}: {error.errors()[0]['msg']}"
-        ) from None
-    to.mkdir(parents=True, exist_ok=True)
-    for path in sorted(model.iterdir()):
-        if path.is_file() and path.name not in ("model.json", "drafter.safetensors"):
-            write_whole(to / path.name, lambda stream, p=path: stream.write(p.read_bytes()))  # type: ignore[misc]
-    written = (drafter / "drafter.safetensors").read_bytes()
-    write_whole(to / "drafter.safetensors", lambda stream: stream.write(written))
-    write_json(to / "model.json", joined.model_dump(mode="json"))
-    return to
+#: Of each stage its settings and its trainer.
+STAGES: dict[str, tuple[type[TrainConfig], Callable[..., dict[str, Any]]]] = {
+    "tokenizer": (TokenizerConfig, run_tokenizer),
+    "target": (EmojiTargetConfig, run_target),
+    "drafter": (DrafterTrainConfig, run_drafter),
+}

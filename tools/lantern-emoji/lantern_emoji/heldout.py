@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from lantern_accel.errors import DataError
 from lantern_accel.quality.imageset import ImageSet
-from lantern_accel.training.captions import plain_caption
-from lantern_accel.training.data import load_data
-from lantern_accel.training.render import SIZE
+from lantern_emoji.captions import plain_caption
+from lantern_emoji.data import load_data
+from lantern_emoji.render import SIZE
 
 
 class EmojiImages:

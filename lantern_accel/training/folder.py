@@ -1,0 +1,130 @@
+"""The training folder: reads a trainer's settings, and puts trained parts together as a model.
+
+``WORK/text_tokenizer.json``, ``WORK/tokenizer/`` (the image tokenizer), ``WORK/target/`` and
+``WORK/drafter/`` are what the trainers write.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import ValidationError
+from safetensors.torch import save
+
+from lantern_accel.checkpoints.bundle import read_manifest
+from lantern_accel.errors import DataError
+from lantern_accel.families.llamagen.drafter import DrafterConfig
+from lantern_accel.families.llamagen.keys import load_into, read_tensors
+from lantern_accel.families.llamagen.manifest import LlamaGenManifest
+from lantern_accel.families.llamagen.model import LlamaGenConfig
+from lantern_accel.families.llamagen.text import TextEncoderConfig
+from lantern_accel.families.llamagen.vq import VQConfig, VQModel
+from lantern_accel.families.manifest import ModelDefaults
+from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
+from lantern_accel.training.common import TrainConfig, read_made
+
+Config = TypeVar("Config", bound=TrainConfig)
+
+
+def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Config:
+    """Read a trainer's configuration from JSON or TOML; overrides that are None are ignored.
+
+    Raises :class:`DataError` naming the field that is wrong.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            toml = path.suffix == ".toml"
+            values = read_toml_file(path) if toml else read_json_file(path)
+            if not isinstance(values, dict):
+                raise ValueError("it holds no settings by name")
+        except (OSError, ValueError) as error:
+            raise DataError(f"the configuration {path} cannot be read: {error}") from None
+    values.update({k: v for k, v in overrides.items() if v is not None})
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "configuration"
+        message = first["msg"].removeprefix("Value error, ")
+        raise DataError(f"{path or 'the configuration'}: {where}: {message}") from None
+
+
+def save_tokenizer(model: VQModel, out: Path) -> None:
+    """Write ``vq.safetensors`` (bf16) and ``vq.json`` (the fields of ``VQConfig``)."""
+    weights = {k: v.detach().cpu().to(torch.bfloat16) for k, v in model.state_dict().items()}
+    write_whole(out / "vq.safetensors", lambda stream: stream.write(save(weights)))
+    write_json(out / "vq.json", model.config.model_dump(mode="json"))
+
+
+def load_tokenizer(folder: Path, device: torch.device | None = None) -> VQModel:
+    """Return the tokenizer that ``save_tokenizer`` wrote, in float32 and ready to use."""
+    model = VQModel(read_made(VQConfig, folder / "vq.json", "tokenizer"))
+    path = folder / "vq.safetensors"
+    load_into(model, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
+    return model.to(device or torch.get_default_device()).eval().requires_grad_(False)
+
+
+def bundle(
+    work: Path, to: Path, name: str, defaults: ModelDefaults, summary: str = "", licence: str = ""
+) -> Path:
+    """Put the trained parts together as a model folder and return it.
+
+    A model without a trained drafter gets none. Raises :class:`DataError` where a part is missing.
+    """
+    parts = {"target": work / "target", "text": work / "target", "vq": work / "tokenizer"}
+    if (work / "decoder" / "vq.safetensors").is_file():
+        parts["vq"] = work / "decoder"
+    if (work / "drafter" / "drafter.safetensors").is_file():
+        parts["drafter"] = work / "drafter"
+    for part, folder in parts.items():
+        if not (folder / f"{part}.safetensors").is_file():
+            raise DataError(
+                f"{folder / part}.safetensors is not there; train the {folder.name} first"
+            )
+    drafter = None
+    if "drafter" in parts:
+        drafter = read_made(DrafterConfig, parts["drafter"] / "drafter.json", "drafter")
+    trained = read_json_file(work / "target" / "report.json")
+    style = trained.get("config", {}).get("default_style") if isinstance(trained, dict) else None
+    manifest = LlamaGenManifest(
+        name=name,
+        summary=summary,
+        licence=licence,
+        target=read_made(LlamaGenConfig, parts["target"] / "target.json", "target"),
+        text=read_made(TextEncoderConfig, parts["text"] / "text.json", "target"),
+        drafter=drafter,
+        vq=read_made(VQConfig, parts["vq"] / "vq.json", "tokenizer"),
+        defaults=defaults.model_copy(update={"style": style}),
+    )
+    to.mkdir(parents=True, exist_ok=True)
+    for part, folder in parts.items():
+        shutil.copyfile(folder / f"{part}.safetensors", to / f"{part}.safetensors")
+    shutil.copyfile(work / "text_tokenizer.json", to / "text_tokenizer.json")
+    write_json(to / "model.json", manifest.model_dump(mode="json"))
+    return to
+
+
+def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
+    """Write ``to``, a copy of the model folder ``model`` with the newly trained drafter."""
+    manifest = read_manifest(model)
+    config = read_made(DrafterConfig, drafter / "drafter.json", "drafter")
+    try:
+        joined = type(manifest).model_validate(
+            {**manifest.model_dump(), "drafter": config.model_dump()}
+        )
+    except ValidationError as error:
+        raise DataError(
+            f"the drafter in {drafter} does not fit the model in {model}: {error.errors()[0]['msg']}"
+        ) from None
+    to.mkdir(parents=True, exist_ok=True)
+    for path in sorted(model.iterdir()):
+        if path.is_file() and path.name not in ("model.json", "drafter.safetensors"):
+            write_whole(to / path.name, lambda stream, p=path: stream.write(p.read_bytes()))  # type: ignore[misc]
+    written = (drafter / "drafter.safetensors").read_bytes()
+    write_whole(to / "drafter.safetensors", lambda stream: stream.write(written))
+    write_json(to / "model.json", joined.model_dump(mode="json"))
+    return to

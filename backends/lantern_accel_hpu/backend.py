@@ -45,6 +45,7 @@ class DeviceBackend(HPUOps, Backend):
 
     name = "hpu"
     version = "0.2.0"
+    capture_patience = 30.0
 
     def __init__(self, bridge: Bridge, mode: str = "eager", module: int | None = None) -> None:
         bridge.acquire()

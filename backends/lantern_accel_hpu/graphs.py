@@ -318,7 +318,7 @@ def launches(step: Step) -> int:
     """Run a step once operator by operator; return how many of these give the device work."""
     with _Launches() as seen:
         step()
-    return seen.count
+    return int(seen.count)
 
 
 def cannot_capture(name: str, operators: str) -> NotCapturableError:

@@ -34,6 +34,8 @@ class Movable(Running):
     now: int
     chosen: PaceRule | None
     functions: dict[str, Callable[[], None]]
+    usable: frozenset[int] | None = None
+    """The lengths that a device has captured so far, and that steps may have; None: all."""
     returns = True
     """Whether plain decoding can be left again."""
     gain = GAIN
@@ -88,6 +90,12 @@ class Movable(Running):
                 found[self._name(length, slots)] = Within(owner, slots).step
         return found
 
+    def functions_of(self, length: int) -> dict[str, Callable[[], None]]:
+        """Return those of :meth:`host_functions` that steps of one length need."""
+        found = self.host_functions()
+        names = [self._name(length, slots) for slots in self.sizes]
+        return {name: found[name] for name in (*names, f"widen {length}") if name in found}
+
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""
         self.engines[max(self.engines)].prefill()
@@ -98,9 +106,10 @@ class Movable(Running):
 
     @property
     def paces(self) -> tuple[Pace, ...]:
-        """What is known of those lengths."""
+        """What is known of those lengths that steps may have now."""
         tree: Any = self.strategy.tree
-        return tuple(pace for pace in tree.paces if pace.length in self.lengths)
+        may = self.lengths if self.usable is None else self.usable
+        return tuple(pace for pace in tree.paces if pace.length in may)
 
     def _name(self, length: int, slots: int | None = None) -> str:
         """Return the name of a step among :meth:`host_functions`."""
@@ -128,7 +137,7 @@ class Movable(Running):
         more still, neither.
         """
         times: dict[int, list[float]] = {}
-        lengths = self.lengths
+        lengths = [pace.length for pace in self.paces]
         worth = {
             p.length: usual_worth(p.length) if p.worth is None else p.worth for p in self.paces
         }

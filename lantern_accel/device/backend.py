@@ -8,6 +8,7 @@ inside a step there are only these methods and tensors.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -189,6 +190,11 @@ class Backend(TensorOps, ABC):
 
     capture_asked: bool = False
     """True where the user's options ask for captured steps: then one that cannot be is an error."""
+
+    capture_patience: float = math.inf
+    """Seconds that a request waits for captured steps it could do without: those of other lengths than
+    plain decoding. Later requests capture the rest, one length at least each. A device that compiles for
+    minutes sets it, so that its first image does not wait for all."""
 
     runtime_bytes: int = 600 * 10**6
     """Memory that decoding adds beside tensors: a driver's libraries, or a host's (assumed here)."""

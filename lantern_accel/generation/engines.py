@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -60,10 +62,15 @@ class Moving(Replay):
 
     def __init__(self, step: Callable[[], None], parts: Sequence[Replay]) -> None:
         super().__init__(step)
-        self.parts = parts
-        self.captured = all(one.captured for one in parts)
-        self.nbytes = sum(one.nbytes for one in parts)
-        self.seconds = sum(one.seconds for one in parts)
+        self.parts: list[Replay] = []
+        self.add(parts)
+
+    def add(self, parts: Sequence[Replay]) -> None:
+        """Count further ones in, which may come later."""
+        self.parts += parts
+        self.captured = all(one.captured for one in self.parts)
+        self.nbytes = sum(one.nbytes for one in self.parts)
+        self.seconds = sum(one.seconds for one in self.parts)
 
     def expect(self, calls: int) -> None:
         for one in self.parts:
@@ -102,6 +109,9 @@ class Engines:
         self.model, self.backend, self.room = model, backend, room
         self.kept = KEPT_ENGINES
         self.warmed: list[str] = []
+        #: Seconds that may still go into captures which the present request could do without; below 0
+        #: it has waited enough.
+        self.patience = math.inf
         self._told = False
         self._ready: OrderedDict[Hashable, Ready] = OrderedDict()
         self._neighbours: dict[tuple[int, str], Tensor] = {}
@@ -188,6 +198,8 @@ class Engines:
                     neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
                 )
                 self._ready[key] = self._captured(engine)
+        else:
+            self._more(self._ready[key])
         self._ready.move_to_end(key)
         self._ready[key].engine.configure(strategy, sampling)
         return self._ready[key]
@@ -197,6 +209,10 @@ class Engines:
         left: list[tuple[str, float, str]] = []
         prefill = self._capture(engine.prefill, "prefill", left)
         ready = Ready(engine, prefill, *self._steps(engine, left))
+        self._tell(left)
+        return ready
+
+    def _tell(self, left: list[tuple[str, float, str]]) -> None:
         if left and not self._told:
             self._told = True
             # A step of several lengths is one thing to the reader, and its longest one tells most.
@@ -209,16 +225,15 @@ class Engines:
                 f"operator, which takes {'longer' if self.backend.simulated else cost + ' per call'} "
                 f"({left[-1][2]})",
                 LanternWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        return ready
 
     def _steps(
         self, engine: Running, left: list[tuple[str, float, str]]
     ) -> tuple[Replay, Mapping[int, Callable[[], None]]]:
         """Capture an engine's step for every bucket, or each of the functions that it moves between.
 
-        All at once: a request does not stop in the middle of an image to make a graph.
+        Before the image: a request does not stop in the middle of one to make a graph.
         """
         if not isinstance(engine, Movable):
             whole, found = engine.sizes[-1], engine.steps
@@ -228,10 +243,44 @@ class Engines:
             }
             replays = list(steps.values())
             return (replays[0] if len(replays) == 1 else Bucketed(replays)), steps
-        functions = engine.host_functions()
-        parts = {name: self._capture(one, name, left) for name, one in functions.items()}
-        engine.functions.update(parts)
-        return Moving(engine.step, list(parts.values())), engine.steps
+        step = Moving(engine.step, [])
+        self._lengths(engine, step, left)
+        return step, engine.steps
+
+    def _lengths(self, engine: Movable, step: Moving, left: list[tuple[str, float, str]]) -> None:
+        """Capture one more length at least, plain decoding first; further ones as patience allows.
+
+        The longest of them first: where bytes are what a step costs, it promises most.
+        """
+        took = 0.0
+        order = sorted(engine.lengths, key=lambda length: (length > 1, -length))
+        for length in order:
+            done = engine.usable or frozenset[int]()
+            if length in done:
+                continue
+            if took > self.patience:
+                self.patience = -1.0
+                return
+            began = time.perf_counter()
+            for name, one in engine.functions_of(length).items():
+                engine.functions[name] = part = self._capture(one, name, left)
+                step.add([part])
+            took = time.perf_counter() - began
+            if done:  # an image needs one
+                self.patience -= took
+            engine.usable = done | {length}
+        engine.usable = None
+
+    def _more(self, ready: Ready) -> None:
+        """Capture what an earlier request did not wait for."""
+        engine, step = ready.engine, ready.step
+        if not isinstance(engine, Movable) or engine.usable is None or self.patience < 0:
+            return
+        assert isinstance(step, Moving)
+        left: list[tuple[str, float, str]] = []
+        with explained(self.backend):
+            self._lengths(engine, step, left)
+        self._tell(left)
 
     def _capture(
         self, function: Callable[[], None], name: str, left: list[tuple[str, float, str]]
@@ -293,6 +342,7 @@ class Engines:
         shape: Hashable,
     ) -> None:
         """Announce to the captured functions how many batches of each size are coming."""
+        self.patience = self.backend.capture_patience
         for size, times in sizes:
             ready = self.get(size, strategy, sampling, shape)
             ready.prefill.expect(times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,7 @@ class Pipeline:
             )
         settings = self.sampling(**sampling)
         with self._turns.take():
-            self.engines.warmed = []
+            self.engines.warmed, self.engines.patience = [], math.inf
             self.engines.warmed = warm(self, batches, strategies, settings, on_bucket)
 
     @inferring
@@ -357,6 +358,12 @@ class Pipeline:
             except DoesNotFitError:  # not beside the first
                 continue
             assert isinstance(one.engine, Movable)
+            if (
+                one.engine.usable is not None
+            ):  # lengths are still to come: they are timed with these
+                return self.engines.get(
+                    batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
+                )
             uniforms = one.engine.uniforms(0, list(range(batch)))
             one.engine.start(rows.condition, rows.mask, uniforms, one.prefill)
             found.append(self.auto.timed(one.engine))
@@ -368,6 +375,7 @@ class Pipeline:
     ) -> tuple[Ready, Rows, Tensor]:
         """Return what one batch of prompts starts from: an engine, its rows and its uniforms."""
         conditions = self.conditions(prompts)
+        self.engines.patience = math.inf  # what is measured is measured with all of its lengths
         ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
         rows = self.model.family.rows(self.model, conditions, sampling)
         with explained(self.backend):

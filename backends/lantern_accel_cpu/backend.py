@@ -23,11 +23,13 @@ from lantern_accel.device.backend import (
     Support,
 )
 from lantern_accel.device.sampling import Filter
+from lantern_accel.nn.rounding import Rounded
 from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
 from lantern_accel_cpu.native import passes, sampling, trees, trunk, windows
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
+from lantern_accel_cpu.native.rounded import RoundedPanels
 from lantern_accel_cpu.native.steps import NativeReplay
 from lantern_accel_cpu.training import TrainingOps
 
@@ -98,9 +100,16 @@ class DeviceBackend(Backend):
             return self.kernels.pack(weight)
         return pack(weight) if packs(weight) else weight
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def pack_rounded(self, weight: Rounded) -> Rounded | RoundedPanels:
+        """Return a matrix in fewer bits in the native kernels' order, where there are any."""
+        fits = self.kernels is not None and type(weight.codes) is Tensor
+        return RoundedPanels.of(weight) if fits else weight
+
+    def linear(
+        self, x: Tensor, weight: Tensor | RoundedPanels, bias: Tensor | None = None
+    ) -> Tensor:
         """Multiply by a weight that was packed, or by one that could not be."""
-        if isinstance(weight, Panels):
+        if isinstance(weight, Panels | RoundedPanels):
             assert self.kernels is not None
             return self.kernels.linear(x, weight, bias)
         return linear(x, weight, bias)

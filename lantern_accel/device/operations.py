@@ -254,6 +254,22 @@ class TensorOps(SamplingOps):
         """
         return residual + self.linear(x, weight, bias)
 
+    def pack_rounded(self, weight: Any) -> Any:
+        """Return a matrix in fewer bits in the order that its product wants (optional).
+
+        ``weight`` is a :class:`~lantern_accel.nn.rounding.Rounded` matrix on this device. What is
+        returned is another one, for :meth:`linear_rounded`, or anything that :meth:`linear` takes. The
+        reference wants it as it is.
+        """
+        return weight
+
+    def linear_rounded(self, x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+        """Multiply ``x [..., in]`` by a matrix in fewer bits: ``[..., out]`` (recommended).
+
+        The reference makes the whole matrix in the dtype of ``x`` first, which saves memory but no time.
+        """
+        return F.linear(x, weight.dense(x.dtype), bias)
+
     # --- arithmetic ----------------------------------------------------------------------------
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import KVCache, TensorOps, flags
+from lantern_accel.nn.rounding import Rounded, Rounding, rounded
 
 REFERENCE = TensorOps()
 
@@ -102,29 +103,37 @@ def pads_visible(prefix_mask: Tensor, visible: Tensor) -> Tensor:
 
 
 class Projection(nn.Linear):
-    """A linear layer whose weight a backend may keep in an order of its own (see :func:`pack`)."""
+    """A linear layer whose weight a backend may keep in an order of its own (see :func:`pack`).
 
-    packed: Tensor | None = None
+    ``packed``: what takes the place of ``weight``, a tensor or what the backend makes of a
+    :class:`~lantern_accel.nn.rounding.Rounded` one.
+    """
+
+    packed: Any = None
 
     # A model's layers take the operations to use; nn.Linear's forward has one argument.
     def forward(  # type: ignore[override]
         self, x: Tensor, ops: TensorOps, residual: Tensor | None = None
     ) -> Tensor:
         weight = self.weight if self.packed is None else self.packed
+        if isinstance(weight, Rounded):
+            out = ops.linear_rounded(x, weight, self.bias)
+            return out if residual is None else residual + out
         if residual is None:
             return ops.linear(x, weight, self.bias)
         return ops.linear_add(x, weight, residual, self.bias)
 
 
-def pack(module: nn.Module, ops: TensorOps) -> None:
-    """Hand every projection's weight to the backend; where it makes another one, the first is freed.
+def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None:
+    """Hand every projection's weight to the backend, in fewer bits where ``how`` says so.
 
-    ``weight`` keeps its shape, dtype and device, but no memory.
+    Where that makes another one, the first is freed: ``weight`` keeps its shape, dtype and device, but no
+    memory.
     """
     for part in module.modules():
         if isinstance(part, Projection) and part.packed is None:
             weight = part.weight
-            packed = ops.pack(weight)
+            packed = ops.pack(weight) if how is None else ops.pack_rounded(rounded(weight, how))
             if packed is not weight:
                 part.packed = packed
                 empty = weight.new_zeros(()).expand(weight.shape)

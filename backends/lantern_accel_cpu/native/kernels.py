@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from lantern_accel_cpu.native.library import (
     RotateWrite,
     byref,
 )
+from lantern_accel_cpu.native.rounded import RoundedPanels
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -39,6 +40,11 @@ class Panels(Tensor):
     # As torch's own Parameter has it.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
+    @property
+    def address(self) -> int:
+        """Where it lies, and how it is kept, as the kernels take it."""
+        return self.data_ptr()
+
     def dense(self) -> Tensor:
         """Return the matrix as it was before it was packed."""
         n, k = self.shape
@@ -49,6 +55,13 @@ class Panels(Tensor):
             (panels, deep, PANEL, group), (deep * PANEL * group, PANEL * group, group, 1)
         )
         return whole.transpose(1, 2).reshape(panels * PANEL, deep * group)[:n, :k].contiguous()
+
+
+def takes(weight: object, dtype: torch.dtype) -> TypeGuard[Panels | RoundedPanels]:
+    """Return whether the kernels multiply activations of a dtype by this packed weight."""
+    if isinstance(weight, RoundedPanels):
+        return dtype in DTYPES
+    return isinstance(weight, Panels) and weight.dtype == dtype
 
 
 def real(*tensors: Tensor) -> bool:
@@ -139,10 +152,11 @@ class Kernels:
         self.library.pack(weight.data_ptr(), weight.stride(0), k, n, kind, out.data_ptr())
         return out.as_strided((n, k), (k, 1)).as_subclass(Panels)
 
-    def linear(self, x: Tensor, weight: Panels, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Panels | RoundedPanels, bias: Tensor | None) -> Tensor:
         """Multiply ``x [..., in]`` by a packed weight."""
-        if not real(x) or x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:
-            return F.linear(x, weight.dense(), bias)
+        if not real(x) or not takes(weight, x.dtype) or x.shape[-1] != weight.shape[1]:
+            whole = weight.dense() if isinstance(weight, Panels) else weight.dense(x.dtype)
+            return F.linear(x, whole, bias)
         self.threads()
         n, k = weight.shape
         flat = x.reshape(-1, k)
@@ -151,7 +165,7 @@ class Kernels:
         y = x.new_empty((*x.shape[:-1], n))
         bias = bias if bias is None else bias.contiguous()
         given = Linear(
-            flat.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+            flat.data_ptr(), weight.address, None if bias is None else bias.data_ptr(), y.data_ptr(),
             flat.stride(0), flat.shape[0], k, n, DTYPES[x.dtype],
         )  # fmt: skip
         self.library.linear(byref(given))

@@ -14,6 +14,13 @@ enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
 // Weights are kept in panels of PANEL output columns: float32 [panels][K][PANEL], bfloat16
 // [panels][K / 2][PANEL][2], columns and K padded with zeros.
 enum { PANEL = 32 };
+// How a packed weight is kept. A pointer to one is its address, a multiple of 64, plus this. In fewer bits, with K
+// padded with zeros:
+// INT8: a panel is float32 [PANEL], the steps, then int8 [K / 4][PANEL][4].
+// INT6, INT4: for every 64 inputs bfloat16 [PANEL], the steps, and [PANEL], the offsets, then codes in lanes of 32
+// bits. INT4: [8][PANEL] lanes of 8 inputs, the even ones in the lower half. INT6: [4][3][PANEL], of 16 inputs first
+// their lower 4 bits so, then their upper 2 bits in one lane.
+enum Kept : int32_t { WHOLE = 0, INT8 = 1, INT6 = 2, INT4 = 3 };
 
 // Where keys and values lie, counted in elements: slot s of head h in row r of a layer begins at
 // r * row + h * head + s * slot, and its d elements are neighbours.
@@ -66,7 +73,7 @@ struct RotateWrite {
 
 struct Block {
     const void *attention_norm, *ffn_norm;  // T [D]; the first may be null: no norm
-    const void *wqkv, *wo, *w13, *w2;       // panels
+    const void *wqkv, *wo, *w13, *w2;       // panels, with how they are kept
     void *k, *v;                            // the layer's keys and values
     float attention_eps, ffn_eps;
 };

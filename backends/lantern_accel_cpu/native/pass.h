@@ -10,7 +10,7 @@ namespace {
 // Guidance is for float32 logits, which a model gives in its own precision.
 template <class T> struct HeadJob {
     typedef typename Activation<T>::type A;
-    const T* weight;
+    const void* weight;
     const A* x;             // [m][ldx]
     const int64_t* row_of;  // [m]: which row of `out` each is
     float* out;             // [...][n]
@@ -20,7 +20,7 @@ template <class T> struct HeadJob {
     static void work(void* self, int, int chunk) {
         HeadJob& job = *(HeadJob*)self;
         int64_t each = share(panels(job.n)), from = chunk * each, to = std::min(from + each, panels(job.n));
-        product(job.x, job.ldx, job.m, job.weight, job.k, from, to, (const T*)nullptr,
+        product<T>(job.x, job.ldx, job.m, Weights(job.weight), job.k, from, to, nullptr,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = std::min<int64_t>(job.n - p * PANEL, PANEL);
                     for (int64_t r = 0; r < count; ++r) {
@@ -39,7 +39,7 @@ void logits_of(const T* states, int64_t stride, int64_t dim, const int64_t* head
     typedef typename HeadJob<T>::A A;
     if (m < queries) std::fill(out, out + queries * vocab, 0.0f);
     if (!m) return;
-    HeadJob<T> job{(const T*)weight, nullptr, heads, out, m, dim, even(dim), vocab};
+    HeadJob<T> job{weight, nullptr, heads, out, m, dim, even(dim), vocab};
     A* features = (A*)scratch(9, size_t(m * job.ldx) * sizeof(A));
     for (int64_t r = 0; r < m; ++r) copy_row(states + heads[r] * stride, dim, features + r * job.ldx);
     job.x = features;

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel_cpu.native.kernels import Kernels, Panels, lies
+from lantern_accel_cpu.native.kernels import Kernels, lies, takes
 from lantern_accel_cpu.native.library import WindowPass, byref
 from lantern_accel_cpu.native.trunk import PlannedCache, plan_of
 
@@ -27,7 +27,7 @@ def window_pass(
     if guidance.image_scale is not None or guidance.allowed is not None:
         return None
     head, dtype, scale = stack.head, kv.layout.dtype, guidance.scale
-    if (scale is None) != (g.branches == 1) or not isinstance(head.packed, Panels):
+    if (scale is None) != (g.branches == 1) or not takes(head.packed, dtype):
         return None
     floats = (target.rope_cos, target.rope_sin, *(() if scale is None else (scale,)))
     whole = (
@@ -36,7 +36,7 @@ def window_pass(
         and lies(torch.int64, state.tokens, state.length)
         and lies(torch.bool, state.prefix_mask)
     )
-    if not whole or head.bias is not None or head.packed.dtype != dtype:
+    if not whole or head.bias is not None:
         return None
     plan = plan_of(stack.blocks, kv)
     if plan is None:
@@ -44,7 +44,7 @@ def window_pass(
     plan.last_norm(stack.norm)
     cos, sin = (table[g.prefix :] for table in (target.rope_cos, target.rope_sin))
     given = WindowPass(
-        plan.given, stack.embedding.data_ptr(), head.packed.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+        plan.given, stack.embedding.data_ptr(), head.packed.address, cos.data_ptr(), sin.data_ptr(),
         state.prefix_mask.data_ptr(), state.tokens.data_ptr(), state.length.data_ptr(),
         None if scale is None else scale.data_ptr(), images=g.batch, span=span,
         image=g.tokens, vocab=g.vocab, prefix=g.prefix, slots=slots,

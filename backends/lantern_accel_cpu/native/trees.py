@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel_cpu.native.kernels import Kernels, Panels, lies
+from lantern_accel_cpu.native.kernels import Kernels, lies, takes
 from lantern_accel_cpu.native.library import TreeStep, Trunk, byref
 from lantern_accel_cpu.native.sampling import filter_of, rule_of
 from lantern_accel_cpu.native.trunk import PlannedCache, plan_of
@@ -17,7 +17,7 @@ PARTS = ("draft", "verify", "accept", "commit")
 
 
 def _packed(dtype: torch.dtype, *projections: Any) -> bool:
-    return all(isinstance(p.packed, Panels) and p.packed.dtype == dtype for p in projections)
+    return all(takes(p.packed, dtype) for p in projections)
 
 
 def _blocks(stack: Any, kv: Any, held: list[Any]) -> Trunk | None:
@@ -106,10 +106,10 @@ def tree_step(kernels: Kernels, ops: Any, engine: Any) -> Callable[[], bool] | N
     tap_norms = (c_void_p * max(1, len(norms)))(*(norm.data_ptr() for norm in norms))
     given = TreeStep(
         target=trunks[0], drafter=trunks[1], filter=described, rule=judged,
-        embedding=stack.embedding.data_ptr(), head=stack.head.packed.data_ptr(),
-        own_embedding=own.embedding.data_ptr(), fc=own.fc.packed.data_ptr(),
+        embedding=stack.embedding.data_ptr(), head=stack.head.packed.address,
+        own_embedding=own.embedding.data_ptr(), fc=own.fc.packed.address,
         fc_bias=None if own.fc.bias is None else own.fc.bias.data_ptr(),
-        fuse=None if own.fuse is None else own.fuse.packed.data_ptr(), tap_norms=addressof(tap_norms),
+        fuse=None if own.fuse is None else own.fuse.packed.address, tap_norms=addressof(tap_norms),
         cos=cos.data_ptr(), sin=sin.data_ptr(), own_cos=own_cos.data_ptr(),
         own_sin=own_sin.data_ptr(), prompt=state.prefix_mask.data_ptr(),
         scale=None if scale is None else scale.data_ptr(),

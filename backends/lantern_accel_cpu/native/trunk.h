@@ -57,9 +57,9 @@ template <class T> struct TrunkJob {
     }
 
     // The weights of a step, what they are multiplied by, and the panels that are done in turns.
-    const T* weights(int layer, int step) const {
+    Weights weights(int layer, int step) const {
         const Block& b = given->blocks[layer];
-        return (const T*)(step == QKV ? b.wqkv : step == OUT ? b.wo : step == GATE ? b.w13 : b.w2);
+        return Weights(step == QKV ? b.wqkv : step == OUT ? b.wo : step == GATE ? b.w13 : b.w2);
     }
     int64_t columns(int step) const {
         if (step == QKV) return 3 * wide;
@@ -69,14 +69,15 @@ template <class T> struct TrunkJob {
 
     // Where the thread that does a chunk reads on when it is the last one of its lane: the first panel of
     // that lane in the next product. Null in a lane.
-    const T* after(int layer, int step, int chunk) const {
+    const char* after(int layer, int step, int chunk) const {
         int total = pieces(panels(columns(step))), lanes = pool_lanes(), lane = 0;
         while (lane < lanes && lane_start(total, lane + 1, lanes) != chunk + 1) ++lane;
         step = step == QKV ? OUT : step + 1;
         if (step == STEPS) ++layer, step = QKV;
         if (lane == lanes || layer == given->layers) return nullptr;
         int64_t count = panels(columns(step)), first = lane_start(pieces(count), lane, lanes) * share(count);
-        return weights(layer, step) + (first < count ? first : 0) * panel_size<T>(depth(step));
+        Weights next = weights(layer, step);
+        return next.start + (first < count ? first : 0) * next.panel<T>(depth(step));
     }
 
     // Columns [column, column + n) of q, k and v, all in one head, of `count` queries from `first` on.
@@ -96,10 +97,10 @@ template <class T> struct TrunkJob {
         }
     }
 
-    void qkv(const Block& b, int chunk, const T* next) {
+    void qkv(const Block& b, int chunk, const char* next) {
         int64_t from, to, n = 3 * wide, piece = whole_heads ? W : 2;
         range(panels(n), chunk, from, to);
-        product(normed, ld_dim, m, (const T*)b.wqkv, dim, from, to, next,
+        product<T>(normed, ld_dim, m, Weights(b.wqkv), dim, from, to, next,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
                     for (int64_t c = 0; c < columns; c += piece)
@@ -110,10 +111,10 @@ template <class T> struct TrunkJob {
                 });
     }
 
-    void add(const A* x, int64_t ldx, const void* weight, int64_t k, int chunk, const T* next) {
+    void add(const A* x, int64_t ldx, const void* weight, int64_t k, int chunk, const char* next) {
         int64_t from, to;
         range(panels(dim), chunk, from, to);
-        product(x, ldx, m, (const T*)weight, k, from, to, next,
+        product<T>(x, ldx, m, Weights(weight), k, from, to, next,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
                     for (int64_t r = 0; r < count; ++r) {
@@ -126,11 +127,11 @@ template <class T> struct TrunkJob {
                 });
     }
 
-    void gate(const Block& b, int chunk, const T* next) {
+    void gate(const Block& b, int chunk, const char* next) {
         int64_t from, to;
         if (!whole_gates) {
             range(panels(2 * hidden), chunk, from, to);
-            product(normed, ld_dim, m, (const T*)b.w13, dim, from, to, next,
+            product<T>(normed, ld_dim, m, Weights(b.w13), dim, from, to, next,
                     [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                         int64_t left = 2 * hidden - p * PANEL, columns = left < PANEL ? left : PANEL;
                         for (int64_t r = 0; r < count; ++r)
@@ -142,12 +143,12 @@ template <class T> struct TrunkJob {
         int64_t ups = hidden / PANEL;
         float* kept = (float*)scratch(10, m * PANEL * sizeof(float));
         for (int64_t one = from; one < to; ++one) {
-            const T* going = one + 1 < to ? nullptr : next;
-            product(normed, ld_dim, m, (const T*)b.w13, dim, one, one + 1, going,
+            const char* going = one + 1 < to ? nullptr : next;
+            product<T>(normed, ld_dim, m, Weights(b.w13), dim, one, one + 1, going,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         memcpy(kept + first * PANEL, tile, count * PANEL * sizeof(float));
                     });
-            product(normed, ld_dim, m, (const T*)b.w13, dim, one + ups, one + ups + 1, going,
+            product<T>(normed, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         for (int64_t r = 0; r < count; ++r)
                             swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL,
@@ -161,7 +162,7 @@ template <class T> struct TrunkJob {
         if (step == ATTEND)
             return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, mask, s, chunk, mixed,
                                 ld_wide);
-        const T* next = after(layer, step, chunk);
+        const char* next = after(layer, step, chunk);
         switch (step) {
             case QKV: return qkv(b, chunk, next);
             case OUT: return add(mixed, ld_wide, b.wo, wide, chunk, next);

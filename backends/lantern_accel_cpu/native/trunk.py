@@ -16,11 +16,11 @@ from lantern_accel.nn import transformer
 from lantern_accel_cpu.native.kernels import (
     DTYPES,
     Kernels,
-    Panels,
     cache_of,
     mask_of,
     real,
     rotary_of,
+    takes,
 )
 from lantern_accel_cpu.native.library import Block, Trunk, byref
 
@@ -42,7 +42,7 @@ class Plan:
 
     def __init__(self, blocks: nn.ModuleList, kv: KVCache) -> None:
         self.blocks = weakref.ref(blocks)
-        self._held: list[Tensor] = []
+        self._held: list[Any] = []
         # Addresses only: a first pass does on tensors what every other one does.
         described = (Block * len(blocks))()
         modules: list[Any] = list(blocks)
@@ -52,7 +52,8 @@ class Plan:
                 to.attention_norm, to.attention_eps = self._hold(norm.weight), norm.eps
             to.ffn_norm, to.ffn_eps = self._hold(block.ffn_norm.weight), block.ffn_norm.eps
             for name, projection in _projections(block).items():
-                setattr(to, name, self._hold(projection.packed))
+                self._held.append(projection.packed)
+                setattr(to, name, projection.packed.address)
             to.k, to.v = self._hold(kv.keys[layer]), self._hold(kv.values[layer])
         first = modules[0]
         self.given = Trunk(
@@ -94,10 +95,7 @@ def fits(blocks: nn.ModuleList, kv: KVCache) -> bool:
         if any(norm is not None and norm.weight.dtype != layout.dtype for norm in norms):
             return False
         for projection in _projections(block).values():
-            packed = projection.packed
-            if projection.bias is not None or not isinstance(packed, Panels):
-                return False
-            if packed.dtype != layout.dtype:
+            if projection.bias is not None or not takes(projection.packed, layout.dtype):
                 return False
         wide = layout.heads * layout.head_dim
         if block.attention.heads != layout.heads or block.attention.wo.in_features != wide:

@@ -1,0 +1,176 @@
+// A few rows times one panel of weights.
+//
+// Every element is one chain of multiply-adds over K, whatever the number of rows and of threads: a row's
+// result does not depend on what is computed next to it. (Units with bfloat16 dot products chain pairs.)
+#pragma once
+
+#include "native.h"
+#include "vector.h"
+
+#ifdef DOT_PRODUCTS
+#include "dot.h"
+#endif
+
+namespace {
+
+// Rows and vectors of columns that the accumulators in registers hold.
+#if WIDTH == 16
+constexpr int ROWS = 12, COLUMNS = 2;
+#elif WIDTH == 8
+constexpr int ROWS = 5, COLUMNS = 2;
+#elif defined(__aarch64__)
+constexpr int ROWS = 6, COLUMNS = 4;
+#else
+constexpr int ROWS = 3, COLUMNS = 4;
+#endif
+constexpr int STEP = COLUMNS * W;  // columns of one pass
+constexpr int64_t DEPTH = 2048;    // K is done in pieces of this, so that panels stay in the second cache
+
+// What activations are kept as before a product with weights of a type.
+template <class T> struct Activation {
+    typedef float type;
+};
+#ifdef DOT_PRODUCTS
+template <> struct Activation<bf16> {
+    typedef bf16 type;
+};
+#endif
+
+constexpr int64_t even(int64_t k) { return (k + 1) / 2 * 2; }
+template <class T> constexpr int64_t panel_size(int64_t k) {
+    return (sizeof(T) == 2 ? even(k) : k) * PANEL;
+}
+
+// Fetches nothing: for weights that are in the first cache already.
+struct Still {
+    INLINE_MEMBER void fetch() {}
+};
+
+// Two places that a product fetches for later, a line of each with every turn of its loop.
+struct Ahead {
+    const char *first, *second;
+    int64_t stride;
+    INLINE_MEMBER void fetch() {
+        __builtin_prefetch(first, 0, 2);
+        __builtin_prefetch(second, 0, 2);
+        first += stride;
+        second += stride;
+    }
+};
+
+template <int M> INLINE void begin(F (&acc)[M][COLUMNS], const float* y, bool more) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; ++c) acc[m][c] = more ? load<F>(y + m * PANEL + c * W) : F{};
+}
+
+template <int M> INLINE void finish(const F (&acc)[M][COLUMNS], float* y) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; ++c) put(y + m * PANEL + c * W, acc[m][c]);
+}
+
+template <int M, class Fetch>
+void rows(const float* x, int64_t ldx, const float* w, int64_t k, float* y, bool more, Fetch ahead) {
+    F acc[M][COLUMNS];
+    begin<M>(acc, y, more);
+    for (int64_t i = 0; i < k; ++i, w += PANEL) {
+        ahead.fetch();
+        F b[COLUMNS];
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; ++c) b[c] = load<F>(w + c * W);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            F a = splat(x[m * ldx + i]);
+#pragma GCC unroll 8
+            for (int c = 0; c < COLUMNS; ++c) acc[m][c] += a * b[c];
+        }
+    }
+    finish<M>(acc, y);
+}
+
+template <int M, class Fetch>
+void rows(const float* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more, Fetch ahead) {
+    F acc[M][COLUMNS];
+    begin<M>(acc, y, more);
+    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
+        ahead.fetch();
+        F b[COLUMNS];
+        U pair[COLUMNS];
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; ++c) pair[c] = load<U>(w + 2 * c * W), b[c] = lower(pair[c]);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            F a = splat(x[m * ldx + i]);
+#pragma GCC unroll 8
+            for (int c = 0; c < COLUMNS; ++c) acc[m][c] += a * b[c];
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; ++c) b[c] = upper(pair[c]);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            F a = splat(x[m * ldx + i + 1]);
+#pragma GCC unroll 8
+            for (int c = 0; c < COLUMNS; ++c) acc[m][c] += a * b[c];
+        }
+    }
+    finish<M>(acc, y);
+}
+
+#ifdef DOT_PRODUCTS
+// Activations are rounded to bfloat16.
+template <int M, class Fetch>
+void rows(const bf16* x, int64_t ldx, const bf16* w, int64_t k, float* y, bool more, Fetch ahead) {
+    F acc[M][COLUMNS];
+    begin<M>(acc, y, more);
+    for (int64_t i = 0; i < k; i += 2, w += 2 * PANEL) {
+        ahead.fetch();
+        U pairs[COLUMNS];
+#pragma GCC unroll 8
+        for (int c = 0; c < COLUMNS; ++c) pairs[c] = load<U>(w + 2 * c * W);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            uint32_t pair;
+            memcpy(&pair, x + m * ldx + i, sizeof pair);
+#pragma GCC unroll 8
+            for (int c = 0; c < COLUMNS; ++c) acc[m][c] = dot(acc[m][c], pairs[c], pair);
+        }
+    }
+    finish<M>(acc, y);
+}
+#endif
+
+template <int M, class A, class T, class Fetch>
+INLINE void pick(int m, const A* x, int64_t ldx, const T* w, int64_t k, float* y, bool more, Fetch ahead) {
+    if (m == M)
+        rows<M>(x, ldx, w, k, y, more, ahead);
+    else if constexpr (M > 1)
+        pick<M - 1>(m, x, ldx, w, k, y, more, ahead);
+}
+
+// One panel times m rows of x: y [m][PANEL]. Rows of x lie ldx apart and have even(k) elements. `after` is
+// where this thread goes on: it is fetched meanwhile, a whole panel ahead, since less is used up before it has come.
+template <class A, class T>
+void panel(const A* x, int64_t ldx, int64_t m, const T* w, int64_t k, float* y, const T* after) {
+    int64_t blocks = (m + ROWS - 1) / ROWS;
+    bool once = blocks == 1 && STEP == PANEL;
+    for (int64_t first = 0; first < k; first += DEPTH) {
+        int64_t depth = k - first < DEPTH ? k - first : DEPTH, turns = sizeof(T) == 2 ? (depth + 1) / 2 : depth;
+        const char* here = (const char*)(w + first * PANEL);
+        const char* next = (const char*)(first + depth < k ? w + (first + depth) * PANEL : after);
+        int64_t call = 0;  // a turn reads two lines: the first call fetches all of them, or two calls half each
+        for (int64_t b = 0; b < blocks; ++b) {
+            int64_t from = m * b / blocks, to = m * (b + 1) / blocks;
+            for (int c = 0; c < PANEL; c += STEP, ++call) {
+                const T* at = w + first * PANEL + c * (sizeof(T) == 2 ? 2 : 1);
+                Ahead ahead{next, next + 64, 128};
+                if (!once) ahead = Ahead{call < 2 ? next + call * turns * 64 : here, here, 64};
+                pick<ROWS>(int(to - from), x + from * ldx + first, ldx, at, depth, y + from * PANEL + c, first > 0, ahead);
+            }
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,86 @@
+"""Products with weights in fewer bits, on every instruction set of this machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lantern_accel.nn.rounding import ROUNDINGS, rounded
+from lantern_accel_cpu.native.rounded import RoundedPanels
+from tests.support.native import draw, kernels, needs_native, threads, units
+
+pytestmark = needs_native
+FORMATS = sorted(ROUNDINGS)
+#: Rows, inputs and outputs: one row and many, more rows than a block has, ends of every kind.
+SIZES = [
+    (1, 64, 32),
+    (2, 256, 96),
+    (5, 130, 40),
+    (7, 67, 33),
+    (13, 200, 64),
+    (34, 1024, 70),
+    (100, 65, 31),
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("out", "inputs"), [(32, 64), (33, 67), (70, 130), (1, 1)])
+def test_panels_give_back_what_they_were_made_of(name, out, inputs):
+    made = rounded(draw(1, out, inputs), ROUNDINGS[name])
+    back = RoundedPanels.of(made).rounded()
+    assert torch.equal(back.levels(), made.levels())
+    assert torch.equal(back.step, made.step)
+    assert torch.equal(back.dense(torch.float32), made.dense(torch.float32))
+
+
+def test_a_matrix_of_several_pieces_is_ordered_as_a_whole(monkeypatch):
+    made = rounded(draw(2, 100, 128), ROUNDINGS["int4"])
+    whole = RoundedPanels.of(made).panels
+    monkeypatch.setattr("lantern_accel_cpu.native.rounded._AT_ONCE", 4096)
+    assert torch.equal(RoundedPanels.of(made).panels, whole)
+
+
+@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_equal_those_in_float64(unit, name, dtype):
+    ops = kernels(unit)
+    with threads(2):
+        for rows, inputs, outputs in SIZES:
+            x = draw(3, rows, inputs, dtype=dtype)
+            made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
+            found = ops.linear(x, RoundedPanels.of(made), None)
+            weight = made.dense(torch.float64)
+            expected = x.double() @ weight.T
+            # A rounding a term, of numbers that 128 makes larger before it is taken off again.
+            most = x.double().abs() @ (weight.abs() + 160 * made.step.double().amax(1, True)).T
+            error = (found.double() - expected).abs()
+            out = expected.abs() * (2**-8 if dtype == torch.bfloat16 else 2**-23)
+            bound = most * 2**-24 * (inputs**0.5 + 8) + out + 1e-30
+            assert (error <= bound).all(), (rows, inputs, outputs, float((error / bound).max()))
+
+
+@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_rows_product_depends_on_no_other_row_and_on_no_thread(unit, name):
+    ops = kernels(unit)
+    made = RoundedPanels.of(rounded(draw(5, 300, 320), ROUNDINGS[name]))
+    for dtype in (torch.float32, torch.bfloat16):
+        x = draw(6, 40, 320, dtype=dtype)
+        with threads(1):
+            whole = ops.linear(x, made, None)
+            for rows in (1, 2, 3, 6, 11, 13, 29):
+                assert torch.equal(ops.linear(x[:rows], made, None), whole[:rows])
+        with threads(2):
+            assert torch.equal(ops.linear(x, made, None), whole)
+
+
+def test_a_bias_is_added_and_other_dtypes_go_the_references_way():
+    ops = kernels()
+    made = rounded(draw(7, 48, 96), ROUNDINGS["int8"])
+    panels, bias = RoundedPanels.of(made), draw(8, 48)
+    x = draw(9, 3, 96)
+    expected = x @ made.dense(torch.float32).T + bias
+    torch.testing.assert_close(ops.linear(x, panels, bias), expected, rtol=1e-5, atol=1e-4)
+    half = ops.linear(x.half(), panels, None)
+    assert torch.equal(half, torch.nn.functional.linear(x.half(), made.dense(torch.float16)))

@@ -107,9 +107,9 @@ def packed(levels: Tensor, bits: int) -> Tensor:
     ``n`` is a multiple of 4.
     """
     if bits == 4:
-        low, high = levels.unflatten(-1, (-1, 2)).unbind(-1)
+        low, high = torch.unflatten(levels, -1, (-1, 2)).unbind(-1)
         return low | high << 4
-    a, b, c, d = levels.unflatten(-1, (-1, 4)).unbind(-1)
+    a, b, c, d = torch.unflatten(levels, -1, (-1, 4)).unbind(-1)
     return torch.stack((a | b << 6, b >> 2 | c << 4, c >> 4 | d << 2), dim=-1).flatten(-2)
 
 
@@ -117,7 +117,7 @@ def unpacked(codes: Tensor, bits: int) -> Tensor:
     """Return the levels that :func:`packed` was given."""
     if bits == 4:
         return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
-    x, y, z = codes.unflatten(-1, (-1, 3)).unbind(-1)
+    x, y, z = torch.unflatten(codes, -1, (-1, 3)).unbind(-1)
     parts = (x & 63, (x >> 6 | y << 2) & 63, (y >> 4 | z << 4) & 63, z >> 2)
     return torch.stack(parts, dim=-1).flatten(-2)
 
@@ -129,7 +129,7 @@ def rounded(weight: Tensor, how: Rounding) -> Rounded:
         levels, step = _by_row(weight.detach().float())
         return Rounded(how, (out, inputs), levels, step, None)
     rows = max(1, _AT_ONCE // inputs)
-    parts = [_by_group(part.detach().float(), how) for part in weight.split(rows)]
+    parts = [_by_group(part.detach().float(), how) for part in torch.split(weight, rows)]
     codes, step, offset = (torch.cat(each) for each in zip(*parts, strict=True))
     return Rounded(how, (out, inputs), codes, step, offset)
 
@@ -142,7 +142,7 @@ def _by_row(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _by_group(weight: Tensor, how: Rounding) -> tuple[Tensor, Tensor, Tensor]:
     """Round rows by groups; of several cuts of a group's range the one with the least squared error."""
-    groups = F.pad(weight, (0, -weight.shape[1] % how.group)).unflatten(1, (-1, how.group))
+    groups = torch.unflatten(F.pad(weight, (0, -weight.shape[1] % how.group)), 1, (-1, how.group))
     most = 2**how.bits - 1
     if how.symmetric:
         high = groups.abs().amax(dim=-1)

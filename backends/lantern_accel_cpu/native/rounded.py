@@ -81,7 +81,7 @@ def _parts(weight: Rounded) -> Iterator[Rounded]:
 def _whole_panels(t: Tensor) -> Tensor:
     """Add rows of zeros until a tensor ``[out, ...]`` has whole panels: ``[panels, 32, ...]``."""
     more = (0, 0) * (t.dim() - 1) + (0, -len(t) % PANEL)
-    return F.pad(t, more).unflatten(0, (-1, PANEL))
+    return torch.unflatten(F.pad(t, more), 0, (-1, PANEL))
 
 
 def _ordered(weight: Rounded) -> Tensor:
@@ -89,7 +89,7 @@ def _ordered(weight: Rounded) -> Tensor:
     levels = weight.levels()
     if weight.offset is None:
         codes = F.pad(levels, (0, -levels.shape[1] % 4))
-        codes = _whole_panels(codes).unflatten(2, (-1, 4)).transpose(1, 2).contiguous()
+        codes = torch.unflatten(_whole_panels(codes), 2, (-1, 4)).transpose(1, 2).contiguous()
         steps = _whole_panels(weight.step).contiguous()
         return torch.cat([t.flatten(1).view(torch.uint8) for t in (steps, codes)], dim=1)
     steps, offsets = (
@@ -110,20 +110,20 @@ def _places(count: int, wide: int) -> Tensor:
 
 def _lanes(levels: Tensor, bits: int) -> Tensor:
     """Return levels int32 ``[..., 64]`` in lanes of 32 bits, int32 ``[..., 8 or 12]``."""
-    low = levels.unflatten(-1, (-1, 8)) & 15
+    low = torch.unflatten(levels, -1, (-1, 8)) & 15
     lanes = (low << _places(8, 4)).sum(dim=-1, dtype=torch.int32)
     if bits == 4:
         return lanes
-    high = levels.unflatten(-1, (-1, 16)) >> 4
+    high = torch.unflatten(levels, -1, (-1, 16)) >> 4
     upper = (high << _places(16, 2)).sum(dim=-1, dtype=torch.int32)
-    return torch.cat((lanes.unflatten(-1, (-1, 2)), upper.unsqueeze(-1)), dim=-1).flatten(-2)
+    return torch.cat((torch.unflatten(lanes, -1, (-1, 2)), upper.unsqueeze(-1)), dim=-1).flatten(-2)
 
 
 def _levels(lanes: Tensor, bits: int) -> Tensor:
     """Return the levels that :func:`_lanes` was given, uint8."""
     if bits == 4:
         return (lanes.unsqueeze(-1) >> _places(8, 4) & 15).to(torch.uint8).flatten(-2)
-    parts = lanes.unflatten(-1, (-1, 3))
+    parts = torch.unflatten(lanes, -1, (-1, 3))
     low = (parts[..., :2].unsqueeze(-1) >> _places(8, 4) & 15).flatten(-2)
     high = parts[..., 2:] >> _places(16, 2) & 3
     return (low | high << 4).to(torch.uint8).flatten(-2)

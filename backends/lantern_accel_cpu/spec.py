@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
 
+#: What tells OpenMP's makes how their threads wait; the first is the standard's.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
 class Spec(BackendSpec):
     """The reference device: always there."""
 
@@ -23,9 +27,27 @@ class Spec(BackendSpec):
     api_version = 1
     priority = 0
 
+    def __init__(self, native: bool = True) -> None:
+        self._native = native
+
+    def configured(self, options: Mapping[str, Any]) -> BackendSpec:
+        """Return a spec that knows whether steps will be native."""
+        off = str(options.get("native", "auto")) == "off" or str(options.get("compile")) == "on"
+        return Spec(native=not off)
+
     def prepare(self, environ: MutableMapping[str, str]) -> None:
-        """Let what is compiled be kept; the CPU itself needs no environment."""
+        """Let what is compiled be kept, and OpenMP's threads sleep while they wait.
+
+        OpenMP reads how to wait when torch is loaded. Awake, its threads hold cores that others want: on
+        two shared cores a step by torch's operators took ten times as long. Native steps use no OpenMP,
+        so that waking it for text, prompts and pixels costs them nothing; steps by torch's operators call
+        it hundreds of times, and keep its own way of waiting. What the user has set stays.
+        """
         keep_torch(environ)
+        from lantern_accel_cpu.native import build
+
+        if self._native and not any(name in environ for name in WAITING) and not build.missing():
+            environ[WAITING[0]] = "passive"
 
     def probe(self) -> Probe:
         """Describe the processor; it is always available."""

@@ -21,6 +21,11 @@ from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Steps that pass before a trace begins, so that kernels are there, and steps that are traced.
 PASSED, TRACED = 2, 8
+#: Operators that reserve memory and compute nothing.
+ALLOCATING = frozenset(
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
 
 
 @contextmanager
@@ -40,7 +45,7 @@ def timed_phases(backend: Backend) -> Iterator[dict[str, float]]:
 
 # torch leaves the base class untyped.
 class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators by phase; views, which launch nothing, are left out."""
+    """Counts operators by phase; views and allocations, which launch nothing, are left out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,7 +60,8 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         infos = [one.alias_info for one in func._schema.returns]
-        if not infos or not all(info is not None and not info.is_write for info in infos):
+        views = infos and all(info is not None and not info.is_write for info in infos)
+        if not views and func._schema.name not in ALLOCATING:
             self.counts[self.phase] = self.counts.get(self.phase, 0) + 1
         return func(*args, **(kwargs or {}))
 

@@ -156,7 +156,14 @@ class Work(_Record):
 
     flops: float = Field(ge=0)
     bytes: float = Field(ge=0, description="weights once per pass, visible keys and values")
-    launches: int = Field(ge=0, description="operators that are not views, counted as they ran")
+    launches: int = Field(
+        ge=0, description="what this device's host launched: a native call hides its operators"
+    )
+    operators: int | None = Field(
+        None,
+        ge=0,
+        description="launches where nothing is fused, the same on every device; null: an older file",
+    )
 
 
 class Memory(_Record):

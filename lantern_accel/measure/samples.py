@@ -131,7 +131,7 @@ def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int
     )
     cell.tracing_seconds = ready.step.tracing()
     cell.step_ms, cell.step_ms_from = _step_ms(pipeline, cell, prompts, ready)
-    cell.work = _work(ready)
+    cell.work = _work(pipeline, ready)
 
 
 def _step_ms(
@@ -174,9 +174,9 @@ def _step_ms(
     return {name: 1e3 * s / steps for name, s in split.items()}, "recording" if apart else "eager"
 
 
-def _work(ready: Ready) -> dict[str, Work] | str:
+def _work(pipeline: Pipeline, ready: Ready) -> dict[str, Work] | str:
     try:
-        return measure_work(ready.engine)
+        return measure_work(ready.engine, pipeline.model.manifest)
     except (AttributeError, TypeError) as error:  # a family whose modules are of another make
         return not_measured(f"the model's sizes are not known to the roofline ({error})")
 

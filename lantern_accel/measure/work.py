@@ -2,7 +2,8 @@
 
 Every weight is read once per pass, and so is every key and value that a query sees; embedding tables
 (a few rows), activations and logits may stay in a device's caches and are not counted. Operations are
-those of the matrix products, a multiply-add counting as two. Launches are not computed but counted.
+those of the matrix products, a multiply-add counting as two. Launches are not computed but counted:
+those of this device, and the reference's operators, which another device would launch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lantern_accel.decoding.running import Running
+from lantern_accel.measure.operators import count_operators
 from lantern_accel.measure.phases import count_launches
 from lantern_accel.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
 
@@ -98,12 +100,27 @@ def drafted_levels(engine: Running) -> list[int]:
     return [len(level) for level in drafting.tables.inner[1:] if level]
 
 
-def measure_work(engine: Running) -> dict[str, Work]:
-    """Return the work of prefill and of each phase of a step, launches counted on this device."""
+def measure_work(engine: Running, manifest: Any) -> dict[str, Work]:
+    """Return the work of prefill and of each phase of a step.
+
+    Launches are counted on this device, operators on the shapes of a model with this manifest.
+    """
     counts = count_launches(engine)
+    everywhere = count_operators(
+        manifest,
+        engine.strategy,
+        engine.sampling,
+        engine.geometry.batch,
+        engine.verifying.target.weight.dtype,
+    )
     found = {"prefill": prefill_needs(engine)} | step_needs(engine)
     return {
-        name: Work(flops=ops, bytes=size, launches=counts.get(name, 0))
+        name: Work(
+            flops=ops,
+            bytes=size,
+            launches=counts.get(name, 0),
+            operators=everywhere.get(name, 0),
+        )
         for name, (ops, size) in found.items()
     }
 

@@ -36,6 +36,7 @@ from lantern_accel.report.projection import (
     Projected,
     ProjectionError,
     SizeProjected,
+    counted_elsewhere,
     limits_of_profile,
     limits_of_run,
     model_error,
@@ -112,6 +113,10 @@ class ModelSection(_Part):
     projections: list[Projected]
     launch_bound: list[str] = Field(
         description="devices whose projection is the assumed cost of launches, so not shown"
+    )
+    uncounted: list[str] = Field(
+        [],
+        description="runs whose files do not tell what other devices would launch: not projected",
     )
     errors: list[Error]
     contact_sheet: dict[str, list[Strip]] = Field(description="by run")
@@ -204,7 +209,8 @@ def compare(
 
 def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
-    projected = _projections(runs, profiles)
+    uncounted = [run.name for run in runs if not _counted(run)]
+    projected = _projections([run for run in runs if run.name not in uncounted], runs, profiles)
     told = [one for one in projected if one.bound != "launches"]
     return ModelSection(
         model=runs[0].settings.model,
@@ -215,6 +221,7 @@ def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> ModelSec
         rankings=list(_rankings(rows)),
         projections=told,
         launch_bound=sorted({one.device for one in projected} - {one.device for one in told}),
+        uncounted=uncounted,
         errors=list(_errors(runs, rows, profiles)),
         contact_sheet={run.name: run.contact_sheet for run in runs if run.contact_sheet},
     )
@@ -272,9 +279,17 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
                 )
 
 
-def _projections(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> list[Projected]:
-    """Project each cell, from the first run that has it, onto the devices without a run."""
-    bare = _without_run(runs, profiles)
+def _counted(run: Run) -> bool:
+    """Return whether every measured cell of a run knows what other devices would launch."""
+    works = [cell.work for cell in run.cells if cell.samples]
+    return all(isinstance(work, str) or counted_elsewhere(work) for work in works)
+
+
+def _projections(
+    runs: Sequence[Run], every: Sequence[Run], profiles: Sequence[DeviceProfile]
+) -> list[Projected]:
+    """Project each cell, from the first run that has it, onto the devices without any run."""
+    bare = _without_run(every, profiles)
     found, seen = [], set()
     for run in runs:
         for cell in run.cells:

@@ -1,9 +1,11 @@
 """What a roofline expects of a device that was not measured, and how wrong it is on those that were.
 
 A phase of a step takes ``max(operations / peak, bytes / bandwidth) + launches x cost of a launch``; a
-request takes its prefill and as many steps as the measured acceptance makes it. Acceptance belongs to
-the model and the strategy, not to the device, so it is taken from a measured run. A projection is a type
-of its own: rankings refuse it.
+request takes its prefill and as many steps as the measured acceptance makes it. On the device of the run
+launches are those that it counted. On any other they are the reference's operators, since a native call
+of one device hides what another would launch: a run without that count is not projected. Acceptance
+belongs to the model and the strategy, not to the device, so it is taken from a measured run. A projection
+is a type of its own: rankings refuse it.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from pydantic import BaseModel, ConfigDict
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.trees import NAIVE_EXTEND_57
 from lantern_accel.device.datasheets import DeviceProfile
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.random_weights import RandomModel, random_model, sized
+from lantern_accel.measure.operators import Shapes
 from lantern_accel.measure.phases import count_launches
 from lantern_accel.measure.record import Cell, Run, Work, is_measured
 from lantern_accel.measure.work import floor_seconds, step_needs
@@ -133,12 +135,17 @@ def step_seconds(work: Mapping[str, Work], limits: Limits) -> tuple[float, str]:
     return seconds, max(parts, key=lambda name: parts[name])
 
 
-def projected_rate(cell: Cell, tokens: int, limits: Limits) -> tuple[float, str]:
+def projected_rate(
+    cell: Cell, tokens: int, limits: Limits, *, elsewhere: bool = False
+) -> tuple[float, str]:
     """Return tokens per second of a cell on a device with these limits, and what binds it.
 
-    ``tokens`` per image. Raises ProjectionError where the cell lacks its work or has no sample.
+    ``tokens`` per image; ``elsewhere``: on another device than the cell's own. Raises ProjectionError
+    where the cell lacks its work or has no sample.
     """
     work = _work(cell)
+    if elsewhere:
+        work = _work_elsewhere(cell, work)
     steps = statistics.median(s.steps / s.images for s in cell.samples)
     step, bound = step_seconds(work, limits)
     prefill = phase_seconds(work["prefill"], limits) if "prefill" in work else 0.0
@@ -151,13 +158,32 @@ def _work(cell: Cell) -> Mapping[str, Work]:
     return cell.work
 
 
+def _work_elsewhere(cell: Cell, work: Mapping[str, Work]) -> Mapping[str, Work]:
+    if not counted_elsewhere(work):
+        raise ProjectionError(
+            f"{cell.name} counts only what its own device launched, so nothing follows for another; "
+            "measure it again with this version"
+        )
+    return {name: one.model_copy(update={"launches": one.operators}) for name, one in work.items()}
+
+
+def counted_elsewhere(work: Mapping[str, Work]) -> bool:
+    """Return whether it is known what the work would launch on a device that fuses nothing."""
+    verify = work.get("verify")
+    known = all(one.operators is not None for one in work.values())
+    return known and (verify is None or bool(verify.operators))
+
+
 def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
-    """Project a measured cell onto a profiled device; None where the profile lacks the dtype."""
+    """Project a measured cell onto a profiled device; None where the profile lacks the dtype.
+
+    Raises ProjectionError as :func:`projected_rate`, and for a cell whose operators were not counted.
+    """
     limits = limits_of_profile(profile, run.settings.dtype)
     if limits is None:
         return None
     tokens = run.settings.tokens
-    rate, bound = projected_rate(cell, tokens, limits)
+    rate, bound = projected_rate(cell, tokens, limits, elsewhere=True)
     bare = replace(limits, launch=0.0)
     return Projected(
         device=f"{profile.vendor} {profile.model}",
@@ -166,7 +192,7 @@ def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
         batch=cell.batch,
         temperature=cell.temperature,
         tokens_per_second=rate,
-        ceiling_tokens_per_second=projected_rate(cell, tokens, bare)[0],
+        ceiling_tokens_per_second=projected_rate(cell, tokens, bare, elsewhere=True)[0],
         bound=bound,
         acceptance_from=run.name,
         assumptions=limits.source,
@@ -216,12 +242,6 @@ SIZES = ("llamagen-xl-384", "llamagen-3b-384", "anole-7b")
 SIZES_DTYPE = "bfloat16"
 
 
-class _Shapes(TensorOps):
-    """Operations on tensors that have shapes and no memory."""
-
-    device = torch.device("meta")
-
-
 @cache
 @torch.inference_mode()
 def size_work(name: str) -> dict[str, dict[str, Work]]:
@@ -250,14 +270,14 @@ def _model_of_shapes(manifest: Any, layers: int) -> RandomModel:
     target = manifest.target.model_copy(update={"n_layer": layers})
     with torch.device("meta"):
         return random_model(
-            manifest.model_copy(update={"target": target}), _Shapes(), torch.bfloat16
+            manifest.model_copy(update={"target": target}), Shapes(), torch.bfloat16
         )
 
 
 def _step_work(model: RandomModel, strategy: Strategy) -> dict[str, Work]:
     sampling = Sampling(cfg_scale=7.5, top_k=1000)
     with torch.device("meta"):
-        engine = Engine(model.target, model.drafter, _Shapes(), strategy, sampling)
+        engine = Engine(model.target, model.drafter, Shapes(), strategy, sampling)
     launches = count_launches(engine, prefill=False)
     return {
         phase: Work(flops=flops, bytes=nbytes, launches=launches.get(phase, 0))

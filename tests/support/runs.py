@@ -96,7 +96,7 @@ def invented_cell(
     drafts = strategy.name != "vanilla"
     step = 1e3 / speed * slow
     share = {"draft": 0.25, "verify": 0.5, "accept": 0.15, "commit": 0.05, "host": 0.05}
-    work = Work(flops=2e8 * batch, bytes=2.6e7, launches=2)
+    work = Work(flops=2e8 * batch, bytes=2.6e7, launches=2, operators=2)
     values: dict[str, Any] = {
         "strategy": strategy,
         "batch": batch,
@@ -109,10 +109,10 @@ def invented_cell(
         "step_ms": {name: step * part for name, part in share.items()},
         "work": {
             "prefill": work,
-            "draft": work if drafts else Work(flops=0, bytes=0, launches=0),
+            "draft": work if drafts else Work(flops=0, bytes=0, launches=0, operators=0),
             "verify": work,
-            "accept": Work(flops=1e6, bytes=1e6, launches=1),
-            "commit": Work(flops=0, bytes=2e5, launches=1),
+            "accept": Work(flops=1e6, bytes=1e6, launches=1, operators=1),
+            "commit": Work(flops=0, bytes=2e5, launches=1, operators=1),
         },
         "samples": [invented_sample(strategy, batch, n, speed) for n in range(samples)],
     }

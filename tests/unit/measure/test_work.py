@@ -8,9 +8,10 @@ from support.runs import invented_run
 from torch.utils.flop_counter import FlopCounterMode
 
 from lantern_accel.device.backend import Backend, DeviceFacts
-from lantern_accel.measure import phases, work
+from lantern_accel.families.random_weights import sized
+from lantern_accel.measure import operators, phases, work
 from lantern_accel.measure.record import STEP_PHASES as PHASES
-from lantern_accel.strategy.values import STRATEGIES
+from lantern_accel.strategy.values import STRATEGIES, Sampling, Strategy
 from lantern_accel.testing import tiny
 
 
@@ -86,6 +87,43 @@ def test_launches_are_counted_by_phase_without_views(backend):
         x.add_(1)
         torch.mm(x, x)
     assert counter.counts == {"other": 2}
+
+
+def test_a_known_step_counts_what_its_layers_launch():
+    """A layer more adds its own operators, whatever the device does in native calls."""
+    manifest = sized("llamagen-xl-384")
+    sampling = Sampling(cfg_scale=7.5, top_k=1000)
+
+    def verify(layers):
+        target = manifest.target.model_copy(update={"n_layer": layers})
+        some = manifest.model_copy(update={"target": target})
+        vanilla = Strategy(name="vanilla")
+        return operators.count_operators(some, vanilla, sampling, 1, torch.bfloat16)["verify"]
+
+    two, three = verify(2), verify(3)
+    # Four products, attention, gate and sum; norms, rotation and cache writes of several operators each.
+    assert 20 <= three - two <= 32
+    assert two > 2 * (three - two)
+
+
+def test_a_cell_holds_what_other_devices_launch(backend):
+    class Native(Plain):
+        def trunk(self, blocks, x, at, taps=(), norm=None):
+            return x.new_empty(x.shape)  # in one call that no operator shows
+
+    native = Native(torch.device("cpu"))
+    found = []
+    for ops in (backend, native):
+        engine = tiny.tiny_engine(ops, "vanilla", batch=1, temperature=1.0)
+        tiny.load(engine, 0)
+        manifest = engine.model.manifest
+        with torch.inference_mode():
+            found.append(work.measure_work(engine, manifest))
+    plain, hidden = found
+    assert hidden["verify"].launches < plain["verify"].launches
+    assert hidden["verify"].operators == plain["verify"].operators
+    # The reference's own count on this device differs by what depends on a device alone.
+    assert plain["verify"].launches == pytest.approx(plain["verify"].operators, rel=0.15)
 
 
 def test_a_floor_is_what_binds():

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.runs import TOKENS, invented_cell, invented_run, strategies
 
-from lantern_accel.device.datasheets import DeviceProfile, Figure
+from lantern_accel.device.datasheets import DeviceProfile, Figure, all_profiles, profiles_dir
+from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Work, not_measured
 from lantern_accel.report import projection
 from lantern_accel.report.comparison import compare, rank
@@ -22,6 +23,7 @@ from lantern_accel.report.projection import (
     project,
     projected_rate,
 )
+from lantern_accel.report.render import markdown
 from lantern_accel.report.rows import row_of
 
 LIMITS = Limits(flops=1e12, bandwidth=1e11, launch=1e-6, source="by hand")
@@ -183,6 +185,40 @@ def test_a_size_is_projected_from_its_shapes(
 
 def test_what_only_an_assumed_launch_decides_is_left_out_and_said() -> None:
     run = invented_run(names=["vanilla"])
-    run.cells[0].work = {"verify": Work(flops=0, bytes=1, launches=900)}
+    run.cells[0].work = {"verify": Work(flops=0, bytes=1, launches=900, operators=900)}
     section = compare([run], profiles=[profile()]).models[0]
     assert (section.projections, section.launch_bound) == ([], ["Rules Slate XL"])
+
+
+# --- launches -----------------------------------------------------------------------------------
+
+
+def test_what_a_native_call_hides_is_charged_to_other_devices() -> None:
+    run = invented_run(names=["vanilla"])
+    hidden = Work(flops=0, bytes=2e8, launches=0, operators=1000)  # 1 ms of bytes
+    run.cells[0].work = {"verify": hidden}
+    cell, limits = run.cells[0], Limits(flops=1e12, bandwidth=2e11, launch=2e-6, source="")
+    at_home, _ = projected_rate(cell, TOKENS, limits)
+    elsewhere, bound = projected_rate(cell, TOKENS, limits, elsewhere=True)
+    assert at_home == pytest.approx(3 * elsewhere)  # 1 ms, and 1 ms and 1,000 launches of 2 us
+    assert bound == "launches"
+    found = project(run, cell, profile())
+    assert found is not None
+    assert found.tokens_per_second == pytest.approx(elsewhere)
+
+
+@pytest.mark.parametrize("operators", [None, 0])
+def test_a_run_that_tells_its_own_launches_alone_is_not_projected(operators: int | None) -> None:
+    run = invented_run(names=["vanilla"])
+    run.cells[0].work = {"verify": Work(flops=0, bytes=1e8, launches=0, operators=operators)}
+    with pytest.raises(ProjectionError, match="measure it again"):
+        project(run, run.cells[0], profile())
+    section = compare([run], profiles=[profile()]).models[0]
+    assert (section.projections, section.uncounted) == ([], [run.name])
+    assert f"Not projected from: {run.name}" in markdown(compare([run], profiles=[profile()]))
+
+
+def test_a_run_of_before_promises_no_gpu_thousands_of_tokens() -> None:
+    run = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
+    section = compare([run], profiles=all_profiles()).models[0]
+    assert max((one.tokens_per_second for one in section.projections), default=0.0) < 2000

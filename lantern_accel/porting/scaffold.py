@@ -76,7 +76,12 @@ def _copy(source: Path, target: Path, name: str) -> None:
 
 
 def _renamed(text: str, name: str) -> str:
+    """Write the device's name wherever the template's is, in one go: a name may contain that word."""
     title = name.replace("_", " ").title()
-    # Distributions have "-" where modules have "_".
-    text = text.replace(f"lantern-accel-{TEMPLATE}", f"lantern-accel-{name.replace('_', '-')}")
-    return text.replace(TEMPLATE, name).replace(TEMPLATE.title(), title)
+    words = {
+        # Distributions have "-" where modules have "_".
+        f"lantern-accel-{TEMPLATE}": f"lantern-accel-{name.replace('_', '-')}",
+        TEMPLATE: name,
+        TEMPLATE.title(): title,
+    }
+    return re.sub("|".join(words), lambda found: words[found[0]], text)

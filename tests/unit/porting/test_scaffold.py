@@ -173,3 +173,12 @@ def test_the_folder_is_there_whole_or_not_at_all(
 
 def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
     assert scaffold.scaffold("slate", tmp_path / "a" / "b").parent == tmp_path / "a" / "b"
+
+
+def test_a_name_may_contain_the_template_s(tmp_path: Path) -> None:
+    folder = scaffold.scaffold("abacusbar", tmp_path)
+    project = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'name = "lantern-accel-abacusbar"' in project
+    assert 'abacusbar = "lantern_accel_abacusbar"' in project
+    assert (folder / "lantern_accel_abacusbar" / "__init__.py").is_file()
+    assert not any("barbar" in one.read_text("utf-8") for one in folder.rglob("*") if one.is_file())

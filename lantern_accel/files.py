@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import platformdirs
+
 from lantern_accel.errors import LanternWarning, RequestError
 
 if sys.version_info >= (3, 11):
@@ -29,10 +31,11 @@ MOST_TEXT = 256 * 2**20
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: ``$LANTERN_ACCEL_CACHE``, else ``~/.cache/lantern_accel``.
+    """Return the cache folder: ``$LANTERN_ACCEL_CACHE``, else where the platform keeps caches.
 
-    Where it cannot be used (no home, not ours, no space), one warning says so, and a folder that lasts
-    as long as this process takes its place.
+    On Linux that is ``$XDG_CACHE_HOME/lantern_accel`` or ``~/.cache/lantern_accel``. Where it cannot be
+    used (no home, not ours, no space), one warning says so, and a folder that lasts as long as this
+    process takes its place.
     """
     return _usable(*_wanted()) or _in_its_place(*_wanted())
 
@@ -50,12 +53,14 @@ def kept_dir(name: str) -> Path | None:
         return None
 
 
-def _wanted() -> tuple[str | None, str | None]:
-    return os.environ.get("LANTERN_ACCEL_CACHE"), os.environ.get("HOME")
+def _wanted() -> tuple[str | None, str | None, str | None]:
+    names = ("LANTERN_ACCEL_CACHE", "HOME", "XDG_CACHE_HOME")
+    given, home, caches = (os.environ.get(name) for name in names)
+    return given, home, caches
 
 
 @functools.cache
-def _usable(given: str | None, home: str | None) -> Path | None:
+def _usable(given: str | None, home: str | None, caches: str | None) -> Path | None:
     try:
         return _tried(given)
     except (OSError, RuntimeError):
@@ -64,22 +69,23 @@ def _usable(given: str | None, home: str | None) -> Path | None:
 
 def _tried(given: str | None) -> Path:
     """Return the folder that was named, or the user's; raises where it cannot be written."""
-    # Without HOME, Path.home asks the list of users, which may not know this one.
-    path = Path(given) if given else Path.home() / ".cache" / "lantern_accel"
+    path = Path(given) if given else platformdirs.user_cache_path("lantern_accel", appauthor=False)
+    if not path.is_absolute() and not given:  # without HOME, where the list of users has none
+        raise RuntimeError("there is no home folder")
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
         return path
 
 
 @functools.cache
-def _in_its_place(given: str | None, home: str | None) -> Path:
+def _in_its_place(given: str | None, home: str | None, caches: str | None) -> Path:
     reason = "it could not be used before"
     try:
         _tried(given)
     except (OSError, RuntimeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     warnings.warn(
-        f"the cache {str(given or '~/.cache/lantern_accel')[:200]} cannot be used ({reason}), "
+        f"the cache {str(given or 'in your home folder')[:200]} cannot be used ({reason}), "
         "so nothing is kept; set LANTERN_ACCEL_CACHE to a folder that can be written",
         LanternWarning,
         stacklevel=3,

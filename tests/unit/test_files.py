@@ -37,4 +37,7 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     assert cache_dir() == tmp_path
     monkeypatch.delenv("LANTERN_ACCEL_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_dir().parts[-2:] == (".cache", "lantern_accel")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert cache_dir() == tmp_path / "caches" / "lantern_accel"

@@ -23,6 +23,7 @@ from lantern_accel.cli import (
     tune,
     warm_up,
 )
+from lantern_accel.cli.help import tidy
 
 app = typer.Typer(
     name="lantern-accel",
@@ -84,3 +85,4 @@ train.register(app)
 evaluate.register(app)
 warm_up.register(app)
 serve.register(app)
+tidy(app)

@@ -59,7 +59,7 @@ def stages(checks: Sequence[str], profile: bool) -> list[Stage]:
         for strategy in STRATEGIES:
             for device in ("cpu", "xla"):
                 name = picture(prompt, strategy, device)
-                draw = ["generate", prompt, "--seed", "7", "--strategy", strategy]
+                draw = ["generate", prompt, "--overwrite", "--seed", "7", "--strategy", strategy]
                 draw += ["--dtype", "float32", "--device", device]
                 draw += ["-o", f"{name}.png", f"--json={name}.json"]
                 found.append(Stage(name, draw, f"{name}.json"))

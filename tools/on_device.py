@@ -105,7 +105,16 @@ def stages(
         Stage(
             "generate",
             [
-                *["generate", "red heart", "dog face", *on, "--seed=7", "--grid", "--scale=4"],
+                *[
+                    "generate",
+                    "red heart",
+                    "dog face",
+                    *on,
+                    "--overwrite",
+                    "--seed=7",
+                    "--grid",
+                    "--scale=4",
+                ],
                 *["--quiet", f"--output={at('pictures.png')}", f"--json={at('generate.json')}"],
             ],
             at("generate.json"),

@@ -30,7 +30,13 @@ def generate(
         None, metavar="PROMPT...", help="What to draw; class ids for class-conditional models."
     ),
     output: Path = typer.Option(
-        Path("lantern.png"), "--output", "-o", help="Picture to write; several get -0, -1, ..."
+        None,
+        "--output",
+        "-o",
+        help="Picture to write; several get -0, -1, ... Default: lantern.png, or the next free name.",
+    ),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace pictures that are there already."
     ),
     json_path: str = typer.Option(
         None, "--json", metavar="FILE", help="Write the run's figures here; - for standard output."
@@ -86,7 +92,7 @@ def generate(
 
     Example: lantern-accel generate "red heart" --seed 7 -o heart.png
     """
-    from lantern_accel.cli.pictures import Pictures, check_files
+    from lantern_accel.cli.pictures import Pictures, check_files, free_name
     from lantern_accel.errors import RequestError
     from lantern_accel.generation.settings import check_prompts, exactly, read_settings
 
@@ -109,7 +115,10 @@ def generate(
         for name in (columns or [""])
     ]
     count = len(words) * (settings["num_images"] or 1) * len(runs)
-    check_files(output, json_path, 1 if grid or columns else count)
+    files = 1 if grid or columns else count
+    if output is None:
+        output = Path("lantern.png") if overwrite or resume else free_name(files)
+    check_files(output, json_path, files, overwrite=overwrite, resume=resume)
     with opened(
         model,
         quiet,

@@ -15,8 +15,31 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def check_files(output: Path, json_path: str | None, count: int) -> None:
-    """Raise before any work where a file could not be written, or two would be the same."""
+def free_name(count: int, stem: str = "lantern", suffix: str = ".png") -> Path:
+    """Return the first of ``lantern.png``, ``lantern-a.png``, ... under which no picture lies yet."""
+    from lantern_accel.generation.result import numbered
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = (f"{stem}{suffix}", *(f"{stem}-{a}{suffix}" for a in letters))
+    for name in (*names, *(f"{stem}-{a}{b}{suffix}" for a in letters for b in letters)):
+        if not any(numbered(Path(name), i, count).exists() for i in range(count)):
+            return Path(name)
+    raise RequestError(f"every name from {stem}{suffix} on is taken; name a picture with -o")
+
+
+def check_files(
+    output: Path,
+    json_path: str | None,
+    count: int,
+    *,
+    overwrite: bool = True,
+    resume: bool = False,
+) -> None:
+    """Raise before any work where a file could not be written, or two would be the same.
+
+    Without ``overwrite`` pictures that are there already are kept, and refused by name; ``resume`` goes
+    on with those of an interrupted command.
+    """
     from lantern_accel.generation.result import numbered, picture_format
 
     if not output.suffix:
@@ -28,6 +51,12 @@ def check_files(output: Path, json_path: str | None, count: int) -> None:
         check_target(path, parents=False)
     if figures is not None and figures.resolve() in {path.resolve() for path in files}:
         raise RequestError(f"--json and --output both name {figures}; choose two files")
+    kept = next((path for path in files if path.is_file()), None)
+    if kept is not None and not (overwrite or resume):
+        raise RequestError(
+            f"{kept} is there already; name another picture with -o, add --overwrite to replace it, or "
+            "--resume to complete what this command left out"
+        )
 
 
 class Pictures:

@@ -96,7 +96,16 @@ def test_the_command_that_it_names_trains_one(command, lumina, tmp_path):
     assert not work.exists()
     done = command(*words)
     assert done.returncode == 0, done.stderr
-    draw = ["generate", "a red fox", "--model", lumina, "--drafter", work / "drafter", *size]
+    draw = [
+        "generate",
+        "a red fox",
+        "--overwrite",
+        "--model",
+        lumina,
+        "--drafter",
+        work / "drafter",
+        *size,
+    ]
     made = command(*draw, "--strategy", "lantern++", "--k", 3, "-o", tmp_path / "fox.png")
     assert made.returncode == 0, made.stderr
     assert size_of(tmp_path / "fox.png") == (16, 8)

@@ -191,13 +191,13 @@ def test_an_empty_prompt_is_refused(command, tiny_model, prompt):
 
 
 def test_a_model_without_a_drafter_says_how_to_get_one(command, undrafted_model, tmp_path):
-    words = ("generate", "dog", "--model", undrafted_model, "-o", tmp_path / "x.png")
+    words = ("generate", "dog", "--model", undrafted_model, "--overwrite", "-o", tmp_path / "x.png")
     assert command(*words).returncode == 0, "auto needs no drafter"
     done = command(*words, "--strategy", "lantern++")
     assert done.returncode == 2
     assert "lantern-accel train drafter" in done.stderr
     done = command(
-        "generate", "dog", "--model", undrafted_model, "-o", tmp_path / "x.png",
+        "generate", "dog", "--model", undrafted_model, "-o", tmp_path / "x.png", "--overwrite",
         "--strategy", "vanilla",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -134,7 +134,7 @@ def test_devices_pipes_and_links_are_written_through(words: list[str], tmp_path:
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
     for target in (Path("/dev/null"), link, pipe):
-        assert main([*words, "--json", str(target)]) == 0
+        assert main([*words, "--overwrite", "--json", str(target)]) == 0
     reader.join(timeout=10)
     assert json.loads(read[0]) == json.loads(real.read_text()) or read[0]
     assert not Path("/dev/null").is_file()
@@ -212,3 +212,17 @@ def test_warming_up_is_a_command_with_its_time(
     assert [line.partition(":")[0] for line in told[:2]] == ["vanilla x 1", "eagle x 1"]
     assert len(told) == 7 and told[-1].startswith("ready in: ")
     assert main([*words, "--batches", "²"]) == 2
+
+
+def test_a_picture_that_is_there_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture = tmp_path / "heart.png"
+    picture.write_bytes(b"somebody's")
+    words = ["generate", "red heart", "--quiet"]
+    assert main([*words, "-o", str(picture)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert picture.read_bytes() == b"somebody's"
+    assert main([*words, "-o", str(picture), "--overwrite"]) == 0
+    assert picture.read_bytes() != b"somebody's"
+    assert main(words) == 0 and main(words) == 0
+    assert {one.name for one in tmp_path.glob("lantern*")} == {"lantern.png", "lantern-a.png"}

@@ -127,6 +127,7 @@ def test_without_a_drafter_the_way_to_one_is_named(command, small_classes, tmp_p
         small_classes,
         "--drafter",
         "none",
+        "--overwrite",
         "-o",
         tmp_path / "x.png",
     )
@@ -137,7 +138,9 @@ def test_without_a_drafter_the_way_to_one_is_named(command, small_classes, tmp_p
 
 
 def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_path):
-    words = ("generate", "3", "--model", small_classes, "-o", tmp_path / "x.png", "--json", "-")
+    words = (
+        "generate", "3", "--model", small_classes, "--overwrite", "-o", tmp_path / "x.png", "--json", "-",
+    )  # fmt: skip
     done = command(*words, "--preset", "llamagen-cli", "--top-k", 0)
     stats = json.loads(done.stdout)
     assert stats["strategy"]["name"] == "vanilla"

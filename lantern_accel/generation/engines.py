@@ -30,8 +30,7 @@ from lantern_accel.errors import (
 )
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir
-from lantern_accel.memory.limits import check_engine
-from lantern_accel.memory.room import Room
+from lantern_accel.memory.capacity import Capacity
 from lantern_accel.strategy.values import NeighbourSpace, Sampling, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.
@@ -105,8 +104,8 @@ def bucket(images: int) -> int:
 class Engines:
     """Makes engines for one model on one device and keeps some; closes none by itself."""
 
-    def __init__(self, model: Model, backend: Backend, room: Room) -> None:
-        self.model, self.backend, self.room = model, backend, room
+    def __init__(self, model: Model, backend: Backend, capacity: Capacity) -> None:
+        self.model, self.backend, self.capacity = model, backend, capacity
         self.kept = KEPT_ENGINES
         self.warmed: list[str] = []
         #: Seconds that may still go into captures which the present request could do without; below 0
@@ -141,11 +140,8 @@ class Engines:
         larger = bucket(images)
         if larger == images or not self.backend.support("capture"):
             return images
-        return (
-            larger
-            if self.room.fitting(larger, strategy, sampling, self.nbytes) >= larger
-            else images
-        )
+        found = self.capacity.fit(larger, strategy, sampling, spare=self.nbytes)
+        return larger if found.batch == larger else images
 
     def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
         """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new.
@@ -313,17 +309,12 @@ class Engines:
         self, batch: int, strategy: Strategy, sampling: Sampling, parts: tuple[Any, Any]
     ) -> None:
         """Release kept engines, the oldest first, until a new one fits; raise where none does."""
-        beside = self.room.beside(strategy, sampling)
         while True:
-            room = len(self._ready) < self.kept
-            try:
-                if not self.room.plenty(batch, strategy, sampling):
-                    check_engine(self.backend, *parts, strategy, sampling, batch, beside)
-                if room:
-                    return
-            except BackendError:
-                if not self._ready:
-                    raise
+            found = self.capacity.fit(batch, strategy, sampling, parts=parts)
+            if not self._ready:
+                found.check(self.backend)
+            if found.batch == batch and len(self._ready) < self.kept:
+                return
             self._ready.popitem(last=False)[1].release()
 
     def usual_batch(self, images: int, strategy: Strategy, sampling: Sampling) -> int:
@@ -332,7 +323,7 @@ class Engines:
         drafts = strategy.needs_drafter
         if usual == 1 or (drafts and self.model.drafter is None):
             return usual
-        return max(1, self.room.fitting(usual, strategy, sampling, self.nbytes))
+        return max(1, self.capacity.fit(usual, strategy, sampling, spare=self.nbytes).batch)
 
     def expect(
         self,

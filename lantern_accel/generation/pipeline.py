@@ -39,7 +39,7 @@ from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.stream import Stream
 from lantern_accel.generation.turns import Turns
 from lantern_accel.generation.warming import warm
-from lantern_accel.memory.room import Room
+from lantern_accel.memory.capacity import Capacity
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.store import key_of, read_tuned
 from lantern_accel.strategy.values import (
@@ -76,7 +76,7 @@ class Pipeline:
         self.model = model
         self.backend = backend
         self.dtype = dtype
-        self.engines = Engines(model, backend, Room(model, backend, dtype))
+        self.engines = Engines(model, backend, Capacity(model, backend, dtype))
         self.auto = Auto(model, backend, dtype)
         self._otherwise = otherwise
         self._turns = Turns()

@@ -32,7 +32,7 @@ from lantern_accel.measure.intervals import relative_spread
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Ceilings, Environment, is_measured
 from lantern_accel.measure.steptimer import Timed, bush
-from lantern_accel.memory.limits import check_engine, free_bytes, size
+from lantern_accel.memory.limits import fit_engine, free_bytes, size
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 
 COMMAND = "lantern-accel stepcost"
@@ -169,7 +169,7 @@ class StepCost(_Part):
 def _timed(
     backend: Backend, model: RandomModel, cost: Cost, strategy: Strategy, sampling: Sampling
 ) -> Iterator[Timed]:
-    check_engine(backend, model.target, model.drafter, strategy, sampling, cost.batch)
+    fit_engine(backend, model.target, model.drafter, strategy, sampling, cost.batch).check(backend)
     table = model.neighbours if strategy.neighbours else None
     engine = Engine(
         model.target, model.drafter, backend, strategy, sampling,

@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_leaves
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.trees import tree_size
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.families.base import PARTS, Family, Model
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.registry import family
 from lantern_accel.strategy.values import Sampling, Strategy
 
 META = torch.device("meta")
@@ -43,8 +44,18 @@ class Footprint:
     workspace: Mapping[str, int]
 
 
-class _MetaOps(TensorOps):
+class Shapes(TensorOps):
+    """Operations whose buffers have a shape and no memory, in the layout of ``ops``' device."""
+
     device = META
+
+    def __init__(self, ops: TensorOps | None = None) -> None:
+        self._ops = ops or TensorOps()
+
+    def kv_layout(
+        self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
+    ) -> KVLayout:
+        return self._ops.kv_layout(layers, rows, capacity, heads, head_dim, dtype)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -102,19 +113,18 @@ def module_bytes(module: nn.Module, dtype: torch.dtype) -> int:
 
 def _build(kind: Family, manifest: Any, part: str, dtype: torch.dtype) -> nn.Module:
     with without_data():
-        module = kind.build(manifest, part, _MetaOps()).to(dtype)
+        module = kind.build(manifest, part, Shapes()).to(dtype)
     kind.place_tables(module, META)
     return module.eval().requires_grad_(False)
 
 
-def weight_bytes(kind: Family, manifest: Any, dtype: torch.dtype) -> dict[str, int]:
-    """Return the bytes of every part's weights; the image tokenizer is float32."""
-    out = {}
+def weight_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
+    """Return the bytes of every part's weights and tables; the image tokenizer is float32."""
+    kind, out = family(manifest.family), {}
     for part in PARTS:
-        if part == "drafter" and manifest.drafter is None:
-            continue
-        to = torch.float32 if part == "vq" else dtype
-        out[part] = module_bytes(_build(kind, manifest, part, to), to)
+        if getattr(manifest, part) is not None:
+            to = torch.float32 if part == "vq" else dtype
+            out[part] = module_bytes(_build(kind, manifest, part, to), to)
     return out
 
 
@@ -148,7 +158,7 @@ def measure(
         if strategy.neighbours:
             shape = (fitted[0].config.vocab_size, strategy.neighbours)
             table = torch.zeros(shape, dtype=torch.int32)
-        engine = engine_for(*fitted, _MetaOps(), strategy, sampling, batch=batch, neighbours=table)
+        engine = engine_for(*fitted, Shapes(), strategy, sampling, batch=batch, neighbours=table)
         together = min(batch, kind.pixels_together(model) or batch)
         tokens = torch.zeros(together, engine.geometry.tokens, dtype=torch.int64)
         phases: dict[str, Callable[[], object]] = {
@@ -165,7 +175,7 @@ def measure(
     cache = engine.verifying.cache.layout.nbytes
     full = cache // traced * layers
     return Footprint(
-        weights=weight_bytes(kind, manifest, dtype),
+        weights=weight_bytes(manifest, dtype),
         buffers=engine.nbytes - cache + full,
         tables=0 if table is None else table.numel() * table.dtype.itemsize,
         workspace=workspace,

@@ -1,26 +1,24 @@
-"""Whether weights and buffers fit on a device, told before they are made, with what would fit."""
+"""Checks that weights and buffers fit on a device before they are made, and says what would fit."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
-from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.errors import BackendError, DoesNotFitError
-from lantern_accel.families.base import PARTS, Found
-from lantern_accel.families.registry import family
+from lantern_accel.families.base import Found
+from lantern_accel.memory.footprint import Shapes, weight_bytes
 from lantern_accel.strategy.values import Sampling, Strategy
 
 Part = TypeVar("Part", bound=nn.Module)
-#: Parts of a model that are computed in the request's dtype; the others stay in float32.
-COMPUTED = ("target", "drafter")
 
 
 def free_bytes(use: MemoryUse) -> int | None:
@@ -38,23 +36,9 @@ def size(nbytes: int) -> str:
 # --- weights ------------------------------------------------------------------------------------
 
 
-def part_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
-    """Return what the weights of every part take: target and drafter in ``dtype``, else float32."""
-    kind = family(manifest.family)
-    out = {}
-    for part in PARTS:
-        if getattr(manifest, part) is None:
-            continue
-        with without_data():
-            module = kind.build(manifest, part, TensorOps())
-        width = dtype if part in COMPUTED else torch.float32
-        out[part] = sum(value.numel() for value in module.state_dict().values()) * width.itemsize
-    return out
-
-
 def weights_bytes(found: Found, dtype: torch.dtype) -> int:
     """Return what the weights of the parts that were found take on the device."""
-    parts = part_bytes(found.manifest, dtype)
+    parts = weight_bytes(found.manifest, dtype)
     return sum(nbytes for part, nbytes in parts.items() if part in found.files)
 
 
@@ -81,20 +65,6 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
 
 
 # --- buffers ------------------------------------------------------------------------------------
-
-
-class _Shapes(TensorOps):
-    """Buffers that have a shape and no memory, in the layout of a device."""
-
-    device = torch.device("meta")
-
-    def __init__(self, ops: TensorOps) -> None:
-        self._ops = ops
-
-    def kv_layout(
-        self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype
-    ) -> KVLayout:
-        return self._ops.kv_layout(layers, rows, capacity, heads, head_dim, dtype)
 
 
 def without_memory(module: Part) -> Part:
@@ -126,7 +96,7 @@ def engine_bytes(
 ) -> int:
     """Return the bytes of an engine's caches and state on this device, without making them."""
     meta = torch.device("meta")
-    shapes = _Shapes(backend)
+    shapes = Shapes(backend)
     vocab: int = target.config.vocab_size  # type: ignore[assignment, union-attr]
     table = torch.empty(vocab, strategy.neighbours, dtype=torch.int32, device=meta)
     engine = engine_for(
@@ -141,39 +111,83 @@ def engine_bytes(
     return engine.nbytes
 
 
-def check_engine(
+def most_images(needed: Callable[[int], int], free: int, limit: int) -> int:
+    """Return the most images, ``limit`` at most, whose ``needed`` bytes are within ``free``; may be 0.
+
+    ``needed`` grows with the batch, and nearly in proportion: buffers have the batch as a factor or do
+    not depend on it. So the line through two known batches guesses best, and halving serves where
+    the guesses do not close in.
+    """
+    if needed(limit) <= free:
+        return limit
+    if limit == 1 or needed(1) > free:
+        return 0
+    low, high, guesses = 1, limit, 0
+    while high - low > 1:
+        below, above = needed(low), needed(high)
+        middle = low + (free - below) * (high - low) // max(above - below, 1)
+        if guesses > 4:
+            middle = (low + high) // 2
+        middle, guesses = min(max(middle, low + 1), high - 1), guesses + 1
+        low, high = (middle, high) if needed(middle) <= free else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a device's memory says to a batch: the images that fit, and the bytes that all need.
+
+    ``nbytes`` and ``free`` are None where the device does not say what it has left, or where a bound
+    far above the truth fits already.
+    """
+
+    asked: int
+    batch: int
+    nbytes: int | None = None
+    free: int | None = None
+
+    @property
+    def advice(self) -> str:
+        """What to do where not all fit."""
+        if self.batch:
+            return f"a batch of {self.batch} fits"
+        return "not even one image fits; use a smaller model"
+
+    def check(self, backend: Backend) -> None:
+        """Raise :class:`DoesNotFitError` with the advice where not all images fit."""
+        if self.batch < self.asked:
+            raise DoesNotFitError(
+                f"a batch of {self.asked} needs {size(self.nbytes or 0)} of caches and buffers, device "
+                f"{backend.device} has {size(self.free or 0)} free{_total(backend.memory())}; "
+                f"{self.advice}"
+            )
+
+
+def fit_engine(
     backend: Backend,
     target: nn.Module,
     drafter: nn.Module | None,
     strategy: Strategy,
     sampling: Sampling,
     batch: int,
+    *,
     beside: Callable[[int], int] = lambda batch: 0,
-) -> None:
-    """Raise BackendError where an engine's buffers are larger than the free memory.
+    spare: int = 0,
+) -> Fit:
+    """Return how many images of a batch fit, by their engine's buffers and what is ``beside`` them.
 
-    ``beside``: what a batch takes beside its buffers. Names the largest batch that fits.
+    ``spare``: bytes that are held now and can be given up.
     """
     free = free_bytes(backend.memory())
     if free is None:
-        return
+        return Fit(batch, batch)
 
+    @cache
     def needed(images: int) -> int:
         buffers = engine_bytes(backend, target, drafter, strategy, sampling, images)
         return buffers + beside(images)
 
-    need = needed(batch)
-    if need <= free:
-        return
-    one = needed(1)
-    # Every buffer has the batch as a factor, or does not depend on it.
-    each = (need - one) / max(batch - 1, 1)
-    fits = 1 + int((free - one) / each) if free >= one and each > 0 else 0
-    way = f"a batch of {fits} fits" if fits else "not even one image fits; use a smaller model"
-    raise DoesNotFitError(
-        f"a batch of {batch} needs {size(need)} of caches and buffers, device {backend.device} has "
-        f"{size(free)} free{_total(backend.memory())}; {way}"
-    )
+    return Fit(batch, most_images(needed, free + spare, batch), needed(batch), free)
 
 
 def _name(dtype: torch.dtype) -> str:

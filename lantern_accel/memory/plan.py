@@ -1,5 +1,5 @@
-"""The memory that a model will take, told before anything is loaded, and what to change where it is
-too much.
+"""Estimates the memory that a model takes before it is loaded, and says what to change where it is too
+much.
 
 Weights, caches and tables are computed; workspace is counted by tracing the real step without data
 (:mod:`lantern_accel.memory.footprint`). What the process or the driver holds beside them is read from the
@@ -22,8 +22,9 @@ from lantern_accel.errors import BackendError, RequestError, did_you_mean, shown
 from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, nodes_of
-from lantern_accel.memory.limits import free_bytes, size
-from lantern_accel.strategy.values import NO_DRAFTER, Sampling, Strategy, named_strategy
+from lantern_accel.memory.limits import free_bytes, most_images, size
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.values import NO_DRAFTER, Sampling, Strategy
 
 #: Held by a driver and its libraries on an accelerator that is not open here (assumed).
 DRIVER_RESERVE = Backend.runtime_bytes
@@ -92,21 +93,10 @@ class Planner:
         self.device, self.capacity = device, capacity
         self._seen: dict[Any, Footprint] = {}
 
-    def strategy(self, name: str | None = None, **overrides: Any) -> Strategy:
+    def strategy(self, name: str | None = None, **changes: Any) -> Strategy:
         """Return a strategy by name; without one lantern++ where the model has a drafter."""
-        defaults = self.manifest.defaults
-        if isinstance(overrides.get("tree"), str):
-            from lantern_accel.decoding.trees import parse_tree
-
-            overrides["tree"] = parse_tree(overrides["tree"])
         usual = "vanilla" if self.manifest.drafter is None else "lantern++"
-        chosen = named_strategy(
-            usual if name is None else name,
-            static=defaults.static_tree,
-            dynamic=defaults.dynamic_tree,
-            lantern=defaults.lantern,
-            lantern_pp=defaults.lantern_pp,
-        ).override(**overrides)
+        chosen = choose_strategy(self.manifest.defaults, usual if name is None else name, **changes)
         if self.manifest.drafter is None and chosen.needs_drafter:
             raise RequestError(
                 f"the strategy {chosen.name!r} drafts with a drafter, but the model "
@@ -160,35 +150,9 @@ class Planner:
         self, strategy: Strategy, sampling: Sampling, capacity: int, limit: int = 1024
     ) -> int:
         """Return the most images that fit together within ``capacity`` bytes; 0 where one does not."""
-
-        def peak(batch: int) -> int:
-            return self.plan(strategy, sampling, batch=batch).peak
-
-        one, two = (self.plan(strategy, sampling, batch=n) for n in (1, 2))
-        if one.peak > capacity:
-            return 0
-
-        def expected(batch: int) -> int:
-            """Extrapolate: every buffer and every phase grows by as much with each image."""
-
-            def line(first: int, second: int) -> int:
-                return first + (batch - 1) * (second - first)
-
-            phases = [line(one.workspace[name], two.workspace[name]) for name in one.workspace]
-            fixed = sum(one.weights.values()) + one.tables + one.runtime
-            return fixed + line(one.buffers, two.buffers) + max(phases, default=0)
-
-        low, high = 1, limit + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if expected(middle) <= capacity else (low, middle)
-        while low > 1 and peak(low) > capacity:
-            low -= 1 + low // 32
-        while low < limit and peak(low + 1) <= capacity:
-            low += 1 + low // 32
-        while low > 1 and peak(low) > capacity:
-            low -= 1
-        return max(low, 1)
+        return most_images(
+            lambda batch: self.plan(strategy, sampling, batch=batch).peak, capacity, limit
+        )
 
     def advice(self, plan: MemoryPlan, strategy: Strategy, sampling: Sampling) -> list[str]:
         """Return what makes a plan fit that does not, the least change first; [] where nothing does."""

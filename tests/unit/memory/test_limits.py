@@ -17,7 +17,7 @@ from lantern_accel.device.backend import Backend, MemoryUse, Replay
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.memory.limits import engine_bytes, free_bytes, size, weights_bytes
+from lantern_accel.memory.limits import engine_bytes, free_bytes, most_images, size, weights_bytes
 from lantern_accel.strategy.values import STRATEGIES
 
 MODEL = find_model("lantern-emoji")
@@ -61,9 +61,34 @@ def test_weights_are_counted_before_they_are_read() -> None:
         model = pipeline.model
         parts = [model.target, model.drafter]
         computed = sum(p.numel() for part in parts for p in part.state_dict().values())
-        rest = sum(p.numel() for p in model.vq.state_dict().values())
-    assert wide == 4 * (computed + rest)
-    assert narrow == 2 * computed + 4 * rest
+        rest = 4 * sum(p.numel() for p in model.vq.state_dict().values())
+        for part in (*parts, model.vq):  # tables stay as they are
+            weights = part.state_dict()
+            rest += sum(b.nbytes for name, b in part.named_buffers() if name not in weights)
+    assert wide == 4 * computed + rest
+    assert narrow == 2 * computed + rest
+
+
+def test_the_largest_batch_is_found_whatever_memory_grows_like() -> None:
+    grows = {
+        "in proportion": lambda n: 100 + 7 * n,
+        "by the larger of two phases": lambda n: max(500 + 2 * n, 20 * n),
+        "in steps": lambda n: 64 * (n // 8) + 3,
+        "not at all": lambda n: 50,
+    }
+    for name, needed in grows.items():
+        for limit in (1, 2, 5, 64, 1024):
+            for free in (10, 49, 107, 520, 3000, 10**6):
+                most = max((n for n in range(1, limit + 1) if needed(n) <= free), default=0)
+                calls = []
+
+                def counted(n: int, needed=needed, calls=calls) -> int:
+                    calls.append(n)
+                    return needed(n)
+
+                assert most_images(counted, free, limit) == most, (name, limit, free)
+                if name == "in proportion":
+                    assert len(set(calls)) <= 5
 
 
 def test_free_memory_is_what_the_device_says_or_what_is_left() -> None:
@@ -100,7 +125,7 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
         buffers = engine_bytes(
             pipeline.backend, model.target, model.drafter, strategy, sampling, batch
         )
-        return buffers + pipeline.engines.room.beside(strategy, sampling)(batch)
+        return buffers + pipeline.engines.capacity.beside(batch, strategy, sampling)
 
     limit(monkeypatch, free=need(5) + 1)
     pipeline.generate("dog face", num_images=5, batch_size=5, seed=0)
@@ -117,7 +142,7 @@ def test_kept_engines_make_room_for_a_new_one(
     strategy, sampling, model = pipeline.strategy("vanilla"), pipeline.sampling(), pipeline.model
     each = engine_bytes(pipeline.backend, model.target, None, strategy, sampling, 1)
 
-    whole = 3 * each + pipeline.engines.room.beside(strategy, sampling)(3)
+    whole = 3 * each + pipeline.engines.capacity.beside(3, strategy, sampling)
 
     def memory(backend: Backend) -> MemoryUse:
         used = sum(ready.engine.nbytes for ready in pipeline.engines.ready)

@@ -1,0 +1,72 @@
+"""Fits requests of a loaded model into what its device has left, workspace included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lantern_accel.device.backend import Backend
+from lantern_accel.families.base import Model
+from lantern_accel.memory.footprint import nodes_of
+from lantern_accel.memory.limits import Fit, fit_engine, free_bytes
+from lantern_accel.memory.plan import Planner
+from lantern_accel.strategy.values import Sampling, Strategy
+
+#: Taken for pixels and everything else where only a rough bound is wanted.
+ROUGH_REST = 2 * 10**9
+
+
+class Capacity:
+    """Estimates for one loaded model on one device how many images fit together."""
+
+    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
+        self.model, self.backend, self.dtype = model, backend, dtype
+        self._planner = Planner(model.manifest, dtype=dtype, runtime=0)
+
+    def beside(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
+        """Return the bytes of the neighbour table and of the largest phase's workspace."""
+        plan = self._planner.plan(strategy, sampling, batch=batch)
+        return plan.tables + max(plan.workspace.values())
+
+    def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
+        t: Any = self.model.manifest.target
+        rows = batch * sampling.branches
+        nodes = nodes_of(strategy)
+        slots = t.prefix_length + t.num_tokens + 2 * nodes
+        cache = 2 * (t.n_layer + 1) * rows * slots * t.dim * self.dtype.itemsize
+        logits = 4 * rows * nodes * t.vocab_size
+        prompt = 32 * 4 * rows * t.prefix_length * t.dim
+        table = 4 * t.vocab_size * (strategy.neighbours + 1)
+        return int(2 * cache + 32 * logits + prompt + table + ROUGH_REST)
+
+    def fit(
+        self,
+        batch: int,
+        strategy: Strategy,
+        sampling: Sampling,
+        *,
+        parts: tuple[Any, Any] | None = None,
+        spare: int = 0,
+    ) -> Fit:
+        """Return how many of ``batch`` images fit what the device has left, workspace included.
+
+        Where a bound far above the truth fits, nothing is counted: tracing without data makes torch
+        load 60 MB of itself. ``parts``: target and drafter fitted to a size of picture; None: the
+        model's own. ``spare``: bytes that are held now and can be given up.
+        """
+        free = free_bytes(self.backend.memory())
+        if free is None or self._bound(batch, strategy, sampling) < free + spare:
+            return Fit(batch, batch)
+
+        target, drafter = parts or (self.model.target, self.model.drafter)
+        return fit_engine(
+            self.backend,
+            target,
+            drafter,
+            strategy,
+            sampling,
+            batch,
+            beside=lambda images: self.beside(images, strategy, sampling),
+            spare=spare,
+        )

@@ -82,8 +82,8 @@ def load_model(
     Raises :class:`CheckpointError` naming the part and what is wrong with it.
     """
     kind = family(found.manifest.family)
-    for part in ("target", "vq"):
-        if part not in found.files:
+    for part in PARTS:
+        if part in kind.needs and part not in found.files:
             lacks = found.missing.get(part, f"its {part}")
             raise CheckpointError(f"the model {found.manifest.name!r} lacks {lacks}")
     loaded: dict[str, Any] = {}

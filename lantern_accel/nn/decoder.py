@@ -150,10 +150,11 @@ class GroupedAttention(nn.Module):
             assert at.address is not None and at.mask is not None
             ops.write(at.cache, layer, at.address, k, v)
             if groups > 1:  # [R, T, H, d] as [R, T * groups, kv heads, d]
-                q = q.unflatten(2, (self.kv_heads, groups)).transpose(2, 3).flatten(1, 2)
+                shape = (*q.shape[:2], self.kv_heads, groups, q.shape[-1])
+                q = q.reshape(shape).transpose(2, 3).flatten(1, 2)
             y = ops.attend(q, at.cache, layer, at.mask)
             if groups > 1:
-                y = y.unflatten(1, (-1, groups)).transpose(2, 3).flatten(2, 3)
+                y = y.reshape(len(y), -1, groups, *y.shape[2:]).transpose(2, 3).flatten(2, 3)
             y = y.flatten(-2)
         out: Tensor = self.wo(y, ops, residual)
         return out

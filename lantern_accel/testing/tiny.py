@@ -102,13 +102,14 @@ def tiny_engine(
     family: str = "",
     model: TinyModel | None = None,
 ) -> TinyEngine:
-    """Build an engine on a family's tiny model, guided, top-k 32; ``family`` "": the first one.
+    """Build an engine on a family's tiny model, guided where it is, top-k 32; ``family`` "": the first.
 
     ``model``: one that was made before, in place of a new one.
     """
     model = model or tiny_model(backend, backend.device, dtype, family)
     vocab = model.manifest.target.vocab_size
-    sampling = Sampling(temperature=temperature, cfg_scale=2.5, top_k=min(32, vocab))
+    scale = 2.5 if model.manifest.defaults.sampling.guided else 1.0
+    sampling = Sampling(temperature=temperature, cfg_scale=scale, top_k=min(32, vocab))
     target, drafter = model.family.fitted(model, model.family.usual_shape(model))
     engine = engine_for(
         target,

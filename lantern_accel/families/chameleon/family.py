@@ -57,7 +57,7 @@ from lantern_accel.families.chameleon.vq import (
 )
 from lantern_accel.families.llamagen.drafter import start_drafter
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.families.prompts import bucket, left_pad
+from lantern_accel.families.prompts import CAPTIONS, bucket, left_pad
 from lantern_accel.families.tokenizer import check_vocabulary
 from lantern_accel.strategy.values import Sampling
 
@@ -68,16 +68,6 @@ if TYPE_CHECKING:
 PIXELS_AT_ONCE = 512 * 512
 #: Tokens of a prompt that fit beside a model's own picture in any case.
 LONG_PROMPT = 256
-CAPTIONS = (
-    "a red fox in the snow",
-    "a bowl of ripe apricots on a wooden table",
-    "an old lighthouse at dusk",
-    "a steam train crossing a viaduct",
-    "a portrait of a woman in a green coat",
-    "a street market in the rain",
-    "a glass of water with a slice of lemon",
-    "a hot-air balloon above vineyards",
-)
 
 
 class ChameleonText:

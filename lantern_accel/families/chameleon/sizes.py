@@ -16,9 +16,10 @@ from lantern_accel.checkpoints.layouts import first_wrong, read_json
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
-from lantern_accel.families.chameleon.keys import DRAFTER, KeyLayout, key_layout
+from lantern_accel.families.chameleon.keys import DRAFTER, key_layout
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds
+from lantern_accel.families.layout import KeyLayout
 from lantern_accel.families.llamagen.vq import VQConfig
 
 #: Where Hugging Face's files keep the picture tokenizer.

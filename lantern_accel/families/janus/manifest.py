@@ -1,0 +1,40 @@
+"""What a Janus model's manifest says: which generation's prompt, and the ids around a picture."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from lantern_accel.families.janus.model import JanusConfig
+from lantern_accel.families.janus.text import SpecialIds, Variant
+from lantern_accel.families.llamagen.vq import VQConfig
+from lantern_accel.families.manifest import Manifest, ModelDefaults
+from lantern_accel.strategy.values import Sampling
+
+#: ``generation_inference.py``: guidance 5, temperature 1, no filter.
+DEFAULTS = ModelDefaults(sampling=Sampling(cfg_scale=5.0))
+
+
+class JanusManifest(Manifest):
+    """``model.json`` of Janus's family."""
+
+    family: Literal["janus"] = "janus"
+    variant: Variant = "pro"
+    ids: SpecialIds = SpecialIds()
+    target: JanusConfig
+    drafter: None = None
+    vq: VQConfig
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> JanusManifest:
+        if self.vq.codebook_size != self.target.vocab_size:
+            raise ValueError(
+                f"the codebook has {self.vq.codebook_size} codes, the target {self.target.vocab_size}"
+            )
+        return self
+
+    @property
+    def image_size(self) -> int:
+        """Side of an image in pixels."""
+        return self.target.grid * self.vq.downsample

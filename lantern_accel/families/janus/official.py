@@ -1,0 +1,245 @@
+"""Finding Janus in a folder as it is published, in deepseek-ai's layout or in transformers'."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lantern_accel.checkpoints.layouts import first_wrong, read_json
+from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.janus.keys import ORIGINAL, JanusLayout, RenamedVQ, key_layout
+from lantern_accel.families.janus.manifest import DEFAULTS, JanusManifest
+from lantern_accel.families.janus.model import JanusConfig
+from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
+from lantern_accel.families.llamagen.parts import published_vq
+from lantern_accel.families.llamagen.parts import vq_config as llamagen_vq_config
+from lantern_accel.families.llamagen.vq import VQConfig
+from lantern_accel.families.published import ModelEntry, published
+
+#: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
+_LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+_KINDS = ("multi_modality", "janus")
+
+
+def detect(path: Path, parts: Parts) -> Found | None:
+    """Say what of this family lies at ``path``; None where it is another family's.
+
+    Raises :class:`CheckpointError` for what is Janus's and cannot draw.
+    """
+    if path.is_dir() and not has_weights(path):
+        return None
+    folder = path if path.is_dir() else path.parent
+    said = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError:
+        if said.get("model_type") in _KINDS:
+            raise
+        return None  # whose it is, others may know
+    layout = key_layout(checkpoint, path)
+    if layout is None:
+        return None
+    if parts.drafter is not None:
+        raise CheckpointError(
+            f"no drafter can be used with Janus, so {parts.drafter} would not be read; leave "
+            "--drafter out"
+        )
+    files, missing = {"target": path, "vq": path}, {}
+    text = _tokenizer(parts.text or folder)
+    ids = _ids(said)
+    if text is None:
+        missing["text"] = f"a text tokenizer: put the model's tokenizer.json into {folder}"
+    else:
+        files["text_tokenizer"] = text
+        ids = read_ids(text)
+    variant, why = _variant(folder, said)
+    manifest = manifest_of(checkpoint, layout, said, path, ids=ids, variant=variant)
+    known = published_entry(manifest)
+    if known is not None:
+        named = {"name": known.name, "summary": known.summary, "licence": known.licence}
+        manifest = manifest.model_copy(update=named)
+    notes = [f"{layout.trunk.name} keys", f"the prompt of {ROLES[variant][0]}, {why}"]
+    return Found(manifest, files, parts, notes, missing)
+
+
+def manifest_of(
+    checkpoint: Checkpoint,
+    layout: JanusLayout,
+    said: dict[str, Any],
+    path: Path,
+    *,
+    ids: SpecialIds,
+    variant: Variant,
+) -> JanusManifest:
+    """Return the manifest of weights and their configuration, which is read off shapes where it can be.
+
+    Raises :class:`CheckpointError` where the two are not of one model.
+    """
+    vq = vq_config(checkpoint, path)
+    llama = said.get("language_config") or said.get("text_config") or {}
+    target = target_config(checkpoint, layout, llama, path, _grid(checkpoint, layout, said, path))
+    try:
+        return JanusManifest(
+            name=path.absolute().name if path.is_dir() else path.stem,
+            variant=variant,
+            ids=ids,
+            target=target,
+            vq=vq,
+            defaults=DEFAULTS.within(target.vocab_size),
+        )
+    except ValidationError as error:
+        raise CheckpointError(
+            f"the parts of {path} are not of one model ({first_wrong(error)}); take them from one release"
+        ) from None
+
+
+def target_config(
+    checkpoint: Checkpoint, layout: JanusLayout, llama: dict[str, Any], path: Path, grid: int
+) -> JanusConfig:
+    """Return the target's sizes: shapes first, the configuration for what they cannot say."""
+    trunk = layout.trunk
+    layers, block = trunk.layers(checkpoint), trunk.block.format(i=0)
+
+    def shape(key: str) -> tuple[int, ...]:
+        if key not in checkpoint:
+            raise CheckpointError(f"{path} lacks {key}: a part of it is absent; fetch it again")
+        return checkpoint.shape(key)
+
+    token_count, dim = shape(trunk.embedding)
+    codes, code_dim = shape(layout.embed)
+    rows, kv_rows = shape(block + trunk.q)[0], shape(block + trunk.k)[0]
+    rope = llama.get("rope_parameters") or {}
+    scaled = llama.get("rope_scaling")
+    if rope.get("rope_type", "default") != "default":
+        scaled = rope
+    if scaled or llama.get("hidden_act", "silu") != "silu":
+        odd = f"rope_scaling {scaled}" if scaled else f"hidden_act {llama['hidden_act']!r}"
+        raise CheckpointError(
+            f"the configuration of {path} asks for {odd}, which no published Janus has and which is not "
+            "supported; use a published model"
+        )
+    said = {**_LLAMA, **{k: v for k, v in llama.items() if v is not None}}
+    heads, width = said["num_attention_heads"], said.get("head_dim")
+    width = width or (rows // heads if isinstance(heads, int) and heads > 0 else 0)
+    if not isinstance(heads, int) or heads < 1 or rows != heads * width or kv_rows % width:
+        raise CheckpointError(
+            f"{path} has {rows} rows of queries and {kv_rows} of keys, which are not {heads} heads "
+            "of one width; its configuration is of another model"
+        )
+    theirs = {"hidden_size": dim, "num_hidden_layers": layers, "vocab_size": token_count}
+    for name, size in theirs.items():
+        if said.get(name, size) != size:
+            raise CheckpointError(
+                f"{path} has {name} {size} by its shapes, but its configuration says {said[name]}; the "
+                "two are not of one model"
+            )
+    depth = 0
+    while f"{layout.aligned(depth)}.weight" in checkpoint:
+        depth += 1
+    try:
+        return JanusConfig(
+            dim=dim,
+            n_layer=layers,
+            n_head=heads,
+            n_kv_head=0 if kv_rows == rows else kv_rows // width,
+            head_width=0 if heads * width == dim else width,
+            ffn_dim=shape(block + trunk.down)[1],
+            token_count=token_count,
+            vocab_size=codes,
+            code_dim=code_dim,
+            aligner_depth=depth,
+            head_dim_image=shape(f"{layout.head_in}.weight")[0],
+            norm_eps=said["rms_norm_eps"],
+            rope_base=rope.get("rope_theta", said.get("rope_theta", 10000.0)),
+            grid=grid,
+            bias=block + trunk.q.removesuffix("weight") + "bias" in checkpoint,
+            max_positions=said["max_position_embeddings"],
+        )
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path}: {first_wrong(error)}; its configuration is not of these weights"
+        ) from None
+
+
+def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
+    """Return the sizes of the picture tokenizer, read off shapes."""
+    renamed: Any = RenamedVQ(checkpoint, path)
+    return llamagen_vq_config(renamed)
+
+
+def _grid(checkpoint: Checkpoint, layout: JanusLayout, said: dict[str, Any], path: Path) -> int:
+    """Return the tokens along one side: as many as the vision tower has patches; 24 without one."""
+    vision = said.get("vision_config") or {}
+    count = vision.get("num_image_tokens")
+    if count is None and layout.vision_positions in checkpoint:
+        shape = checkpoint.shape(layout.vision_positions)
+        count = shape[1] if len(shape) == 3 else shape[0]
+    if count is None:
+        return 24
+    side = math.isqrt(count) if isinstance(count, int) and count > 0 else 0
+    if not side or side * side != count:
+        raise CheckpointError(
+            f"{path} has pictures of {count} tokens, which is no square; its configuration is damaged"
+        )
+    return side
+
+
+def _tokenizer(path: Path) -> Path | None:
+    found = path / "tokenizer.json" if path.is_dir() else path
+    return found if found.is_file() else None
+
+
+def _ids(said: dict[str, Any]) -> SpecialIds:
+    """Return the ids that a configuration says, where there is no tokenizer to say them."""
+    text = said.get("text_config") or {}
+    named = {"bos": text.get("bos_token_id"), "pad": text.get("pad_token_id")}
+    return SpecialIds(**{name: i for name, i in named.items() if isinstance(i, int)})
+
+
+def _variant(folder: Path, said: dict[str, Any]) -> tuple[Variant, str]:
+    """Return whose prompt a model was trained on, and by what that was told.
+
+    Shapes cannot tell: Janus-Pro-1B and Janus-1.3B are alike.
+    """
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        text = template.read_text(encoding="utf-8", errors="replace")
+        return ("pro" if "<|User|>" in text else "1.3b"), "by its chat template"
+    names = [str(said.get("_name_or_path", "")), *folder.absolute().parts[:-6:-1]]
+    for name in names:
+        if re.search(r"janus-1\.3b", name.lower()):
+            return "1.3b", "by its name"
+    return "pro", "as nothing says that it is Janus-1.3B"
+
+
+def published_manifest(entry: ModelEntry) -> JanusManifest:
+    """Return the manifest of a published model."""
+    return JanusManifest(
+        name=entry.name,
+        summary=entry.summary,
+        licence=entry.licence,
+        variant=entry.config["variant"],
+        target=JanusConfig(**entry.config["target"]),
+        vq=published_vq(),
+        defaults=DEFAULTS,
+    )
+
+
+def published_entry(manifest: JanusManifest) -> ModelEntry | None:
+    """Return the published model of these sizes and this prompt."""
+    own = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "vocab_size", "grid")
+    for one in published():
+        if one.family == "janus" and one.config["variant"] == manifest.variant:
+            theirs = published_manifest(one).target
+            if all(getattr(theirs, name) == getattr(manifest.target, name) for name in own):
+                return one
+    return None
+
+
+__all__ = ["ORIGINAL", "detect", "manifest_of", "published_manifest"]

@@ -1,0 +1,76 @@
+"""Janus's prompts: the roles' names, the text, and where the picture starts.
+
+Source: deepseek-ai/Janus 1daa72f, ``generation_inference.py`` and ``janus/utils/conversation.py``. The
+caller names the roles there, so that the two generations of models have two prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lantern_accel.errors import CheckpointError
+from lantern_accel.files import read_json_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Variant = Literal["pro", "1.3b"]
+ROLES: dict[Variant, tuple[str, str]] = {
+    "pro": ("<|User|>", "<|Assistant|>"),
+    "1.3b": ("User", "Assistant"),
+}
+START = "<begin_of_image>"
+#: Names of the tokens that mean something. The bars are U+FF5C, the low lines U+2581.
+NAMES = {
+    "bos": "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
+    "pad": "<\uff5c\u2581pad\u2581\uff5c>",
+    "image_start": START,
+}
+
+
+class SpecialIds(BaseModel):
+    """Ids of the tokens that mean something; the defaults are Janus-Pro-1B's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bos: int = Field(100000, ge=0)
+    pad: int = Field(100002, ge=0)
+    image_start: int = Field(100003, ge=0)
+
+
+def prompt_text(text: str, variant: Variant) -> str:
+    """Return the prompt around a user's text."""
+    user, assistant = ROLES[variant]
+    return f"{user}: {text.strip()}\n\n{assistant}:{START}"
+
+
+def read_ids(path: Path) -> SpecialIds:
+    """Read the ids off ``tokenizer.json``; raises :class:`CheckpointError` where one is absent."""
+    try:
+        content = read_json_file(path)
+        known: Mapping[str, int] = {t["content"]: t["id"] for t in content.get("added_tokens", [])}
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            known = {**vocabulary, **known}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a tokenizer ({type(error).__name__}: {error}); use the "
+            "tokenizer.json that comes with the model"
+        ) from None
+    for name in NAMES.values():
+        if name not in known:
+            raise CheckpointError(
+                f"the tokenizer {path} lacks {name}, so it cannot prompt Janus for a picture; use the "
+                "tokenizer.json that comes with the model"
+            )
+    return SpecialIds(**{field: known[name] for field, name in NAMES.items()})
+
+
+def prompt_ids(tokenizer: Tokenizer, ids: SpecialIds, text: str, variant: Variant) -> list[int]:
+    """Return the ids of a prompt, the one that begins a sentence first."""
+    encoded = tokenizer.encode(prompt_text(text, variant), add_special_tokens=False).ids
+    return [ids.bos, *(i for i in encoded if i != ids.bos)]

@@ -13,6 +13,7 @@ from lantern_accel.cli import (
     devices,
     evaluate,
     generate,
+    hardware,
     models,
     port,
     profile,
@@ -78,6 +79,7 @@ tune.register(app)
 stepcost.register(app)
 profile.register(app)
 compare.register(app)
+hardware.register(app)
 profiles.register(app)
 conform.register(app)
 port.register(app)

@@ -1,58 +1,104 @@
-"""``lantern-accel profiles``: the devices whose limits are known, with the source of each figure."""
+"""``lantern-accel profiles``: measured runs, filed with the machine that they were measured on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from lantern_accel.cli.console import say
 
-if TYPE_CHECKING:
-    from lantern_accel.device.datasheets import DeviceProfile
+
+class _Commands(TyperGroup):
+    """Commands of runs; what used to list devices is answered with where that went."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from lantern_accel.device.datasheets import load_profile
+        from lantern_accel.errors import RequestError
+
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            load_profile(args[0])
+            raise RequestError(
+                f"`lantern-accel hardware {args[0]}` shows what is known of a device; `profiles` keeps "
+                "measured runs"
+            )
+        return super().resolve_command(ctx, args)
+
+
+commands = typer.Typer(
+    cls=_Commands,
+    help="List measured runs, and file one from a machine of yours.",
+    no_args_is_help=False,
+    rich_markup_mode=None,
+)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("profiles")(profiles)
+    """Add the commands to ``app``."""
+    app.add_typer(commands, name="profiles")
 
 
+@commands.callback(invoke_without_command=True)
 def profiles(
-    name: str | None = typer.Argument(
-        None, help="Show every figure of this profile and its source."
-    ),
+    ctx: typer.Context,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List and check the device profiles: peaks, memory, power, each figure with its source."""
+    """List measured runs, and file one from a machine of yours."""
+    if ctx.invoked_subcommand is not None:
+        return
     import json
 
-    from lantern_accel.device.datasheets import all_profiles, load_profile
+    from lantern_accel.device.datasheets import profiles_dir
+    from lantern_accel.measure.reading import read_run
 
-    found = [load_profile(name)] if name is not None else all_profiles()
+    found = []
+    for path in sorted((profiles_dir() / "measured").glob("*.json")):
+        run = read_run(path)
+        found.append(
+            {
+                "file": str(path),
+                "device": run.environment.device.name,
+                "model": run.settings.model,
+                "dtype": run.environment.dtype,
+                "measured": run.sessions[0].started if run.sessions else None,
+                "cells": len(run.cells),
+            }
+        )
     if as_json:
-        typer.echo(json.dumps([one.model_dump(mode="json") for one in found], indent=2))
+        typer.echo(json.dumps(found, indent=2))
         return
     for one in found:
-        say(describe(one), label=one.name, style="bold")
-        if name is not None:
-            for field, figure in one.figures().items():
-                say(f"{figure.value:g} ({figure.kind}: {figure.source})", label=field, style="dim")
+        text = f"{one['model']} in {one['dtype']}, {one['cells']} cells, {one['measured']}"
+        say(text, label=str(one["device"]), style="bold")
+    say("lantern-accel hardware lists what is known of devices", label="limits", style="dim")
 
 
-def describe(profile: DeviceProfile) -> str:
-    """Return one line: what it is, its fastest dtype, memory, bandwidth and power."""
-    figures = profile.peak_flops
-    dtype = "bfloat16" if "bfloat16" in figures else next(iter(figures))
-    parts = [
-        f"{profile.vendor} {profile.model}",
-        f"{figures[dtype].value / 1e12:g} TFLOP/s {dtype}",
-    ]
-    if profile.bandwidth_bytes_per_s is not None:
-        parts.append(f"{profile.bandwidth_bytes_per_s.value / 1e9:g} GB/s")
-    if profile.memory_bytes is not None:
-        parts.append(f"{profile.memory_bytes.value / 2**30:.0f} GiB")
-    if profile.power_w is not None:
-        parts.append(f"{profile.power_w.value:g} W")
-    kinds = {one.kind for one in profile.figures().values()}
-    parts.append(" and ".join(sorted(kinds)) + " figures")
-    return ", ".join(parts)
+@commands.command("add")
+def add(
+    run: Path = typer.Argument(..., metavar="RUN.json", help="A run of `lantern-accel profile`."),
+    folder: Path = typer.Option(
+        None, "--out", help="The folder to file it in. Default: profiles/measured of this checkout."
+    ),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace a run of the same name."),
+) -> None:
+    """Check a run (complete, clocks, plausible rates) and file it with its environment.
+
+    Exit code 2 where it cannot be filed. docs/measure.md leads from a rented card to here.
+    """
+    from lantern_accel.device.datasheets import all_profiles, profiles_dir
+    from lantern_accel.errors import RequestError
+    from lantern_accel.measure.reading import read_run
+    from lantern_accel.report.filing import examine, file_run
+
+    read = read_run(run)
+    found = examine(read, all_profiles())
+    for note in found.notes:
+        say(note, label="note", style="yellow", to_stderr=True)
+    if found.faults:
+        more = f" (and {len(found.faults) - 1} more)" if len(found.faults) > 1 else ""
+        raise RequestError(f"{run} cannot be filed: {found.faults[0]}{more}")
+    path = file_run(read, folder or profiles_dir() / "measured", overwrite=overwrite)
+    say(str(path), label="filed", style="bold green")
+    say(f"git add {path}, and open a pull request", label="next", style="bold")

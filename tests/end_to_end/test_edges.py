@@ -79,7 +79,7 @@ def test_a_loop_of_links_is_an_error_of_the_file(tmp_path: Path) -> None:
 def test_standard_output_that_takes_nothing_is_one_sentence() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "lantern_accel.cli", "profiles", "--json"],
+            [sys.executable, "-m", "lantern_accel.cli", "hardware", "--json"],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert done.returncode == 2

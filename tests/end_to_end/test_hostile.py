@@ -88,7 +88,7 @@ def test_numbers_that_are_none(
         (["models", "plan", "lantern-emoji", "--memory", LONG], "is no size"),
         (["models", "plan", "lantern-emoji", "--device", ""], "--device is empty"),
         (["profile", "-o", "r.json", "--strategies", ""], "--strategies names none"),
-        (["profiles", ""], "no device profile is named ''"),
+        (["hardware", ""], "no device profile is named ''"),
         (["devices", ""], "device '' is not a device"),
     ],
 )

@@ -147,7 +147,7 @@ def command_help() -> str:
         ["generate"], ["models"], ["models", "check"], ["models", "plan"], ["devices"], ["bench"],
         ["conform"], ["tune"], ["stepcost"], ["train", "target"],
         ["train", "drafter"], ["train", "bundle"],
-        ["profile"], ["compare"], ["profiles"], ["serve"],
+        ["profile"], ["compare"], ["hardware"], ["profiles"], ["profiles", "add"], ["serve"],
         ["evaluate"],
     ):  # fmt: skip
         texts.append(runner.invoke(app, [*words, "--help"]).output)

@@ -141,13 +141,13 @@ def test_a_run_is_known_by_the_name_that_its_driver_gives(
 def test_the_command_lists_and_checks_them(capsys: pytest.CaptureFixture[str]) -> None:
     from lantern_accel.cli import main
 
-    assert main(["profiles"]) == 0
+    assert main(["hardware"]) == 0
     said = capsys.readouterr().out
     assert "gaudi2: Intel Gaudi 2, 96 GB, 432 TFLOP/s bfloat16" in said
     assert "24 GiB, 350 W" in said  # a 24 GB card has 24 x 2^30 bytes
-    assert main(["profiles", "gaudi2"]) == 0
+    assert main(["hardware", "gaudi2"]) == 0
     assert "(datasheet: Intel" in capsys.readouterr().out
-    assert main(["profiles", "--json"]) == 0
+    assert main(["hardware", "--json"]) == 0
     assert {one["name"] for one in json.loads(capsys.readouterr().out)} == set(profile_names())
-    assert main(["profiles", "gaudi9"]) == 2
+    assert main(["hardware", "gaudi9"]) == 2
     assert "did you mean gaudi" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""Checks a run from somebody's machine, and files it among the measured ones.
+
+A run is refused where it is incomplete, where its clocks disagree, or where it claims more than the
+device's datasheet allows. What only makes it worth less (a quick run, changes that were not committed, a
+device without a datasheet) is said, and the run is filed with it.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lantern_accel.device.datasheets import DeviceProfile
+from lantern_accel.errors import RequestError
+from lantern_accel.files import write_json
+from lantern_accel.measure.record import STEP_PHASES, Cell, Run, is_measured
+
+#: How far a figure may lie above a datasheet's limit: clocks and datasheets are rounded.
+SLACK = 1.05
+#: Stopwatch over host clock on work of a known end, where both see the same.
+CLOCKS = (0.9, 1.1)
+
+
+@dataclass
+class Verdict:
+    """What was found in a run: ``faults`` forbid filing it, ``notes`` go with it."""
+
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Verdict:
+    """Check a run for completeness, agreeing clocks and plausible rates."""
+    found = Verdict()
+    if run.state != "complete":
+        found.faults.append(f"it is {run.state}; `{run.command} --resume` completes it")
+    if not run.cells:
+        found.faults.append("it holds no measurement")
+    for cell in run.cells:
+        if len(cell.samples) < 2:
+            found.faults.append(
+                f"{cell.name}: it has {len(cell.samples)} samples, two are the least"
+            )
+    if isinstance(run.clock, str):
+        found.faults.append(f"its stopwatch was not checked ({run.clock})")
+    elif not CLOCKS[0] <= run.clock.ratio <= CLOCKS[1]:
+        found.faults.append(
+            f"its stopwatch read {run.clock.ratio:.2f} of the host's clock on work of a known end"
+        )
+    environment = run.environment
+    if not re.fullmatch(r"[0-9a-f]{7,64}", environment.commit):
+        found.notes.append("it does not say which commit was measured")
+    elif environment.dirty is not False:
+        found.notes.append("the code had changes that are in no commit")
+    if run.settings.plan.quick:
+        found.notes.append("quick: few samples, so that its intervals are wide")
+    if not any(is_measured(s.others_cpu) for c in run.cells for s in c.samples):
+        found.notes.append("what other programs took of the machine was not measured")
+    if not any(s.energy_mj is not None for c in run.cells for s in c.samples):
+        found.notes.append("no energy: the device has no meter that was read")
+    device = environment.device
+    known = [one for one in profiles if one.matches(device.backend, device.name)]
+    if not known:
+        found.notes.append(
+            f"no datasheet of {device.name!r} is known, so its rates were compared with none; add "
+            "profiles/NAME.toml to have them compared"
+        )
+    for profile in known[:1]:
+        found.faults += _beyond(run, profile)
+    return found
+
+
+def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
+    """Return what a run claims beyond a device's datasheet; measured limits forbid nothing."""
+    faults: list[str] = []
+    peak = profile.bandwidth_bytes_per_s
+    width = peak.value if peak is not None and peak.kind == "datasheet" else None
+    memory = profile.memory_bytes
+    if width is not None and not isinstance(run.ceilings, str):
+        for name in ("copy_bytes_per_s", "read_bytes_per_s"):
+            rate = getattr(run.ceilings, name)
+            if is_measured(rate) and rate > SLACK * width:
+                faults.append(
+                    f"{name} is {rate / 1e9:.0f} GB/s, and {profile.model} has {width / 1e9:.0f}"
+                )
+    chip = profile.on_chip_bytes.value if profile.on_chip_bytes is not None else 0.0
+    dtype = run.environment.dtype
+    flops = next((f for name, f in profile.peak_flops.items() if name == dtype), None)
+    for cell in run.cells:
+        seconds = _step_seconds(cell)
+        if seconds is None or isinstance(cell.work, str):
+            continue
+        step = [cell.work[name] for name in STEP_PHASES]
+        moved = sum(one.bytes for one in step)
+        if width is not None and moved > chip and moved / seconds > SLACK * width:
+            faults.append(
+                f"{cell.name}: its steps would read {moved / seconds / 1e9:.0f} GB/s, and "
+                f"{profile.model} has {width / 1e9:.0f}"
+            )
+        done = sum(one.flops for one in step) / seconds
+        if flops is not None and flops.kind == "datasheet" and done > SLACK * flops.value:
+            faults.append(
+                f"{cell.name}: its steps would do {done / 1e12:.1f} TFLOP/s, and {profile.model} "
+                f"has {flops.value / 1e12:.1f} in {dtype}"
+            )
+        peak_bytes = None if isinstance(cell.memory, str) else cell.memory.peak_bytes
+        if (
+            memory is not None
+            and memory.kind == "datasheet"
+            and is_measured(peak_bytes)
+            and peak_bytes > SLACK * memory.value
+        ):
+            faults.append(f"{cell.name}: it used more memory than {profile.model} has")
+    return faults
+
+
+def _step_seconds(cell: Cell) -> float | None:
+    """Return the median seconds of a step; None where nothing was timed."""
+    times = [s.decode * s.images / s.steps for s in cell.samples]
+    return statistics.median(times) if times else None
+
+
+def file_name(run: Run) -> str:
+    """Return the name that a run is filed under: device, model and dtype."""
+    device = run.environment.device
+    words = (device.backend, device.name, run.settings.model, run.environment.dtype)
+    return re.sub(r"[^a-z0-9.]+", "-", "-".join(words).lower()).strip("-.")[:120] + ".json"
+
+
+def file_run(run: Run, folder: Path, *, overwrite: bool = False) -> Path:
+    """Write a run that :func:`examine` found no fault in below ``folder``; return its file.
+
+    Raises RequestError where another run has the name already.
+    """
+    path = folder / file_name(run)
+    if path.exists() and not overwrite:
+        raise RequestError(f"{path} is there already; add --overwrite to replace it")
+    write_json(path, run.model_dump(mode="json"))
+    return path

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lantern_accel.generation.result import GenerationResult, GenerationStats
     from lantern_accel.strategy.values import Sampling, Strategy
 
-__version__ = "0.1.0"
+from lantern_accel._version import __version__
 
 _HOMES = {
     "generate": "api",

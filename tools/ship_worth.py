@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from lantern_accel.files import write_json
-from lantern_accel.measure.choosing import Evidence
 from lantern_accel.strategy.choices import Worth
+from lantern_accel.tuning.auto import Evidence
 
 
 def worth_of(evidence: Evidence, prompts: str) -> Worth:

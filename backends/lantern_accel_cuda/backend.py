@@ -218,7 +218,8 @@ class DeviceBackend(Backend):
             cores=gpu.multi_processor_count,
             driver=self._card.driver(),
             sdk=f"ROCm {torch.version.hip}" if is_amd else f"CUDA {torch.version.cuda}",
-            notes=(chosen, *self._card.notes()),
+            notes=(chosen,),
+            readings=self._card.notes(),
         )
 
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:

@@ -65,11 +65,11 @@ def tune(
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         told = partial(say, to_stderr=True, style="dim")
         if strategy == "auto":
-            from lantern_accel.measure.choosing import choose
+            from lantern_accel.tuning.auto import tune_auto
 
             asked = pipeline.strategy("auto", relaxed=relaxed or None, tv_budget=tv_budget)
             sizes = list(dict.fromkeys(batch))
-            choices, evidence = choose(
+            choices, evidence = tune_auto(
                 pipeline,
                 asked,
                 temperature=temperature,
@@ -85,7 +85,7 @@ def tune(
             return
         asked = pipeline.strategy(strategy)
         if isinstance(asked.tree, Window):
-            from lantern_accel.measure.windows import tune_windows
+            from lantern_accel.tuning.windows import tune_windows
 
             sizes = list(dict.fromkeys(batch))
             kept = tune_windows(
@@ -102,8 +102,8 @@ def tune(
                     output, {"choices": [one.sealed().model_dump(mode="json") for one in kept]}
                 )
             return
-        from lantern_accel.measure.tune import tune as find  # torch, which the device precedes
-        from lantern_accel.strategy.store import tuned_path
+        from lantern_accel.strategy.choices import choice_path
+        from lantern_accel.tuning.trees import tune_tree  # torch, which the device precedes
 
         chosen = asked
         if not isinstance(chosen.tree, StaticTree):
@@ -111,7 +111,7 @@ def tune(
                 f"{strategy} has no static tree and no window to tune; choose auto, eagle, lantern++ or "
                 "scd"
             )
-        found = find(
+        found = tune_tree(
             pipeline,
             chosen,
             temperature=temperature,
@@ -119,18 +119,17 @@ def tune(
             say=told,
         )
     if output is not None:
-        write_json(output, found.model_dump(mode="json"))
-    for level, row in enumerate(found.rates):
+        write_json(output, found.sealed().model_dump(mode="json"))
+    for level, row in enumerate(found.evidence["rates"]):
         say(
             " ".join(f"{rate:.2f}" for rate in row), label=f"accepted at depth {level + 1}, by rank"
         )
-    words = ",".join("".join(map(str, path)) for path in found.tree.paths)
-    ratio = found.tokens_per_second / found.vanilla_tokens_per_second
-    say(f"{words} ({len(found.tree.paths)} drafts)", label="tree", style="bold green")
-    say(
-        f"{found.tokens_per_second:.0f} tokens/s, {ratio:.2f}x vanilla", label="speed", style="bold"
-    )
-    say(str(tuned_path(found.key)), label="kept", style="bold")
+    paths = found.strategy.tree.paths  # type: ignore[union-attr]
+    words = ",".join("".join(map(str, path)) for path in paths)
+    fastest = max(one.tokens_per_second for one in found.measured[1:])
+    say(f"{words} ({len(paths)} drafts)", label="tree", style="bold green")
+    say(f"{fastest:.0f} tokens/s, {found.speedup:.2f}x vanilla", label="speed", style="bold")
+    say(str(choice_path(found.key)), label="kept", style="bold")
 
 
 def _tell(choices: list[Any], batches: list[int]) -> None:
@@ -146,8 +145,8 @@ def _tell(choices: list[Any], batches: list[int]) -> None:
 
 def _tell_windows(choices: list[Any], batches: list[int]) -> None:
     """Print the window that was kept per batch, and where it is kept."""
-    from lantern_accel.measure.windows import words
     from lantern_accel.strategy.choices import choices_dir
+    from lantern_accel.tuning.windows import words
 
     for size, choice in zip(batches, choices, strict=True):
         window = words(choice.strategy.tree)

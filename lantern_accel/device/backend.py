@@ -86,6 +86,9 @@ class DeviceFacts(BaseModel):
     driver: str | None = None
     sdk: str | None = None
     notes: tuple[str, ...] = ()
+    """What is set on this device and changes its speed, such as a mode or an instruction set."""
+    readings: tuple[str, ...] = ()
+    """What it reads now and may read otherwise in a moment, such as its temperature."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from lantern_accel._version import __version__
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.evaluation import plots
 from lantern_accel.evaluation.distance import distances, memorisation
@@ -220,10 +221,9 @@ class Evaluator:
 
 def environment(pipeline: Pipeline) -> dict[str, Any]:
     """Return what the figures were measured with."""
-    import lantern_accel
 
     return {
-        "lantern_accel": lantern_accel.__version__,
+        "lantern_accel": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "backend": pipeline.backend.name,

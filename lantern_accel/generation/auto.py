@@ -1,4 +1,4 @@
-"""``auto``: what a batch is decoded with, from what is known of this device, and learning it.
+"""Chooses what a batch is decoded with: by what tuning kept for this device, or by timing a few steps.
 
 A choice that `lantern-accel tune` or an earlier request left is used as it is. Without one the first
 request of its kind times a few steps of every window length on its own prompt, before it draws, and the
@@ -19,11 +19,14 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
 from lantern_accel.strategy.choices import (
     Choice,
+    key_of,
     known_worth,
     read_choice,
+    warn_of_stale,
     with_worth,
     write_choice,
 )
+from lantern_accel.strategy.choose import shortened
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
@@ -49,28 +52,53 @@ class Auto:
         self._known: dict[str, Choice | None] = {}
 
     def key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
-        """Return everything that a choice depends on."""
-        import lantern_accel
+        """Return everything that a choice for auto, or a tuned window, depends on."""
+        return key_of(
+            "auto" if strategy.name == AUTO else "window",
+            self.model,
+            self.backend,
+            self.dtype,
+            strategy,
+            strategy=strategy.name,
+            batch=batch,
+            temperature=round(sampling.temperature, 1),
+            filters=[sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
+            budget=strategy.tv_budget,
+            lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS)],
+        )
 
-        facts = self.backend.facts()
-        return {
-            "lantern_accel": lantern_accel.__version__,
-            "model": self.model.manifest.name,
-            "weights_hash": self.model.weights_hash,
-            "backend": f"{self.backend.name} {self.backend.version}",
-            "device_name": facts.name,
-            "notes": sorted(facts.notes),
-            "threads": facts.threads,
-            "torch": torch.__version__,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "captured": bool(self.backend.support("capture")),
-            "batch": batch,
-            "temperature": round(sampling.temperature, 1),
-            "filters": [sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
-            "acceptance": strategy.acceptance.model_dump(mode="json"),
-            "budget": strategy.tv_budget,
-            "lengths": [list(AUTO_LENGTHS), list(AUTO_CHAINS)],
-        }
+    def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, Any]:
+        """Return everything that a tuned tree depends on."""
+        return key_of(
+            "tree",
+            self.model,
+            self.backend,
+            self.dtype,
+            strategy,
+            greedy=temperature == 0,
+            residual=strategy.residual,
+        )
+
+    def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
+        """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any.
+
+        Only the model's default tree is replaced: a tree that was asked for stays. Warns where a tree
+        was found under another version.
+        """
+        if strategy.tree != self.model.manifest.defaults.static_tree:
+            return strategy
+        key = self.tree_key(strategy, temperature)
+        found = read_choice(key)
+        if found is None:
+            warn_of_stale(key)
+        return strategy if found is None else strategy.override(tree=found.strategy.tree)
+
+    def window(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
+        """Return a strategy with the window that was tuned for a batch, or else a usual one."""
+        found = read_choice(self.key(strategy, batch, sampling))
+        if found is not None:
+            return strategy.override(tree=found.strategy.tree)
+        return shortened(strategy, batch, self.backend.window_positions)
 
     def resolve(self, strategy: Strategy, batch: int, sampling: Sampling) -> Strategy:
         """Return what auto stands for at this batch; any other strategy as it is."""

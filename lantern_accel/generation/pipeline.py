@@ -26,7 +26,6 @@ from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto, said
 from lantern_accel.generation.batches import first, pictures, reporter
 from lantern_accel.generation.engines import Engines, Ready, explained, of_image
-from lantern_accel.generation.fitting import fitted_window
 from lantern_accel.generation.notebook import bar, notebook
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
@@ -41,12 +40,12 @@ from lantern_accel.generation.turns import Turns
 from lantern_accel.generation.warming import warm
 from lantern_accel.memory.capacity import Capacity
 from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.store import key_of, read_tuned
 from lantern_accel.strategy.values import (
     AUTO,
     NeighbourSpace,
     Sampling,
     Strategy,
+    Window,
     validated,
 )
 
@@ -127,19 +126,23 @@ class Pipeline:
         return choose_strategy(self.model.manifest.defaults, strategy, **changes)
 
     def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
-        """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any.
+        """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any."""
+        return self.auto.tuned(strategy, temperature)
 
-        Only the model's default tree is replaced: a tree that was asked for stays.
+    def fitted(
+        self, strategy: Strategy, batch: int | None, count: int, sampling: Sampling
+    ) -> Strategy:
+        """Return a strategy with the window for requests of ``count`` images, ``batch`` at a time.
+
+        That is the one which ``lantern-accel tune`` kept for this device, or
+        :func:`~lantern_accel.strategy.choose.shortened`. Only for strategies by name, whose window
+        nobody chose. ``batch`` None: as many as usual.
         """
-        if strategy.tree != self.model.manifest.defaults.static_tree:
+        if not isinstance(strategy.tree, Window) or strategy.name == AUTO:
             return strategy
-        found = read_tuned(self.tree_key(strategy, temperature))
-        return strategy if found is None else strategy.override(tree=found.tree)
-
-    def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, Any]:
-        """Return everything that a tuned tree depends on."""
-        name, weights = self.model.manifest.name, self.model.weights_hash
-        return key_of(name, weights, self.backend, self.dtype, strategy, temperature)
+        batch = batch or self.engines.usual_batch(count, strategy, sampling)
+        size = self.engines.padded(min(batch, count), strategy, sampling)
+        return self.auto.window(strategy, size, sampling)
 
     def sampling(self, **overrides: Any) -> Sampling:
         """Return this model's sampling settings with overrides (None leaves the default)."""
@@ -152,7 +155,7 @@ class Pipeline:
         made = build_request(self.model.manifest, prompt, settings, self.tuned)
         named = isinstance(settings.get("strategy"), str)
         if named and settings.get("tree") is None and settings.get("window") is None:
-            fitted = fitted_window(self, made.strategy, made.batch_size, made.count, made.sampling)
+            fitted = self.fitted(made.strategy, made.batch_size, made.count, made.sampling)
             made = made.model_copy(update={"strategy": fitted})
         return made
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lantern_accel._version import __version__
 from lantern_accel.errors import RequestError
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -154,8 +155,6 @@ def generation_stats(
     """Count what a request's batches made; ``parts`` are the batches, ``buffers`` their bytes."""
     import torch
 
-    import lantern_accel
-
     steps = sum(int(p.steps.sum()) for p in parts)
     tokens = sum(p.tokens.numel() for p in parts)
     images = sum(len(p.tokens) for p in parts)
@@ -186,7 +185,7 @@ def generation_stats(
         seed=request.seed,
         batch_size=batch,
         buffers_bytes=buffers,
-        lantern_accel=lantern_accel.__version__,
+        lantern_accel=__version__,
         torch=torch.__version__,
     )
 

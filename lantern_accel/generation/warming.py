@@ -11,7 +11,6 @@ import torch
 
 from lantern_accel.errors import LanternError
 from lantern_accel.generation.engines import Ready, explained
-from lantern_accel.generation.fitting import fitted_window
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def warm(
             chosen = pipeline.strategy(given)
             if isinstance(given, str):
                 chosen = pipeline.tuned(chosen, sampling.temperature)
-                chosen = fitted_window(pipeline, chosen, batch, batch, sampling)
+                chosen = pipeline.fitted(chosen, batch, batch, sampling)
             began = time.perf_counter()
             size = pipeline.engines.padded(batch, chosen, sampling)
             rehearse(pipeline, pipeline.engine(size, chosen, sampling, shape), sampling, shape)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-import lantern_accel
+from lantern_accel._version import __version__
 from lantern_accel.device.backend import Backend
 from lantern_accel.measure.record import (
     Environment,
@@ -39,7 +39,7 @@ def describe(backend: Backend, dtype: torch.dtype) -> Environment:
         python=platform.python_version(),
         system=platform.platform(),
         load_average=list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
-        lantern_accel=lantern_accel.__version__,
+        lantern_accel=__version__,
         commit=commit,
         dirty=dirty,
         versions=versions(),
@@ -69,7 +69,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def _own_commit() -> tuple[str, bool | NotMeasured]:
-    return commit_of(Path(lantern_accel.__file__).parent)
+    return commit_of(Path(__file__).parents[1])
 
 
 def commit_of(folder: Path) -> tuple[str, bool | NotMeasured]:

@@ -17,7 +17,6 @@ from typing import Any
 
 from lantern_accel.device.backend import check_clock
 from lantern_accel.errors import BackendError, LanternError
-from lantern_accel.generation.fitting import fitted_window
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure import environment, samples, store
 from lantern_accel.measure.ceilings import measure_ceilings
@@ -100,7 +99,7 @@ class Profiler:
         if self.request.window:
             return found
         sampling = self.pipeline.sampling(temperature=temperature)
-        return [fitted_window(self.pipeline, one, batch, batch, sampling) for one in found]
+        return [self.pipeline.fitted(one, batch, batch, sampling) for one in found]
 
     def _cells(self) -> list[Cell]:
         """Return the wanted cells, those of the file where it has them."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from lantern_accel._version import __version__
 from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.errors import BackendError, RequestError, did_you_mean, shown
 from lantern_accel.families.base import Found
@@ -242,12 +243,11 @@ def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
     """Return the peak of one image by dtype, without a device, kept on disk from call to call."""
     import hashlib
 
-    import lantern_accel
     from lantern_accel.cached import read_record, write_record
     from lantern_accel.files import cache_dir
 
     planner = planner_for(model, dtype=dtypes[0])
-    key = [lantern_accel.__version__, torch.__version__, planner.manifest.model_dump_json()]
+    key = [__version__, torch.__version__, planner.manifest.model_dump_json()]
     digest = hashlib.sha256("\n".join([*key, *dtypes, str(planner.text_bytes)]).encode())
     path = cache_dir() / "plans" / f"{digest.hexdigest()[:24]}.json"
     kept = read_record(path)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-import lantern_accel
+from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, all_profiles
 from lantern_accel.measure.intervals import Verdict, unpaired_ratio
@@ -181,7 +181,7 @@ def compare(
     checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
     return Comparison(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        lantern_accel=lantern_accel.__version__,
+        lantern_accel=__version__,
         runs=[
             RunSummary(
                 name=run.name,

@@ -21,7 +21,6 @@ from lantern_accel.device.backend import inferring
 from lantern_accel.errors import BackendError, LanternWarning, RequestError
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.batches import pictures
-from lantern_accel.generation.fitting import fitted_window
 from lantern_accel.generation.partial import partial_picture
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.serving.body import ImageRequest
@@ -298,7 +297,7 @@ class Studio:
         strategy = request.strategy
         if strategy.name != AUTO:  # as `generate` does with a strategy by name
             strategy = pipeline.tuned(strategy, request.sampling.temperature)
-            strategy = fitted_window(pipeline, strategy, size, size, request.sampling)
+            strategy = pipeline.fitted(strategy, size, size, request.sampling)
         self._slots = self._key = None
         self._slots = Slots(pipeline, strategy, request.sampling, size, conditions)
 

@@ -1,24 +1,39 @@
-"""What was chosen for ``auto``, and from which measurements: files in the cache, and shipped ones.
+"""The store of what tuning found fastest: a choice under each key, in the cache or shipped.
 
-A choice serves only what it was measured on: a device, its software, a model, a dtype, a batch, and
-settings that change what a step costs or what drafts are worth.
+A choice serves only what it was measured on: a device, its software, a model, a dtype, and settings that
+change what a step costs or what drafts are worth. Its key holds stable facts alone: what a device reads
+from one moment to the next, such as its temperature, has no part in it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from lantern_accel._version import __version__
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
+from lantern_accel.errors import LanternWarning
 from lantern_accel.files import cache_dir, is_regular, write_json
 from lantern_accel.strategy.values import Pace, Strategy
 
+if TYPE_CHECKING:
+    from lantern_accel.device.backend import Backend
+
+Record = TypeVar("Record", bound=BaseModel)
+
 SCHEMA: Literal[1] = 1
+#: What a choice is of: the static tree or window of a strategy by name, or what auto stands for.
+Kind = Literal["tree", "window", "auto"]
+#: Parts of a key that change with an upgrade or another model: a choice that differs only here is stale.
+VERSIONS = ("lantern_accel", "model", "weights_hash", "backend", "torch")
 
 
 class Measured(BaseModel):
@@ -33,7 +48,10 @@ class Measured(BaseModel):
 
 
 class Choice(BaseModel):
-    """What auto decodes with under one key; ``speedup`` is predicted, relative to plain decoding."""
+    """What is decoded with under one key; ``speedup`` is relative to plain decoding.
+
+    ``evidence``: what else it was chosen by, such as acceptance rates and the costs of steps.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,6 +62,7 @@ class Choice(BaseModel):
     speedup: float | None = Field(None, gt=0, allow_inf_nan=False)
     source: Literal["tune", "while drawing"]
     measured: list[Measured] = []
+    evidence: dict[str, Any] = {}
     digest: str = Field("", description="of everything else: a file that was changed is not used")
 
     def sealed(self) -> Choice:
@@ -79,6 +98,37 @@ class Worth(BaseModel):
     chains: dict[int, float] = {}
 
 
+def key_of(
+    kind: Kind,
+    model: Any,
+    backend: Backend,
+    dtype: torch.dtype,
+    strategy: Strategy,
+    /,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Return everything that a choice depends on; ``settings``: what is particular to its kind.
+
+    ``model``: a loaded one. Options of a device are among its notes, its readings are not.
+    """
+    facts = backend.facts()
+    return {
+        "kind": kind,
+        "lantern_accel": __version__,
+        "model": model.manifest.name,
+        "weights_hash": model.weights_hash,
+        "backend": f"{backend.name} {backend.version}",
+        "device_name": facts.name,
+        "notes": sorted(facts.notes),
+        "threads": facts.threads,
+        "torch": torch.__version__,
+        "dtype": str(dtype).removeprefix("torch."),
+        "captured": bool(backend.support("capture")),
+        "acceptance": strategy.acceptance.model_dump(mode="json"),
+        **settings,
+    }
+
+
 def choices_dir() -> Path:
     """Return where this user's choices are kept."""
     return cache_dir() / "choices"
@@ -91,15 +141,33 @@ def choice_path(key: dict[str, Any]) -> Path:
 
 
 def read_choice(key: dict[str, Any]) -> Choice | None:
-    """Return the choice of exactly this key; None where there is none, or the file is damaged."""
-    path = choice_path(key)
-    try:
-        if not is_regular(path):
-            return None
-        found = Choice.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, ValueError):
-        return None
-    return found if found.key == key and found.whole else None
+    """Return the choice of exactly this key, the user's own before a shipped one; else None.
+
+    A file that is damaged or was changed is no choice.
+    """
+    found = _read(choice_path(key), Choice)
+    if found is not None and found.key == key and found.whole:
+        return found
+    return next((one for one in _shipped(Choice) if one.key == key and one.whole), None)
+
+
+def warn_of_stale(key: dict[str, Any]) -> None:
+    """Warn where the user tuned the same thing for another model or version."""
+    with suppress(OSError):
+        for path in sorted(choices_dir().glob("*.json")):
+            one = _read(path, Choice)
+            if one is None or not one.whole or one.key.get("model") != key["model"]:
+                continue
+            differing = [name for name in key if one.key.get(name) != key[name]]
+            if differing and set(differing) <= set(VERSIONS):
+                what = ", ".join(f"{n} {one.key.get(n)!r}, not {key[n]!r}" for n in differing)
+                warnings.warn(
+                    f"the tuned {key['kind']} for {key['model']!r} on this device was made for {what}; "
+                    "it is not used, run `lantern-accel tune` again",
+                    LanternWarning,
+                    stacklevel=4,
+                )
+                return
 
 
 def write_choice(choice: Choice) -> Path:
@@ -109,22 +177,32 @@ def write_choice(choice: Choice) -> Path:
     return path
 
 
-def _shipped() -> Iterator[Worth]:
+def _read(path: Path, kind: type[Record]) -> Record | None:
+    """Return the record of a file; None for a pipe, a damaged file and another kind of record."""
+    try:
+        if not is_regular(path):
+            return None
+        return kind.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError, ValueError):
+        return None
+
+
+def _shipped(kind: type[Record]) -> Iterator[Record]:
     try:
         folder = profiles_dir() / "choices"
-    except ProfileError:
+    except ProfileError:  # an installation without profiles ships no choices either
         return
     for path in sorted(folder.glob("*.json")):
-        try:
-            yield Worth.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValidationError, ValueError):
-            continue
+        if (found := _read(path, kind)) is not None:
+            yield found
 
 
 def known_worth(weights_hash: str, temperature: float, relaxed: bool) -> Worth | None:
     """Return the shipped tokens per step of the nearest temperature; None for other models."""
     found = [
-        one for one in _shipped() if one.weights_hash == weights_hash and one.relaxed == relaxed
+        one
+        for one in _shipped(Worth)
+        if one.weights_hash == weights_hash and one.relaxed == relaxed
     ]
     greedy = [one for one in found if (one.temperature == 0) == (temperature == 0)]
     return min(greedy, key=lambda one: abs(one.temperature - temperature), default=None)

@@ -10,9 +10,9 @@ import torch
 import lantern_accel
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.generation import auto as automatic
-from lantern_accel.measure import choosing
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import NoTree, Strategy, Window
+from lantern_accel.tuning import auto as tuning
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_simulated_devices_times_choose_nothing(tiny_model, own, monkeypatch):
 
 
 def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
-    monkeypatch.setattr(choosing, "TIMED", 1)
+    monkeypatch.setattr(tuning, "TIMED", 1)
     prompts = ["red heart", "dog face"]
     counted = []
 
@@ -144,11 +144,11 @@ def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
     with load(tiny_model) as pipeline:
         asked = pipeline.strategy("auto")
         with pytest.raises(KeyboardInterrupt):
-            choosing.choose(pipeline, asked, batches=[1], prompts=prompts, repeats=1, say=say)
+            tuning.tune_auto(pipeline, asked, batches=[1], prompts=prompts, repeats=1, say=say)
         (partial,) = (own / "choices").glob("*.partial")
         assert len(json.loads(partial.read_text())["worth"]) == 2
         told = []
-        found, evidence = choosing.choose(
+        found, evidence = tuning.tune_auto(
             pipeline, asked, batches=[1, 2], prompts=prompts, repeats=1, say=told.append
         )
         assert told[0] == "going on with what was measured before"
@@ -164,8 +164,8 @@ def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
 def test_a_budget_too_short_for_a_final_says_so(tiny_model, own):
     with load(tiny_model) as pipeline:
         asked = pipeline.strategy("auto")
-        with pytest.raises(RequestError, match="are too few"):
-            choosing.choose(pipeline, asked, batches=[1], prompts=["red heart"], budget=1e-3)
+        with pytest.raises(RequestError, match="is too short"):
+            tuning.tune_auto(pipeline, asked, batches=[1], prompts=["red heart"], budget=1e-3)
 
 
 def test_a_choice_may_be_plain_decoding(tiny_model, own):

@@ -171,15 +171,17 @@ def test_a_cache_that_cannot_be_used_is_one_line(
         assert cache_dir() == kept, "said once"
 
 
-def test_a_pipe_among_the_trees_is_passed_over(
+def test_a_pipe_among_the_choices_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lantern_accel.strategy.store import read_tuned
+    from lantern_accel.strategy.choices import choice_path, read_choice
 
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    (tmp_path / "trees").mkdir()
-    os.mkfifo(tmp_path / "trees" / "a.json")
-    assert read_tuned({"model": "none"}) is None
+    key = {"model": "none"}
+    path = choice_path(key)
+    path.parent.mkdir()
+    os.mkfifo(path)
+    assert read_choice(key) is None
 
 
 def test_a_fault_is_one_sentence_a_file_and_exit_3(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import lantern_accel
 from lantern_accel.device.operations import HostCopy
 from lantern_accel.errors import LanternWarning
-from lantern_accel.measure import tune
-from lantern_accel.strategy import store as tuned
+from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import StaticTree
+from lantern_accel.tuning import trees as tune
 
 RATE = st.floats(0.01, 0.99)
 
@@ -55,13 +55,17 @@ def test_tuning_keeps_a_tree_that_generate_uses(command, tiny_model, tmp_path, m
     words = ("--model", tiny_model, "--strategy", "eagle")
     done = command("tune", *words, "--repeats", 1, "-o", tmp_path / "evidence.json")
     assert done.returncode == 0, done.stderr
-    found = tuned.Tuned.model_validate(json.loads((tmp_path / "evidence.json").read_text()))
-    assert found.tree.name == "tuned"
-    measured = [c for c in found.candidates if c.measured_tokens_per_second]
-    assert found.tree.paths in [c.paths for c in measured]
-    assert all(0 < rate < 1 for row in found.rates for rate in row)
+    found = choices.Choice.model_validate(json.loads((tmp_path / "evidence.json").read_text()))
+    tree, made = found.strategy.tree, found.evidence
+    assert found.whole and isinstance(tree, StaticTree) and tree.name == "tuned"
+    candidates = [tune.Candidate.model_validate(one) for one in made["candidates"]]
+    measured = [c for c in candidates if c.measured_tokens_per_second]
+    assert tree.paths in [c.paths for c in measured]
+    best = max(one.speedup for one in found.measured[1:])
+    assert found.measured[0].speedup == 1 and found.speedup == best
+    assert all(0 < rate < 1 for row in made["rates"] for rate in row)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        assert pipe.request("dog face", strategy="eagle").strategy.tree == found.tree
+        assert pipe.request("dog face", strategy="eagle").strategy.tree == tree
         # Another rule, another temperature kind or a tree of one's own: not this one.
         assert pipe.request("dog face", strategy="lantern++", k=3).strategy.tree.name != "tuned"
         assert (
@@ -82,42 +86,42 @@ def small(monkeypatch, tmp_path):
 def test_a_damaged_tree_is_not_used(tiny_model, tmp_path, monkeypatch):
     small(monkeypatch, tmp_path)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        key = pipe.tree_key(pipe.strategy("eagle"), 1.0)
-        path = tuned.tuned_path(key)
+        key = pipe.auto.tree_key(pipe.strategy("eagle"), 1.0)
+        path = choices.choice_path(key)
         path.parent.mkdir(parents=True)
         path.write_text("{")
-        assert tuned.read_tuned(key) is None
-        assert tuned.tuned_path({**key, "threads": 99}) != path
+        assert choices.read_choice(key) is None
+        assert choices.choice_path({**key, "threads": 99}) != path
 
 
 def test_a_tree_of_another_version_is_refused_with_a_warning(tiny_model, tmp_path, monkeypatch):
     small(monkeypatch, tmp_path)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        found = tune.tune(pipe, pipe.strategy("eagle"), prompts=["dog face"], repeats=1)
-        stored = tuned.tuned_path(found.key)
+        found = tune.tune_tree(pipe, pipe.strategy("eagle"), prompts=["dog face"], repeats=1)
+        stored = choices.choice_path(found.key)
         for name, value in (("torch", "1.0"), ("weights_hash", "other"), ("backend", "cpu 9")):
             stored.unlink(missing_ok=True)
-            stored = tuned.tuned_path({**found.key, name: value})
+            stored = choices.choice_path({**found.key, name: value})
             stale = found.model_copy(update={"key": {**found.key, name: value}})
-            tuned.keep_tuned(stale)
+            choices.write_choice(stale)
             with pytest.warns(LanternWarning, match=f"was made for {name} '{value}', not"):
                 assert pipe.request("dog face", strategy="eagle").strategy.tree.name != "tuned"
         # Another device's tree, or another rule's, says nothing about this one.
         stored.unlink()
         other = found.model_copy(update={"key": {**found.key, "device_name": "another"}})
-        tuned.keep_tuned(other)
-        assert tuned.read_tuned(found.key) is None
+        choices.write_choice(other)
+        assert choices.read_choice(found.key) is None
 
 
 def test_a_shipped_tree_is_found(tiny_model, tmp_path, monkeypatch):
     small(monkeypatch, tmp_path)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        found = tune.tune(pipe, pipe.strategy("eagle"), prompts=["dog face"], repeats=1)
-        tuned.tuned_path(found.key).unlink()
-        (tmp_path / "profiles/trees").mkdir(parents=True)
-        (tmp_path / "profiles/trees/cpu.json").write_text(found.model_dump_json())
-        monkeypatch.setattr(tuned, "profiles_dir", lambda: tmp_path / "profiles")
-        assert pipe.request("dog face", strategy="eagle").strategy.tree == found.tree
+        found = tune.tune_tree(pipe, pipe.strategy("eagle"), prompts=["dog face"], repeats=1)
+        choices.choice_path(found.key).unlink()
+        (tmp_path / "profiles/choices").mkdir(parents=True)
+        (tmp_path / "profiles/choices/cpu.json").write_text(found.sealed().model_dump_json())
+        monkeypatch.setattr(choices, "profiles_dir", lambda: tmp_path / "profiles")
+        assert pipe.request("dog face", strategy="eagle").strategy.tree == found.strategy.tree
 
 
 @pytest.mark.parametrize("after", [1, 4, 7])
@@ -127,7 +131,7 @@ def test_an_interrupted_run_measures_nothing_twice(tiny_model, tmp_path, monkeyp
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
         strategy = pipe.strategy("eagle")
         whole = []
-        tune.tune(pipe, strategy, prompts=prompts, repeats=2, say=whole.append)
+        tune.tune_tree(pipe, strategy, prompts=prompts, repeats=2, say=whole.append)
         first, left = [], after
 
         def stop(text):
@@ -138,15 +142,15 @@ def test_an_interrupted_run_measures_nothing_twice(tiny_model, tmp_path, monkeyp
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            tune.tune(pipe, strategy, prompts=prompts, repeats=2, say=stop)
+            tune.tune_tree(pipe, strategy, prompts=prompts, repeats=2, say=stop)
         rest = []
-        tune.tune(pipe, strategy, prompts=prompts, repeats=2, say=rest.append)
+        tune.tune_tree(pipe, strategy, prompts=prompts, repeats=2, say=rest.append)
     kind = lambda lines: [line.split(":")[0] for line in lines]  # noqa: E731
     measured = kind(first) + [k for k in kind(rest) if not k.startswith("going on")]
     # Lines of repeats that were complete before are said again; nothing else is.
     assert measured.count("acceptance") == kind(whole).count("acceptance") == 2
     assert measured.count("cost") == kind(whole).count("cost") == 4
-    assert not list((tmp_path / "trees").glob("*.partial"))
+    assert not list(choices.choices_dir().glob("*.partial"))
 
 
 def test_only_static_trees_are_tuned(command, tiny_model):
@@ -185,7 +189,7 @@ def test_a_step_on_a_complete_image_is_no_refused_visit(tiny_model, tmp_path, mo
         monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / kind.__name__))
         with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
             monkeypatch.setattr(pipeline.backend, "host_copy", kind)
-            tuner = tune.Tuner(pipeline, pipeline.strategy("eagle"), 1.0, ["red heart"])
+            tuner = tune.TreeTuner(pipeline, pipeline.strategy("eagle"), 1.0, ["red heart"])
             tuner.measure_rates()
-            found.append((tuner.progress.visits, tuner.progress.taken))
+            found.append((tuner.evidence.visits, tuner.evidence.taken))
     assert found[0] == found[1] and found[0][0][0][0] > 0

@@ -8,9 +8,10 @@ import pytest
 
 import lantern_accel
 from lantern_accel.errors import DoesNotFitError, StrategyError
-from lantern_accel.measure import windows as tuning
 from lantern_accel.strategy.choices import choices_dir
 from lantern_accel.strategy.values import Window
+from lantern_accel.tuning import search
+from lantern_accel.tuning import windows as tuning
 
 
 def test_what_is_tried(tiny_model):
@@ -63,7 +64,7 @@ def test_a_window_that_does_not_fit_is_left_out_and_a_run_goes_on(
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     monkeypatch.setattr(tuning, "LENGTHS", (2, 3, 4))
     monkeypatch.setattr(tuning, "HOPELESS", 0.0)  # a slow moment of the machine ends no row here
-    sound, said = tuning.take_sample, []
+    sound, said = search.take_sample, []
 
     def small(pipeline, cell, *args, **more):
         if isinstance(cell.strategy.tree, Window) and cell.strategy.tree.length > 3:
@@ -73,7 +74,7 @@ def test_a_window_that_does_not_fit_is_left_out_and_a_run_goes_on(
             raise KeyboardInterrupt
         return sound(pipeline, cell, *args, **more)
 
-    monkeypatch.setattr(tuning, "take_sample", small)
+    monkeypatch.setattr(search, "take_sample", small)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
         scd = pipe.strategy("scd")
         again = {"prompts": ["dog face"], "repeats": 1, "say": said.append}

@@ -165,9 +165,9 @@ def _reach(*args: Any, **kwargs: Any) -> Any:
 #: Where the work begins that is no question of input.
 WORK = (
     "lantern_accel.measure.run.Profiler.measure",
-    "lantern_accel.measure.tune.Tuner.measure_rates",
-    "lantern_accel.measure.choosing.Chooser.count",
-    "lantern_accel.measure.windows.WindowTuner.search",
+    "lantern_accel.tuning.trees.TreeTuner.measure_rates",
+    "lantern_accel.tuning.auto.AutoTuner.count",
+    "lantern_accel.tuning.windows.WindowTuner.search",
     "lantern_accel.measure.stepcost.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",
     "lantern_accel.evaluation.grid.draw_grid",

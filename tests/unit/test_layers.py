@@ -40,6 +40,7 @@ MAY = {
     "measure": {*QUALITY, "measure", "report"},
     "report": {*QUALITY, "measure", "report"},
     "serving": {*GENERATION, "serving"},
+    "tuning": {*QUALITY, "measure", "tuning"},
     "training": {*QUALITY, "training"},
     "evaluation": {*QUALITY, "evaluation"},
 }

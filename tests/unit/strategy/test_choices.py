@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lantern_accel.measure.choosing import Counted, Evidence
+from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.strategy import choices
-from lantern_accel.strategy.values import Pace
+from lantern_accel.strategy.values import Pace, Strategy
+from lantern_accel.tuning.auto import Counted, Evidence
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,6 +52,26 @@ def test_other_weights_and_rules_have_none(shipped: Path) -> None:
 def test_what_was_measured_stays() -> None:
     paces = (Pace(length=1), Pace(length=8, worth=2.5), Pace(length=16))
     assert [p.worth for p in choices.with_worth(paces, {8: 9.0, 16: 3.0})] == [None, 2.5, 3.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(readings=st.lists(st.text(max_size=40), max_size=4), note=st.text(max_size=10))
+def test_a_key_holds_what_is_set_and_nothing_that_is_read(readings: list[str], note: str) -> None:
+    """A card's temperature, power limit and neighbours change from minute to minute; a choice stays."""
+    facts = DeviceFacts(backend="b", device="b:0", name="card", torch="2", notes=("mode: graph",))
+
+    def key(facts: DeviceFacts) -> dict[str, Any]:
+        backend = SimpleNamespace(
+            name="b", version="1", facts=lambda: facts, support=lambda what: True
+        )
+        model = SimpleNamespace(manifest=SimpleNamespace(name="m"), weights_hash="h")
+        strategy = Strategy(name="vanilla")
+        return choices.key_of("auto", model, backend, torch.float32, strategy, batch=1)  # type: ignore[arg-type]
+
+    kept = key(facts)
+    later = facts.model_copy(update={"readings": tuple(readings)})
+    assert key(later) == kept
+    assert (key(facts.model_copy(update={"notes": (note,)})) == kept) == (note == "mode: graph")
 
 
 def test_evidence_becomes_what_ships() -> None:

@@ -1,4 +1,4 @@
-"""What ``auto`` decodes with, by measurement: the worth of drafts, the cost of steps, and a final.
+"""Finds what ``auto`` decodes with: the worth of drafts, the cost of steps, and a final of the best.
 
 Tokens per step of every window length are counted once, since no clock has a part in them. Steps of every
 length are timed in turns within one decoding, for each batch. The best window by these figures then runs
@@ -8,7 +8,7 @@ against plain decoding and, where the model has a drafter and a tree could pay, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -20,12 +20,10 @@ from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.auto import cut
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.measure import store
-from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.samples import batch_prompts, new_cell, take_sample, warm_sample
-from lantern_accel.strategy.choices import Choice, Measured, choice_path, with_worth
+from lantern_accel.measure.rounds import about
+from lantern_accel.measure.samples import batch_prompts, new_cell
+from lantern_accel.strategy.choices import Choice, with_worth
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
@@ -35,6 +33,7 @@ from lantern_accel.strategy.values import (
     chained,
     paced,
 )
+from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts
 
 #: Images decoded together while tokens per step are counted, and rounds in which all lengths are timed.
 COUNTED, TIMED = 8, 12
@@ -80,20 +79,6 @@ class Evidence(BaseModel):
         return {length: one.tokens_per_step for length, one in worth.items()}
 
 
-def measured(cells: Mapping[str, Cell]) -> list[Measured]:
-    """Return what was measured of each cell; that of plain decoding is called ``vanilla``."""
-    plain = cells["vanilla"].tokens_per_second
-    return [
-        Measured(
-            strategy=cell.strategy,
-            tokens_per_step=max(1.0, cell.step_compression),
-            tokens_per_second=cell.tokens_per_second,
-            speedup=cell.tokens_per_second / plain,
-        )
-        for cell in cells.values()
-    ]
-
-
 class Steady:
     """A rule that keeps one length."""
 
@@ -107,7 +92,7 @@ class Steady:
         return self.length
 
 
-class Chooser:
+class AutoTuner(Search[Evidence]):
     """Measures for one pipeline and one temperature; a run that was interrupted goes on."""
 
     def __init__(
@@ -115,26 +100,23 @@ class Chooser:
         pipeline: Pipeline,
         asked: Strategy,
         sampling: Sampling,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt] | None,
         batches: Sequence[int],
         budget: float | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.pipeline, self.asked, self.sampling = pipeline, asked, sampling
-        self.prompts, self.batches, self.say = list(prompts), list(batches), say
+        self.asked, self.sampling, self.batches = asked, sampling, list(batches)
         self.budget, self.began = budget, time.perf_counter()
         tokens = pipeline.model.manifest.target.num_tokens
         self.lengths = [one for one in AUTO_LENGTHS if one <= tokens]
-        key = pipeline.auto.key(asked, 0, sampling)
-        self.path = choice_path(key).with_suffix(".partial")
         self.chain_lengths: list[int] = []
         if pipeline.model.drafter is not None:
             self.chain_lengths = [one for one in AUTO_CHAINS if one <= tokens]
+        key = pipeline.auto.key(asked, 0, sampling)
+        given = tuning_prompts(pipeline, prompts)
         lengths = [self.lengths, self.chain_lengths]
-        settings = {"key": key, "prompts": self.prompts, "lengths": lengths}
-        fresh = Evidence(settings=settings)
-        self.evidence = store.resume_own(self.path, fresh, lambda e: e.settings)
-        self.keep = store.Keeper(self.path, self.evidence)
+        fresh = Evidence(settings={"key": key, "prompts": given, "lengths": lengths})
+        super().__init__(pipeline, key, fresh, given, say)
 
     @property
     def windows(self) -> Strategy:
@@ -207,7 +189,7 @@ class Chooser:
             costs_of(paced(self.lengths).paces, times), self.evidence.tokens_per_step()
         )
         window = self.windows.model_copy(update={"tree": cut(self.asked, paces)})
-        found = {"vanilla": self.pipeline.strategy("vanilla"), AUTO: window}
+        found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: window}
         if self.chain_lengths:
             times = self._timed(batch, self.chains, self.evidence.chain_times)
             chain = chained(self.chain_lengths)
@@ -224,24 +206,16 @@ class Chooser:
             found[name] = self.pipeline.tuned(tree, self.sampling.temperature)
         return found
 
-    def race(self, batch: int, repeats: int) -> dict[str, Cell]:
+    def final(self, batch: int, repeats: int) -> dict[str, Cell]:
         """Decode with every candidate of a batch in turns; return their cells by name."""
         if batch not in self.evidence.finals:
-            fresh = {
+            self.evidence.finals[batch] = {
                 name: new_cell(one, batch, self.sampling.temperature)
                 for name, one in self.candidates(batch).items()
             }
-            self.evidence.finals[batch] = fresh
         cells = self.evidence.finals[batch]
         self._check_budget(batch, repeats)
-        self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
-        for cell in (c for c in cells.values() if len(c.samples) < repeats):
-            warm_sample(self.pipeline, cell, self.prompts)
-        for cell in interleave(
-            list(cells.values()), lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
-        ):
-            take_sample(self.pipeline, cell, self.prompts, seed=1 + len(cell.samples))
-            self.keep()
+        self.race(cells, repeats)
         return cells
 
     def _check_budget(self, batch: int, repeats: int) -> None:
@@ -253,27 +227,23 @@ class Chooser:
         need = 2 * (repeats + 1) * plain * 1e-3 * tokens
         if spent + need > self.budget:
             raise RequestError(
-                f"{self.budget:.0f} s are too few: {spent:.0f} s are spent, and the final of batch "
-                f"{batch} takes {need:.0f} s; give more time (what was measured is kept) or fewer batches"
+                f"a budget of {self.budget:.0f} s is too short: {spent:.0f} s are used, and the final "
+                f"of batch {batch} needs {need:.0f} s; give a larger budget (what was measured is kept) "
+                "or fewer batches"
             )
 
     def choose(self, batch: int, repeats: int) -> Choice:
         """Measure one batch and keep what auto is to decode it with."""
-        cells = self.race(batch, repeats)
-        plain = cells["vanilla"].tokens_per_second
+        cells = self.final(batch, repeats)
+        plain = cells[PLAIN].tokens_per_second
         best = max(cells, key=lambda name: cells[name].tokens_per_second)
         if cells[best].tokens_per_second < PAYS * plain:
-            best = "vanilla"
-        chosen = cells[best].strategy
+            best = PLAIN
+        strategy = cells[best].strategy
         if best in (AUTO, "chains"):
-            chosen = chosen.model_copy(update={"name": AUTO})
-        choice = Choice(
-            key=self.pipeline.auto.key(self.asked, batch, self.sampling),
-            strategy=chosen,
-            speedup=cells[best].tokens_per_second / plain,
-            source="tune",
-            measured=measured(cells),
-        )
+            strategy = strategy.model_copy(update={"name": AUTO})
+        key = self.pipeline.auto.key(self.asked, batch, self.sampling)
+        choice = chosen(key, strategy, best, cells)
         self.pipeline.auto.keep(choice)
         words = ", ".join(f"{n} {c.tokens_per_second / plain:.2f}x" for n, c in cells.items())
         self.say(f"batch {batch}: {best} ({words})")
@@ -281,7 +251,7 @@ class Chooser:
 
 
 @inferring
-def choose(
+def tune_auto(
     pipeline: Pipeline,
     asked: Strategy,
     *,
@@ -300,18 +270,17 @@ def choose(
     """
     check_clock(pipeline.backend)
     sampling = pipeline.sampling(temperature=temperature)
-    prompts = built_in_prompts(pipeline, "tuning") if prompts is None else prompts
-    chooser = Chooser(pipeline, asked, sampling, prompts, batches, budget, say)
-    if chooser.evidence.worth:
+    tuner = AutoTuner(pipeline, asked, sampling, prompts, batches, budget, say)
+    if tuner.evidence.worth:
         say("going on with what was measured before")
-    chooser.count()
+    tuner.count()
     choices = []
-    for number, batch in enumerate(chooser.batches, 1):
+    for number, batch in enumerate(tuner.batches, 1):
         began = time.perf_counter()
-        choices.append(chooser.choose(batch, repeats if batch < 8 else 1))
+        choices.append(tuner.choose(batch, repeats if batch < 8 else 1))
         spent = time.perf_counter() - began
-        if number < len(chooser.batches):  # a batch takes about as long as its images do
-            ahead = sum(chooser.batches[number:]) / batch
-            say(f"{about(spent * min(ahead, 8 * (len(chooser.batches) - number)))} left at most")
-    chooser.path.unlink(missing_ok=True)
-    return choices, chooser.evidence
+        if number < len(tuner.batches):  # a batch takes about as long as its images do
+            ahead = sum(tuner.batches[number:]) / batch
+            say(f"{about(spent * min(ahead, 8 * (len(tuner.batches) - number)))} left at most")
+    tuner.finish()
+    return choices, tuner.evidence

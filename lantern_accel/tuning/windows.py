@@ -1,4 +1,4 @@
-"""The window for a device: which length, and which siblings, make the most tokens per second here.
+"""Finds the window for a device: the length and the siblings with the most tokens per second here.
 
 What a draft is worth at a slot depends on all slots before it and on how often it was improved, so that
 lengths are measured rather than computed: each is tried once, and the best few then run in turns.
@@ -15,16 +15,13 @@ from pydantic import BaseModel, ConfigDict
 from lantern_accel.device.backend import check_clock
 from lantern_accel.device.inference import inferring
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
-from lantern_accel.generation.fitting import window_key
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.measure import store
-from lantern_accel.measure.choosing import measured
-from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.samples import new_cell, take_sample, warm_sample
-from lantern_accel.strategy.choices import Choice, choice_path, write_choice
+from lantern_accel.measure.rounds import about
+from lantern_accel.measure.samples import new_cell
+from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import Strategy, Window
+from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts
 
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Siblings of the first drafts, for strategies that try some.
@@ -62,7 +59,7 @@ def words(window: Window) -> str:
     return f"window:{window.length}" + (f",siblings={more}" if more else "")
 
 
-class WindowTuner:
+class WindowTuner(Search[Tried]):
     """Measures one strategy's windows for one pipeline; a run that was interrupted goes on."""
 
     def __init__(
@@ -70,35 +67,25 @@ class WindowTuner:
         pipeline: Pipeline,
         strategy: Strategy,
         temperature: float,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         if not isinstance(strategy.tree, Window) or strategy.tree.paces:
             raise StrategyError(f"the strategy {strategy.name!r} has no window to tune")
-        self.pipeline, self.strategy, self.temperature = pipeline, strategy, temperature
-        self.prompts, self.say = list(prompts), say
+        self.strategy, self.temperature = strategy, temperature
         self.sampling = pipeline.sampling(temperature=temperature)
-        key = window_key(pipeline, strategy, 0, self.sampling)
-        self.path = choice_path(key).with_suffix(".partial")
-        settings = {"key": key, "prompts": self.prompts}
-        fresh = Tried(settings=settings)
-        self.tried = store.resume_own(self.path, fresh, lambda one: one.settings)
-        self.keep = store.Keeper(self.path, self.tried)
-
-    def _sample(self, cell: Cell, warm: bool) -> None:
-        if warm:
-            warm_sample(self.pipeline, cell, self.prompts)
-        take_sample(self.pipeline, cell, self.prompts, seed=1 + len(cell.samples))
-        self.keep()
+        key = pipeline.auto.key(strategy, 0, self.sampling)
+        given = tuning_prompts(pipeline, prompts)
+        fresh = Tried(settings={"key": key, "prompts": given})
+        super().__init__(pipeline, key, fresh, given, say)
 
     def search(self, batch: int) -> dict[str, Cell]:
         """Try every window of a batch once, plain decoding first; return their cells."""
-        cells = self.tried.cells.setdefault(batch, {})
-        new = {"vanilla": self.pipeline.strategy("vanilla")}
+        cells = self.evidence.cells.setdefault(batch, {})
         rows = windows(self.strategy, self.pipeline.model.manifest.target.num_tokens)
-        self._try(batch, cells, "vanilla", new["vanilla"])
+        self._try(batch, cells, PLAIN, self.pipeline.strategy(PLAIN))
         for row in rows:
-            best = cells["vanilla"].tokens_per_second
+            best = cells[PLAIN].tokens_per_second
             for window in row:
                 name = words(window)
                 if not self._try(batch, cells, name, self.strategy.override(tree=window)):
@@ -114,7 +101,8 @@ class WindowTuner:
         if name not in cells:
             cell = new_cell(strategy, batch, self.temperature)
             try:
-                self._sample(cell, warm=True)
+                self.warm(cell)
+                self.sample(cell)
             except DoesNotFitError as error:
                 self.say(f"batch {batch}, {name} is left out: {error}")
                 return False
@@ -130,29 +118,19 @@ class WindowTuner:
         """Race the best windows of a batch with plain decoding; keep and return the fastest."""
         began = time.perf_counter()
         cells = self.search(batch)
-        tried = sorted((n for n in cells if n != "vanilla"), key=lambda n: -_speed(cells[n]))
+        tried = sorted((n for n in cells if n != PLAIN), key=lambda n: -_speed(cells[n]))
         if not tried:
             raise RequestError(
                 f"not one window fits at a batch of {batch}; tune a smaller batch, or draw with vanilla"
             )
-        racing = [cells[name] for name in ("vanilla", *tried[:FINALISTS])]
+        racing = {name: cells[name] for name in (PLAIN, *tried[:FINALISTS])}
         left = about((repeats - 1) * len(racing) * (time.perf_counter() - began) / len(cells))
         self.say(f"batch {batch}: the final takes {left}")
-        for cell in interleave(
-            racing, lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
-        ):
-            self._sample(cell, warm=False)
+        self.race(racing, repeats)
         winner = max(tried[:FINALISTS], key=lambda name: _speed(cells[name]))
-        plain = _speed(cells["vanilla"])
-        choice = Choice(
-            key=window_key(self.pipeline, self.strategy, batch, self.sampling),
-            strategy=cells[winner].strategy,
-            speedup=_speed(cells[winner]) / plain,
-            source="tune",
-            measured=measured(cells),
-        )
-        write_choice(choice)
-        self.say(f"batch {batch}: {winner}, {_speed(cells[winner]) / plain:.2f}x plain decoding")
+        key = self.pipeline.auto.key(self.strategy, batch, self.sampling)
+        choice = chosen(key, cells[winner].strategy, winner, cells)
+        self.say(f"batch {batch}: {winner}, {choice.speedup:.2f}x plain decoding")
         return choice
 
 
@@ -177,10 +155,9 @@ def tune_windows(
     :class:`StrategyError` for a strategy without a window, and RequestError where no window fits.
     """
     check_clock(pipeline.backend)
-    prompts = built_in_prompts(pipeline, "tuning") if prompts is None else prompts
     tuner = WindowTuner(pipeline, strategy, temperature, prompts, say)
-    if tuner.tried.cells:
+    if tuner.evidence.cells:
         say("going on with what was measured before")
     choices = [tuner.choose(batch, repeats) for batch in batches]
-    tuner.path.unlink(missing_ok=True)
+    tuner.finish()
     return choices

@@ -1,4 +1,4 @@
-"""The tree for a device: what a step costs here, what its drafts are worth, the best of both.
+"""Finds the tree for a device: what a step costs here, what its drafts are worth, the best of both.
 
 Acceptance is measured per depth and sibling rank on real prompts with a wide tree; under the model
 that these rates are independent (Sequoia, arXiv 2402.12374), a node is worth the product of the rates
@@ -17,21 +17,20 @@ from statistics import median
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
 from lantern_accel.device.backend import check_clock
-from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.measure import store
+from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.environment import describe
-from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.samples import new_cell, ready_of, take_sample, warm_sample
-from lantern_accel.strategy.store import Candidate, Tuned, keep_tuned, tuned_path
+from lantern_accel.measure.rounds import about
+from lantern_accel.measure.samples import new_cell, ready_of, take_sample
+from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
+from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts
 
 #: Siblings per node of the measuring tree, by depth.
 PROBE = (5, 3, 2, 2, 1, 1)
@@ -87,6 +86,24 @@ def probe_paths(widths: Sequence[int]) -> tuple[TreePath, ...]:
     return tuple(sorted(set(paths), key=lambda p: (len(p), p)))
 
 
+class Candidate(BaseModel):
+    """One tree: predicted and, for the best few, measured."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    paths: tuple[TreePath, ...]
+    depth: int
+    expected_tokens: float = Field(description="tokens a step under the measured rates")
+    predicted_ms: float
+    measured_tokens_per_second: float | None = None
+    measured_compression: float | None = None
+
+    @property
+    def predicted_rate(self) -> float:
+        """Tokens a millisecond."""
+        return self.expected_tokens / self.predicted_ms
+
+
 class Progress(BaseModel):
     """What a run has measured so far, kept next to its result until it is complete."""
 
@@ -102,7 +119,7 @@ class Progress(BaseModel):
     finalists: dict[str, Cell] = {}
 
 
-class Tuner:
+class TreeTuner(Search[Progress]):
     """Measures one strategy's trees on one device; a run that was interrupted goes on."""
 
     def __init__(
@@ -110,22 +127,20 @@ class Tuner:
         pipeline: Pipeline,
         strategy: Strategy,
         temperature: float,
-        prompts: Sequence[str | int],
+        prompts: Sequence[Prompt] | None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.pipeline, self.strategy, self.temperature = pipeline, strategy, temperature
-        self.prompts, self.say = list(prompts), say
-        self.key = pipeline.tree_key(strategy, temperature)
-        self.path = tuned_path(self.key).with_suffix(".partial")
-        settings = {"key": self.key, "prompts": self.prompts, "temperature": temperature}
+        self.strategy, self.temperature = strategy, temperature
+        self.key = pipeline.auto.tree_key(strategy, temperature)
+        given = tuning_prompts(pipeline, prompts)
+        settings = {"key": self.key, "prompts": given, "temperature": temperature}
         settings |= {"probe": list(PROBE), "timed": [list(pair) for pair in TIMED]}
         fresh = Progress(
             settings=settings,
             taken=[[0.0] * width for width in PROBE],
             visits=[[0.0] * width for width in PROBE],
         )
-        self.progress = store.resume_own(self.path, fresh, lambda p: p.settings)
-        self.keep = store.Keeper(self.path, self.progress)
+        super().__init__(pipeline, self.key, fresh, given, say)
 
     def measure_rates(self) -> list[list[float]]:
         """Measure how often the sibling of each rank is accepted, given that its parent was.
@@ -133,7 +148,7 @@ class Tuner:
         A rate is the share of visits of a parent at depth d that end at its child of rank r. Rates are
         made to fall with rank (a later sibling is only tried when the earlier ones failed).
         """
-        progress = self.progress
+        progress = self.evidence
         began = time.perf_counter()
         for number, prompt in enumerate(islice(self.prompts, progress.prompts, None), 1):
             taken, visits = self._visit(prompt, 100 + progress.prompts)
@@ -182,90 +197,77 @@ class Tuner:
 
     def measure_costs(self, rates: Sequence[Sequence[float]]) -> list[dict[str, float]]:
         """Time a step of several trees: nodes, depth, sibling tests and median milliseconds of each."""
-        for nodes, depth in TIMED[len(self.progress.costs) :]:
+        for nodes, depth in TIMED[len(self.evidence.costs) :]:
             cell = self._cell(best_tree(rates, nodes, depth))
-            self._sample(cell, 0)
-            cell.samples.clear()  # the warm-up
-            for seed in range(1, 4):
-                self._sample(cell, seed)
+            self.warm(cell)
+            for _ in range(3):
+                take_sample(self.pipeline, cell, self.prompts, seed=1 + len(cell.samples))
             ms = 1e3 * median((s.prefill + s.decode) / s.steps for s in cell.samples)
             _, *features = _features(tree_paths(cell.strategy.tree))
             cost = dict(zip(("nodes", "depth", "tests"), features, strict=True)) | {"ms": ms}
-            self.progress.costs.append(cost)
+            self.evidence.costs.append(cost)
             self.keep()
             self.say(f"cost: {features[0]:.0f} nodes, {features[1]:.0f} deep: {ms:.2f} ms per step")
-        return self.progress.costs
+        return self.evidence.costs
 
-    def race(self, best: Sequence[Candidate], repeats: int) -> dict[str, Cell]:
-        """Decode with vanilla and the best candidates in turns; return their cells by tree."""
-        vanilla = new_cell(self.pipeline.strategy("vanilla"), 1, self.temperature)
-        fresh = {"vanilla": vanilla} | {_words(c.paths): self._cell(c.paths) for c in best}
-        known = self.progress.finalists
+    def finalists(self, best: Sequence[Candidate], repeats: int) -> dict[str, Cell]:
+        """Decode with plain decoding and the best candidates in turns; return their cells by tree."""
+        plain = new_cell(self.pipeline.strategy(PLAIN), 1, self.temperature)
+        fresh = {PLAIN: plain} | {_words(c.paths): self._cell(c.paths) for c in best}
+        known = self.evidence.finalists
         cells = {name: known.get(name, cell) for name, cell in fresh.items()}
-        self.progress.finalists = cells
-        self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
-        for cell in (c for c in cells.values() if len(c.samples) < repeats):
-            warm_sample(self.pipeline, cell, self.prompts)
-        entries = list(cells.values())
-        for cell in interleave(
-            entries, lambda c: len(c.samples), lambda c: len(c.samples) >= repeats
-        ):
-            self._sample(cell, 1 + len(cell.samples))
-            self.keep()
-            self.say(f"finalists: {sum(len(c.samples) for c in entries)} of {len(cells) * repeats}")
+        self.evidence.finalists = cells
+        self.race(cells, repeats, lambda taken, wanted: self.say(f"finalists: {taken} of {wanted}"))
         return cells
 
     def _cell(self, paths: tuple[TreePath, ...]) -> Cell:
         tree = StaticTree(name="candidate", paths=paths)
         return new_cell(self.strategy.override(tree=tree), 1, self.temperature)
 
-    def _sample(self, cell: Cell, seed: int) -> None:
-        take_sample(self.pipeline, cell, self.prompts, seed=seed)
 
-
-def tune(
+def tune_tree(
     pipeline: Pipeline,
     strategy: Strategy,
     *,
     temperature: float = 1.0,
-    prompts: Sequence[str | int] | None = None,
+    prompts: Sequence[Prompt] | None = None,
     finalists: int = 4,
     repeats: int = 5,
     say: Callable[[str], None] = lambda text: None,
-) -> Tuned:
+) -> Choice:
     """Find the static tree with the most tokens per second for a strategy, and keep it in the cache.
 
     ``prompts`` default to the half of the built-in ones that nothing is reported on. A run that was
-    interrupted goes on from the last prompt, tree or decoding that it measured.
+    interrupted goes on from the last prompt, tree or decoding that it measured. The choice's evidence
+    has the acceptance ``rates`` by depth and sibling rank, the ``costs`` of timed trees (nodes, depth,
+    tests, ms per step), the 20 best ``candidates`` and the ``environment``.
     """
     check_clock(pipeline.backend)
-    prompts = built_in_prompts(pipeline, "tuning") if prompts is None else prompts
-    tuner = Tuner(pipeline, strategy, temperature, prompts, say)
-    if tuner.progress.prompts:
-        done = tuner.progress
+    tuner = TreeTuner(pipeline, strategy, temperature, prompts, say)
+    if tuner.evidence.prompts:
+        done = tuner.evidence
         say(f"going on after {done.prompts} prompts and {len(done.costs)} timed trees")
     rates = tuner.measure_rates()
     costs = tuner.measure_costs(rates)
     candidates = _candidates(rates, costs)
     best = candidates[:finalists]
-    cells = tuner.race(best, repeats)
+    cells = tuner.finalists(best, repeats)
     for candidate in best:
         cell = cells[_words(candidate.paths)]
         candidate.measured_tokens_per_second = cell.tokens_per_second
         candidate.measured_compression = cell.step_compression
     winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
-    found = Tuned(
-        key=tuner.key,
-        tree=StaticTree(name="tuned", paths=winner.paths),
-        tokens_per_second=winner.measured_tokens_per_second or 0.0,
-        vanilla_tokens_per_second=cells["vanilla"].tokens_per_second,
+    found = chosen(
+        tuner.key,
+        strategy.override(tree=StaticTree(name="tuned", paths=winner.paths)),
+        _words(winner.paths),
+        cells,
         rates=rates,
         costs=costs,
-        candidates=candidates[:20],
+        candidates=[one.model_dump(mode="json") for one in candidates[:20]],
         environment=describe(pipeline.backend, pipeline.dtype).model_dump(mode="json"),
     )
-    keep_tuned(found)
-    tuner.path.unlink(missing_ok=True)
+    tuner.finish()
     return found
 
 

@@ -11,7 +11,7 @@ import typer
 from lantern_accel.bounds import MOST_THREADS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import bar, opened
-from lantern_accel.cli.options import OPTION, WEIGHTS, read_options, with_settings
+from lantern_accel.cli.options import OPTION, read_options, with_settings
 from lantern_accel.files import read_text_file
 
 if TYPE_CHECKING:
@@ -42,7 +42,21 @@ def generate(
         None, "--json", metavar="FILE", help="Write the run's figures here; - for standard output."
     ),
     prompts_file: Path = typer.Option(
-        None, "--prompts", metavar="FILE", help="Prompts from a file, one per line."
+        None,
+        "--prompts",
+        metavar="FILE",
+        help="Prompts from a file, one per line; with --on also .jsonl, .parquet, or COCO's .json.",
+    ),
+    on: str | None = typer.Option(
+        None,
+        "--on",
+        metavar="WHERE",
+        help="Draw a file of prompts into the folder --output: here, or ray (all its devices).",
+    ),
+    workers: str = typer.Option(
+        "auto",
+        metavar="KIND=N,...",
+        help="With --on ray: how many workers on which devices, such as CPU=2,GPU=4.",
     ),
     seeds: str = typer.Option(None, help="Several seeds, such as 1,2,3: the prompts for each."),
     compare: str = typer.Option(
@@ -79,7 +93,6 @@ def generate(
     embeddings: Path = typer.Option(
         None, help="The prompts' features (.safetensors, .npz), in place of the text encoder."
     ),
-    weights: str = WEIGHTS,
     threads: int = typer.Option(
         None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
     ),
@@ -97,6 +110,23 @@ def generate(
     from lantern_accel.errors import RequestError
     from lantern_accel.generation.settings import check_prompts, exactly, read_settings
 
+    if on is not None:
+        from lantern_accel.cli.folders import draw_folder
+
+        clash = {"PROMPT": prompts, "--json": json_path, "--seeds": seeds, "--compare": compare,
+                 "--grid": grid, "--embeddings": embeddings, "--scale": scale != 1,
+                 "--overwrite": overwrite}  # fmt: skip
+        for name, given in clash.items():
+            if given:
+                raise RequestError(f"--on draws a file of prompts, a file each; leave {name} out")
+        load = {"model": model, "device": device, "vq": vq, "drafter": drafter}
+        load |= {"text_encoder": text_encoder, "text_device": text_device}
+        load["dtype"] = exactly(dtype) if exact_dtype else dtype
+        load["options"] = read_options(option)
+        settings = read_settings(settings).model_dump(exclude_none=True)
+        return draw_folder(
+            prompts_file, output, on, workers, load, settings, threads, resume, quiet
+        )
     words = [*(prompts or []), *_lines(prompts_file)]
     check_prompts(words)
     columns = [name.strip() for name in compare.split(",")] if compare is not None else []
@@ -131,7 +161,6 @@ def generate(
         text_encoder=text_encoder,
         text_device=text_device,
         embeddings=embeddings,
-        weights=weights,
     ) as pipeline:
         requests = [pipeline.request(words if len(words) > 1 else words[0], **one) for one in runs]
         if columns:  # one seed for all of them
@@ -262,8 +291,6 @@ def _summary(result: GenerationResult) -> None:
     )
     if stats.auto is not None:
         say(stats.auto, label="auto", style="bold")
-    if stats.rounding is not None:
-        say(stats.rounding.text(), label="price", style="bold")
     tree = stats.strategy.tree
     shape = f"the tree {getattr(tree, 'name', tree.kind)}"
     if isinstance(tree, StaticTree):

@@ -81,10 +81,7 @@ class TextSource(Protocol):
 
 @dataclass
 class Model:
-    """A model in memory: target, drafter and tokenizer on the device; ``missing`` is Found's.
-
-    ``rounding``: the price of the target's weights in fewer bits; None: they are the model's own.
-    """
+    """A model in memory: target, drafter and tokenizer on the device; ``missing`` is Found's."""
 
     manifest: Any
     target: Any
@@ -94,7 +91,6 @@ class Model:
     weights_hash: str
     family: Family
     missing: Mapping[str, str] = field(default_factory=dict)
-    rounding: Any = None
 
 
 @dataclass(frozen=True)

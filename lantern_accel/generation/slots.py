@@ -92,7 +92,10 @@ class Slots:
         chosen = pipeline.auto.resolve(strategy, size, sampling)
         self.single = ready
         if size > 1:
+            # Of this one only the prefill runs, so no more of its steps than one are captured.
+            pipeline.engines.patience, before = 0.0, pipeline.engines.patience
             self.single = pipeline.engines.get(1, chosen, sampling, shape)
+            pipeline.engines.patience = before
             ready = pipeline.engines.get(size, chosen, sampling, shape)
             if self.single not in pipeline.engines.ready:
                 raise DoesNotFitError(

@@ -41,6 +41,7 @@ MAY = {
     "report": {*QUALITY, "measure", "report"},
     "serving": {*GENERATION, "serving"},
     "tuning": {*QUALITY, "measure", "tuning"},
+    "distributed": {*GENERATION, "measure", "report", "tuning", "distributed"},
     "training": {*QUALITY, "training"},
     "evaluation": {*QUALITY, "evaluation"},
 }

@@ -1,0 +1,107 @@
+"""``generate --on``: a file of prompts becomes a folder of images, on this device or on a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.cli.console import say
+from lantern_accel.cli.opening import bar
+from lantern_accel.errors import RequestError, did_you_mean, shown
+
+
+def draw_folder(
+    prompts: Path | None,
+    output: Path | None,
+    on: str,
+    workers: str,
+    load: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    threads: int | None,
+    resume: bool,
+    quiet: bool,
+) -> None:
+    """Draw, and say how fast every worker was; raises RequestError for what cannot be drawn so."""
+    from lantern_accel.distributed.run import draw_file
+
+    if on not in ("here", "ray"):
+        raise RequestError(f"--on cannot be {shown(on)}{did_you_mean(on, ['here', 'ray'])}")
+    if prompts is None:
+        raise RequestError("--on draws a file of prompts; name it with --prompts FILE")
+    if output is None or output.suffix:
+        instead = "" if output is None else f", not {output}"
+        raise RequestError(f"--on writes a folder of images; name one with --output{instead}")
+    if workers != "auto" and on != "ray":
+        raise RequestError("--workers says what Ray is asked for; give --on ray, or leave it out")
+    if on == "ray" and load["device"] != "auto":
+        raise RequestError("with --on ray the devices are those of --workers; leave --device out")
+    settings = {name: value for name, value in settings.items() if value is not None}
+    make = partial(_here if on == "here" else _fleet, load, settings, threads, workers, quiet)
+    with bar("drawing", quiet, unit="images") as report:
+        summary = draw_file(
+            prompts, output, make, load, settings, resume=resume, on_progress=report
+        )
+    if quiet:
+        return
+    for name, one in summary["workers_of_this_call"].items():
+        speed = one["images_per_second"]
+        rate = "whose times are no device's" if speed is None else f"{speed:.2f} images/s"
+        say(f"{one['images']} images on {one['device']}, {rate}", label=name, style="bold")
+    for text in summary["lost_workers"]:
+        say(text, label="lost", style="bold yellow", to_stderr=True)
+    for number, text in list(summary["failed"].items())[:10]:
+        say(
+            f"row {int(number) + 1}: {text}", label="not drawn", style="bold yellow", to_stderr=True
+        )
+    say(f"{summary['images']} images in {output}, seed {summary['seed']}", label="wrote",
+        style="bold green")  # fmt: skip
+
+
+@contextmanager
+def _here(
+    load: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    threads: int | None,
+    workers: str,
+    quiet: bool,
+    form: str,
+) -> Iterator[Any]:
+    from lantern_accel.distributed.painter import Painter
+    from lantern_accel.distributed.run import Here
+
+    more = {} if threads is None else {"threads": threads}
+    given = {**load, "options": {**load["options"], **more}}
+    with Here(Painter(given, settings, slots=settings.get("batch_size"), form=form)) as made:
+        yield made
+
+
+@contextmanager
+def _fleet(
+    load: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    threads: int | None,
+    workers: str,
+    quiet: bool,
+    form: str,
+) -> Iterator[Any]:
+    from lantern_accel.distributed.fleet import Fleet, connect, read_workers
+
+    def tell(text: str) -> None:
+        say(text, label="fleet", style="bold yellow", to_stderr=True)
+
+    ray = connect()
+    try:
+        kinds = read_workers(workers, ray.cluster_resources(), threads)
+        if not quiet:
+            names = ", ".join(f"{one.count} on {one.device}" for one in kinds)
+            say(f"workers: {names}", to_stderr=True, style="dim")
+        slots = settings.get("batch_size")
+        with Fleet(
+            ray, kinds, load, settings, threads=threads, slots=slots, form=form, say=tell
+        ) as fleet:
+            yield fleet
+    finally:
+        ray.shutdown()

@@ -1,0 +1,249 @@
+"""Workers on Ray: one actor per device, of whatever kinds the cluster has, and a pool around them.
+
+Ray places the actors, restarts one that was killed and sends its work again; drawing twice gives the
+same image, so nothing else is needed. This module is the only one that imports Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lantern_accel.bounds import whole
+from lantern_accel.distributed.painter import Batch, Painter
+from lantern_accel.distributed.prompts import Item
+from lantern_accel.errors import BackendError, RequestError, did_you_mean, shown
+
+#: Resources of a cluster that are no devices.
+NOT_DEVICES = re.compile(r"(memory|object_store_memory|node:.*|accelerator_type:.*|bundle.*)")
+#: Items of one call of a worker: what is drawn again where it is killed.
+CHUNK = 8
+#: A killed worker is started again so often; a device that kills each of them is given up.
+RESTARTS = 3
+#: Seconds that workers have to be placed and to load their model.
+PATIENCE = 600.0
+#: Variables that decide how a device is opened: workers see the driver's.
+PASSED_ON = re.compile(r"(LANTERN|PT_HPU|HF_|PJRT)_?.*")
+
+_KIND = re.compile(r"([A-Za-z][\w.-]*)=(\d{1,5})(?:@([\w:.-]+))?")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``count`` workers that each hold one ``resource`` of the cluster, on the device ``device``."""
+
+    resource: str
+    count: int
+    device: str
+
+
+def ray_module() -> Any:
+    """Return Ray; raises RequestError where it is not installed."""
+    try:
+        import ray
+    except ImportError:
+        raise RequestError(
+            "--on ray needs Ray, which is not installed; pip install 'lantern-accel[ray]'"
+        ) from None
+    return ray
+
+
+def connect(address: str | None = None, **more: Any) -> Any:
+    """Join the cluster of ``address`` (or ``RAY_ADDRESS``), or start one on this machine; return Ray."""
+    ray = ray_module()
+    if not ray.is_initialized():
+        given = address or os.environ.get("RAY_ADDRESS")
+        if given is None:
+            more = {"include_dashboard": False, **more}
+        ray.init(address=given, log_to_driver=False, logging_level="warning", **more)
+    return ray
+
+
+def device_of(resource: str) -> str:
+    """Return what ``--device`` is called on a worker that holds a resource of the cluster.
+
+    A backend's name, or a word that one answers to, is the resource in small letters. Raises
+    RequestError for any other resource.
+    """
+    from lantern_accel.device.plugins import backend_specs
+
+    word, specs = resource.lower(), backend_specs()
+    if word in specs or any(word in spec.aliases for spec in specs.values()):
+        return word
+    raise RequestError(
+        f"no backend is named like the resource {resource!r}{did_you_mean(word, specs)} "
+        f"Write {resource}=COUNT@DEVICE"
+    )
+
+
+def read_workers(text: str, resources: Mapping[str, float], threads: int | None) -> list[Kind]:
+    """Read ``--workers``: ``auto``, or kinds such as ``CPU=2,GPU=4`` (``TPU=1@NAME`` names a device).
+
+    ``auto``: one worker per accelerator of the cluster, or, where it has none, one per ``threads`` cores.
+    Raises RequestError for more than the cluster has.
+    """
+    devices = {
+        name: int(count)
+        for name, count in resources.items()
+        if not NOT_DEVICES.fullmatch(name) and count >= 1
+    }
+    if text == "auto":
+        cores = devices.pop("CPU", 0)
+        if devices:
+            return [Kind(name, count, device_of(name)) for name, count in sorted(devices.items())]
+        return [Kind("CPU", max(1, cores // (threads or cores or 1)), "cpu")]
+    known = {name.upper(): name for name in devices}
+    spelt = [name.lower() for name in devices]
+    kinds = []
+    for word in text.split(","):
+        parts = _KIND.fullmatch(word.strip())
+        if parts is None:
+            raise RequestError(
+                f"the workers {shown(word)} cannot be read; write auto, or KIND=COUNT such as CPU=2,GPU=4"
+            )
+        resource, count = known.get(parts[1].upper()), whole(parts[2], 1)
+        if resource is None:
+            raise RequestError(f"this cluster has no {parts[1]}{did_you_mean(parts[1], spelt)}")
+        if count is None or count > devices[resource]:
+            raise RequestError(
+                f"this cluster has {devices[resource]} {resource}, not {parts[2]}; ask for as many"
+            )
+        kinds.append(Kind(resource, count, parts[3] or device_of(resource)))
+    return kinds
+
+
+def placed(kind: Kind, threads: int | None) -> dict[str, Any]:
+    """Return how Ray places one worker of a kind.
+
+    Ray gives a worker as many threads as it asks for cores, and one where it asks for none. One that
+    holds an accelerator asks for no core, of which there may be fewer, and gets its threads by name.
+    """
+    variables = {n: v for n, v in os.environ.items() if PASSED_ON.fullmatch(n)}
+    options: dict[str, Any] = {"max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+    if kind.resource == "CPU":
+        return {**options, "num_cpus": threads or 1, "runtime_env": {"env_vars": variables}}
+    if threads:
+        variables["OMP_NUM_THREADS"] = str(threads)
+    options |= {"num_cpus": 0, "runtime_env": {"env_vars": variables}}
+    if kind.resource == "GPU":
+        return {**options, "num_gpus": 1}
+    return {**options, "resources": {kind.resource: 1}}
+
+
+class Fleet:
+    """Workers on a cluster, made for one run; close it, or use it with ``with``."""
+
+    def __init__(
+        self,
+        ray: Any,
+        kinds: Sequence[Kind],
+        load: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        *,
+        threads: int | None = None,
+        slots: int | None = None,
+        form: str = "PNG",
+        patience: float = PATIENCE,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.ray, self.say = ray, say
+        self.lost: list[str] = []
+        self.workers: list[dict[str, Any]] = []
+        self._actors: dict[str, Any] = {}
+        remote = ray.remote(Painter)
+        for kind in kinds:
+            for number in range(kind.count):
+                name = f"{kind.resource.lower()}-{number}"
+                options = placed(kind, threads)
+                more = {"threads": threads} if threads and kind.device == "cpu" else {}
+                given = {**load, "device": kind.device}
+                given["options"] = {**(given.get("options") or {}), **more}
+                self._actors[name] = remote.options(**options).remote(
+                    given, dict(settings), slots=slots, form=form, name=name
+                )
+        self._await(patience)
+
+    def _await(self, patience: float) -> None:
+        """Wait until the workers have loaded; drop and name those that fail or never answer."""
+        asked = {actor.facts.remote(): name for name, actor in self._actors.items()}
+        ready, silent = self.ray.wait(list(asked), num_returns=len(asked), timeout=patience)
+        for one in silent:
+            self._drop(asked[one], f"did not answer within {patience:g} s")
+        for one in ready:
+            try:
+                self.workers.append(self.ray.get(one))
+            except Exception as error:
+                self._drop(asked[one], _cause(error))
+        if not self._actors:
+            raise BackendError(f"no worker could begin: {'; '.join(self.lost)}")
+        self.workers.sort(key=lambda one: str(one["worker"]))
+
+    def _drop(self, name: str, why: str) -> None:
+        self.lost.append(f"{name} {why}")
+        self.say(f"the worker {name} {why}; the others go on without it")
+        self.ray.kill(self._actors.pop(name))
+
+    def draw(self, items: Sequence[Item]) -> Iterator[Batch]:
+        """Draw items on whichever worker is free; batches come as they are finished.
+
+        A worker that is lost for good leaves its items to the others. Raises BackendError where none is
+        left.
+        """
+        left = {item.number: item for item in items}
+        while left:
+            if not self._actors:
+                raise BackendError(
+                    f"no worker is left, and {len(left)} images are not drawn; repeat the command "
+                    f"with --resume ({'; '.join(self.lost)})"
+                )
+            for batch in self._round(list(left.values())):
+                for one in batch.images:
+                    left.pop(one.number, None)
+                yield batch
+
+    def _round(self, items: list[Item]) -> Iterator[Batch]:
+        """Draw what the workers that are alive can; what a lost one had is left for the next round."""
+        pool = self.ray.util.ActorPool(list(self._actors.values()))
+        size = min(CHUNK, max(1, -(-len(items) // len(self._actors))))
+        chunks = [items[at : at + size] for at in range(0, len(items), size)]
+
+        for chunk in chunks:
+            pool.submit(lambda actor, items: actor.draw.remote(items), chunk)
+        while pool.has_next():
+            try:
+                yield pool.get_next_unordered()
+            except self.ray.exceptions.RayActorError:
+                self._bury()
+                return  # the rest is shared out anew, among those that live
+
+    def _bury(self) -> None:
+        """Drop the workers that are gone for good."""
+        asked = {actor.facts.remote(): name for name, actor in self._actors.items()}
+        self.ray.wait(list(asked), num_returns=len(asked), timeout=PATIENCE)
+        for one, name in asked.items():
+            try:
+                self.ray.get(one, timeout=0)
+            except Exception as error:
+                self._drop(name, f"was lost ({_cause(error)})")
+
+    def close(self) -> None:
+        """Stop the workers."""
+        for actor in self._actors.values():
+            self.ray.kill(actor)
+        self._actors.clear()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _cause(error: Exception) -> str:
+    """Return the last line of what an actor raised: its own error, without Ray's traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last = lines[-1] if lines else type(error).__name__
+    return f"could not be used: {last[:300]}"

@@ -1,0 +1,195 @@
+"""The worker: one loaded model on one device that draws items. It knows nothing of Ray.
+
+A scheduler makes it in a process of its own; the device is opened there, before torch is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import os
+import platform
+import time
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lantern_accel.errors import LanternWarning, RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lantern_accel.distributed.prompts import Item
+    from lantern_accel.families.base import Conditions
+    from lantern_accel.generation.slots import Drawn
+
+
+@dataclass(frozen=True)
+class Painted:
+    """One image as it comes back: the file's bytes, and its figures; or why there is none."""
+
+    number: int
+    picture: bytes
+    tokens_sha256: str = ""
+    tokens: int = 0
+    steps: int = 0
+    price: float = 0.0
+    seed: int = 0
+    note: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one call of :meth:`Painter.draw` made: images, seconds and joules, and who made them."""
+
+    worker: str
+    device: str
+    images: tuple[Painted, ...]
+    seconds: float
+    joules: float | None
+
+
+class Painter:
+    """Draws items with one strategy; every image depends on its prompt and random stream alone.
+
+    ``load`` are the arguments of :func:`lantern_accel.load`, ``settings`` those of ``generate``;
+    ``slots``: images decoded together, None for as many as is usual. ``form``: Pillow's name of the
+    files' format.
+    """
+
+    def __init__(
+        self,
+        load: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        *,
+        slots: int | None = None,
+        form: str = "PNG",
+        name: str = "worker",
+    ) -> None:
+        import lantern_accel
+
+        self.pipeline = lantern_accel.load(**load)
+        self.name, self.form = name, form
+        pipeline = self.pipeline
+        wanted = slots or pipeline.backend.default_batch
+        # Settings are checked here once; prompts are checked one by one.
+        examples = pipeline.model.family.examples(pipeline.model.manifest)
+        batch = {"batch_size": wanted, "num_images": wanted}
+        self.request = pipeline.request(examples[0], **{**settings, **batch, "seed": 0})
+        self.size = wanted
+        self._notes: dict[int, str] = {}
+        self._host = None
+        if pipeline.dtype.itemsize == 4 and pipeline.backend.device.type != "cpu":
+            # A sum in another order moves a pixel in some thousands by one level.
+            vq = copy.deepcopy(pipeline.model.vq).to("cpu")
+            self._host = replace(pipeline.model, vq=vq)
+        facts = pipeline.backend.facts()
+        self.device = f"{pipeline.backend.device} ({facts.name})"
+
+    def facts(self) -> dict[str, Any]:
+        """Return who this is: its device, dtype, model, and what decides the images besides prompts."""
+        pipeline = self.pipeline
+        return {
+            "worker": self.name,
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "device": self.device,
+            "simulated": pipeline.backend.simulated,
+            "dtype": str(pipeline.dtype).removeprefix("torch."),
+            "model": pipeline.model.manifest.name,
+            "weights_hash": pipeline.model.weights_hash,
+            "strategy": self.request.strategy.name,
+            "relaxed": self.request.strategy.acceptance.relaxed,
+            "slots": self.size,
+        }
+
+    def close(self) -> None:
+        """Give the device back."""
+        self.pipeline.close()
+
+    def draw(self, items: Sequence[Item]) -> Batch:
+        """Draw items; a prompt that the model cannot take comes back with its error."""
+        backend, began = self.pipeline.backend, time.perf_counter()
+        before = backend.energy_mj()
+        painted: dict[int, Painted] = {}
+        with backend.inference():
+            waiting: list[tuple[Item, Conditions]] = []
+            for item in items:
+                try:
+                    waiting.append(
+                        (item, self.pipeline.conditions([item.prompt], self.request.size))
+                    )
+                except RequestError as error:
+                    painted[item.number] = Painted(item.number, b"", error=str(error))
+            for shape in dict.fromkeys(made.shape for _, made in waiting):
+                group = [one for one in waiting if one[1].shape == shape]
+                for one in self._group(group):
+                    painted[one.number] = one
+        after = backend.energy_mj()
+        joules = None if before is None or after is None else (after - before) / 1000
+        images = tuple(painted[item.number] for item in items)
+        return Batch(self.name, self.device, images, time.perf_counter() - began, joules)
+
+    def _read(self, item: Item) -> Conditions:
+        """Return a prompt's conditions, and note what is said of it, such as that it was cut."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", LanternWarning)
+            found = self.pipeline.conditions([item.prompt], self.request.size)
+        if told:
+            self._notes[item.number] = "; ".join(str(one.message) for one in told)
+        return found
+
+    def _group(self, waiting: list[tuple[Item, Conditions]]) -> list[Painted]:
+        from lantern_accel.generation.slots import Slots
+
+        pipeline, request = self.pipeline, self.request
+        size = min(self.size, len(waiting))
+        if size < self.size and pipeline.backend.support("capture"):
+            size = self.size  # captured steps of the usual size are there
+        slots = Slots(pipeline, request.strategy, request.sampling, size, waiting[0][1])
+        at: dict[int, tuple[Item, Conditions]] = {}
+        found: list[Painted] = []
+        model, left = pipeline.model, list(waiting)
+        while left or at:
+            while left and slots.joinable:
+                item, conditions = left.pop(0)
+                rows = model.family.rows(model, conditions, request.sampling)
+                at[slots.join(rows, item.seed, item.index)] = (item, conditions)
+            slots.advance()
+            for row in slots.unsound:
+                item, _ = at.pop(row)
+                found.append(Painted(item.number, b"", error=str(slots.leave(row))))
+            for row in slots.complete:
+                item, conditions = at.pop(row)
+                found.append(self._painted(item, conditions, slots.take(row)))
+        return found
+
+    def _pixels(self, tokens: Tensor, shape: Hashable) -> Tensor:
+        """Decode tokens to pixels, in float32 on the host where images must not depend on the device."""
+        if self._host is None:
+            return self.pipeline.pixels(tokens, shape)
+        return self._host.family.pixels(self._host, tokens, shape)
+
+    def _painted(self, item: Item, conditions: Conditions, drawn: Drawn) -> Painted:
+        from lantern_accel.generation.batches import pictures
+
+        done, stream = drawn.decoded, io.BytesIO()
+        image = pictures(self._pixels(done.tokens, conditions.shape))[0]
+        image.save(stream, format=self.form)
+        tokens = done.tokens.contiguous().numpy()
+        return Painted(
+            number=item.number,
+            picture=stream.getvalue(),
+            tokens_sha256=hashlib.sha256(tokens.tobytes()).hexdigest(),
+            tokens=int(tokens.size),
+            steps=int(done.steps.sum()),
+            price=float(done.price.sum()),
+            seed=item.seed,
+            note=self._notes.pop(item.number, None),
+        )
+
+
+__all__ = ["Batch", "Painted", "Painter"]

@@ -1,0 +1,138 @@
+"""Files of prompts: plain lines, JSONL, Parquet, and COCO's captions; one image per row."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.bounds import SEEDS
+from lantern_accel.errors import RequestError, shown
+from lantern_accel.files import is_regular, read_json_file, read_text_file
+
+#: Keys of a row that hold its prompt, name and seed; the first that is there counts.
+PROMPT_KEYS = ("prompt", "text", "caption", "TEXT")
+NAME_KEYS = ("id", "name", "key")
+#: Rows of a Parquet file that are read at once.
+ROWS_AT_ONCE = 4096
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image to draw: ``number`` in its file, ``name`` of what is written, and its random stream.
+
+    A row with a seed of its own is image 0 of that seed; any other one is image ``number`` of the run's.
+    """
+
+    number: int
+    name: str
+    prompt: str | int
+    seed: int
+    index: int
+
+
+def read_items(path: Path, seed: int) -> list[Item]:
+    """Read a file's prompts; raises RequestError where there are none, or a row cannot be used.
+
+    ``.jsonl``: an object per line with ``prompt`` (or ``text``, ``caption``), if wanted ``id`` and
+    ``seed``. ``.parquet``: columns of these names. ``.json``: COCO's captions (``annotations`` with
+    ``caption`` and ``id``), or a list of such objects. Anything else: one prompt per line.
+    """
+    items: list[Item] = []
+    names: set[str] = set()
+    for number, row in enumerate(_read(path)):
+        item = _item(row, number, seed, path)
+        if item.name.lower() in names:
+            raise RequestError(
+                f"{path} names two images {item.name!r}; give every row an id of its own, or none"
+            )
+        names.add(item.name.lower())
+        items.append(item)
+    if not items:
+        raise RequestError(f"{path} holds no prompt")
+    return items
+
+
+def _read(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Go through a file's rows; raises RequestError where it cannot be read."""
+    try:
+        yield from _rows(path)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
+
+
+def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
+    if not is_regular(path) or not path.exists():
+        raise RequestError(f"{path} is no file of prompts")
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        return _parquet(path)
+    if kind == ".json":
+        return _json(path)
+    lines = [line.strip() for line in read_text_file(path).splitlines()]
+    lines = [line for line in lines if line]
+    if kind in (".jsonl", ".ndjson"):
+        return [_object(line, number, path) for number, line in enumerate(lines, 1)]
+    return [{"prompt": line} for line in lines]
+
+
+def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise RequestError(
+            f"line {number} of {path} is no JSON; write one object per line"
+        ) from None
+    if isinstance(found, str):
+        return {"prompt": found}
+    if not isinstance(found, dict):
+        raise RequestError(
+            f'line {number} of {path} is no object such as {{"prompt": "red heart"}}'
+        )
+    return found
+
+
+def _json(path: Path) -> Iterable[Mapping[str, Any]]:
+    found = read_json_file(path)
+    if isinstance(found, dict) and isinstance(found.get("annotations"), list):
+        found = found["annotations"]
+    if not isinstance(found, list):
+        raise RequestError(f"{path} holds neither COCO's annotations nor a list of prompts")
+    return [one if isinstance(one, dict) else {"prompt": one} for one in found]
+
+
+def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise RequestError(
+            f"reading {path} needs pyarrow; pip install 'lantern-accel[ray]', or write JSONL"
+        ) from None
+    with parquet.ParquetFile(path) as table:
+        names = [n for n in (*PROMPT_KEYS, *NAME_KEYS, "seed") if n in table.schema_arrow.names]
+        for batch in table.iter_batches(ROWS_AT_ONCE, columns=names):
+            yield from batch.to_pylist()
+
+
+def _item(row: Mapping[str, Any], number: int, seed: int, path: Path) -> Item:
+    prompt = next((row[key] for key in PROMPT_KEYS if row.get(key) is not None), None)
+    where = f"row {number + 1} of {path}"
+    if not isinstance(prompt, str | int) or isinstance(prompt, bool) or not str(prompt).strip():
+        raise RequestError(f"{where} has no prompt; name it prompt, text or caption")
+    name = next((row[key] for key in NAME_KEYS if row.get(key) is not None), None)
+    name = f"{number:06d}" if name is None else str(name)
+    if not _SAFE.fullmatch(name):
+        raise RequestError(
+            f"{where} has the id {shown(name)}, which names no file; use letters, digits, '.', '_', '-'"
+        )
+    own = row.get("seed")
+    if own is None:
+        return Item(number, name, prompt, seed, number)
+    if not isinstance(own, int) or isinstance(own, bool) or not 0 <= own < SEEDS:
+        raise RequestError(f"{where} has the seed {shown(own)}; it is a whole number from 0")
+    return Item(number, name, prompt, own, 0)

@@ -27,6 +27,7 @@ def load(
     text_encoder: str | Path | None = None,
     text_device: Literal["device", "cpu"] = "device",
     embeddings: str | Path | None = None,
+    weights: str = "full",
     tell: Callable[[str], None] | None = None,
     on_loading: Callable[[str, int, int], None] | None = None,
 ) -> Pipeline:
@@ -41,8 +42,12 @@ def load(
 
     ``vq``, ``drafter`` and ``text_encoder`` name parts that lie elsewhere (``drafter="none"``: decode
     without one); ``text_device="cpu"`` keeps a large text encoder off the device; ``embeddings`` is a
-    ``.safetensors`` or ``.npz`` file with the prompts' features in place of the text encoder. ``tell``
-    gets lines about licences and downloads, ``on_loading`` a part's name, bytes read, bytes in all.
+    ``.safetensors`` or ``.npz`` file with the prompts' features in place of the text encoder.
+
+    ``weights``: ``"full"``, as the model has them, or the target's in fewer bits, ``"int8"``,
+    ``"int6"`` or ``"int4"``: what that costs is measured once per model and stands in every result.
+    ``tell`` gets lines about licences, downloads and such measurements, ``on_loading`` a part's name,
+    bytes read, bytes in all.
 
     Raises :class:`BackendError` for a device that is unknown or absent, or that was asked for by name
     and fails; :class:`ModelError` for a model that is unknown or damaged.
@@ -59,7 +64,9 @@ def load(
         text_device=text_device,
         embeddings=embeddings,
     )
-    return open_pipeline(model, chosen, dtype, parts=parts, tell=tell, on_loading=on_loading)
+    return open_pipeline(
+        model, chosen, dtype, parts=parts, weights=weights, tell=tell, on_loading=on_loading
+    )
 
 
 @takes_settings
@@ -75,6 +82,7 @@ def generate(
     text_encoder: str | Path | None = None,
     text_device: Literal["device", "cpu"] = "device",
     embeddings: str | Path | None = None,
+    weights: str = "full",
     on_progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> GenerationResult:
@@ -106,6 +114,7 @@ def generate(
         text_encoder=text_encoder,
         text_device=text_device,
         embeddings=embeddings,
+        weights=weights,
     )
     with pipeline:
         return pipeline.generate(prompt, on_progress=on_progress, **settings)

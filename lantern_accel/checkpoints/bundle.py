@@ -76,8 +76,11 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: LoadingProgress | None = None,
+    pack_target: bool = True,
 ) -> Model:
     """Load every part; target and drafter in ``dtype``, the image tokenizer in float32.
+
+    ``pack_target``: hand the target's weights to the backend; without it they stay as they are.
 
     Raises :class:`CheckpointError` naming the part and what is wrong with it.
     """
@@ -107,7 +110,9 @@ def load_model(
             unneeded=kind.unneeded(part),
         )
         kind.place_tables(module, device)
-        pack(module.eval().requires_grad_(False), ops)
+        module.eval().requires_grad_(False)
+        if pack_target or part != "target":
+            pack(module, ops)
         loaded[part] = module
     text = kind.text(found, device, dtype)
     if (found.files["target"].parent / "model.json").is_file():

@@ -11,7 +11,7 @@ import typer
 from lantern_accel.bounds import MOST_THREADS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import bar, opened
-from lantern_accel.cli.options import OPTION, read_options, with_settings
+from lantern_accel.cli.options import OPTION, WEIGHTS, read_options, with_settings
 from lantern_accel.files import read_text_file
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def generate(
     embeddings: Path = typer.Option(
         None, help="The prompts' features (.safetensors, .npz), in place of the text encoder."
     ),
+    weights: str = WEIGHTS,
     threads: int = typer.Option(
         None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
     ),
@@ -161,6 +162,7 @@ def generate(
         text_encoder=text_encoder,
         text_device=text_device,
         embeddings=embeddings,
+        weights=weights,
     ) as pipeline:
         requests = [pipeline.request(words if len(words) > 1 else words[0], **one) for one in runs]
         if columns:  # one seed for all of them
@@ -291,6 +293,8 @@ def _summary(result: GenerationResult) -> None:
     )
     if stats.auto is not None:
         say(stats.auto, label="auto", style="bold")
+    if stats.rounding is not None:
+        say(stats.rounding.text(), label="price", style="bold")
     tree = stats.strategy.tree
     shape = f"the tree {getattr(tree, 'name', tree.kind)}"
     if isinstance(tree, StaticTree):

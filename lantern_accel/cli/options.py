@@ -15,6 +15,12 @@ OPTION = typer.Option(
     [], metavar="NAME=VALUE", help="An option of the backend (compile=on); repeat for several."
 )
 
+#: For a command's signature; every command that loads a model may take it.
+WEIGHTS = typer.Option(
+    "full",
+    help="The target's weights: full, or in fewer bits (int8, int6, int4), whose price is measured once.",
+)
+
 
 def finite(value: Any) -> Any:
     """Refuse nan and inf, which typer's own bounds may let through; the callback of floats."""

@@ -28,6 +28,7 @@ def stepcost(
     tree: str = typer.Option(None, help="Its tree; the paper's otherwise."),
     device: str = typer.Option("auto"),
     dtype: str = typer.Option("auto"),
+    weights: str = typer.Option("full", help="The target's weights: full, int8, int6 or int4."),
     cfg_scale: float = typer.Option(
         None,
         "--cfg",
@@ -89,6 +90,7 @@ def stepcost(
             strategy=strategy,
             tree=tree,
             dtype=dtype,
+            weights=weights,
             cfg_scale=cfg_scale,
             top_k=top_k,
             batches=list(dict.fromkeys(batch)),

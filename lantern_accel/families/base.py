@@ -81,7 +81,10 @@ class TextSource(Protocol):
 
 @dataclass
 class Model:
-    """A model in memory: target, drafter and tokenizer on the device; ``missing`` is Found's."""
+    """A model in memory: target, drafter and tokenizer on the device; ``missing`` is Found's.
+
+    ``rounding``: the price of the target's weights in fewer bits; None: they are the model's own.
+    """
 
     manifest: Any
     target: Any
@@ -91,6 +94,7 @@ class Model:
     weights_hash: str
     family: Family
     missing: Mapping[str, str] = field(default_factory=dict)
+    rounding: Any = None
 
 
 @dataclass(frozen=True)

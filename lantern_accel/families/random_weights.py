@@ -23,6 +23,7 @@ from lantern_accel.families.base import Model
 from lantern_accel.families.published import entry, is_published, published
 from lantern_accel.families.registry import families, family
 from lantern_accel.files import read_json_file
+from lantern_accel.nn.rounding import Rounding
 from lantern_accel.nn.transformer import pack
 
 #: From a parameter's name and shape to its values, on the device where it will stay.
@@ -94,25 +95,43 @@ def weights_bytes(manifest: Any, dtype: torch.dtype) -> int:
     return numbers * dtype.itemsize
 
 
-def fill_random(manifest: Any, ops: TensorOps, device: torch.device, draw: Draw) -> RandomModel:
-    """Build target and drafter, and give every parameter what ``draw`` makes for it."""
+def fill_random(
+    manifest: Any,
+    ops: TensorOps,
+    device: torch.device,
+    draw: Draw,
+    how: Rounding | None = None,
+) -> RandomModel:
+    """Build target and drafter, and give every parameter what ``draw`` makes for it.
+
+    ``how``: the target's weights are rounded.
+    """
     kind = family(manifest.family)
     parts = _parts(manifest, ops)
-    for part in parts.values():
+    for name, part in parts.items():
         for path, module in part.named_modules():
             for key, weight in list(module.named_parameters(recurse=False)):
                 # Replaced, not moved: Module.to cannot move fake tensors.
                 made = draw(f"{path}.{key}", weight.shape)
                 setattr(module, key, nn.Parameter(made, requires_grad=False))
         kind.place_tables(part, device)
-        pack(part.eval(), ops)
+        pack(part.eval(), ops, how if name == "target" else None)
     return RandomModel(manifest, parts["target"], parts.get("drafter"), None, None, "random", kind)
 
 
 def random_model(
-    manifest: Any, ops: TensorOps, dtype: torch.dtype, *, neighbours: int = 64, seed: int = 0
+    manifest: Any,
+    ops: TensorOps,
+    dtype: torch.dtype,
+    *,
+    neighbours: int = 64,
+    seed: int = 0,
+    how: Rounding | None = None,
 ) -> RandomModel:
-    """Make seeded random weights of a real size on the device of ``ops``, never elsewhere first."""
+    """Make seeded random weights of a real size on the device of ``ops``, never elsewhere first.
+
+    ``how``: the target's are rounded.
+    """
     device = ops.device
     shapes = device.type == "meta"  # without memory there are no numbers to draw
     generator = None if shapes else torch.Generator(device).manual_seed(seed)
@@ -125,7 +144,7 @@ def random_model(
             return made.fill_(0.0 if name.endswith("bias") else 1.0)
         return made.normal_(0.0, 0.02, generator=generator)
 
-    model = fill_random(manifest, ops, device, draw)
+    model = fill_random(manifest, ops, device, draw, how)
     vocab = manifest.target.vocab_size
     wide = min(neighbours, vocab - 1)
     steps = torch.arange(1, wide + 1, dtype=torch.int32, device=device)

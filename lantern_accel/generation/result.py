@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel._version import __version__
 from lantern_accel.errors import RequestError
+from lantern_accel.generation.rounded_weights import RoundingPrice
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
@@ -54,7 +55,12 @@ class GenerationStats(BaseModel):
     steps: int = Field(description="target forwards after prefill, summed over images")
     step_compression: float
     accepted_histogram: list[int] = Field(description="steps by number of accepted drafts")
-    total_variation: float = Field(description="relaxed mass used, a generated token")
+    total_variation: float = Field(
+        description="a generated token: relaxed mass used, plus what rounded weights cost"
+    )
+    rounding: RoundingPrice | None = Field(
+        None, description="what weights in fewer bits cost; None: they are the model's own"
+    )
     seconds: PhaseSeconds
     tokens_per_second: float | None = Field(
         description="tokens over prefill and decode seconds; None on a simulated device"
@@ -109,7 +115,7 @@ class GenerationResult:
         stats = self.stats
         speed = stats.tokens_per_second
         price = stats.total_variation
-        relaxed = stats.strategy.acceptance.relaxed
+        relaxed = stats.strategy.acceptance.relaxed or stats.rounding is not None
         rows = {
             "prompts": ", ".join(str(one) for one in stats.prompts[:8])
             + (", ..." if len(stats.prompts) > 8 else ""),
@@ -155,6 +161,7 @@ def generation_stats(
     """Count what a request's batches made; ``parts`` are the batches, ``buffers`` their bytes."""
     import torch
 
+    rounding = pipeline.model.rounding
     steps = sum(int(p.steps.sum()) for p in parts)
     tokens = sum(p.tokens.numel() for p in parts)
     images = sum(len(p.tokens) for p in parts)
@@ -167,7 +174,9 @@ def generation_stats(
         steps=steps,
         step_compression=(tokens - images) / steps if steps else 1.0,
         accepted_histogram=histogram.tolist(),
-        total_variation=sum(float(p.price.sum()) for p in parts) / tokens,
+        total_variation=sum(float(p.price.sum()) for p in parts) / tokens
+        + (0.0 if rounding is None else rounding.total_variation),
+        rounding=rounding,
         seconds=seconds,
         tokens_per_second=None if pipeline.backend.simulated else tokens / busy if busy else 0.0,
         images=images,

@@ -33,6 +33,7 @@ from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Ceilings, Environment, is_measured
 from lantern_accel.measure.steptimer import Timed, bush
 from lantern_accel.memory.limits import fit_engine, free_bytes, size
+from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 
 COMMAND = "lantern-accel stepcost"
@@ -138,6 +139,8 @@ class StepCost(_Part):
                     for name, value, unit, words in figures
                 )
             )
+        if (weights := self.settings.get("weights", FULL)) != FULL:
+            lines.append(f"{weights} weights, random ones: what rounding costs is not measured")
         if self.acceptance is not None:
             a = self.acceptance
             lines.append(f"tokens per step: {a.tokens_per_step:g} ({a.source})")
@@ -212,6 +215,7 @@ def run_stepcost(
     strategy: Strategy,
     sampling: Sampling,
     *,
+    weights: str = FULL,
     batches: Sequence[int] = (1,),
     nodes: Sequence[int] = (8, 16, 32, 60),
     repeats: int = 10,
@@ -233,6 +237,7 @@ def run_stepcost(
         "sampling": sampling.model_dump(mode="json"),
         "device": str(backend.device),
         "dtype": str(dtype).removeprefix("torch."),
+        "weights": weights,
         "threads": torch.get_num_threads(),
         "options": [note for note in backend.facts().notes if "=" in note],
     }
@@ -310,11 +315,14 @@ def default_sampling(text: bool, cfg_scale: float | None, top_k: int | None) -> 
     )
 
 
-def make_model(backend: Backend, name: str, dtype: str, neighbours: int) -> RandomModel:
-    """Make a model of a named size on an opened device.
+def make_model(
+    backend: Backend, name: str, dtype: str, neighbours: int, weights: str = FULL
+) -> RandomModel:
+    """Make a model of a named size on an opened device, its target's weights rounded as ``weights`` says.
 
     Raises :class:`BackendError` where its weights do not fit, naming a dtype that would.
     """
+    how = None if weights == FULL else rounding(weights)
     manifest = sized(name)
     compute = backend.dtypes(dtype).compute
     need, free = weights_bytes(manifest, compute), free_bytes(backend.memory())
@@ -327,7 +335,7 @@ def make_model(backend: Backend, name: str, dtype: str, neighbours: int) -> Rand
             f"random weights of {name} take {size(need)}, device {backend.device} has {size(free)} "
             f"free; {way}"
         )
-    return random_model(manifest, backend, compute, neighbours=neighbours)
+    return random_model(manifest, backend, compute, neighbours=neighbours, how=how)
 
 
 def measure(
@@ -337,6 +345,7 @@ def measure(
     strategy: str = "lantern++",
     tree: str | None = None,
     dtype: str = "auto",
+    weights: str = FULL,
     cfg_scale: float | None = None,
     top_k: int | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -355,5 +364,5 @@ def measure(
     sampling = default_sampling(text, cfg_scale, top_k)
     check_settings(chosen, sampling, config.vocab_size)
     say(f"random weights of {name}")
-    model = make_model(backend, name, dtype, max(chosen.neighbours, 1))
-    return run_stepcost(backend, model, chosen, sampling, say=say, **measuring)
+    model = make_model(backend, name, dtype, max(chosen.neighbours, 1), weights)
+    return run_stepcost(backend, model, chosen, sampling, weights=weights, say=say, **measuring)

@@ -40,6 +40,8 @@ class Rounding:
         return self.bits + (16 * (1 if self.symmetric else 2) / self.group if self.group else 0)
 
 
+#: The name of weights that are not rounded.
+FULL = "full"
 #: By the name that ``--weights`` takes.
 ROUNDINGS = {
     one.name: one

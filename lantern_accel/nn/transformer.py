@@ -5,6 +5,7 @@ Source: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTE
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -138,6 +139,17 @@ def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None
                 part.packed = packed
                 empty = weight.new_zeros(()).expand(weight.shape)
                 part.weight = nn.Parameter(empty, requires_grad=False)
+
+
+def rounded_copy(module: nn.Module, ops: TensorOps, how: Rounding) -> nn.Module:
+    """Return a module whose projections have weights in fewer bits; all else is the first one's own.
+
+    ``module``: one that no backend has packed yet, since a packed weight may not be read back.
+    """
+    shared: list[Any] = [*module.parameters(), *module.buffers(), ops]
+    made = copy.deepcopy(module, {id(one): one for one in shared})
+    pack(made, ops, how)
+    return made
 
 
 class RMSNorm(nn.Module):

@@ -1,0 +1,169 @@
+"""What weights in fewer bits cost: the exact total variation from the unrounded model, per token.
+
+The rounded model draws some images; along each, both models say what comes next, after guidance and
+filters, and the price is half the sum of absolute differences, averaged over tokens. It is the
+currency in which relaxed acceptance is priced: the two add up to a bound. Measured once a model, device
+and dtype at the model's own sampling, image by image, and kept in the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from lantern_accel.cached import read_record, write_record
+from lantern_accel.decoding.dials import Dials
+from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.rows import Guidance
+from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.errors import LanternWarning, ModelError
+from lantern_accel.families.base import Model, Prompt
+from lantern_accel.files import cache_dir
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.rounded_weights import RoundingPrice
+from lantern_accel.nn.rounding import Rounding
+from lantern_accel.nn.transformer import pack, rounded_copy
+from lantern_accel.strategy.values import Sampling, Strategy
+
+#: Images that a price is measured along.
+IMAGES = 12
+#: The seed of the first one.
+SEED = 1000
+PLAIN = Strategy(name="vanilla")
+
+
+def rounded_model(
+    model: Model,
+    backend: Backend,
+    dtype: torch.dtype,
+    how: Rounding,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Model:
+    """Return a model whose target has weights in fewer bits, with its price; the full ones are freed.
+
+    ``model``: with a target that no backend has packed yet. Where its price is not known the full
+    weights stay next to the rounded ones until it is measured. Raises :class:`ModelError` where a
+    price is no number.
+    """
+    known = read_price(model, backend, dtype, how)
+    if known is not None and len(known.by_image) >= IMAGES:
+        pack(model.target, backend, how)
+        return replace(model, rounding=known)
+    copy = rounded_copy(model.target, backend, how)
+    pack(model.target, backend)
+    price = measure(backend, model, replace(model, target=copy), dtype, how, known, tell)
+    return replace(model, target=copy, rounding=price)
+
+
+@inferring
+def measure(
+    backend: Backend,
+    full: Model,
+    rounded: Model,
+    dtype: torch.dtype,
+    how: Rounding,
+    known: RoundingPrice | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> RoundingPrice:
+    """Measure a price; what is ``known`` of it is taken, and every image is kept when it is done."""
+    sampling: Sampling = full.manifest.defaults.sampling
+    prompts = list(full.family.examples(full.manifest))
+    tokens = full.manifest.target.num_tokens
+    found = [] if known is None else list(known.by_image)
+    drawing = Pipeline(rounded, backend, dtype)
+    try:
+        price = known
+        for number in range(len(found), IMAGES):
+            prompt = prompts[number % len(prompts)]
+            with warnings.catch_warnings():  # nobody asked for this prompt, if it is cut
+                warnings.simplefilter("ignore", LanternWarning)
+                drawn, _ = drawing.decode_only([prompt], PLAIN, sampling, SEED + number)
+                given = drawing.conditions([prompt])
+            p, q = (
+                next_tokens(one, backend, given, drawn.tokens, sampling) for one in (full, rounded)
+            )
+            moved = float(0.5 * (p - q).abs().sum(dim=-1).mean())
+            if not 0 <= moved <= 1 + 1e-4:
+                raise ModelError(
+                    f"the price of {how.name} weights is {moved} after {number} images, which is no "
+                    "total variation: the weights overflow in this dtype; use --dtype float32"
+                )
+            found.append(moved)
+            price = RoundingPrice(
+                weights=how.name,
+                bits_per_weight=how.bits_per_weight,
+                by_image=tuple(found),
+                tokens=drawn.tokens.shape[1],
+                sampling=sampling,
+            )
+            with contextlib.suppress(OSError):
+                write_record(_path(full, backend, dtype, how), price.model_dump(mode="json"))
+            tell(
+                f"measuring the price of {how.name} weights, once: {number + 1} of {IMAGES} images of "
+                f"{tokens} tokens, total variation {price.total_variation:.4f}"
+            )
+    finally:
+        drawing.engines.release()
+    assert price is not None
+    return price
+
+
+def next_tokens(
+    model: Model, backend: Backend, conditions: Any, tokens: Tensor, sampling: Sampling
+) -> Tensor:
+    """Return a model's distribution of every token of images, given those before: ``[b, N, V]``.
+
+    ``tokens`` int64 ``[b, N]``: the images; one dense pass for all of their positions.
+    """
+    rows = model.family.rows(model, conditions, sampling)
+    target = model.family.fitted(model, conditions.shape)[0]
+    here = tokens.to(backend.device)
+    branches = sampling.branches
+    mask = rows.mask if target.own_prompts else torch.cat([rows.mask] * branches)
+    # Masks matter only where prompts are padded; a class is one position.
+    seen = mask if mask.shape[1] > 1 else None
+    states = target.forward_dense(rows.condition, torch.cat([here] * branches)[:, :-1], seen)
+    count = here.shape[1]
+    logits = target.head(states[:, states.shape[1] - count :])
+    dials = Dials(PLAIN, sampling, count, backend.device)
+    image_scale = None if sampling.cfg_scale_image is None else dials.image_scale
+    scale = dials.scale if sampling.guided else None
+    guidance = Guidance(scale, image_scale, target.allowed(), backend)
+    at = torch.arange(count, device=backend.device, dtype=backend.index).expand(len(here), -1)
+    return distribution(guidance(logits, at), sampling)
+
+
+def read_price(
+    model: Model, backend: Backend, dtype: torch.dtype, how: Rounding
+) -> RoundingPrice | None:
+    """Return what is kept of a model's price, perhaps of some of its images only."""
+    kept = read_record(_path(model, backend, dtype, how))
+    try:
+        return None if kept is None else RoundingPrice.model_validate(kept)
+    except ValidationError:
+        return None
+
+
+def _path(model: Model, backend: Backend, dtype: torch.dtype, how: Rounding) -> Any:
+    prompts: list[Prompt] = list(model.family.examples(model.manifest))
+    key = {
+        "model": model.manifest.name,
+        "weights": model.weights_hash,
+        "rounding": repr(how),
+        "device": f"{backend.name} {backend.facts().name}",
+        "dtype": str(dtype),
+        "sampling": model.manifest.defaults.sampling.model_dump(mode="json"),
+        "prompts": prompts,
+        "seed": SEED,
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return cache_dir() / "rounding" / f"{how.name}-{digest[:24]}.json"

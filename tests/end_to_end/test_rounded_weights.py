@@ -1,0 +1,192 @@
+"""Weights in fewer bits as the target: what is drawn, and what it costs, in every result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lantern_accel
+from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.files import cache_dir
+from lantern_accel.generation import rounding_price
+from lantern_accel.generation.rounding_price import next_tokens
+from lantern_accel.nn.rounding import ROUNDINGS, rounded
+from lantern_accel.nn.transformer import Projection
+
+FOUR = ("red heart", "dog face", "blue fish", "red sea")
+# Of the model's own examples, which tests give to it as well.
+pytestmark = pytest.mark.filterwarnings("ignore:the prompt has")
+
+
+@pytest.fixture(autouse=True)
+def _few_images(monkeypatch, tmp_path):
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(rounding_price, "IMAGES", 4)
+
+
+def load(model, weights="full", **options):
+    said = options.pop("tell", lambda text: None)
+    return lantern_accel.load(
+        model, device="cpu", dtype="float32", weights=weights, tell=said, options=options
+    )
+
+
+def rounded_by_hand(pipeline, how):
+    """Put the dense form of rounded weights in the place of a model's own."""
+    for part in pipeline.model.target.modules():
+        if isinstance(part, Projection):
+            part.packed = None
+            dense = rounded(part.weight, ROUNDINGS[how]).dense(torch.float32)
+            part.weight = torch.nn.Parameter(dense, requires_grad=False)
+
+
+@pytest.mark.parametrize("native", ["auto", "off"])
+@pytest.mark.parametrize("how", ["int8", "int6", "int4"])
+def test_the_rounded_model_is_the_one_whose_weights_are_dense(tiny_model, how, native, monkeypatch):
+    with load(tiny_model, how, native=native) as pipeline:
+        drawn = pipeline.generate(list(FOUR[:2]), seed=3, strategy="vanilla")
+        tree = pipeline.generate(list(FOUR[:2]), seed=3, strategy="eagle")
+    # A model that no backend has packed can be read and changed.
+    monkeypatch.setattr("lantern_accel.checkpoints.bundle.pack", lambda *given: None)
+    with load(tiny_model, native="off") as pipeline:
+        rounded_by_hand(pipeline, how)
+        expected = pipeline.generate(list(FOUR[:2]), seed=3, strategy="vanilla")
+        assert torch.equal(drawn.tokens, expected.tokens)
+        expected = pipeline.generate(list(FOUR[:2]), seed=3, strategy="eagle")
+        assert torch.equal(tree.tokens, expected.tokens)
+
+
+def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_model, monkeypatch):
+    with load(tiny_model, "int4", native="off") as pipeline:
+        price = pipeline.model.rounding
+        sampling = pipeline.sampling()
+        prompts = list(pipeline.model.family.examples(pipeline.model.manifest))
+        drawn = [
+            pipeline.decode_only(
+                [prompts[i % len(prompts)]], rounding_price.PLAIN, sampling, rounding_price.SEED + i
+            )[0].tokens
+            for i in range(4)
+        ]
+    monkeypatch.setattr("lantern_accel.checkpoints.bundle.pack", lambda *given: None)
+    rows = {}
+    for name in ("full", "int4"):
+        with load(tiny_model, native="off") as pipeline, torch.inference_mode():
+            if name != "full":
+                rounded_by_hand(pipeline, name)
+            rows[name] = [
+                next_tokens(
+                    pipeline.model,
+                    pipeline.backend,
+                    pipeline.conditions([prompts[i % len(prompts)]]),
+                    drawn[i],
+                    sampling,
+                )
+                for i in range(4)
+            ]
+    for i, said in enumerate(price.by_image):
+        p, q = rows["full"][i].double(), rows["int4"][i].double()
+        assert float(0.5 * (p - q).abs().sum(-1).mean()) == pytest.approx(said, abs=1e-6)
+    assert price.total_variation > 0.001
+    assert price.weights == "int4"
+
+
+def test_the_distributions_are_those_that_decoding_draws_from(tiny_model):
+    with load(tiny_model) as pipeline:
+        sampling = pipeline.sampling(temperature=0.0)
+        done, _ = pipeline.decode_only(list(FOUR), rounding_price.PLAIN, sampling, seed=0)
+        with pipeline.backend.inference():
+            given = pipeline.conditions(list(FOUR))
+            rows = next_tokens(pipeline.model, pipeline.backend, given, done.tokens, sampling)
+        assert torch.equal(rows.argmax(-1), done.tokens)
+
+
+def test_every_result_says_what_rounding_costs(tiny_model, tmp_path, command):
+    out = tmp_path / "run.json"
+    made = command(
+        "generate", "red heart", "-m", tiny_model, "-d", "cpu", "--dtype", "float32", "--seed", "3",
+        "--weights", "int8",
+        "-o", tmp_path / "a.png", "--json", out, "--strategy", "vanilla",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    stats = json.loads(out.read_text())
+    price = stats["rounding"]
+    assert price["weights"] == "int8"
+    assert len(price["by_image"]) == 4
+    mean = sum(price["by_image"]) / 4
+    assert stats["total_variation"] == pytest.approx(mean)
+    assert f"int8 weights: total variation {mean:.4f} per token" in " ".join(made.stdout.split())
+    with load(tiny_model, "int8") as pipeline:
+        result = pipeline.generate("red heart", seed=3, strategy="vanilla")
+        assert f"{mean:.4f} total variation" in result._repr_html_()
+        assert result.stats.rounding.total_variation == pytest.approx(mean)
+    with load(tiny_model) as pipeline:
+        result = pipeline.generate("red heart", seed=3, strategy="vanilla")
+        assert result.stats.rounding is None
+        assert result.stats.total_variation == 0
+
+
+def test_a_price_is_measured_once_and_an_interrupted_one_goes_on(tiny_model, monkeypatch):
+    lines: list[str] = []
+    stop = {"after": 2}
+
+    def tell(text):
+        lines.append(text)
+        if len(lines) == stop["after"]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load(tiny_model, "int8", tell=tell)
+    stop["after"] = -1
+    with load(tiny_model, "int8", tell=tell) as pipeline:
+        first = pipeline.model.rounding
+    assert [line for line in lines if "price" in line][2:] and len(lines) == 4
+    with load(tiny_model, "int8", tell=tell) as pipeline:
+        assert pipeline.model.rounding == first
+    assert len(lines) == 4
+    kept = next((cache_dir() / "rounding").glob("int8-*.json"))
+    kept.write_text(kept.read_text().replace('"tokens"', '"token"'))  # damaged: measured anew
+    with load(tiny_model, "int8", tell=tell) as pipeline:
+        assert pipeline.model.rounding == first
+    assert len(lines) == 8
+
+
+def test_an_unknown_rounding_is_refused_before_anything_is_loaded(tiny_model, monkeypatch):
+    def never(*given, **options):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("lantern_accel.checkpoints.bundle.load_model", never)
+    with pytest.raises(RequestError, match="int5"):
+        load(tiny_model, "int5")
+
+
+def test_a_price_that_is_no_number_is_refused(tiny_model, monkeypatch):
+    true = rounding_price.next_tokens
+
+    def broken(*given):
+        return true(*given) * float("nan")
+
+    monkeypatch.setattr(rounding_price, "next_tokens", broken)
+    with pytest.raises(ModelError, match="no total variation"):
+        load(tiny_model, "int8")
+
+
+def test_the_embedding_and_the_norms_are_shared_with_a_copy(tiny_model):
+    from lantern_accel.nn.transformer import rounded_copy
+
+    with load(tiny_model, native="off") as pipeline:
+        target = pipeline.model.target
+        for part in target.modules():
+            if isinstance(part, Projection):
+                part.packed = None
+                part.weight = torch.nn.Parameter(torch.randn(part.weight.shape), False)
+        copy = rounded_copy(target, pipeline.backend, ROUNDINGS["int8"])
+        assert copy.tok_embeddings.weight is target.tok_embeddings.weight
+        assert copy.norm.weight is target.norm.weight
+        assert copy.ops is target.ops
+        assert copy.output.packed is not None
+        assert target.output.packed is None
+        assert target.output.weight.untyped_storage().nbytes() > 100
+        assert replace(pipeline.model, target=copy).rounding is None

@@ -10,6 +10,7 @@ import contextlib
 import importlib.metadata
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,8 +131,8 @@ class Bridge:
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
         """Return host memory that the device writes to by itself; None where this bridge has none."""
         if not _PINS:
-            _PINS.append(_pins())
-        return torch.empty(shape, dtype=dtype, pin_memory=True) if _PINS[0] else None
+            _PINS.append(_pinned((1,), torch.int32) is not None)
+        return _pinned(shape, dtype) if _PINS[0] else None
 
     def flush(self) -> None:
         """Send what lazy mode has collected; in eager mode everything was sent already."""
@@ -214,11 +215,16 @@ _STREAMS: list[Any] = []
 _PINS: list[bool] = []
 
 
-def _pins() -> bool:
-    """Return whether torch pins memory for this device and knows it for pinned again."""
-    with contextlib.suppress(RuntimeError, NotImplementedError, AssertionError):
-        return bool(torch.empty(1, pin_memory=True).is_pinned())
-    return False
+def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+    """Return memory that is pinned for the device; None where torch cannot, or does not know it again."""
+    try:
+        with warnings.catch_warnings():
+            # Torch advises against naming the device, and does not take this one for its accelerator.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made = torch.empty(shape, dtype=dtype).pin_memory("hpu")
+            return made if made.is_pinned("hpu") else None
+    except (RuntimeError, NotImplementedError, AssertionError):
+        return None
 
 
 def _allocate() -> None:

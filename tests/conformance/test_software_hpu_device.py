@@ -12,7 +12,9 @@ from support.processes import Run, passes
 from lantern_accel.errors import BackendError
 
 DEVICE = """
+import warnings
 import pytest, torch
+warnings.simplefilter("ignore", DeprecationWarning)  # torch does not want the device to be named
 from lantern_accel_hpu import software
 from lantern_accel_hpu.software import hpu, metrics
 assert software.enable() is hpu is software.enable() is torch.hpu
@@ -92,18 +94,87 @@ with torch.inference_mode():
     with pytest.raises(RuntimeError, match="no capture was begun"):
         hpu.HPUGraph().capture_end()
 
+# A copy that does not block happens when it is waited for, in the order of its stream.
+side, event, other = hpu.Stream(), hpu.Event(), hpu.Event()
+source, pinned = torch.ones(3, device=device), torch.zeros(3).pin_memory("hpu")
+pageable, early = torch.zeros(3), torch.zeros(3).pin_memory("hpu")
+assert pinned.is_pinned("hpu") and not pageable.is_pinned("hpu")
+early.copy_(source, non_blocking=True)  # on the stream of what follows
+with hpu.stream(side):
+    assert hpu.current_stream().stream_id == side.stream_id != hpu.default_stream().stream_id
+    pinned.copy_(source, non_blocking=True)
+    event.record()
+    pageable.copy_(source, non_blocking=True)
+    other.record()
+assert pinned.tolist() == pageable.tolist() == [0] * 3
+source.fill_(2)  # nobody waits for the other stream: it may well read this
+assert early.tolist() == [1] * 3  # of its own stream a stream is sure
+event.synchronize()
+assert event.query() and pinned.tolist() == [2] * 3
+# To memory that is not pinned it lands one wait late.
+other.synchronize()
+assert other.query() and pageable.tolist() == [0] * 3
+hpu.synchronize()
+assert pageable.tolist() == [2] * 3
+# One stream can wait for another.
+with hpu.stream(side):
+    pinned.copy_(source.fill_(5), non_blocking=True)
+    event.record()
+event.wait()
+source.add_(1)
+assert pinned.tolist() == [5] * 3
+pageable.copy_(source, non_blocking=True)
+assert pageable.tolist() == [2] * 3
+hpu.synchronize()
+assert pageable.tolist() == [6] * 3
+pageable.copy_(source.add_(1))
+assert pageable.tolist() == [7] * 3
+
 # Events and streams have the bridge's form.
 one, two = hpu.Event(enable_timing=True), hpu.Event(enable_timing=True)
 with pytest.raises(RuntimeError, match="recorded"):
     one.elapsed_time(two)
 one.record(); two.record()
-assert one.elapsed_time(two) >= 0 and hpu.current_stream().query()
+assert one.elapsed_time(two) >= 0 and hpu.Stream().query()
 print("fine")
 """
 
 
 def test_the_device_behaves_as_one(on_software_hpu: Run) -> None:
     assert "fine" in passes(on_software_hpu(script=DEVICE))
+
+
+LATE = """
+import pytest, torch
+from lantern_accel.device.plugins import choose_device
+from lantern_accel.errors import NotFiniteError
+from lantern_accel.testing import tiny
+from lantern_accel_hpu.bridge import Bridge
+planted = {
+    # What an event is believed to order, and memory that the device must not have to itself.
+    "pageable": lambda self, shape, dtype: torch.zeros(shape, dtype=dtype),
+    "none": lambda self, shape, dtype: None,
+    "": Bridge.pinned,
+}
+for name, pinned in planted.items():
+    Bridge.pinned = pinned
+    backend = choose_device("hpu", {"software": True}).open()
+    for strategy in ("scd", "lantern++"):
+        with torch.inference_mode():
+            engine = tiny.tiny_engine(backend, strategy)
+            tiny.start(engine, 1)
+            if name == "pageable":
+                with pytest.raises(NotFiniteError):
+                    engine.run(on_progress=lambda known: None)
+            else:
+                engine.run(on_progress=lambda known: None)
+print("fine")
+"""
+
+
+def test_a_late_copy_to_pageable_memory_is_found_out(on_software_hpu: Run) -> None:
+    """The review's fault: an event waited for, and the values of the wait before."""
+    assert "fine" in passes(on_software_hpu(script=LATE))
 
 
 def test_it_does_not_take_the_name_of_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.movable import Movable
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, HostCopy
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
@@ -94,3 +96,32 @@ def tokens_of(engine: Any, made: dict[str, Any] | None, seed: int) -> list[list[
     assert int(state.length.min()) >= n - 1
     found: list[list[int]] = state.tokens[:, :n].cpu().tolist()
     return found
+
+
+class Late(HostCopy):
+    """Copies at once and is read a step late: what a device's own late copy must come down to."""
+
+    lag = 1
+
+    def __init__(self, source: Tensor) -> None:
+        super().__init__(source)
+        self.posted: deque[Tensor] = deque()
+
+    def post(self) -> None:
+        self.posted.append(self._source.to("cpu", copy=True))
+
+    def read(self) -> Tensor:
+        return self.posted.popleft()
+
+    def clear(self) -> None:
+        self.posted.clear()
+
+
+def run_of(engine: Any, made: dict[str, Any] | None, seed: int) -> tuple[Any, list[int]]:
+    """Draw as a request does, the host reading lengths a step late; return tokens and progress."""
+    if made is None:
+        engine._progress = Late(engine.sound.report)
+    tiny.start(engine, seed, (made or {}).get("prefill"))
+    seen: list[int] = []
+    done = engine.run((made or {}).get("step"), on_progress=seen.append)
+    return done.tokens.tolist(), seen

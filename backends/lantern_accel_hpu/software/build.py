@@ -15,7 +15,7 @@ from lantern_accel.files import cache_dir
 from lantern_accel_hpu import software
 
 SOURCE = Path(__file__).with_name("device.cpp")
-HEADER = Path(__file__).with_name("card.h")
+HEADERS = [Path(__file__).with_name(name) for name in ("card.h", "streams.h")]
 #: Seconds after which a compiler is taken to hang; it needs about 10 on one core.
 PATIENCE = 900
 
@@ -32,7 +32,8 @@ def library() -> Path:
     command = [compiler, *_flags()]
     digest = hashlib.sha256()
     given = (torch.__version__, " ".join(command))
-    for part in (SOURCE.read_bytes(), HEADER.read_bytes(), *(one.encode() for one in given)):
+    files = [one.read_bytes() for one in (SOURCE, *HEADERS)]
+    for part in (*files, *(one.encode() for one in given)):
         digest.update(part)
     target = (
         cache_dir() / "software_hpu" / f"torch-{torch.__version__}-{digest.hexdigest()[:16]}.so"

@@ -1,4 +1,4 @@
-// The card of the software HPU: who has it, its memory, its one stream.
+// The card of the software HPU: who has it, its memory, its guard.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -1,12 +1,13 @@
 // The software HPU: torch's own dispatch key HPU, with host memory and the CPU's kernels behind it.
 //
-// It has what a bridge to a real device has: an allocator, a device guard, the few operators that
+// It has what a bridge to a real device has: an allocator, a device guard, streams, the few operators that
 // make and view storage, and for all else a boxed kernel. That kernel refuses what a device refuses
 // (tensors of another device, views without a kernel), counts the operator and runs it on the CPU
 // over the same memory.
 // For checking correctness only: nothing here says anything about a Gaudi's speed.
 
 #include "card.h"
+#include "streams.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -126,8 +127,17 @@ at::Tensor host(const at::Tensor& device) {
 
 bool ours(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == HPU; }
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   count("aten::_copy_from");
+  if (non_blocking && ours(from) && !ours(to) && to.numel() > 0) {
+    copy_to_host_later(host(from), from, to);
+    return to;
+  }
+  if (ours(to)) {
+    catch_up();
+  } else {
+    wait_and_land(catch_up);
+  }
   auto target = ours(to) ? host(to) : to;
   target.copy_(ours(from) ? host(from) : from);
   if (ours(to)) narrow(target);
@@ -199,6 +209,7 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto name = c10::toString(op.operator_name());
   count(name);
+  catch_up();
   for (const auto& result : schema.returns())
     TORCH_CHECK_NOT_IMPLEMENTED(
         result.alias_info() == nullptr || result.alias_info()->isWrite(),
@@ -285,6 +296,26 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
 // --- what the Python side reads -----------------------------------------------------------------
 
 TORCH_LIBRARY(lantern_software_hpu, m) {
+  m.def("new_stream() -> int", [] { return new_stream(); });
+  m.def("set_stream(int id) -> int", [](int64_t id) {
+    stream_of(id);
+    const auto before = current;
+    current = id;
+    return before;
+  });
+  m.def("record(int stream) -> int", [](int64_t id) { return stream_of(id).give([] {}); });
+  m.def("wait_event(int stream, int of, int number) -> ()", [](int64_t id, int64_t of, int64_t n) {
+    if (id != of) stream_of(id).give([of, n] { stream_of(of).wait(n); });
+  });
+  m.def("synchronize(int of, int number) -> ()", [](int64_t of, int64_t number) {
+    auto& one = stream_of(of);
+    wait_and_land([&] { one.wait(number < 0 ? one.given() : number); });
+  });
+  m.def("done(int of, int number) -> bool", [](int64_t of, int64_t number) {
+    auto& one = stream_of(of);
+    return one.has_done(number < 0 ? one.given() : number);
+  });
+  m.def("synchronize_all() -> ()", [] { wait_for_all(); });
   m.def("memory() -> int[]", [] { return std::vector<int64_t>{in_use, peak, limit}; });
   m.def("reset_peak() -> ()", [] { peak = in_use.load(); });
   m.def("acquire() -> int", [] { return acquire(); });

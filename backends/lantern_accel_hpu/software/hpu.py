@@ -1,12 +1,14 @@
 """What stands in for ``habana_frameworks.torch.hpu`` (and as ``torch.hpu``) on the software HPU.
 
 The names and signatures are the bridge's; only what torch and the backend read is here. There is one
-device and one stream, and all work is done when a call returns.
+device. Operators are done when their call returns; copies to the host that do not block, and what waits
+for them, are a stream's own affair, and happen as late as they may.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -87,7 +89,8 @@ def set_device(device: Any) -> None:
 
 
 def synchronize() -> None:
-    """Return at once: a call ends when its work has."""
+    """Wait for all streams, and for every copy to land."""
+    torch.ops.lantern_software_hpu.synchronize_all()
 
 
 def is_bf16_supported() -> bool:
@@ -99,66 +102,91 @@ def is_bf16_supported() -> bool:
 
 
 class Stream:
-    """The one stream."""
+    """An order of work, run by a thread of its own; operators run when they are called, after it."""
 
-    def __init__(self, device: Any = None, priority: int = 0) -> None:
-        self.stream_id = 0
+    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int = -1) -> None:
+        made = stream_id < 0
+        self.stream_id = torch.ops.lantern_software_hpu.new_stream() if made else stream_id
 
     def query(self) -> bool:
-        """True: nothing is pending."""
-        return True
+        """Return whether all that it was given has run; who asks lets it run."""
+        return bool(torch.ops.lantern_software_hpu.done(self.stream_id, -1))
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Wait for all that it was given."""
+        torch.ops.lantern_software_hpu.synchronize(self.stream_id, -1)
 
     def wait_event(self, event: Event) -> None:
-        """Return at once."""
+        """Let what comes wait for an event."""
+        event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Return at once."""
+        """Let what comes wait for what another stream was given so far."""
+        stream.record_event().wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Record an event now."""
+        """Record an event behind what it was given so far."""
         event = event or Event()
         event.record(self)
         return event
 
 
+_current = threading.local()
+
+
 def current_stream(device: Any = None) -> Stream:
-    """Return the one stream."""
-    return Stream()
+    """Return the stream of this thread."""
+    return Stream(stream_id=getattr(_current, "id", 0))
 
 
 @contextlib.contextmanager
 def stream(stream: Stream | None) -> Iterator[None]:
-    """Run the block on a stream; there is one."""
-    yield
+    """Run the block on a stream; None: on the present one."""
+    if stream is None:
+        yield
+        return
+    before = torch.ops.lantern_software_hpu.set_stream(stream.stream_id)
+    _current.id = stream.stream_id
+    try:
+        yield
+    finally:
+        torch.ops.lantern_software_hpu.set_stream(before)
+        _current.id = before
 
 
 def default_stream(device: Any = None) -> Stream:
-    """Return the one stream."""
-    return Stream()
+    """Return the stream that every thread begins with."""
+    return Stream(stream_id=0)
 
 
 class Event:
-    """A point in time on the host's clock."""
+    """A place in the work of a stream; its time is that of the host when it was recorded."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self._at: float | None = None
+        self._place: tuple[int, int] | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Note the time."""
+        """Stand behind what the stream was given so far."""
+        stream = stream or current_stream()
+        number = torch.ops.lantern_software_hpu.record(stream.stream_id)
+        self._place = (stream.stream_id, number)
         self._at = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Return at once."""
+        """Let what a stream is given from now on come after this; the host does not wait."""
+        stream = stream or current_stream()
+        if self._place is not None:
+            torch.ops.lantern_software_hpu.wait_event(stream.stream_id, *self._place)
 
     def query(self) -> bool:
-        """True: what came before has ended."""
-        return True
+        """Return whether its place was reached; who asks lets the stream go there."""
+        return self._place is None or bool(torch.ops.lantern_software_hpu.done(*self._place))
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Wait until its place was reached: not for copies to memory that is not pinned."""
+        if self._place is not None:
+            torch.ops.lantern_software_hpu.synchronize(*self._place)
 
     def elapsed_time(self, end_event: Event) -> float:
         """Return milliseconds of the host until ``end_event``; not a Gaudi's."""

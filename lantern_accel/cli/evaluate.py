@@ -1,4 +1,4 @@
-"""``lantern-accel evaluate``: the papers' first experiments on a model, as JSON and plots."""
+"""``lantern-accel evaluate``: the papers' first experiments on a model, and the papers' tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -53,10 +53,64 @@ def evaluate(
         None, min=1, max=bounds.MOST_THREADS, help="Threads, for a backend that uses them."
     ),
     option: list[str] = OPTION,
+    suite: str | None = typer.Option(
+        None, help="The papers' table: coco, imagenet, or prompts (--prompts)."
+    ),
+    captions: Path | None = typer.Option(
+        None,
+        help="COCO's captions_val2017.json, or a .jsonl of files and prompts; images are --images.",
+    ),
+    prompts: Path | None = typer.Option(
+        None, help="Prompts without real images: lines, PartiPrompts.tsv or GenEval's .jsonl."
+    ),
+    count: int | None = typer.Option(
+        None, min=2, max=bounds.MOST_SAMPLES, help="Prompts. Default: all."
+    ),
+    strategies: list[str] = typer.Option(
+        ["vanilla,eagle,eagle2,lantern,lantern++"],
+        "--strategies",
+        help="Names with commas between, presets too; one with settings is an option of its own: "
+        "lantern++:k=10,lambda=2.",
+    ),
+    protocol: str | None = typer.Option(
+        None, help="How to measure: lantern (coco, prompts), sjd, adm (imagenet)."
+    ),
+    features: str | None = typer.Option(
+        None, help="efficientnet: in the place of Inception, to try a suite without its weights."
+    ),
+    reference: Path | None = typer.Option(
+        None, help="Real images as --save-reference keeps them, or ADM's .npz."
+    ),
+    save_reference: Path | None = typer.Option(
+        None, help="Keep what the network makes of the real images (.npz)."
+    ),
+    metric_weights: list[str] = typer.Option(
+        [],
+        metavar="NAME=PATH",
+        help="Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2, imagereward.",
+    ),
+    metrics_on_host: bool = typer.Option(False, help="Run the metrics' networks on the processor."),
+    work: Path | None = typer.Option(
+        None, help="Folder of the pictures. Default: the output's name with .pictures."
+    ),
+    chunk: int = typer.Option(16, min=1, max=4096, help="Pictures that a stop can lose."),
+    batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Pictures together."),
+    per_prompt: int = typer.Option(1, min=1, max=1000, help="Pictures per prompt."),
+    geneval: Path | None = typer.Option(None, help="Also lay the pictures out here for GenEval."),
+    resamples: int = typer.Option(100, min=2, max=10_000, help="Of FID's bootstrap."),
+    preset: str | None = typer.Option(
+        None, help="Published sampling: lantern-accel models --presets."
+    ),
+    temperature: float | None = typer.Option(None, callback=finite),
+    top_k: int | None = typer.Option(None),
+    top_p: float | None = typer.Option(None, callback=finite),
+    cfg_scale: float | None = typer.Option(None, callback=finite),
 ) -> None:
-    """Measure a model: likelihood, ambiguity, interchangeable codes, the frontier, memorisation.
+    """Measure a model: the papers' first experiments, or with --suite the papers' table.
 
-    Parts: likelihood, ambiguity, interchange, frontier, distances, memorisation.
+    Parts: likelihood, ambiguity, interchange, frontier, distances, memorisation. With --suite only the
+    parts that --part names are measured too. The table is written next to the JSON, as .md, .tex and
+    .html; missing weights are named, with size and licence.
     """
     # ``context.obj``: the images that a model's own trainer knows, as its command line passes them.
     from lantern_accel.device.plugins import choose_device
@@ -67,14 +121,52 @@ def evaluate(
     from lantern_accel.errors import RequestError, did_you_mean
     from lantern_accel.evaluation.schema import PARTS, Settings
     from lantern_accel.files import check_target
+    from lantern_accel.quality.imageset import CAPTIONS
     from lantern_accel.quality.progress import console_progress
 
+    asked = None
+    if suite is not None or prompts is not None:
+        from lantern_accel.cli import suite as suites
+
+        if grid is not None:
+            raise RequestError("--grid draws a grid and --suite a table; ask for one of them")
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg_scale": cfg_scale}
+        asked = suites.read(
+            suites.Asked(
+                suite=suite,
+                captions=captions,
+                images=images,
+                prompts=prompts,
+                count=count,
+                strategies=strategies,
+                protocol=protocol,
+                features=features,
+                reference=reference,
+                save_reference=save_reference,
+                metric_weights=metric_weights,
+                metrics_on_host=metrics_on_host,
+                work=work,
+                output=output,
+                chunk=chunk,
+                batch=batch,
+                per_prompt=per_prompt,
+                geneval=geneval,
+                resamples=resamples,
+                preset=preset,
+                sampling={name: value for name, value in given.items() if value is not None},
+                seed=seed,
+            )
+        )
+        if images is not None and not (images / CAPTIONS).is_file():
+            images = None  # the parts read another list
+    elif captions is not None or reference is not None:
+        raise RequestError("--captions and --reference belong to --suite; name it, such as coco")
     for name in part:
         if name not in PARTS:
             raise RequestError(f"no part is named {name!r}{did_you_mean(name, PARTS)}")
     check_target(output if grid is None else grid)
     if plots is not None and grid is None:
-        from lantern_accel.evaluation.plots import check_matplotlib
+        from lantern_accel.quality.style import check_matplotlib
 
         check_matplotlib()
         check_target(plots / "a.png")
@@ -111,11 +203,18 @@ def evaluate(
             images=images,
             source=context.obj(settings.images, settings.seed) if context.obj else None,
             plots=plots,
-            parts=tuple(part) or PARTS,
+            parts=tuple(part) or (PARTS if asked is None else ()),
+            suite=None if asked is None else suites.request(asked, pipeline),
             progress=console_progress,
         )
     for name, why in report.skipped.items():
         say(why, label=f"left out {name}", style="yellow", to_stderr=True)
     say(str(output), label="wrote", style="bold green")
+    if report.suite is not None:
+        from lantern_accel.evaluation.suite.table import markdown, tables
+        from lantern_accel.evaluation.tables import targets
+
+        say(", ".join(map(str, targets(output))), label="wrote", style="bold green")
+        typer.echo(markdown(tables(report.suite)[:1]))
     if plots is not None:
         say(str(plots), label="wrote", style="bold green")

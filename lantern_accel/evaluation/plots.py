@@ -9,24 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lantern_accel.errors import DataError
 from lantern_accel.evaluation.schema import Evaluation
-from lantern_accel.files import write_whole
+from lantern_accel.quality.style import BAR, check_matplotlib, colour_of, panels, save, styled
 from lantern_accel.strategy.values import Lantern, LanternPP
 
 
-def _figure(panels: int, width: float = 4.2, height: float = 3.4) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * panels, height), layout="constrained")
-    return figure, figure.subplots(1, panels, squeeze=False)[0]
-
-
 def _bars(axis: Any, names: Sequence[str], values: Sequence[float], title: str) -> None:
-    axis.barh(range(len(names)), values, color="#4878a8")
+    axis.barh(range(len(names)), values, color=BAR)
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.invert_yaxis()
-    axis.set_title(title, fontsize=9)
+    axis.set_title(title)
     for i, value in enumerate(values):
         axis.text(value, i, f" {value:.3g}", va="center", fontsize=7)
     axis.margins(x=0.18)
@@ -38,7 +30,7 @@ def ambiguity(report: Evaluation) -> Any:
         return None
     rows = report.ambiguity
     names = [row.of if row.cfg is None else f"{row.of}, CFG {row.cfg:g}" for row in rows]
-    figure, axes = _figure(3)
+    figure, axes = panels(3)
     _bars(axes[0], names, [row.top1_mean for row in rows], "likeliest token, mean probability")
     _bars(axes[1], names, [row.top10_mass for row in rows], "mass of the ten likeliest")
     _bars(axes[2], names, [row.entropy for row in rows], "entropy (nats)")
@@ -54,7 +46,7 @@ def interchange(report: Evaluation) -> Any:
     rows = report.interchange[1:]
     names = [row.replaced_by for row in rows]
     measured = all(row.feature_distance is not None for row in rows)
-    figure, axes = _figure(2 if measured else 1)
+    figure, axes = panels(2 if measured else 1)
     _bars(axes[0], names, [row.psnr for row in rows], "PSNR to the undamaged picture (dB)")
     if measured:
         values = [row.feature_distance or 0.0 for row in rows]
@@ -67,7 +59,7 @@ def frontier(report: Evaluation) -> Any:
     """Accepted length against the total variation that it costs."""
     if not report.frontier:
         return None
-    figure, axes = _figure(1, width=6.0, height=4.2)
+    figure, axes = panels(1, width=6.0, height=4.2)
     axis = axes[0]
     series: dict[str, list[tuple[float, float, str]]] = {}
     for point in report.frontier:
@@ -82,16 +74,19 @@ def frontier(report: Evaluation) -> Any:
             text = f"{point.strategy.tv_budget:g}"
         where = (point.total_variation.value, point.step_compression.value, text)
         series.setdefault(name, []).append(where)
-    for name, points in series.items():
+    for order, (name, points) in enumerate(series.items()):
         points.sort()
-        axis.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=name)
+        own = name if name in ("eagle", "eagle2") else ""
+        colour = colour_of(own, order)
+        xs, ys = [p[0] for p in points], [p[1] for p in points]
+        axis.plot(xs, ys, marker="o", label=name, color=colour)
         for x, y, text in points:
             axis.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
     axis.set_xlabel("total variation per token")
     axis.set_ylabel("tokens per target forward")
-    axis.set_title("numbers: delta, lambda, or budget", fontsize=9)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
+    axis.set_title("numbers: delta, lambda, or budget")
+    axis.grid(True)
+    axis.legend()
     return figure
 
 
@@ -101,7 +96,7 @@ def distances(report: Evaluation) -> Any:
         return None
     rows = report.distances
     names = ["vanilla, another seed", *(row.strategy.name for row in rows[1:])]
-    figure, axes = _figure(2)
+    figure, axes = panels(2)
     if all(row.kid is not None for row in rows):
         found = [row.kid for row in rows if row.kid is not None]
         _bars(axes[0], names, [kid.value for kid in found], "KID x 1000, with its 95 % interval")
@@ -122,17 +117,6 @@ _FIGURES: dict[str, Callable[[Evaluation], Any]] = {
 }
 
 
-def check_matplotlib() -> None:
-    """Raise :class:`DataError` where matplotlib is not installed; call it before measuring."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise DataError(
-            "--plots needs matplotlib, which is not installed; `pip install lantern-accel[eval]` "
-            "brings it. Or leave --plots out: the same command with it draws the plots later"
-        ) from None
-
-
 def save_plots(report: Evaluation, folder: Path) -> list[Path]:
     """Write a PNG for each part that was measured; return their paths.
 
@@ -141,11 +125,12 @@ def save_plots(report: Evaluation, folder: Path) -> list[Path]:
     check_matplotlib()
     written = []
     for name, make in _FIGURES.items():
-        figure = make(report)
-        if figure is None:
-            continue
-        path = folder / f"{name}.png"
-        write_whole(path, lambda stream, f=figure: f.savefig(stream, format="png", dpi=120))  # type: ignore[misc]
+        with styled():
+            figure = make(report)
+            if figure is None:
+                continue
+            path = folder / f"{name}.png"
+            save(figure, path)
         written.append(path)
     return written
 

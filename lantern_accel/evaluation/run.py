@@ -17,9 +17,11 @@ from lantern_accel.evaluation import plots
 from lantern_accel.evaluation.distance import distances, memorisation
 from lantern_accel.evaluation.frontier import frontier
 from lantern_accel.evaluation.interchange import interchange
-from lantern_accel.evaluation.plots import check_matplotlib
 from lantern_accel.evaluation.prompts import FORTY
 from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings
+from lantern_accel.evaluation.suite.run import SuiteRequest, SuiteRun
+from lantern_accel.evaluation.suite.schema import Suite
+from lantern_accel.evaluation.tables import write_tables
 from lantern_accel.evaluation.text import text_ambiguity
 from lantern_accel.files import read_text_file, write_json
 from lantern_accel.generation.pipeline import Pipeline
@@ -27,6 +29,7 @@ from lantern_accel.quality.imageset import ImageSet, Source, read_images
 from lantern_accel.quality.maps import MISSING, NETWORK, FeatureNet, to_pixels
 from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
+from lantern_accel.quality.style import check_matplotlib
 
 
 class _Unmeasured(Exception):
@@ -99,6 +102,20 @@ class Evaluator:
         if self.plots is not None:
             plots.save_plots(self.report, self.plots)
         return self.report
+
+    def run_suite(self, request: SuiteRequest) -> Suite:
+        """Draw and measure a suite; the file grows by a row per strategy."""
+        return SuiteRun(
+            self.pipeline,
+            request,
+            before=self.report.suite,
+            on_row=self._keep_suite,
+            progress=self.say,
+        ).run()
+
+    def _keep_suite(self, suite: Suite) -> None:
+        self.report.suite = suite
+        self.save()
 
     def save(self) -> None:
         """Write the report, whole or not at all."""
@@ -241,15 +258,17 @@ def evaluate(
     source: Source | None = None,
     plots: Path | None = None,
     parts: tuple[str, ...] = PARTS,
+    suite: SuiteRequest | None = None,
     progress: Callable[[], Progress] | None = None,
 ) -> Evaluation:
     """Evaluate a loaded model and write ``out``; a run that was stopped continues where it was.
 
     ``images``: a folder of captioned images (``lantern_accel.quality.imageset``); without one those of
-    ``source``, which a model's own trainer knows. ``plots``: a folder for
-    pictures. Raises :class:`DataError` where ``out`` holds an evaluation of another model or under
-    other settings, and, before anything is measured, where ``plots`` is given and matplotlib is not
-    installed.
+    ``source``, which a model's own trainer knows. ``plots``: a folder for pictures. ``suite``: what to
+    draw and measure for the papers' tables, after the parts; the tables are written next to ``out``, as
+    ``.md``, ``.tex`` and ``.html``. Raises :class:`DataError` where ``out`` holds an evaluation of
+    another model or under other settings, and, before anything is measured, where ``plots`` is given
+    and matplotlib is not installed.
     """
     if plots is not None:
         check_matplotlib()
@@ -263,4 +282,9 @@ def evaluate(
         plots=plots,
         progress=say,
     )
-    return evaluator.run(parts)
+    evaluator.run(parts)
+    if suite is not None:
+        evaluator.run_suite(suite)
+    if evaluator.report.suite is not None:
+        write_tables(evaluator.report, out)
+    return evaluator.report

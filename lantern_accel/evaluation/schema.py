@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lantern_accel.evaluation.suite.schema import Suite
 from lantern_accel.quality.interval import Interval
 from lantern_accel.quality.scores import Ambiguity, Likelihood
 from lantern_accel.strategy.values import Strategy
@@ -138,6 +139,7 @@ class Evaluation(_Part):
     frontier: list[FrontierPoint] | None = None
     distances: list[StrategyDistance] | None = None
     memorisation: Memorisation | None = None
+    suite: Suite | None = None
 
 
 PARTS = ("likelihood", "ambiguity", "interchange", "frontier", "distances", "memorisation")

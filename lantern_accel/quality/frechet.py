@@ -121,7 +121,9 @@ def frechet(
     generator = np.random.default_rng(11)
     draws = np.array(
         [
-            sample.distance(np.bincount(generator.integers(0, n, n), minlength=n))
+            sample.distance(
+                np.bincount(generator.integers(0, n, n), minlength=n).astype(np.float64)
+            )
             for _ in range(resamples)
         ]
     )

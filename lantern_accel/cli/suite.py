@@ -1,0 +1,171 @@
+"""What ``lantern-accel evaluate --suite`` is asked for, read and checked before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lantern_accel.errors import DataError, RequestError, did_you_mean
+
+if TYPE_CHECKING:
+    from lantern_accel.evaluation.suite.captions import Captioned
+    from lantern_accel.evaluation.suite.protocol import Protocol
+    from lantern_accel.evaluation.suite.run import SuiteRequest
+    from lantern_accel.generation.pipeline import Pipeline
+
+SUITES = ("coco", "imagenet", "prompts")
+#: Stands in the place of a protocol's feature networks.
+STAND_IN = "efficientnet"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of a suite as they were typed."""
+
+    suite: str | None
+    captions: Path | None
+    images: Path | None
+    prompts: Path | None
+    count: int | None
+    strategies: Sequence[str]
+    protocol: str | None
+    features: str | None
+    reference: Path | None
+    save_reference: Path | None
+    metric_weights: Sequence[str]
+    metrics_on_host: bool
+    work: Path | None
+    output: Path
+    chunk: int
+    batch: int
+    per_prompt: int
+    geneval: Path | None
+    resamples: int
+    preset: str | None
+    sampling: Mapping[str, Any]
+    seed: int
+
+    @property
+    def name(self) -> Any:
+        """The suite's name; ``prompts`` where only a file of prompts is named."""
+        return self.suite or ("prompts" if self.prompts is not None else None)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A suite that was read and checked as far as that goes without a model."""
+
+    asked: Asked
+    protocol: Protocol
+    captioned: Captioned | None
+    weights: Mapping[str, Path]
+
+
+def read(asked: Asked) -> Ready:
+    """Read the files of a suite and check its options; raises a LanternError in one sentence."""
+    from lantern_accel.evaluation.suite.captions import read_captions, read_prompts
+    from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
+    from lantern_accel.evaluation.suite.weights import read_given
+    from lantern_accel.evaluation.tables import check_targets
+    from lantern_accel.files import check_target
+
+    if asked.name not in SUITES:
+        raise RequestError(
+            f"no suite is named {asked.name!r}{did_you_mean(str(asked.name), SUITES)}"
+        )
+    _fits(asked)
+    wanted = asked.protocol or USUAL[asked.name]
+    if wanted not in PROTOCOLS:
+        raise RequestError(f"no protocol is named {wanted!r}{did_you_mean(wanted, PROTOCOLS)}")
+    protocol = PROTOCOLS[wanted]
+    if asked.features is not None:
+        if asked.features != STAND_IN:
+            raise RequestError(f"--features takes {STAND_IN}, not {asked.features!r}")
+        protocol = protocol.model_copy(
+            update={
+                "name": f"{protocol.name} with {STAND_IN}",
+                "network": STAND_IN,
+                "manifold": STAND_IN,
+            }
+        )
+    check_targets(asked.output)
+    for path in (asked.save_reference, asked.geneval and asked.geneval / "a"):
+        if path is not None:
+            check_target(path)
+    captioned = None
+    if asked.name == "coco":
+        assert asked.captions is not None and asked.images is not None
+        captioned = read_captions(asked.captions, asked.images, protocol.caption)
+    elif asked.name == "prompts":
+        assert asked.prompts is not None
+        captioned = read_prompts(asked.prompts)
+        if asked.geneval is not None and captioned.metadata is None:
+            raise DataError(
+                f"--geneval copies the lines of GenEval's evaluation_metadata.jsonl, and {asked.prompts} "
+                "is no .jsonl; name that file with --prompts"
+            )
+    if captioned is not None:
+        captioned = captioned.first(asked.count)
+    return Ready(asked, protocol, captioned, read_given(list(asked.metric_weights)))
+
+
+def _fits(asked: Asked) -> None:
+    """Refuse options that the suite does not take, and say which it needs."""
+    name = asked.name
+    if name == "coco" and (asked.captions is None or asked.images is None):
+        have = "images" if asked.captions is None else "captions"
+        lack = "--captions captions_val2017.json" if asked.captions is None else "--images val2017"
+        raise RequestError(
+            f"the suite coco needs captions and their images; {lack} is missing"
+            + (f" next to --{have}" if asked.captions or asked.images else "")
+            + "; prompts alone are --prompts FILE"
+        )
+    if name == "prompts" and asked.prompts is None:
+        raise RequestError("the suite prompts needs --prompts FILE, a prompt per line")
+    taken = {"coco": ("captions", "images"), "imagenet": (), "prompts": ("prompts",)}[name]
+    for option in ("captions", "images", "prompts"):
+        if getattr(asked, option) is not None and option not in taken:
+            raise RequestError(f"the suite {name} takes no --{option}; leave it out")
+    if asked.geneval is not None and name != "prompts":
+        raise RequestError("--geneval goes with --prompts evaluation_metadata.jsonl")
+
+
+def request(ready: Ready, pipeline: Pipeline) -> SuiteRequest:
+    """Return the suite's request on a loaded model, its strategies resolved and tried."""
+    from lantern_accel.evaluation.suite.captions import class_prompts
+    from lantern_accel.evaluation.suite.run import SuiteRequest, choose_strategies
+
+    asked, target = ready.asked, pipeline.model.manifest.target
+    of_classes = getattr(target, "conditioning", "text") == "class"
+    if of_classes != (asked.name == "imagenet"):
+        kind = "draws classes" if of_classes else "draws from text"
+        better = "--suite imagenet" if of_classes else "--suite coco or --prompts FILE"
+        raise RequestError(f"the model {pipeline.model.manifest.name!r} {kind}; use {better}")
+    captioned = ready.captioned
+    source = str((asked.captions or asked.prompts or Path("class ids")).name)
+    if captioned is None:
+        captioned = class_prompts(target.num_classes, asked.count, ready.protocol.count)
+    example: Any = captioned.prompts[0]
+    settings = {"batch_size": asked.batch, **asked.sampling}
+    sampling = pipeline.request(example, preset=asked.preset, **settings).sampling
+    return SuiteRequest(
+        name=asked.name,
+        protocol=ready.protocol,
+        captioned=captioned,
+        prompts_source=source,
+        strategies=choose_strategies(pipeline, asked.strategies, sampling, asked.batch, example),
+        sampling=sampling,
+        work=asked.work or asked.output.with_suffix(".pictures"),
+        seed=asked.seed,
+        chunk=asked.chunk,
+        batch=asked.batch,
+        per_prompt=asked.per_prompt,
+        reference=asked.reference,
+        save_reference=asked.save_reference,
+        geneval=asked.geneval,
+        weights=ready.weights,
+        host=asked.metrics_on_host,
+        resamples=asked.resamples,
+    )

@@ -1,0 +1,1 @@
+"""The papers' tables: every strategy on the same prompts, scored as the papers score."""

@@ -1,0 +1,188 @@
+"""Which prompts a suite draws, and its real images: COCO's captions, a list, or prompts alone."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lantern_accel.errors import DataError
+from lantern_accel.files import UnreadableFile, read_bytes_file, read_json_file, read_text_file
+
+#: Names that a reason lists at most.
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """Prompts in order, the real image of each (None: there are none), and what was left out."""
+
+    prompts: list[str | int]
+    images: list[Path] | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    #: Lines that GenEval wants copied, one per prompt.
+    metadata: list[str] | None = None
+
+    def first(self, count: int | None) -> Captioned:
+        """Return the first ``count``; raises :class:`DataError` where there are fewer."""
+        there = len(self.prompts)
+        if count is None or count == there:
+            return self
+        if count > there:
+            gone = f" ({'; '.join(f'{k}: {v}' for k, v in self.left_out.items())})"
+            raise DataError(
+                f"--count asks for {count} prompts, and there are {there} that can be used"
+                f"{gone if self.left_out else ''}; lower it"
+            )
+        return Captioned(
+            self.prompts[:count],
+            None if self.images is None else self.images[:count],
+            self.left_out,
+            None if self.metadata is None else self.metadata[:count],
+        )
+
+
+def digest(prompts: Sequence[str | int]) -> str:
+    """Return the SHA-256 of prompts, by which two runs of the same ones are known."""
+    text = json.dumps(list(prompts), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_captions(
+    path: Path, folder: Path, choose: Literal["longest", "first"] = "longest"
+) -> Captioned:
+    """Read COCO's ``captions_*.json``, or lines of ``{"file": ..., "prompt": ...}``, with their images.
+
+    Of several captions of an image one is used: the longest or the first. Captions without an image,
+    images without a caption, and pictures that are there twice are left out and counted. Raises
+    :class:`DataError` where nothing is left.
+    """
+    if not folder.is_dir():
+        raise DataError(f"--images names {folder}, which is no folder; name the one of the images")
+    listed = _lines(path) if path.suffix == ".jsonl" else _coco(path)
+    chosen: dict[str, str | int] = {}
+    for name, caption in listed:
+        kept = chosen.get(name)
+        if kept is None or (choose == "longest" and len(str(caption)) > len(str(kept))):
+            chosen[name] = caption
+    there = {one.name for one in folder.iterdir() if one.is_file() and _is_picture(one)}
+    gone = [name for name in chosen if name not in there and not _is_there(folder / name)]
+    left_out = _counted("captions whose image is not there", gone)
+    left_out |= _counted("images without a caption", sorted(there - set(chosen)))
+    seen: dict[str, str] = {}
+    twice, prompts, images = [], [], []
+    for name, caption in chosen.items():
+        if not _is_there(folder / name):
+            continue
+        try:
+            content = hashlib.sha256(read_bytes_file(folder / name)).hexdigest()
+        except OSError as error:
+            raise DataError(f"{folder / name} cannot be read ({error.strerror})") from None
+        if content in seen:
+            twice.append(f"{name} is {seen[content]}")
+            continue
+        seen[content] = name
+        prompts.append(caption)
+        images.append(folder / name)
+    left_out |= _counted("pictures that are there twice", twice)
+    if not prompts:
+        raise DataError(
+            f"no caption in {path} has its image in {folder} ({'; '.join(left_out.values())}); name "
+            "the folder that the captions are of"
+        )
+    return Captioned(prompts, images, left_out)
+
+
+def read_prompts(path: Path) -> Captioned:
+    """Read prompts without images: lines of text, GenEval's ``.jsonl``, or PartiPrompts' ``.tsv``."""
+    if path.suffix == ".jsonl":
+        lines = [line for line in _text(path).splitlines() if line.strip()]
+        prompts = [str(_field(path, n, line, "prompt")) for n, line in enumerate(lines, 1)]
+        found = Captioned(list(prompts), metadata=lines)
+    elif path.suffix == ".tsv":
+        rows = csv.DictReader(_text(path).splitlines(), delimiter="\t")
+        if "Prompt" not in (rows.fieldnames or ()):
+            raise DataError(f"{path} has no column Prompt; name PartiPrompts.tsv or a text file")
+        found = Captioned([row["Prompt"].strip() for row in rows if (row["Prompt"] or "").strip()])
+    else:
+        found = Captioned([line.strip() for line in _text(path).splitlines() if line.strip()])
+    if not found.prompts:
+        raise DataError(f"{path} has no prompt; write one per line")
+    return found
+
+
+def class_prompts(classes: int, count: int | None, usual: int) -> Captioned:
+    """Return class ids in turn, so that any number of images has all classes equally often."""
+    return Captioned([i % classes for i in range(usual if count is None else count)])
+
+
+def _coco(path: Path) -> list[tuple[str, str]]:
+    try:
+        value: Any = read_json_file(path)
+        names = {one["id"]: str(one["file_name"]) for one in value["images"]}
+        return [
+            (names.get(one["image_id"], f"image {one['image_id']}"), str(one["caption"]).strip())
+            for one in value["annotations"]
+            if str(one["caption"]).strip()
+        ]
+    except UnreadableFile as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from None
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); name COCO's captions_val2017.json"
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise DataError(
+            f"{path} is not a list of captions as COCO writes it (images with id and file_name, "
+            "annotations with image_id and caption); a .jsonl has a line for each image instead, such as "
+            '{"file": "a.png", "prompt": "a red heart"}'
+        ) from None
+
+
+def _lines(path: Path) -> list[tuple[str, str | int]]:
+    found: list[tuple[str, str | int]] = []
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if line.strip():
+            prompt = _field(path, number, line, "prompt")
+            found.append((str(_field(path, number, line, "file")), prompt))
+    return found
+
+
+def _field(path: Path, number: int, line: str, name: str) -> str | int:
+    try:
+        value = json.loads(line)[name]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise DataError(f"{path}, line {number}: expected {name!r} in {line[:80]!r}") from None
+    if not isinstance(value, str | int) or isinstance(value, bool) or not str(value).strip():
+        raise DataError(f"{path}, line {number}: {name} cannot be {value!r}")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text_file(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise DataError(f"{path} cannot be read ({why}); name another file") from None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+
+
+def _counted(what: str, names: Sequence[str]) -> dict[str, str]:
+    if not names:
+        return {}
+    more = ", ..." if len(names) > NAMED else ""
+    return {what: f"{len(names)} ({', '.join(names[:NAMED])}{more})"}

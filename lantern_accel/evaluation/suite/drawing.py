@@ -1,0 +1,190 @@
+"""A suite's pictures in a folder: drawn through the normal pipeline, chunk by chunk, and never twice.
+
+``suite.json`` says what the pictures are of; each strategy has a folder with ``strategy.json``, its
+pictures ``000000.png``, ... and a record per finished chunk. A chunk is one request with its own
+seed, which depends on the suite's seed and the chunk's place alone: every strategy draws the same prompts
+from the same random numbers, and a stopped run goes on with the same pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from PIL.Image import Image
+
+from lantern_accel.bounds import SEEDS
+from lantern_accel.errors import DataError
+from lantern_accel.files import read_json_file, write_json, write_whole
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.strategy.values import Sampling, Strategy
+
+Say = Callable[[str], None]
+#: Of a request's figures, those that say how it ran; the rest is in the suite or in the chunk.
+_LEFT_OUT = ("prompts", "strategy", "sampling", "tokens_sha256", "accepted_histogram", "auto")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One finished request: its pictures' count, steps and seconds.
+
+    ``warm``: not the first one of its process, so that no compilation is in its seconds.
+    """
+
+    images: int
+    tokens: int
+    steps: int
+    seconds: float
+    total_variation: float
+    warm: bool
+    simulated: bool
+    details: dict[str, Any]
+
+
+class Drawn:
+    """The folder of one suite on one model."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        """Raise :class:`DataError` for a folder that holds pictures of another model, seed or prompts."""
+        self.folder, path = folder, folder / "suite.json"
+        wanted = json.loads(json.dumps(identity))
+        if not path.is_file():
+            if folder.is_dir() and any(folder.iterdir()):
+                raise DataError(
+                    f"{folder} is not empty and is no folder of a suite; name another with --work"
+                )
+            _write(path, wanted)
+            return
+        try:
+            stored = read_json_file(path)
+            other = [key for key in {**wanted, **stored} if stored.get(key) != wanted.get(key)]
+        except (OSError, ValueError, AttributeError, TypeError):
+            raise DataError(
+                f"{path} is damaged; delete {folder}, or name another with --work"
+            ) from None
+        if other:
+            first = other[0]
+            raise DataError(
+                f"{folder} holds pictures of another {' and '.join(other).replace('_', ' ')} "
+                f"({first.replace('_', ' ')}: {str(stored.get(first))[:60]}, not "
+                f"{str(wanted.get(first))[:60]}); name another folder with --work, or delete it"
+            )
+
+    def of(self, strategy: Strategy, label: str) -> Path:
+        """Return the folder of a strategy's pictures, made if it is not there."""
+        text = strategy.model_dump_json()
+        slug = re.sub(r"[^a-z0-9.=+]+", "-", label.lower()).strip("-")[:60]
+        place = self.folder / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        if not (place / "strategy.json").is_file():
+            _write(place / "strategy.json", json.loads(text))
+        return place
+
+
+def seed_of(seed: int, start: int) -> int:
+    """Return the seed of the request that draws the chunk from ``start`` on."""
+    return (seed * 1_000_003 + start) % SEEDS
+
+
+def picture_paths(folder: Path, count: int) -> list[Path]:
+    """Return the files of a strategy's pictures, in the order of the prompts."""
+    return [folder / f"{i:06d}.png" for i in range(count)]
+
+
+def draw(
+    pipeline: Pipeline,
+    prompts: Sequence[str | int],
+    strategy: Strategy,
+    sampling: Sampling,
+    folder: Path,
+    *,
+    seed: int,
+    chunk: int,
+    batch: int,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[Chunk]:
+    """Draw what is not in the folder yet; return the records of all chunks.
+
+    A chunk counts as drawn when its record is there, which is written after its pictures; a picture
+    that was deleted since is drawn again with its chunk.
+    """
+    paths, found, first = picture_paths(folder, len(prompts)), [], True
+    for start in range(0, len(prompts), chunk):
+        wanted, record = prompts[start : start + chunk], folder / f"chunk-{start:06d}.json"
+        done = _read(record, len(wanted))
+        if done is None or not all(path.is_file() for path in paths[start : start + chunk]):
+            made = pipeline.generate(
+                list(wanted),
+                strategy=strategy,
+                sampling=sampling,
+                seed=seed_of(seed, start),
+                batch_size=batch,
+            )
+            for path, image in zip(paths[start:], made.images, strict=False):
+                _save(image, path)
+            stats = made.stats
+            done = Chunk(
+                images=stats.images,
+                tokens=stats.tokens,
+                steps=stats.steps,
+                seconds=stats.seconds.prefill + stats.seconds.decode,
+                total_variation=stats.total_variation,
+                warm=not first,
+                simulated=stats.simulated,
+                details=stats.model_dump(mode="json", exclude=set(_LEFT_OUT)),
+            )
+            _write(record, done.__dict__)
+            first = False
+        found.append(done)
+        advance(len(wanted))
+    return found
+
+
+def _read(path: Path, images: int) -> Chunk | None:
+    """Return a chunk's record; None where there is none, or a damaged or shorter one."""
+    try:
+        found = Chunk(**read_json_file(path))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.images == images else None
+
+
+def _save(image: Image, path: Path) -> None:
+    try:
+        write_whole(path, lambda stream: image.save(stream, format="PNG"))
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _write(path: Path, value: Any) -> None:
+    try:
+        write_json(path, value)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{path} cannot be written ({error.strerror}); make room, or name another folder with --work"
+    )
+
+
+def save_geneval(
+    folder: Path, pictures: Sequence[Path], metadata: Sequence[str], per_prompt: int
+) -> None:
+    """Copy pictures into the folders that GenEval's scorer reads: ``00000/samples/0000.png``, ..."""
+    for i, line in enumerate(metadata):
+        place = folder / f"{i:05d}"
+        write_whole(place / "metadata.jsonl", partial(_put, f"{line}\n".encode()))
+        for j in range(per_prompt):
+            content = pictures[i * per_prompt + j].read_bytes()
+            write_whole(place / "samples" / f"{j:04d}.png", partial(_put, content))
+
+
+def _put(content: bytes, stream: IO[bytes]) -> None:
+    stream.write(content)

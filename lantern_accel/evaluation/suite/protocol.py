@@ -1,0 +1,108 @@
+"""How papers measure, as data: which captions, which resizing, which networks, with sources.
+
+The figures of two protocols cannot be compared: resizing alone moves FID by more than the methods do.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Resample = Literal["lanczos", "bicubic", "bilinear"]
+#: What brings a picture to a network's input: ``network`` leaves that to the network itself.
+ToNetwork = Literal["network", "bicubic", "bilinear"]
+
+
+class Preprocessing(BaseModel):
+    """What is done to a picture, real or generated, before a network sees it; all with Pillow.
+
+    It decides the value of FID, and so it is written into the table.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    crop: Literal["centre square", "none"] = "centre square"
+    size: int | None = Field(256, ge=8, description="side after cropping; None: as it is")
+    resample: Resample = Field("lanczos", description="Pillow's filter of this resizing")
+    to_network: ToNetwork = Field(
+        "bicubic",
+        description="to the network's input: a Pillow filter, with antialiasing and rounded to 8 "
+        "bits, or `network`: the network's own",
+    )
+
+    def text(self) -> str:
+        """Return the steps in words."""
+        steps = ["centre crop to a square"] if self.crop != "none" else []
+        if self.size is not None:
+            steps.append(f"{self.resample} to {self.size} x {self.size}")
+        last = "the network's own resizing" if self.to_network == "network" else self.to_network
+        return ", ".join([*steps, f"{last} to the network's input"])
+
+
+class Protocol(BaseModel):
+    """One paper's way to measure; ``network`` and ``manifold`` name feature networks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    summary: str
+    source: str
+    caption: Literal["longest", "first"] = Field(description="of the captions of one image")
+    count: int = Field(description="images of the published tables")
+    network: str = Field(description="of FID, KID and the Inception score")
+    preprocessing: Preprocessing
+    manifold: str = Field(description="of precision and recall")
+    manifold_preprocessing: Preprocessing
+    k: int = 3
+    is_splits: int = 10
+    clip: str = Field(description="open_clip's name of the model, with OpenAI's weights")
+    clip_prefix: str = ""
+    clip_preprocessing: Preprocessing
+
+
+LANTERN = Protocol(
+    name="lantern",
+    summary="LANTERN's own scripts: clean-fid after a crop to 256, CLIP ViT-B/32, HPSv2.1, VGG16",
+    source="jadohu/LANTERN 3a56e45: data/prompts/preprocess.py, entrypoints/eval_fid_clip.py, "
+    "eval_prec_recall.py, eval_hpsv2.py",
+    caption="longest",
+    count=5000,
+    network="inception",
+    preprocessing=Preprocessing(),
+    manifold="vgg16",
+    manifold_preprocessing=Preprocessing(crop="none", size=None, to_network="bilinear"),
+    clip="ViT-B-32",
+    clip_prefix="A photo depicts ",
+    clip_preprocessing=Preprocessing(to_network="network"),
+)
+SJD = Protocol(
+    name="sjd",
+    summary="SJD's and SJD-PAC's scripts: pytorch-fid without a crop, CLIP ViT-B/16",
+    source="KangJialiang/SJD-PAC, evaluation_metrics.py (pytorch-fid and torchmetrics); its Inception "
+    "score resizes without antialiasing, ours as FID does",
+    caption="first",
+    count=5000,
+    network="inception",
+    preprocessing=Preprocessing(crop="none", size=None, to_network="network"),
+    manifold="inception",
+    manifold_preprocessing=Preprocessing(crop="none", size=None, to_network="network"),
+    clip="ViT-B-16",
+    clip_preprocessing=Preprocessing(crop="none", size=None, to_network="network"),
+)
+ADM = Protocol(
+    name="adm",
+    summary="ADM's evaluator for ImageNet: samples of 256 x 256, one Inception for all figures",
+    source="openai/guided-diffusion 1b61a43, evaluations/evaluator.py; its sFID is left out",
+    caption="first",
+    count=50_000,
+    network="inception",
+    preprocessing=Preprocessing(crop="centre square", size=256, to_network="network"),
+    manifold="inception",
+    manifold_preprocessing=Preprocessing(crop="centre square", size=256, to_network="network"),
+    clip="ViT-B-32",
+    clip_preprocessing=Preprocessing(to_network="network"),
+)
+PROTOCOLS = {one.name: one for one in (LANTERN, SJD, ADM)}
+#: The protocol of a suite, unless another one is named.
+USUAL = {"coco": "lantern", "imagenet": "adm", "prompts": "lantern"}

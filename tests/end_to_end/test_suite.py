@@ -1,0 +1,360 @@
+"""``lantern-accel evaluate --suite`` on tiny models: drawn, stopped, continued, refused, written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import lantern_accel
+from lantern_accel.errors import DataError, LanternError
+from lantern_accel.evaluation.run import evaluate
+from lantern_accel.evaluation.schema import Evaluation, Settings
+from lantern_accel.evaluation.suite.captions import read_captions
+from lantern_accel.evaluation.suite.figure import points
+from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
+from lantern_accel.evaluation.suite.run import SuiteRequest, choose_strategies
+from lantern_accel.evaluation.suite.schema import Suite
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.interval import Interval
+
+PROMPTS = ("red heart", "dog face", "a blue fish")
+RULE = Preprocessing(crop="centre square", size=16, to_network="network")
+TINY = Protocol(
+    name="tiny",
+    summary="random networks",
+    source="a test",
+    caption="first",
+    count=8,
+    network="tiny",
+    preprocessing=RULE,
+    manifold="tiny",
+    manifold_preprocessing=RULE,
+    is_splits=2,
+    clip="tiny",
+    clip_preprocessing=RULE,
+)
+
+
+class TinyNetwork:
+    """A random network in the place of Inception: six features, five classes."""
+
+    name, side = "a tiny random network", None
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 6), nn.Tanh())
+        self.head = nn.Linear(6, 5)
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        found = self.net(images.float() / 255)
+        return found, self.head(found)
+
+
+class TinyScorer:
+    """Words and brightness in the place of CLIP."""
+
+    name, note = "a tiny scorer", ""
+
+    def __call__(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
+        pairs = zip(images, prompts, strict=True)
+        return [float(np.asarray(image).mean()) + len(prompt) for image, prompt in pairs]
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """Six captioned pictures, as COCO lists them."""
+    folder = tmp_path / "val2017"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    lines: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
+    for i in range(6):
+        noise = rng.integers(0, 255, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(noise).convert("L" if i == 3 else "RGB").save(folder / f"{i}.png")
+        lines["images"].append({"id": i, "file_name": f"{i}.png"})
+        caption = "a blue fish in the sea" if i == 5 else PROMPTS[i % 3]  # longer than the prefix
+        lines["annotations"].append({"id": i, "image_id": i, "caption": caption})
+    (tmp_path / "captions.json").write_text(json.dumps(lines))
+    return folder
+
+
+def request(pipeline: Pipeline, real: Path, **changes: Any) -> SuiteRequest:
+    sampling = pipeline.sampling()
+    words = changes.pop("words", ["vanilla", "lantern:k=4,delta=0.5"])
+    strategies = choose_strategies(pipeline, words, sampling, 2, "red heart")
+    values: dict[str, Any] = {
+        "name": "coco",
+        "protocol": TINY,
+        "captioned": read_captions(real.parent / "captions.json", real),
+        "prompts_source": "captions.json",
+        "strategies": strategies,
+        "sampling": sampling,
+        "work": real.parent / "pictures",
+        "chunk": 2,
+        "batch": 2,
+        "resamples": 6,
+        "networks": {"tiny": TinyNetwork()},
+        "scorers": {"clip": TinyScorer()},
+    }
+    return SuiteRequest(**(values | changes))
+
+
+def without_times(suite: Suite | None) -> dict[str, Any]:
+    """Return all of a table but what a clock said."""
+    assert suite is not None
+    found = suite.model_dump(mode="json")
+    for row in found["rows"]:
+        del row["details"], row["speed"]["seconds_per_image"], row["speed"]["speedup"]
+    return found
+
+
+def run(pipeline: Pipeline, out: Path, made: SuiteRequest, **more: Any) -> Evaluation:
+    return evaluate(pipeline, out, Settings.quick(), parts=(), suite=made, **more)
+
+
+@pytest.fixture
+def pipeline(tiny_model: Path):
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as opened:
+        yield opened
+
+
+def test_a_suite_that_was_killed_three_times_ends_with_the_same_table(
+    pipeline, real, tmp_path, monkeypatch
+):
+    whole = run(pipeline, tmp_path / "a.json", request(pipeline, real)).suite
+    draw, calls = Pipeline.generate, []
+
+    def dies(self: Pipeline, *words: Any, **named: Any) -> Any:
+        calls.append(named["seed"])
+        if len(calls) in (2, 5, 7):
+            raise KeyboardInterrupt
+        return draw(self, *words, **named)
+
+    monkeypatch.setattr(Pipeline, "generate", dies)
+    out = tmp_path / "b.json"
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            run(pipeline, out, request(pipeline, real, work=tmp_path / "again"))
+    stopped = run(pipeline, out, request(pipeline, real, work=tmp_path / "again")).suite
+    assert without_times(stopped) == without_times(whole)
+    assert len(calls) == 2 * 3 + 3  # every chunk once, and the three that were lost
+    assert stopped is not None
+    exact, relaxed = stopped.rows
+    assert [row.label for row in stopped.rows] == ["vanilla", "lantern:k=4,delta=0.5"]
+    assert stopped.prompts_cut == 1
+    assert relaxed.strategy.acceptance.model_dump()["delta"] == 0.5
+    assert isinstance(exact.speed.total_variation, Interval)
+    assert exact.speed.total_variation.value == 0
+    for row in stopped.rows:
+        measured = {key for key, value in row.metrics.items() if isinstance(value, Interval)}
+        expected = {"fid", "fid_infinity", "kid", "inception_score", "precision", "recall", "clip"}
+        assert measured == expected
+    assert stopped.reference["not_rgb"] == {"grey": 1}
+    assert "open_clip" in str(exact.metrics["hpsv2"])
+    again = run(pipeline, out, request(pipeline, real, work=tmp_path / "again")).suite
+    assert without_times(again) == without_times(whole)
+    assert len(calls) == 9
+
+
+def test_every_strategy_draws_the_same_prompts_from_the_same_seeds(pipeline, real, tmp_path):
+    found = run(pipeline, tmp_path / "a.json", request(pipeline, real, words=["vanilla"])).suite
+    assert found is not None
+    folders = sorted(path for path in (tmp_path / "pictures").iterdir() if path.is_dir())
+    vanilla = next(path for path in folders if path.name.startswith("vanilla"))
+    made = pipeline.generate(
+        ["red heart", "dog face"], strategy="vanilla", seed=0, batch_size=2
+    ).images
+    assert [np.asarray(Image.open(vanilla / f"{i:06d}.png")).tolist() for i in range(2)] == [
+        np.asarray(image).tolist() for image in made
+    ]
+    later = pipeline.generate(
+        ["a blue fish", "red heart"], strategy="vanilla", seed=2, batch_size=2
+    ).images
+    assert np.array_equal(Image.open(vanilla / "000002.png"), later[0])
+
+
+def test_a_folder_of_another_seed_or_model_is_refused(pipeline, real, tmp_path, undrafted_model):
+    made = request(pipeline, real, words=["vanilla"])
+    run(pipeline, tmp_path / "a.json", made)
+    with pytest.raises(DataError, match=r"pictures of another seed \(seed: 0, not 1\).*--work"):
+        run(pipeline, tmp_path / "b.json", request(pipeline, real, words=["vanilla"], seed=1))
+    with (
+        lantern_accel.load(undrafted_model, device="cpu", dtype="float32") as other,
+        pytest.raises(DataError, match=r"another (model and )?weights hash"),
+    ):
+        run(other, tmp_path / "c.json", request(other, real, words=["vanilla"]))
+    with pytest.raises(DataError, match=r"has a suite with another chunk; name another file"):
+        run(pipeline, tmp_path / "a.json", request(pipeline, real, words=["vanilla"], chunk=4))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.txt").write_text("mine")
+    with pytest.raises(DataError, match="is not empty and is no folder of a suite"):
+        run(pipeline, tmp_path / "d.json", request(pipeline, real, work=tmp_path / "full"))
+
+
+def test_another_strategy_joins_the_table_of_before(pipeline, real, tmp_path):
+    out = tmp_path / "a.json"
+    run(pipeline, out, request(pipeline, real, words=["vanilla"]))
+    found = run(pipeline, out, request(pipeline, real, words=["eagle"])).suite
+    assert found is not None
+    assert [row.label for row in found.rows] == ["eagle", "vanilla"]
+    other = read_captions(real.parent / "captions.json", real)
+    fewer = request(pipeline, real, words=["eagle"], captioned=other.first(4))
+    with pytest.raises(DataError, match="another count"):
+        run(pipeline, out, fewer)
+
+
+def test_tables_are_written_in_three_forms_with_the_first_experiments(pipeline, real, tmp_path):
+    out = tmp_path / "table.json"
+    made = request(pipeline, real, words=["vanilla,lantern++"])
+    lines = [json.dumps({"file": f"{i}.png", "prompt": "red heart"}) for i in range(4)]
+    (real / "captions.jsonl").write_text("\n".join(lines))
+    report = evaluate(
+        pipeline, out, Settings.quick(), parts=("distances",), suite=made, images=real
+    )
+    assert report.distances is not None
+    text = (tmp_path / "table.md").read_text()
+    assert "| lantern++ |" in text
+    assert "Published by others" in text
+    assert "KangJialiang/SJD-PAC" in text
+    assert "## Distance to exact decoding" in text
+    assert "Not measured: HPSv2" in text
+    tex = (tmp_path / "table.tex").read_text()
+    assert r"\begin{tabular}" in tex
+    assert r"KID x 1000 $\downarrow$" in tex
+    assert tex.count(r"\begin{table}") == tex.count(r"\end{table}")
+    page = (tmp_path / "table.html").read_text()
+    assert page.count("<table") == text.count("\n## ")
+    assert report.suite is not None
+    fid = next(column for column in report.suite.columns if column.key == "fid")
+    marked = points(report.suite, fid)
+    assert 1 <= sum(not point.dominated for point in marked) <= len(marked) == 2
+    if "<img" not in page:
+        pytest.importorskip("matplotlib")
+        pytest.fail("no plot in the page")
+
+
+def test_prompts_alone_get_scores_only_and_genevals_layout(command, tiny_model, tmp_path):
+    lines = [json.dumps({"tag": "x", "prompt": prompt}) for prompt in PROMPTS[:2]]
+    (tmp_path / "meta.jsonl").write_text("\n".join(lines) + "\n")
+    done = command(
+        "evaluate", "--prompts", tmp_path / "meta.jsonl", "--model", tiny_model, "--strategies",
+        "vanilla", "--per-prompt", 2, "-o", tmp_path / "p.json", "--geneval", tmp_path / "geneval",
+        "--device", "cpu",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "there are no real images; --suite coco takes them" in done.stdout
+    place = next((tmp_path / "geneval").iterdir())
+    assert (place / "00001" / "metadata.jsonl").read_text().strip() == lines[1]
+    assert [p.name for p in sorted((place / "00001" / "samples").iterdir())] == [
+        "0000.png",
+        "0001.png",
+    ]
+    drawn = tmp_path / "p.pictures" / place.name
+    assert (drawn / "000003.png").read_bytes() == (
+        place / "00001" / "samples" / "0001.png"
+    ).read_bytes()
+
+
+def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
+    rng = np.random.default_rng(2)
+    np.savez(tmp_path / "adm.npz", arr_0=rng.integers(0, 255, (9, 16, 16, 3), dtype=np.uint8))
+    from lantern_accel.evaluation.suite.captions import class_prompts
+
+    with lantern_accel.load(class_model, device="cpu", dtype="float32") as pipeline:
+        sampling = pipeline.sampling()
+        made = SuiteRequest(
+            name="imagenet",
+            protocol=TINY,
+            captioned=class_prompts(7, 8, 8),
+            prompts_source="class ids",
+            strategies=choose_strategies(pipeline, ["vanilla"], sampling, 4, 0),
+            sampling=sampling,
+            work=tmp_path / "pictures",
+            chunk=4,
+            batch=4,
+            resamples=4,
+            reference=tmp_path / "adm.npz",
+            networks={"tiny": TinyNetwork()},
+        )
+        row = run(pipeline, tmp_path / "c.json", made).suite
+    assert row is not None
+    assert isinstance(row.rows[0].metrics["precision"], Interval)
+    assert row.rows[0].metrics["clip"] == "not measured: class ids are no text"
+    assert row.reference["source"] == "adm.npz"
+    assert row.published == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--suite", "koko"], "did you mean coco"),
+        (["--suite", "coco"], "--captions captions_val2017.json is missing"),
+        (["--suite", "coco", "--captions", "CAPTIONS"], "--images val2017 is missing"),
+        (["--suite", "coco", "--images", "REAL"], "--captions captions_val2017.json is missing"),
+        (["--suite", "imagenet"], "draws from text; use --suite coco"),
+        (["--suite", "imagenet", "--images", "REAL"], "takes no --images"),
+        (["--captions", "CAPTIONS"], "belong to --suite"),
+        (["COCO", "--count", "9"], "asks for 9 prompts, and there are 6"),
+        (["COCO", "--protocol", "lantren"], "did you mean lantern"),
+        (["COCO", "--features", "vgg"], "--features takes efficientnet"),
+        (["COCO", "--metric-weights", "clip"], "takes NAME=PATH"),
+        (["COCO", "--geneval", "x"], "goes with --prompts"),
+        (["COCO", "--grid", "a.png"], "ask for one of them"),
+        (["COCO", "--strategies", "lantren"], "did you mean"),
+        (["COCO", "--strategies", "lantern:k"], "cannot be read; write NAME:SETTING=VALUE"),
+        (["COCO", "--strategies", "eagle:k=3"], "has no k"),
+        (["COCO", "--strategies", ","], "names none"),
+        (["COCO", "--strategies", "vanilla,lantern", "--strategies", "lantern:k=100000"], "k"),
+        (
+            [
+                "COCO",
+                "--reference",
+                "gone.npz",
+                "--features",
+                "efficientnet",
+                "--strategies",
+                "vanilla",
+            ],
+            "cannot be read",
+        ),
+        (["COCO", "-o", "table.md"], "is the name of a table; end it in .json"),
+        (["--prompts", "gone.txt"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence_before_any_picture(
+    command, tiny_model, real, tmp_path, words, message, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    captions = str(real.parent / "captions.json")
+    known = {"COCO": ["--suite", "coco", "--captions", captions, "--images", str(real)]}
+    known |= {"REAL": [str(real)], "CAPTIONS": [captions]}
+    typed = [one for word in words for one in known.get(word, [word])]
+    done = command("evaluate", "--model", tiny_model, "--device", "cpu", *typed)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert not list(tmp_path.rglob("000000.png"))
+
+
+def test_a_damaged_record_or_picture_is_drawn_again(pipeline, real, tmp_path):
+    made = request(pipeline, real, words=["vanilla"])
+    first = run(pipeline, tmp_path / "a.json", made).suite
+    folder = next(path for path in (tmp_path / "pictures").iterdir() if path.is_dir())
+    (folder / "chunk-000002.json").write_text("{")
+    (folder / "000005.png").unlink()
+    again = run(pipeline, tmp_path / "a.json", made).suite
+    assert without_times(again) == without_times(first)
+    (tmp_path / "pictures" / "suite.json").write_text("[")
+    with pytest.raises(LanternError, match="is damaged"):
+        run(pipeline, tmp_path / "b.json", made)

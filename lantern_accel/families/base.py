@@ -26,6 +26,8 @@ from lantern_accel.nn.decoder import Decoder
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from lantern_accel.families.published import ModelEntry
 
 Prompt = str | int
@@ -342,6 +344,21 @@ class Family(ABC):
 
     def usual_shape(self, model: Model) -> Hashable:
         """Return the shape that a usual request's conditions have, to plan memory with."""
+        return None
+
+    def paint(
+        self,
+        model: Model,
+        tokens: Tensor,
+        shape: Hashable,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+    ) -> list[Image] | None:
+        """Return the pictures of tokens ``[n, tokens]`` where more than tokens is needed to draw them.
+
+        ``seeds``: one per picture, of whatever randomness is left. None, as here: :meth:`pixels` does. A
+        family that cannot draw pictures on this machine returns [] and says what is missing.
+        """
         return None
 
     def pixels_together(self, model: Model) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Decoded
 from lantern_accel.decoding.movable import Movable
@@ -324,8 +325,7 @@ class Pipeline:
                 with watch() as decode, of_image(chunk):
                     done = engine.run(ready.steps, report)
                 with watch() as drawing:
-                    # All rows, for another number of images would be compiled anew.
-                    made = pictures(self.pixels(done.tokens, shape)[: len(chunk)])
+                    made = self._pictures(done.tokens, shape, request, chunk)
                 done = first(done, len(chunk))
                 for name, one in (("prefill", prefill), ("decode", decode), ("pixels", drawing)):
                     spent[name] += one.seconds
@@ -343,6 +343,19 @@ class Pipeline:
         drawn = torch.cat([p.tokens for p in parts]).clone()
         columns = request.num_images if only is None else 0
         return GenerationResult(images, drawn, stats, columns)
+
+    def _pictures(
+        self, tokens: Tensor, shape: Hashable, request: GenerationRequest, chunk: Sequence[int]
+    ) -> list[Image]:
+        """Return a batch's pictures; ``chunk``: the request's images that its first rows are."""
+        family = self.model.family
+        asked = [request.prompts[index // request.num_images] for index in chunk]
+        seeds = [(request.seed + index) % SEEDS for index in chunk]
+        painted = family.paint(self.model, tokens[: len(chunk)], shape, asked, seeds)
+        if painted is not None:
+            return painted
+        # All rows, for another number of images would be compiled anew.
+        return pictures(self.pixels(tokens, shape)[: len(chunk)])
 
     def _settled(
         self, ready: Ready, rows: Rows, strategy: Strategy, sampling: Sampling, shape: Hashable

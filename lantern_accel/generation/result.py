@@ -106,9 +106,9 @@ class GenerationResult:
             f"{stats.step_compression:.2f} tokens per step>"
         )
 
-    def _repr_png_(self) -> bytes:
-        """Return a PNG for notebooks: the image, or all of them in a grid."""
-        return png_bytes(self.grid())
+    def _repr_png_(self) -> bytes | None:
+        """Return a PNG for notebooks: the image, or all of them in a grid; None without any."""
+        return png_bytes(self.grid()) if self.images else None
 
     def _repr_html_(self) -> str:
         """Return the pictures over a table of figures, for notebooks."""
@@ -135,6 +135,8 @@ class GenerationResult:
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
             for name, text in rows.items()
         )
+        if not self.images:
+            return f"<table>{cells}</table>"
         picture = base64.b64encode(png_bytes(self.grid())).decode("ascii")
         return (
             f"<img alt='the images' style='image-rendering:pixelated;min-width:192px' "
@@ -147,6 +149,11 @@ class GenerationResult:
 
     def save(self, path: str | Path) -> list[Path]:
         """Write the image to ``path``, or several as ``name-0.png``, ``name-1.png``, ..."""
+        if not self.images:
+            raise RequestError(
+                f"there are no pictures to write to {path}: the result is tokens (result.tokens), which "
+                "another program paints from"
+            )
         return save_images(self.images, path)
 
 

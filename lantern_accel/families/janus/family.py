@@ -178,7 +178,9 @@ class JanusFamily(Family):
 
     def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
         """Return the target for a prompt length; weights are shared."""
-        return (model.target.fitted(shape) if isinstance(shape, int) else model.target), None
+        if not isinstance(shape, int):
+            return model.target, None
+        return model.target.fitted(prefix_length=shape), None
 
     def usual_shape(self, model: Model) -> Hashable:
         """Return the length of a short prompt."""

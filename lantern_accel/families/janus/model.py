@@ -8,21 +8,19 @@ it, pads of the row without a prompt included.
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Sequence
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.prompted import PromptedTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import Sizes
-from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, RMSNorm, dense_visible
+from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm
 
 
 class JanusConfig(Sizes):
@@ -96,13 +94,10 @@ class JanusConfig(Sizes):
         return self.grid
 
 
-class JanusGPT(nn.Module):
-    """The target model. Its features are the states after the final norm."""
+class JanusGPT(PromptedTarget):
+    """The target model."""
 
-    #: Rows of an image have prompts of one length, padded alike: they share a mask and positions.
-    own_prompts = False
-    rope_cos: Tensor
-    rope_sin: Tensor
+    config: JanusConfig
     image_table: Tensor
 
     def __init__(self, config: JanusConfig, *, ops: TensorOps = REFERENCE) -> None:
@@ -121,83 +116,23 @@ class JanusGPT(nn.Module):
 
     def place_tables(self, device: torch.device) -> None:
         """Make what no checkpoint holds: rotary tables, float32, and the aligned embedding."""
-        self._place_rotary(device)
+        self.place_rotary(device)
         with torch.no_grad():
             x = self.gen_embed.weight
             for i, layer in enumerate(self.aligner):
                 x = layer(F.gelu(x) if i else x)
         self.register_buffer("image_table", x, persistent=False)
 
-    def _place_rotary(self, device: torch.device) -> None:
-        c = self.config
-        places = torch.arange(c.prefix_length + c.num_tokens, device="cpu")
-        cos, sin = rotary_table(places, c.head_dim, c.rope_base, device)
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
-
-    def fitted(self, prefix_length: int) -> JanusGPT:
-        """Return this model for another prompt length; weights are shared."""
-        if prefix_length == self.config.prefix_length:
-            return self
-        view = copy.copy(self)
-        view._buffers = dict(self._buffers)
-        view.config = self.config.model_copy(update={"prefix_length": prefix_length})
-        view._place_rotary(self.output.weight.device)
-        return view
-
-    @property
-    def weight(self) -> Tensor:
-        """The head's matrix, whose dtype and device are the model's."""
-        return self.output.weight
+    def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them."""
+        places = torch.arange(prefix + count, device="cpu")
+        return rotary_table(places, self.config.head_dim, self.config.rope_base, device)
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
         return F.embedding(codes, self.image_table)
 
-    def embed_prefix(self, condition: Tensor) -> Tensor:
-        """Embed the prompt's token ids, int ``[R, prefix]``, as ``[R, prefix, D]``."""
-        return F.embedding(condition, self.tok_embeddings.weight)
-
-    def allowed(self) -> Allowed | None:
-        """Return which codes each image token may be; None: any."""
-        return None
-
-    def condition_buffer(self, rows: int) -> Tensor:
-        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
-        shape = (rows, self.config.prefix_length)
-        return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
-
-    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
-        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
-
-        ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
-        """
-        return self.config.decoder.run(self.ops, self.layers, x, at, self.norm, taps)
-
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
         out: Tensor = self.output(F.gelu(self.head_in(features, self.ops)), self.ops)
         return out.float()
-
-    def forward_dense(
-        self,
-        condition: Tensor,
-        codes: Tensor,
-        prefix_mask: Tensor | None = None,
-        taps: Sequence[int] = (),
-    ) -> Tensor:
-        """Run prompt ids ``[R, p]`` and codes ``[R, n]`` in one pass without a cache: [R, p+n, D].
-
-        ``prefix_mask``: bool ``[R, p]``, True where the prompt has a token; ``taps`` as in
-        :meth:`forward`. Row ``p - 1 + n`` predicts token n. ``p`` need not be the configured length.
-        """
-        x = torch.cat((self.embed_prefix(condition), self.embed_tokens(codes)), dim=1)
-        length, c = x.shape[1], self.config
-        mask = None
-        if prefix_mask is not None:
-            mask = self.ops.mask(dense_visible(prefix_mask, length), x.dtype)
-        places = torch.arange(length, device="cpu")
-        cos, sin = rotary_table(places, c.head_dim, c.rope_base, x.device)
-        at = Pass(cos.view(1, length, 1, -1), sin.view(1, length, 1, -1), mask)
-        out: Tensor = self(x, at, taps)
-        return out

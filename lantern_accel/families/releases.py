@@ -1,0 +1,40 @@
+"""Which releases of other libraries this one was tested with; others are refused by name."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+from lantern_accel.errors import ModelError
+
+#: From the first release to before the second.
+TESTED = {"diffusers": ("0.37", "0.43"), "transformers": ("5.2", "5.24")}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def installed(library: str) -> str | None:
+    """Return the installed release of a library; None where there is none. Imports nothing."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def require(library: str) -> None:
+    """Raise :class:`ModelError` where a library is absent, or of a release outside the tested range."""
+    first, end = TESTED[library]
+    found = installed(library)
+    if found is None:
+        raise ModelError(
+            f'{library} is not installed; run `pip install "lantern-accel[{library}]"` for one of '
+            f"{first} to before {end}"
+        )
+    if not _numbers(first) <= _numbers(found) < _numbers(end):
+        raise ModelError(
+            f"{library} {found} is installed, but only releases from {first} to before {end} were "
+            "tested; "
+            f'run `pip install "{library}>={first},<{end}"`'
+        )

@@ -1,0 +1,70 @@
+"""The two grids that GLM-Image writes one after the other, and where their tokens stand.
+
+Source: transformers 5.23, ``processing_glm_image.py`` (``_get_target_shape``) and
+``modeling_glm_image.py`` (``get_rope_index``). A small grid of about 256 tokens has the picture's shape
+and not its size; the large one has a token per 32 x 32 pixels. All positions are known from the sizes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+#: Rows and columns of a grid.
+Grid = tuple[int, int]
+#: Pixels along the side of a token of the large grid.
+PIXELS = 32
+#: The small grid has about this many tokens, whatever the picture's size.
+SMALL = 256
+
+
+def grids(rows: int, columns: int, small: int = SMALL) -> tuple[Grid, Grid]:
+    """Return the small and the large grid, in the order in which they are written.
+
+    The small one has ``sqrt(small * rows / columns)`` rows, rounded down.
+    """
+    narrow = math.isqrt(small * rows // columns), math.isqrt(small * columns // rows)
+    return narrow, (rows, columns)
+
+
+def positions(prompt: int, both: tuple[Grid, Grid]) -> Tensor:
+    """Return the positions of prompt and picture on three axes, int64 ``[3, prompt + N + 1]``.
+
+    Temporal, height, width. A prompt's token i stands at i on all three. A grid stands at one time, from
+    which its rows and columns count; what follows it is as far on as its longer side. The last column is
+    of the end marker, which is never drawn.
+    """
+    parts = [torch.arange(prompt).expand(3, -1)]
+    at = prompt
+    for high, wide in both:
+        row = torch.arange(high).repeat_interleave(wide)
+        column = torch.arange(wide).repeat(high)
+        parts.append(at + torch.stack((torch.zeros_like(row), row, column)))
+        at += max(high, wide)
+    parts.append(torch.full((3, 1), at))
+    return torch.cat(parts, dim=1)
+
+
+def tokens_above(both: tuple[Grid, Grid]) -> list[int]:
+    """Return the token above each in its own grid, -1 in the first rows."""
+    above: list[int] = []
+    for high, wide in both:
+        first = len(above)
+        above += [-1] * wide + list(range(first, first + (high - 1) * wide))
+    return above
+
+
+def large_codes(tokens: Tensor, rows: int, columns: int) -> Tensor:
+    """Return the codes of the large grid, ``[n, rows, columns]``, of tokens ``[n, N]``."""
+    return tokens[:, -rows * columns :].reshape(len(tokens), rows, columns)
+
+
+def prior_token_ids(tokens: Tensor, rows: int, columns: int) -> Tensor:
+    """Return what diffusers' pipeline takes as ``prior_token_ids``, int64 ``[n, 4 * rows * columns]``.
+
+    One id a patch of 16 x 16 pixels: every code of the large grid becomes two by two of them.
+    """
+    codes = large_codes(tokens.long(), rows, columns)
+    return codes.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2).flatten(1)

@@ -1,0 +1,72 @@
+"""What a GLM-Image manifest says: sizes, ids, and the strings around a picture's size."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from lantern_accel.errors import RequestError
+from lantern_accel.families.glm_image.grids import PIXELS, grids
+from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
+from lantern_accel.families.manifest import Manifest, ModelDefaults
+from lantern_accel.strategy.values import Sampling
+
+#: The released generation_config.json; its top-k is the head's width and filters nothing.
+DEFAULTS = ModelDefaults(sampling=Sampling(temperature=0.9, top_p=0.75))
+#: More tokens than this have no noise of their own.
+MOST_TOKENS = 65535
+
+
+class Marks(BaseModel):
+    """The tokenizer's strings around a picture's size and before the picture, and what pads prompts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size_begin: str = "<sop>"
+    size_end: str = "<eop>"
+    image_start: str = "<|dit_token_16384|>"
+    pad: int = Field(16385, ge=0)
+
+
+class GlmImageManifest(Manifest):
+    """``model.json`` of GLM-Image's family."""
+
+    family: Literal["glm_image"] = "glm_image"
+    marks: Marks = Marks()
+    target: GlmImageConfig
+    drafter: None = None
+    vq: CodebookConfig
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> GlmImageManifest:
+        if self.vq.codebook_size != self.target.vocab_size:
+            raise ValueError(
+                f"the codebook has {self.vq.codebook_size} codes, the target {self.target.vocab_size}"
+            )
+        return self
+
+    def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        """Return rows and columns of the large grid of a picture ``(width, height)`` in pixels.
+
+        None: the default size. Raises :class:`RequestError` for a size that the model cannot draw.
+        """
+        if size is None:
+            return self.target.height, self.target.width
+        width, height = size
+        columns, rows = width // PIXELS, height // PIXELS
+        if (columns * PIXELS, rows * PIXELS) != size or not rows or not columns:
+            near = [max(round(side / PIXELS), 1) * PIXELS for side in size]
+            raise RequestError(
+                f"the model {self.name!r} draws sizes that are multiples of {PIXELS} pixels, not "
+                f"{width}x{height}; {near[0]}x{near[1]} would do"
+            )
+        both = grids(rows, columns, self.target.small_tokens)
+        most = min(self.target.max_positions, MOST_TOKENS)
+        if min(both[0]) < 1 or sum(a * b for a, b in both) > most:
+            raise RequestError(
+                f"the model {self.name!r} cannot draw {width}x{height} pixels: "
+                f"{'it is too narrow' if min(both[0]) < 1 else f'it has more than {most} tokens'}; "
+                "choose a size such as 1024x1024"
+            )
+        return rows, columns

@@ -1,0 +1,160 @@
+"""GLM-Image's prior: a GLM-4 that writes a small and a large grid of visual tokens.
+
+Source: transformers 5.23, ``models/glm_image/modeling_glm_image.py``. Codes are the vocabulary's first
+ids; the head here has their rows alone, so that an end marker or an unused id inside a grid is never
+drawn. Half of each head turns, by three positions in sections. With left padding all positions count the
+pads: what attention sees is how far positions are apart.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.glm_image.grids import SMALL, Grid, grids, positions, tokens_above
+from lantern_accel.families.prompted import PromptedTarget
+from lantern_accel.nn.decoder import Decoder
+from lantern_accel.nn.rotary import rotary_table
+from lantern_accel.nn.sizes import Sizes
+from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm
+
+
+class GlmImageConfig(Sizes):
+    """Sizes of the prior; ``height`` and ``width`` are of the large grid."""
+
+    dim: int = Field(4096, ge=4)
+    n_layer: int = Field(40, ge=1)
+    n_head: int = Field(32, ge=1)
+    n_kv_head: int = Field(2, ge=1)
+    head_width: int = Field(0, ge=0, description="0: dim / n_head")
+    ffn_dim: int = Field(13696, ge=1)
+    token_count: int = Field(168064, ge=2, description="the vocabulary of codes and text")
+    vocab_size: int = Field(16384, ge=2, description="codes, the first ids of the vocabulary")
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+    rotated: int = Field(64, ge=2, description="numbers of a head that turn, the first ones")
+    sections: tuple[int, ...] = Field((8, 12, 12), description="pairs of each axis, in turns")
+    bias: bool = Field(True, description="queries, keys and values have one")
+    height: int = Field(32, ge=1)
+    width: int = Field(32, ge=1)
+    small_tokens: int = Field(SMALL, ge=1, description="tokens of the small grid, about")
+    max_positions: int = Field(131072, ge=2)
+    prefix_length: int = Field(64, ge=2, description="positions kept for the prompt, left-padded")
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> GlmImageConfig:
+        if not self.head_width and self.dim % self.n_head:
+            raise ValueError(f"dim {self.dim} must be a multiple of n_head {self.n_head}")
+        if self.head_dim % 2 or self.rotated % 2 or self.rotated > self.head_dim:
+            raise ValueError(
+                f"{self.rotated} numbers of a head of {self.head_dim} cannot turn in pairs"
+            )
+        if self.n_head % self.n_kv_head:
+            raise ValueError(
+                f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}"
+            )
+        if sum(self.sections) != self.rotated // 2:
+            raise ValueError(
+                f"sections {list(self.sections)} are not the {self.rotated // 2} pairs that turn"
+            )
+        if self.vocab_size > self.token_count:
+            raise ValueError(f"{self.vocab_size} codes are more than {self.token_count} tokens")
+        if min(self.grids[0]) < 1:
+            raise ValueError(f"a picture of {self.height} x {self.width} tokens is too narrow")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_width or self.dim // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head
+
+    @property
+    def decoder(self) -> Decoder:
+        """What tells this trunk from other Llama-like ones."""
+        return Decoder(
+            dim=self.dim,
+            layers=self.n_layer,
+            heads=self.n_head,
+            kv_heads=self.n_kv_head,
+            head_dim=self.head_dim,
+            hidden=self.ffn_dim,
+            eps=self.norm_eps,
+            bias=self.bias,
+            norms="both",
+        )
+
+    @property
+    def grids(self) -> tuple[Grid, Grid]:
+        """Rows and columns of the small and of the large grid."""
+        return grids(self.height, self.width, self.small_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of both grids."""
+        return sum(rows * columns for rows, columns in self.grids)
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of the wider grid's rows; :attr:`above` is exact."""
+        return max(columns for _, columns in self.grids)
+
+    @property
+    def above(self) -> list[int]:
+        """The token above each in its own grid, -1 in the first rows."""
+        return tokens_above(self.grids)
+
+
+class GlmImageGPT(PromptedTarget):
+    """The target model."""
+
+    config: GlmImageConfig
+
+    def __init__(self, config: GlmImageConfig, *, ops: TensorOps = REFERENCE) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        self.tok_embeddings = nn.Embedding(config.token_count, config.dim)
+        self.layers = config.decoder.blocks()
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = Projection(config.dim, config.vocab_size, bias=False)
+        self.place_tables(torch.get_default_device())
+
+    def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them."""
+        c = self.config
+        with torch.device("cpu"):
+            places = positions(prefix, c.grids)[:, : prefix + count]
+        return rotary_table(
+            places, c.head_dim, c.rope_base, device, rotated=c.rotated, sections=c.sections
+        )
+
+    def embed_tokens(self, codes: Tensor) -> Tensor:
+        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
+        return F.embedding(codes, self.tok_embeddings.weight)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
+        out: Tensor = self.output(features, self.ops)
+        return out.float()
+
+
+class CodebookConfig(Sizes):
+    """Sizes of the codebook that tokens were trained with; a token stands for 32 x 32 pixels."""
+
+    codebook_size: int = Field(16384, ge=2)
+    codebook_dim: int = Field(2048, ge=1)
+
+
+class Codebook(nn.Module):
+    """The rows that say which codes are alike; the diffusion decoder has a table of its own."""
+
+    def __init__(self, config: CodebookConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.codebook_size, config.codebook_dim)

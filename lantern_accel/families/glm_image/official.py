@@ -1,0 +1,255 @@
+"""Finding GLM-Image's prior: in the released diffusers folder, or in the prior's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lantern_accel.checkpoints.layouts import first_wrong, read_json
+from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.glm_image.keys import CODEBOOK, LAYOUT, is_prior
+from lantern_accel.families.glm_image.manifest import DEFAULTS, GlmImageManifest, Marks
+from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
+from lantern_accel.families.manifest import ModelDefaults
+from lantern_accel.families.published import ModelEntry, published
+from lantern_accel.strategy.values import Sampling
+
+#: The prior's folder in the released one, and the tokenizer's.
+PRIOR, PROCESSOR = "vision_language_encoder", "processor"
+#: What transformers' configuration class takes for what a file leaves out.
+_TEXT = {
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+}
+_ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [8, 12, 12]}
+
+
+def detect(path: Path, parts: Parts) -> Found | None:
+    """Say what of this family lies at ``path``; None where it is another family's.
+
+    Raises :class:`CheckpointError` for what is GLM-Image's and has no prior.
+    """
+    home = _home(path)
+    if home is None:
+        return None
+    folder = home if home.is_dir() else home.parent
+    said = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    ours = said.get("model_type") == "glm_image"
+    try:
+        checkpoint = open_checkpoint(home)
+    except CheckpointError:
+        if ours:
+            raise
+        return None  # whose it is, others may know
+    if not is_prior(checkpoint):
+        if ours:
+            raise CheckpointError(
+                f"{home} is GLM-Image's by its config.json, but lacks the embedding or the first layer's "
+                "norms: a part of it is absent, or it is of another layout; fetch it again"
+            )
+        return None
+    for part, given in (("drafter", parts.drafter), ("vq", parts.vq)):
+        if given is not None:
+            raise CheckpointError(
+                f"GLM-Image takes no {part} from elsewhere, so {given} would not be read; leave "
+                f"--{part} out"
+            )
+    files, missing, marks = {"target": home}, {}, Marks()
+    if CODEBOOK in checkpoint:
+        files["vq"] = home
+    else:
+        missing["vq"] = f"the codebook {CODEBOOK}: fetch the released {PRIOR} again"
+    text = _tokenizer(parts.text, folder)
+    if text is None:
+        missing["text"] = f"a text tokenizer: put the released {PROCESSOR} folder beside {folder}"
+    else:
+        files["text_tokenizer"] = text
+        marks = read_marks(text, said)
+    manifest = manifest_of(checkpoint, said, home, marks=marks)
+    known = published_entry(manifest)
+    if known is not None:
+        named = {"name": known.name, "summary": known.summary, "licence": known.licence}
+        manifest = manifest.model_copy(update=named)
+    asked = folder / "generation_config.json"
+    if asked.is_file():
+        manifest = manifest.model_copy(update={"defaults": defaults_of(read_json(asked), manifest)})
+    return Found(manifest, files, parts, ["the prior of GLM-Image"], missing)
+
+
+def manifest_of(
+    checkpoint: Checkpoint, said: dict[str, Any], path: Path, *, marks: Marks
+) -> GlmImageManifest:
+    """Return the manifest of weights and their configuration, which is read off shapes where it can be.
+
+    Raises :class:`CheckpointError` where the two are not of one model.
+    """
+    try:
+        target = _target(checkpoint, said, path)
+        known = checkpoint.shape(CODEBOOK) if CODEBOOK in checkpoint else (target.vocab_size, 2048)
+        vq = CodebookConfig(codebook_size=known[0], codebook_dim=known[1])
+        return GlmImageManifest(
+            name="glm-image" if path.name == PRIOR else path.absolute().name,
+            marks=marks,
+            target=target,
+            vq=vq,
+            defaults=DEFAULTS.within(target.vocab_size),
+        )
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path}: {first_wrong(error)}; its configuration is not of these weights"
+        ) from None
+
+
+def _target(checkpoint: Checkpoint, said: dict[str, Any], path: Path) -> GlmImageConfig:
+    """Return the target's sizes: shapes first, the configuration for what they cannot say."""
+    block = LAYOUT.block.format(i=0)
+
+    def shape(key: str) -> tuple[int, ...]:
+        if key not in checkpoint:
+            raise CheckpointError(f"{path} lacks {key}: a part of it is absent; fetch it again")
+        return checkpoint.shape(key)
+
+    given = said.get("text_config") or {}
+    text = {**_TEXT, **{k: v for k, v in given.items() if v is not None}}
+    rope = {**_ROPE, **(text.get("rope_parameters") or {})}
+    if rope.get("rope_type", "default") != "default" or text["hidden_act"] != "silu":
+        odd = f"rope_type {rope.get('rope_type')!r} and hidden_act {text['hidden_act']!r}"
+        raise CheckpointError(
+            f"the configuration of {path} asks for {odd}, of which only 'default' and 'silu' are "
+            "supported; use the released model"
+        )
+    token_count, dim = shape(LAYOUT.embedding)
+    rows, kv_rows = shape(block + LAYOUT.q)[0], shape(block + LAYOUT.k)[0]
+    heads = text["num_attention_heads"]
+    width = text.get("head_dim") or (rows // heads if isinstance(heads, int) and heads > 0 else 0)
+    if not isinstance(heads, int) or heads < 1 or rows != heads * width or kv_rows % width:
+        raise CheckpointError(
+            f"{path} has {rows} rows of queries and {kv_rows} of keys, which are not {heads} heads of "
+            "one width; its configuration is of another model"
+        )
+    layers = LAYOUT.layers(checkpoint)
+    theirs = {"hidden_size": dim, "num_hidden_layers": layers, "vocab_size": token_count}
+    for name, size in theirs.items():
+        if text.get(name, size) != size:
+            raise CheckpointError(
+                f"{path} has {name} {size} by its shapes, but its configuration says {text[name]}; the "
+                "two are not of one model"
+            )
+    codes = (said.get("vq_config") or {}).get("num_embeddings")
+    if codes is None:
+        codes = checkpoint.shape(CODEBOOK)[0] if CODEBOOK in checkpoint else 16384
+    if codes > shape(LAYOUT.head)[0]:
+        raise CheckpointError(
+            f"the head of {path} has {shape(LAYOUT.head)[0]} rows, fewer than {codes} codes; its "
+            "configuration is of another model"
+        )
+    return GlmImageConfig(
+        dim=dim,
+        n_layer=layers,
+        n_head=heads,
+        n_kv_head=kv_rows // width,
+        head_width=0 if heads * width == dim else width,
+        ffn_dim=shape(block + LAYOUT.down)[1],
+        token_count=token_count,
+        vocab_size=codes,
+        norm_eps=text["rms_norm_eps"],
+        rope_base=rope["rope_theta"],
+        rotated=int(width * rope["partial_rotary_factor"]),
+        sections=tuple(rope["mrope_section"]),
+        bias=block + LAYOUT.q.removesuffix("weight") + "bias" in checkpoint,
+        max_positions=text["max_position_embeddings"],
+    )
+
+
+def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaults:
+    """Return the sampling that a generation_config.json asks for; a top-k of all codes is none."""
+    own = manifest.defaults.sampling
+    if not said.get("do_sample", True):
+        return manifest.defaults
+    top_k = said.get("top_k", 50) or 0  # transformers' own where the file says none
+    try:
+        sampling = Sampling(
+            temperature=said.get("temperature", 1.0) or 1.0,
+            top_p=said.get("top_p", 1.0) or 1.0,
+            top_k=0 if top_k >= manifest.target.vocab_size else top_k,
+        )
+    except ValidationError:
+        sampling = own
+    return manifest.defaults.model_copy(update={"sampling": sampling})
+
+
+def read_marks(tokenizer: Path, said: dict[str, Any]) -> Marks:
+    """Return the strings around a picture's size, of the tokenizer's own configuration."""
+    beside = tokenizer.parent / "tokenizer_config.json"
+    told = read_json(beside) if beside.is_file() else {}
+    start = said.get("image_start_token_id")
+    named = {
+        "size_begin": told.get("grid_bos_token"),
+        "size_end": told.get("grid_eos_token"),
+        "image_start": told.get("bos_token") or (start and f"<|dit_token_{start}|>"),
+        "pad": said.get("image_end_token_id"),
+    }
+    return Marks(**{name: value for name, value in named.items() if value is not None})
+
+
+def _home(path: Path) -> Path | None:
+    """Return where the prior's weights lie, in the released folder or at the path itself."""
+    index = path / "model_index.json"
+    if path.is_dir() and index.is_file():
+        if read_json(index).get("_class_name") != "GlmImagePipeline":
+            return None
+        prior = path / PRIOR
+        if not prior.is_dir() or not has_weights(prior):
+            raise CheckpointError(
+                f"{path} holds GLM-Image's diffusion half without its prior; fetch the folder {PRIOR} of "
+                "zai-org/GLM-Image too"
+            )
+        return prior
+    if path.is_dir() and (path / "config.json").is_file():
+        kind = read_json(path / "config.json").get("_class_name")
+        if kind == "GlmImageTransformer2DModel":
+            raise CheckpointError(
+                f"{path} is GLM-Image's diffusion half without its prior; name the folder {PRIOR} of the "
+                "release, or the whole release"
+            )
+    if path.is_dir():
+        return path if has_weights(path) else None
+    return path if path.is_file() else None
+
+
+def _tokenizer(given: Path | None, folder: Path) -> Path | None:
+    homes = [folder / PROCESSOR, folder.parent / PROCESSOR, folder]
+    for home in homes if given is None else [given / PROCESSOR, given]:
+        found = home / "tokenizer.json" if home.is_dir() else home
+        if found.is_file():
+            return found
+    return None
+
+
+def published_manifest(entry: ModelEntry) -> GlmImageManifest:
+    """Return the manifest of the published model."""
+    return GlmImageManifest(
+        name=entry.name,
+        summary=entry.summary,
+        licence=entry.licence,
+        target=GlmImageConfig(),
+        vq=CodebookConfig(),
+        defaults=DEFAULTS,
+    )
+
+
+def published_entry(manifest: GlmImageManifest) -> ModelEntry | None:
+    """Return the published model of these sizes."""
+    own = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "vocab_size")
+    for one in published():
+        if one.family == "glm_image":
+            theirs = published_manifest(one).target
+            if all(getattr(theirs, name) == getattr(manifest.target, name) for name in own):
+                return one
+    return None

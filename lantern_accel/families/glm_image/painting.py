@@ -1,0 +1,92 @@
+"""The diffusion half, which diffusers runs: it paints a picture from the large grid's codes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.errors import LanternWarning, ModelError
+from lantern_accel.families.base import Model
+from lantern_accel.families.glm_image.grids import PIXELS, prior_token_ids
+from lantern_accel.families.glm_image.text import GlmImageText
+from lantern_accel.families.releases import require
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: Folders of the release that the prior has no part in.
+PARTS = ("transformer", "vae", "scheduler", "text_encoder", "tokenizer")
+
+
+def paint(
+    model: Model, tokens: Tensor, shape: Hashable, prompts: Sequence[str], seeds: Sequence[int]
+) -> list[Image]:
+    """Return the pictures of tokens ``[n, N]``; [] and a warning where they cannot be painted here.
+
+    ``seeds``: of the diffusion's noise, one per picture.
+    """
+    assert isinstance(shape, tuple)
+    _, rows, columns = shape
+    try:
+        pipe = _diffusion_half(model)
+    except ModelError as error:
+        warnings.warn(
+            f"there are no pictures, the result is the prior's tokens (result.tokens): {error}",
+            LanternWarning,
+            stacklevel=2,
+        )
+        return []
+    ids = prior_token_ids(tokens, rows, columns).to(pipe.device)
+    out: list[Image] = []
+    for prompt, seed, prior in zip(prompts, seeds, ids, strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        done = pipe(
+            prompt=prompt,
+            height=rows * PIXELS,
+            width=columns * PIXELS,
+            prior_token_ids=prior.unsqueeze(0),
+            generator=generator,
+        )
+        out += done.images
+    return out
+
+
+def _diffusion_half(model: Model) -> Any:
+    """Return the release's pipeline without its prior, loaded once; raises :class:`ModelError`."""
+    text = model.text
+    assert isinstance(text, GlmImageText)
+    if text.painter is None:
+        release = _release(text.path)
+        require("diffusers")
+        require("transformers")
+        from diffusers import GlmImagePipeline
+
+        weight = model.target.weight
+        load: Any = GlmImagePipeline.from_pretrained
+        text.painter = load(
+            release, vision_language_encoder=None, processor=None, torch_dtype=weight.dtype
+        ).to(weight.device)
+    return text.painter
+
+
+def _release(tokenizer: Path) -> Path:
+    """Return the released folder around the prior's tokenizer, where the diffusion half is in it."""
+    folder = tokenizer.parent.parent
+    if not (folder / "model_index.json").is_file():
+        raise ModelError(
+            f"{folder} has no diffusion half; fetch all of zai-org/GLM-Image, or give the tokens to a "
+            "GlmImagePipeline as prior_token_ids (docs/integrations.md)"
+        )
+    absent = [part for part in PARTS if not (folder / part).is_dir()]
+    if absent:
+        raise ModelError(
+            f"the diffusion half in {folder} lacks {', '.join(absent)}; fetch all of "
+            "zai-org/GLM-Image, or "
+            "give the tokens to a GlmImagePipeline as prior_token_ids (docs/integrations.md)"
+        )
+    return folder

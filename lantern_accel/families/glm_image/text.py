@@ -1,0 +1,67 @@
+"""GLM-Image's prompts: the text as it is, the sizes of both grids, and where the picture starts.
+
+Source: transformers 5.23, ``processing_glm_image.py`` (``prepare_inputs_layout``), and the released
+``chat_template.jinja``, which adds nothing to a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lantern_accel.errors import RequestError, shown
+from lantern_accel.families.glm_image.grids import grids
+from lantern_accel.families.glm_image.manifest import GlmImageManifest, Marks
+from lantern_accel.families.prompts import left_pad
+from lantern_accel.families.tokenizer import check_vocabulary, read_tokenizer
+
+
+def prompt_text(text: str, marks: Marks, rows: int, columns: int) -> str:
+    """Return the prompt of a picture whose large grid has ``rows x columns`` tokens."""
+    small, large = grids(rows, columns)
+    sizes = "".join(
+        f"{marks.size_begin}{high} {wide}{marks.size_end}" for high, wide in (large, small)
+    )
+    return f"{text}{sizes}{marks.image_start}"
+
+
+class GlmImageText:
+    """The tokenizer of one model: prompts to token ids; on the host, some megabytes."""
+
+    def __init__(self, path: Path, manifest: GlmImageManifest) -> None:
+        self.tokenizer = read_tokenizer(path)
+        check_vocabulary(self.tokenizer, manifest.target.token_count, path)
+        self.manifest, self.path = manifest, path
+        #: diffusers' pipeline of the diffusion half, once it was needed.
+        self.painter: Any = None
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        self.special = [str(one.content) for one in added]
+
+    def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
+        """Return the ids of each prompt for a picture of ``rows x columns`` tokens.
+
+        Raises :class:`RequestError` for a text with a string that is a token of its own: the tokenizer
+        would take it for one.
+        """
+        marks = self.manifest.marks
+        for text in texts:
+            special = next((one for one in self.special if one in text), None)
+            if special is not None:
+                raise RequestError(
+                    f"the prompt {shown(text)} has {special!r} in it, which this model reads as a token "
+                    "of its own and not as text; leave it out"
+                )
+        whole = [prompt_text(text, marks, rows, columns) for text in texts]
+        return [list(self.tokenizer.encode(one).ids) for one in whole]
+
+    def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return ids ``[n, longest]``, left-padded, and their mask, for the default picture size."""
+        target = self.manifest.target
+        rows = self.prompts(prompts, target.height, target.width)
+        return left_pad(rows, max(len(row) for row in rows), self.manifest.marks.pad)
+
+    def release(self) -> None:
+        """Do nothing: there is nothing on the device."""

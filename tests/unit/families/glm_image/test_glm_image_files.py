@@ -1,0 +1,175 @@
+"""GLM-Image's folders: what is read off them, what requests may ask, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support.glm_image import write_glm_image
+from support.golden import golden
+
+import lantern_accel
+from lantern_accel.checkpoints.check import check
+from lantern_accel.checkpoints.locate import find_model, named_parts
+from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.memory.plan import planner_for
+from lantern_accel.strategy.values import Sampling
+
+NO_PICTURES = "there are no pictures, the result is the prior's tokens"
+
+
+def test_check_says_what_is_there(tmp_path: Path) -> None:
+    folder = write_glm_image(tmp_path / "GLM-Image")
+    for path in (folder, folder / "vision_language_encoder"):
+        report = check(path)
+        assert report.family == "glm_image" and report.usable
+        assert {one.part for one in report.parts} == {"target", "vq", "text_tokenizer"}
+        found = find_model(path)
+        assert found.manifest.name == "glm-image"
+        assert found.manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
+
+
+def test_sampling_is_what_the_folder_asks_for(tmp_path: Path) -> None:
+    folder = write_glm_image(tmp_path / "GLM-Image")
+    asked = folder / "vision_language_encoder" / "generation_config.json"
+    asked.write_text('{"do_sample": true, "temperature": 0.7}')
+    # A file that says nothing of top-k gets transformers' own.
+    assert find_model(folder).manifest.defaults.sampling == Sampling(temperature=0.7, top_k=50)
+    asked.unlink()
+    assert find_model(folder).manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
+
+
+def test_the_diffusion_half_without_the_prior(tmp_path: Path) -> None:
+    folder = write_glm_image(tmp_path / "GLM-Image")
+    shutil.rmtree(folder / "vision_language_encoder")
+    with pytest.raises(CheckpointError, match="diffusion half without its prior"):
+        find_model(folder)
+    half = folder / "transformer"
+    half.mkdir()
+    (half / "config.json").write_text('{"_class_name": "GlmImageTransformer2DModel"}')
+    with pytest.raises(CheckpointError, match="diffusion half without its prior"):
+        find_model(half)
+
+
+def test_parts_that_are_absent(tmp_path: Path) -> None:
+    given = golden("glm_image/model")
+    first = "model.language_model.layers.0.post_self_attn_layernorm.weight"
+    folder = write_glm_image(
+        tmp_path / "first", weights={k: v for k, v in given.items() if k != first}
+    )
+    with pytest.raises(CheckpointError, match="a part of it is absent"):
+        find_model(folder)
+    head = write_glm_image(
+        tmp_path / "head", weights={k: v for k, v in given.items() if k != "lm_head.weight"}
+    )
+    with pytest.raises(CheckpointError, match=r"lacks lm_head\.weight"):
+        find_model(head)
+    codebook = "model.vqmodel.quantize.embedding.weight"
+    bare = write_glm_image(
+        tmp_path / "bare", weights={k: v for k, v in given.items() if k != codebook}
+    )
+    with pytest.raises(CheckpointError, match="lacks the codebook"):
+        lantern_accel.load(bare, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 3}, "not 3 heads of one width"),
+        ({"hidden_size": 64}, "hidden_size 128 by its shapes, but its configuration says 64"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "asks for rope_type 'yarn'"),
+        ({"rope_parameters": {"mrope_section": [2, 3, 4]}}, "are not the 16 pairs that turn"),
+    ],
+)
+def test_configurations_of_other_models(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    folder = write_glm_image(tmp_path / "GLM-Image", text_config=changes)
+    with pytest.raises(CheckpointError, match=message):
+        find_model(folder)
+
+
+def test_what_a_request_cannot_have(tmp_path: Path) -> None:
+    folder = write_glm_image(tmp_path / "GLM-Image", text_config={"max_position_embeddings": 400})
+    with pytest.raises(CheckpointError, match="takes no drafter from elsewhere"):
+        find_model(folder, named_parts(drafter=folder))
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        with pytest.raises(
+            RequestError, match="multiples of 32 pixels, not 260x256; 256x256 would"
+        ):
+            pipe.generate("a cube", size=(260, 256))
+        with pytest.raises(RequestError, match="it has more than 400 tokens"):
+            pipe.generate("a cube", size=(1024, 1024))
+        with pytest.raises(RequestError, match="it is too narrow"):
+            pipe.generate("a cube", size=(32 * 300, 32))
+        with pytest.raises(RequestError, match=r"a prompt has \d+ tokens and the picture 320"):
+            pipe.generate("a red cube on a blue sphere " * 20, size=(256, 256))
+        with pytest.raises(RequestError, match="drawn without guidance"):
+            pipe.generate("a cube", size=(256, 256), cfg_scale=3.0)
+        for special in ("<|dit_token_129|>", "<|image|>", "<sop>", "<|endoftext|>"):
+            with pytest.raises(RequestError, match="reads as a token of its own"):
+                pipe.generate(f"a cube {special} and more", size=(256, 256))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (32, 512), (352, 96), (288, 160)])
+def test_any_shape_is_drawn_alike_by_all_strategies(size: tuple[int, int], tmp_path: Path) -> None:
+    folder = write_glm_image(tmp_path / "GLM-Image")
+    prompts = ["a red cube", "two cats, asleep on a very blue sphere"]
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        with pytest.warns(UserWarning, match=NO_PICTURES):
+            drawn = [
+                pipe.generate(prompts, size=size, strategy=name, temperature=0, seed=3)
+                for name in ("vanilla", "scd", "sjd")
+            ]
+        tokens = drawn[0].tokens
+        assert all(torch.equal(tokens, one.tokens) for one in drawn[1:])
+        assert tokens.max() < 128
+        with pytest.warns(UserWarning, match=NO_PICTURES):
+            sampled = pipe.generate(prompts[0], size=size, strategy="scd", seed=3)
+        assert sampled.tokens.shape == tokens[:1].shape
+        with pytest.raises(RequestError, match="there are no pictures to write"):
+            sampled.save(tmp_path / "a.png")
+        assert sampled._repr_png_() is None and "<table>" in sampled._repr_html_()
+
+
+def test_without_the_processor_there_are_no_prompts(tmp_path: Path) -> None:
+    folder = write_glm_image(tmp_path / "GLM-Image", processor=False)
+    with (
+        lantern_accel.load(folder, device="cpu") as pipe,
+        pytest.raises(RequestError, match="lacks a text tokenizer: put the released processor"),
+    ):
+        pipe.generate("a cube", size=(256, 256))
+
+
+def test_a_release_that_was_not_tested_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel.families import releases
+
+    folder = write_glm_image(tmp_path / "GLM-Image")
+    for part in ("transformer", "vae", "scheduler", "text_encoder", "tokenizer"):
+        (folder / part).mkdir()
+    with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
+        for release, says in (
+            ("0.36.0", r"diffusers 0.36.0 is installed, but only releases from 0.37 to before"),
+            ("1.0.0", r"diffusers 1.0.0 is installed"),
+            (None, r"diffusers is not installed; run .pip install .lantern-accel\[diffusers\]"),
+        ):
+            monkeypatch.setattr(releases, "installed", lambda _, found=release: found)
+            with pytest.warns(UserWarning, match=says):
+                pipe.generate("a cube", size=(32, 32), strategy="vanilla", seed=1)
+
+
+def test_the_published_model_is_planned_before_anything_is_fetched() -> None:
+    planner = planner_for("glm-image", memory=24 * 10**9)
+    plan = planner.plan()
+    numbers = 8_847_155_200 + 16384 * 4096
+    assert plan.weights["target"] == pytest.approx(2 * numbers, rel=1e-3)
+    assert plan.weights["vq"] == 4 * 16384 * 2048
+    assert plan.fits
+    # Keys and values once a group: 40,960 bytes a position, 64 of the prompt and 1,280 of the picture.
+    assert 1344 * 40960 < plan.buffers < 2 * 1344 * 40960
+    assert json.loads(json.dumps(plan.report()))["fits"] is True

@@ -100,6 +100,14 @@ class DeviceBackend(Backend):
             return self.kernels.pack(weight)
         return pack(weight) if packs(weight) else weight
 
+    def unpack(self, weight: Tensor | Rounded | RoundedPanels) -> Tensor:
+        """Return the matrix that a packed one was made of, or what rounding left of it."""
+        if isinstance(weight, RoundedPanels | Rounded):
+            return weight.dense(torch.float32)
+        if isinstance(weight, Panels):
+            return weight.dense()
+        return weight if weight.layout == torch.strided else weight.to_dense()
+
     def pack_rounded(self, weight: Rounded) -> Rounded | RoundedPanels:
         """Return a matrix in fewer bits in the native kernels' order, where there are any."""
         fits = self.kernels is not None and type(weight.codes) is Tensor

@@ -241,6 +241,14 @@ class TensorOps(SamplingOps):
         """
         return weight
 
+    def unpack(self, weight: Any) -> Tensor:
+        """Return the matrix ``[out, in]`` that :meth:`pack` or :meth:`pack_rounded` was given.
+
+        Needed by a device whose :meth:`pack` makes another one: a copy in fewer bits is made of it.
+        """
+        found: Tensor = weight if isinstance(weight, Tensor) else weight.dense(torch.float32)
+        return found
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply ``x [..., in]`` by a packed weight: ``[..., out]``."""
         return F.linear(x, weight, bias)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from lantern_accel.files import cache_dir
 from lantern_accel.generation import rounding_price
 from lantern_accel.generation.rounding_price import next_tokens
 from lantern_accel.nn.rounding import ROUNDINGS, rounded
-from lantern_accel.nn.transformer import Projection
+from lantern_accel.nn.transformer import Projection, rounded_copy
 
 FOUR = ("red heart", "dog face", "blue fish", "red sea")
 # Of the model's own examples, which tests give to it as well.
@@ -173,20 +172,25 @@ def test_a_price_that_is_no_number_is_refused(tiny_model, monkeypatch):
         load(tiny_model, "int8")
 
 
-def test_the_embedding_and_the_norms_are_shared_with_a_copy(tiny_model):
-    from lantern_accel.nn.transformer import rounded_copy
-
-    with load(tiny_model, native="off") as pipeline:
-        target = pipeline.model.target
-        for part in target.modules():
-            if isinstance(part, Projection):
-                part.packed = None
-                part.weight = torch.nn.Parameter(torch.randn(part.weight.shape), False)
-        copy = rounded_copy(target, pipeline.backend, ROUNDINGS["int8"])
+@pytest.mark.parametrize("native", ["auto", "off"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_copy_is_made_of_packed_weights_and_shares_the_rest(
+    tiny_model, native, dtype, monkeypatch
+):
+    with lantern_accel.load(
+        tiny_model, device="cpu", dtype=dtype, options={"native": native}
+    ) as pipeline:
+        target, backend = pipeline.model.target, pipeline.backend
+        copy = rounded_copy(target, backend, ROUNDINGS["int8"])
         assert copy.tok_embeddings.weight is target.tok_embeddings.weight
         assert copy.norm.weight is target.norm.weight
         assert copy.ops is target.ops
-        assert copy.output.packed is not None
-        assert target.output.packed is None
-        assert target.output.weight.untyped_storage().nbytes() > 100
-        assert replace(pipeline.model, target=copy).rounding is None
+        again = rounded_copy(copy, backend, ROUNDINGS["int8"])
+        found = [part.packed.dense(torch.float32) for part in (copy.output, again.output)]
+        assert target.output.packed is not copy.output.packed
+    monkeypatch.setattr("lantern_accel.checkpoints.bundle.pack", lambda *given: None)
+    with lantern_accel.load(tiny_model, device="cpu", dtype=dtype) as pipeline:
+        whole = pipeline.model.target.output.weight
+        expected = rounded(whole, ROUNDINGS["int8"]).dense(torch.float32)
+    assert torch.equal(found[0], expected)
+    torch.testing.assert_close(found[1], expected, rtol=1e-6, atol=1e-6)

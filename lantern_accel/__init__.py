@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lantern_accel.api import generate, load
-    from lantern_accel.device.backend import Backend, BackendSpec
+    from lantern_accel.device.backend import Backend
     from lantern_accel.device.hookspecs import hookimpl
     from lantern_accel.device.plugins import devices_report
+    from lantern_accel.device.spec import BackendSpec
     from lantern_accel.errors import (
         BackendError,
         CheckpointError,
@@ -35,7 +36,7 @@ _HOMES = {
     "generate": "api",
     "load": "api",
     "Backend": "device.backend",
-    "BackendSpec": "device.backend",
+    "BackendSpec": "device.spec",
     "BackendError": "errors",
     "CheckpointError": "errors",
     "DataError": "errors",

@@ -54,8 +54,8 @@ def load(
     """
     # The device comes before torch: its absence is told at once, and its environment is set in time.
     chosen = choose_device(device, options)
-    from lantern_accel.checkpoints.locate import named_parts
     from lantern_accel.generation.opening import open_pipeline
+    from lantern_accel.models.locate import named_parts
 
     parts = named_parts(
         vq=vq,

@@ -20,17 +20,17 @@ from safetensors.torch import save_file
 
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.catalogue import entry
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.vq import VQModel
-from lantern_accel.families.published import entry
 from lantern_accel.families.registry import family
 
 CHILD = """
 import json, os, sys
 from pathlib import Path
 import torch, PIL.Image, safetensors.torch
-from lantern_accel.checkpoints.bundle import load_model
-from lantern_accel.checkpoints.locate import find_model
+from lantern_accel.models.bundle import load_model
+from lantern_accel.models.locate import find_model
 from lantern_accel.device.plugins import open_backend
 
 def status(name):

@@ -34,7 +34,6 @@ from torch import Tensor
 
 from lantern_accel.cli.console import say
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
@@ -44,6 +43,7 @@ from lantern_accel.measure.environment import describe
 from lantern_accel.measure.racing import Lap, Race, Runner, race
 from lantern_accel.measure.store import resume
 from lantern_accel.nn.transformer import pack
+from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import (
     Acceptance,
     Exact,

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 import lantern_accel
-from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure.prompts import REPORTING, TUNING
+from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import Strategy, Window
 
 CAPTIONS = Path(__file__).parent / "lantern-emoji" / "prompts.txt"

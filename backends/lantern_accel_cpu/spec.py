@@ -69,7 +69,7 @@ class Spec(BackendSpec):
         ``auto`` goes on without them, ``off`` leaves them out; so does ``compile=on``, whose compiler
         cannot look into them.
         """
-        from lantern_accel.device.backend import check_options
+        from lantern_accel.device.spec import check_options
         from lantern_accel.errors import BackendError
         from lantern_accel_cpu.backend import DeviceBackend
         from lantern_accel_cpu.native import library

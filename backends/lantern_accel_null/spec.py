@@ -28,7 +28,7 @@ class Spec(BackendSpec):
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open it; there are no options."""
-        from lantern_accel.device.backend import check_options
+        from lantern_accel.device.spec import check_options
         from lantern_accel_null.backend import DeviceBackend
 
         check_options(self.name, options, {})

@@ -70,10 +70,10 @@ def _preset_rows() -> list[dict[str, Any]]:
 
 
 def _model_rows(parts: bool) -> list[dict[str, Any]]:
-    from lantern_accel.checkpoints.bundle import bundled_models, read_manifest
-    from lantern_accel.checkpoints.hub import at_hand
-    from lantern_accel.families.published import parts_of, published
+    from lantern_accel.families.catalogue import parts_of, published
     from lantern_accel.families.registry import family_names
+    from lantern_accel.models.bundle import bundled_models, read_manifest
+    from lantern_accel.models.hub import at_hand
 
     rows = []
     for name, folder in bundled_models().items():
@@ -127,8 +127,8 @@ def _memory(name: str) -> dict[str, Any]:
 
 
 def _model_line(row: dict[str, Any]) -> str:
-    from lantern_accel.checkpoints.hub import human_size
     from lantern_accel.memory.limits import size
+    from lantern_accel.models.hub import human_size
 
     words = [row["summary"] or row["kind"]]
     if row["memory_bytes"]:
@@ -154,10 +154,10 @@ def check(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Say what PATH holds and what is missing; exit code 1 where it cannot be decoded with."""
-    from lantern_accel.checkpoints.check import NAMES
-    from lantern_accel.checkpoints.check import check as examine
-    from lantern_accel.checkpoints.hub import human_size
-    from lantern_accel.checkpoints.locate import named_parts
+    from lantern_accel.models.check import NAMES
+    from lantern_accel.models.check import check as examine
+    from lantern_accel.models.hub import human_size
+    from lantern_accel.models.locate import named_parts
 
     given = named_parts(vq=vq, drafter=drafter, text_encoder=text_encoder)
     found = examine(path, given)
@@ -262,8 +262,8 @@ def plan(
 def _plan_table(made: MemoryPlan) -> Table:
     from rich.table import Table
 
-    from lantern_accel.checkpoints.check import NAMES
     from lantern_accel.memory.limits import size
+    from lantern_accel.models.check import NAMES
 
     table = Table()
     table.add_column("what")
@@ -287,8 +287,8 @@ def fetch(
     name: str = typer.Argument(..., help="A published model or part."),
 ) -> None:
     """Fetch a published model with its parts into the Hugging Face cache; resumes where it stopped."""
-    from lantern_accel.checkpoints import hub
-    from lantern_accel.families.published import entry
+    from lantern_accel.families.catalogue import entry
+    from lantern_accel.models import hub
 
     for part, path in hub.resolve(entry(name), lambda text: say(text, to_stderr=True)).items():
         say(str(path), label=part, style="bold")

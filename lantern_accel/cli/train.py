@@ -192,7 +192,7 @@ def drafter(
 
     choose_device(device, options)  # before torch, as above
     import lantern_accel
-    from lantern_accel.checkpoints.bundle import bundled_models
+    from lantern_accel.models.bundle import bundled_models
     from lantern_accel.quality.progress import console_progress
     from lantern_accel.training.anymodel import run_model_drafter
     from lantern_accel.training.device import TrainDevice
@@ -253,9 +253,9 @@ def bundle(
     licence: str = typer.Option("", help="Its licence, for listings."),
 ) -> None:
     """Put the trained parts together as a model folder."""
-    from lantern_accel.decoding.trees import parse_tree
     from lantern_accel.errors import StrategyError
     from lantern_accel.families.manifest import ModelDefaults
+    from lantern_accel.strategy.trees import parse_tree
     from lantern_accel.strategy.values import (
         DynamicTree,
         Lantern,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
-from lantern_accel.decoding.trees import TreeTables, tree_paths, tree_size
+from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.trees import tree_paths, tree_size
 from lantern_accel.strategy.values import (
     NO_DRAFTER,
     DynamicTree,

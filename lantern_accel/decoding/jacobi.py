@@ -26,11 +26,11 @@ from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.siblings import Siblings, Tried
 from lantern_accel.decoding.target import Target, above_of, place_of, row_of
-from lantern_accel.decoding.trees import tree_size
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, WindowState
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.trees import tree_size
 from lantern_accel.strategy.values import Sampling, Strategy, Window
 
 #: Shares of a sibling's own distribution, its left neighbour's and the one above it, by measurement

@@ -9,23 +9,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.bounds import whole
-from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import (
-    ChainTree,
-    DynamicTree,
-    Fresh,
-    NoTree,
     Path,
-    StaticTree,
-    Tree,
-    Window,
 )
 
 
@@ -224,134 +215,3 @@ class TreeTables:
             .to(device),
             "visible": self.visible.repeat(batch, 1, 1).to(device),
         }
-
-
-def chain_paths(length: int) -> tuple[Path, ...]:
-    """Return the paths of a chain of ``length`` drafts."""
-    return tuple((0,) * (i + 1) for i in range(length))
-
-
-def tree_paths(tree: Tree) -> tuple[Path, ...]:
-    """Return the paths of a tree whose shape is known in advance; () without a tree."""
-    if isinstance(tree, NoTree):
-        return ()
-    if isinstance(tree, ChainTree):
-        return chain_paths(tree.length)
-    if isinstance(tree, StaticTree):
-        return tree.paths
-    if isinstance(tree, Window):
-        raise StrategyError("a window has no paths")
-    raise StrategyError("a dynamic tree has no paths before it is drafted")
-
-
-def tree_size(tree: Tree) -> tuple[int, int]:
-    """Return ``(nodes with the root, depth of the deepest draft)``."""
-    if isinstance(tree, DynamicTree):
-        return tree.total, tree.depth + 1
-    if isinstance(tree, Window):
-        return tree.length + sum(tree.siblings), tree.length - 1
-    paths = tree_paths(tree)
-    return 1 + len(paths), max((len(p) for p in paths), default=0)
-
-
-def _paths(text: str) -> tuple[Path, ...]:
-    return tuple(tuple(int(c) for c in word) for word in text.split())
-
-
-#: Official default for LlamaGen and Anole: 57 drafts, 5/13/16/14/9 at depths 1 to 5.
-NAIVE_EXTEND_57 = StaticTree(
-    name="naive_extend_57",
-    paths=_paths(
-        "0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 000 001 002 003 010 011 012 020 021 022 "
-        "030 031 100 101 110 200 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 "
-        "0200 00000 00001 00002 00010 00011 00100 00101 00110 00200"
-    ),
-)
-#: EAGLE-1's tree, the official default for Lumina-mGPT: 25 drafts, 4/8/8/3/2.
-MC_SIM_7B_63 = StaticTree(
-    name="mc_sim_7b_63",
-    paths=_paths(
-        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
-    ),
-)
-#: Small trees for devices on which every verified node costs time.
-SMALL_8 = StaticTree(name="small_8", paths=_paths("0 1 2 00 01 000 0000"))
-SMALL_12 = StaticTree(name="small_12", paths=_paths("0 1 2 00 01 02 10 000 001 0000 00000"))
-SMALL_16 = StaticTree(
-    name="small_16", paths=_paths("0 1 2 3 00 01 02 10 11 000 001 010 0000 0001 00000")
-)
-
-STATIC_TREES = {
-    tree.name: tree for tree in (NAIVE_EXTEND_57, MC_SIM_7B_63, SMALL_8, SMALL_12, SMALL_16)
-}
-EAGLE2_TREE = DynamicTree(top_k=10, depth=4, total=59)
-
-
-def parse_tree(text: str) -> Tree:
-    """Read a tree or a window from text, as ``--tree`` takes it.
-
-    ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths
-    of ranks such as ``0,1,00,01,000`` (single digits); or ``window:16`` (see :func:`parse_window`).
-    Raises :class:`StrategyError`.
-    """
-    from lantern_accel.errors import did_you_mean
-    from lantern_accel.strategy.values import validated
-
-    kind, _, rest = text.strip().partition(":")
-    if kind == "window":
-        return parse_window(rest)
-    if kind == "none" and not rest:
-        return NoTree()
-    if kind in ("chain", "dynamic"):
-        numbers = [whole(part.strip()) for part in rest.split(",")] if rest else []
-        if None in numbers or len(numbers) not in ((0, 1) if kind == "chain" else (0, 3)):
-            raise StrategyError(
-                f"the tree {text[:80]!r} cannot be read; write chain:LENGTH or dynamic:TOP_K,DEPTH,TOTAL"
-            )
-        if kind == "chain":
-            return validated(ChainTree, {"length": numbers[0]} if numbers else {}, "tree")
-        if not numbers:
-            return EAGLE2_TREE
-        named = dict(zip(("top_k", "depth", "total"), numbers, strict=True))
-        return validated(DynamicTree, named, "tree")
-    if kind in STATIC_TREES and not rest:
-        return STATIC_TREES[kind]
-    words = text.replace(",", " ").split()
-    if words and all(word.isascii() and word.isdecimal() for word in words):
-        paths = [[int(c) for c in word] for word in words]
-        return validated(StaticTree, {"paths": paths}, "tree")
-    known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]
-    raise StrategyError(f"unknown tree {text[:80]!r}{did_you_mean(kind, known)}")
-
-
-def parse_window(text: str) -> Window:
-    """Read a window from what follows ``window:``, words in any order, such as ``16,above,siblings=3.2``.
-
-    A number is the length; ``uniform``, ``left``, ``above``, ... say what fresh drafts are drawn from,
-    ``coupled``, ``anew`` and ``gumbel`` what becomes of the tail, ``passes=4`` how many passes are
-    recalled. What is left out is the strategy's. Raises :class:`StrategyError`.
-    """
-    from lantern_accel.strategy.values import validated
-
-    values: dict[str, Any] = {}
-    for word in text.split(",") if text else []:
-        word = word.strip()
-        if (length := whole(word)) is not None:
-            values["length"] = length
-        elif word in get_args(Fresh):
-            values["fresh"] = word
-        elif word in ("coupled", "anew", "gumbel"):
-            values["tail"] = word
-        elif word.startswith("siblings="):
-            counts = word.removeprefix("siblings=").split(".")
-            values["siblings"] = [whole(n) for n in counts if n]
-        elif word.startswith("passes="):
-            count = word.removeprefix("passes=")
-            values["passes"] = count if whole(count) is None else whole(count)
-        else:
-            raise StrategyError(
-                f"the window {text[:80]!r} cannot be read at {word[:40]!r}; write window:LENGTH and, "
-                f"after commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, gumbel, "
-                "siblings=3.2.1 and passes=4"
-            )
-    return validated(Window, values, "window")

@@ -21,18 +21,15 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.device.capture import KINDS, CaptureKind, Replay, buffers_of
-from lantern_accel.device.contain import close_contained
 from lantern_accel.device.inference import inferring
 from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
-from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
+from lantern_accel.device.timeouts import close_in_time
 from lantern_accel.errors import BackendError, NotCapturableError, RequestError, did_you_mean
 
 __all__ = [
-    "API_VERSION",
     "CAPABILITIES",
     "KINDS",
     "Backend",
-    "BackendSpec",
     "CaptureKind",
     "Conditions",
     "DTypePolicy",
@@ -42,14 +39,12 @@ __all__ = [
     "KVLayout",
     "MemoryUse",
     "OperatorRule",
-    "Probe",
     "Replay",
     "Stopwatch",
     "Support",
     "TensorOps",
     "buffers_of",
     "check_clock",
-    "check_options",
     "inferring",
 ]
 
@@ -375,7 +370,7 @@ class Backend(TensorOps, ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        close_contained(self, self.close)
+        close_in_time(self.name, self.close)
 
 
 def recorded(backend: Backend, function: Callable[[], None], name: str) -> Replay:

@@ -18,8 +18,8 @@ from typing import Generic, Protocol, TypeVar
 import pluggy
 
 from lantern_accel.device import hookspecs
-from lantern_accel.device.contain import LOOKING, contained
 from lantern_accel.device.spec import API_VERSION, BackendSpec
+from lantern_accel.device.timeouts import LOOKING, in_time
 
 GROUP = "lantern_accel"
 HOOK = "lantern_accel_backends"
@@ -75,7 +75,7 @@ def load_offers(hook: str, what: str, check: Callable[[object], OfferT]) -> Offe
             return [check(one) for one in found]
 
         try:
-            offers += [(name, value, one) for one in contained(ask, LOOKING)]
+            offers += [(name, value, one) for one in in_time(ask, LOOKING)]
         except Exception as error:  # a stranger's module may do anything
             failures.append((name, value, why(error)))
     specs: dict[str, OfferT] = {}

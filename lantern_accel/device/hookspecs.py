@@ -9,7 +9,7 @@ A plug-in is a package with an entry point in the group ``lantern_accel``::
 that names a module like this one:
 
 >>> import torch
->>> from lantern_accel.device.backend import Backend, BackendSpec, DeviceFacts, Probe
+>>> from lantern_accel.device import Backend, BackendSpec, DeviceFacts, Probe
 >>> from lantern_accel.device.hookspecs import hookimpl
 >>> class Abacus(Backend):
 ...     name, version = "abacus", "1.0"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from lantern_accel.device.contain import LOOKING, close_contained, contained
 from lantern_accel.device.entry_points import load_plugins, why
 from lantern_accel.device.first_use import first_use
 from lantern_accel.device.spec import BackendSpec, Probe
+from lantern_accel.device.timeouts import LOOKING, close_in_time, in_time
 from lantern_accel.errors import BackendError, LanternError, LanternWarning, did_you_mean
 
 if TYPE_CHECKING:
@@ -238,14 +238,14 @@ def _named(name: str) -> BackendSpec:
 
 def _answers(spec: BackendSpec, word: str) -> bool:
     try:
-        return contained(lambda: bool(spec.answers(word)), LOOKING)
+        return in_time(lambda: bool(spec.answers(word)), LOOKING)
     except Exception:  # as good as a no: the word is another backend's, or nobody's
         return False
 
 
 def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
     try:
-        found = contained(lambda: spec.configured(options), LOOKING)
+        found = in_time(lambda: spec.configured(options), LOOKING)
     except BackendError:
         raise  # written to be read: a wrong option, for example
     except Exception as error:
@@ -308,7 +308,7 @@ def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | 
 
 def _prepare(spec: BackendSpec) -> None:
     try:
-        contained(lambda: spec.prepare(os.environ), LOOKING)
+        in_time(lambda: spec.prepare(os.environ), LOOKING)
     except BackendError:
         raise  # written to be read: a setting in the environment, for example
     except Exception as error:
@@ -317,7 +317,7 @@ def _prepare(spec: BackendSpec) -> None:
 
 def _probe(spec: BackendSpec) -> Probe:
     try:
-        probe = contained(spec.probe, LOOKING)
+        probe = in_time(spec.probe, LOOKING)
     except Exception as error:
         raise _failed(spec, "probe", error, "report it to the plug-in's author") from error
     if not isinstance(probe, Probe):
@@ -355,7 +355,7 @@ def _close_quietly(backend: Backend) -> None:
     """Close a backend that failed; what it says then would hide the reason."""
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
-        close_contained(backend, backend.close)
+        close_in_time(backend.name, backend.close)
 
 
 def _failed(spec: BackendSpec, hook: str, error: BaseException, hint: str) -> BackendError:

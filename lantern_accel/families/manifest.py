@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import (
     DynamicTree,
     Lantern,

@@ -1,4 +1,4 @@
-"""Published models by name, as data: where their files are, how large, and under which licence.
+"""The entries of published models, as data: where their files are, how large, and under which licence.
 
 Each family lists its own (:meth:`.Family.published`).
 
@@ -11,9 +11,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from lantern_accel.errors import ModelError, did_you_mean
-from lantern_accel.families.registry import families
 
 Kind = Literal["model", "drafter", "vq", "text"]
 MB, GB = 10**6, 10**9
@@ -89,31 +86,3 @@ def drafter_entry(
         config=config,
         **CHAMELEON_LICENCE,
     )
-
-
-def published(kind: Kind | None = "model") -> list[ModelEntry]:
-    """Return the entries of one kind of all families, or all."""
-    return [one for family in families() for one in family.published() if kind in (None, one.kind)]
-
-
-def _by_name() -> dict[str, ModelEntry]:
-    return {one.name: one for one in published(None)}
-
-
-def entry(name: str) -> ModelEntry:
-    """Return a published model or part; raises :class:`ModelError` with the nearest names."""
-    known = _by_name()
-    if name not in known:
-        raise ModelError(f"no published model is named {name!r}{did_you_mean(name, known)}")
-    return known[name]
-
-
-def is_published(name: str) -> bool:
-    """Return whether ``name`` is a published model (not a part of one)."""
-    return any(one.name == name for one in published())
-
-
-def parts_of(model: ModelEntry) -> dict[str, ModelEntry]:
-    """Return the entries that a model's parts come from, by kind."""
-    known = _by_name()
-    return {known[name].kind: known[name] for name in model.uses}

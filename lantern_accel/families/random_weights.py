@@ -20,7 +20,7 @@ from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, did_you_mean
 from lantern_accel.families.base import Model
-from lantern_accel.families.published import entry, is_published, published
+from lantern_accel.families.catalogue import entry, is_published, published
 from lantern_accel.families.registry import families, family
 from lantern_accel.files import read_json_file
 from lantern_accel.nn.rounding import Rounding

@@ -33,8 +33,8 @@ def open_pipeline(
     name, bytes read and bytes in all. Where ``auto`` chose the device and it fails, the next one is
     opened, now or when it is first used.
     """
-    from lantern_accel.checkpoints.bundle import load_model
-    from lantern_accel.checkpoints.locate import find_model, log
+    from lantern_accel.models.bundle import load_model
+    from lantern_accel.models.locate import find_model, log
 
     if dtype != "auto" and dtype not in DTYPES:
         raise BackendError(f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}")

@@ -15,7 +15,7 @@ from lantern_accel.generation.batches import pictures
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.loaded import Loaded
 
 #: What is shown where nothing is decided yet.
 EMPTY = 0xF0
@@ -23,7 +23,7 @@ EMPTY = 0xF0
 
 @inferring
 def partial_picture(
-    pipeline: Pipeline, tokens: Tensor, shape: Hashable = None
+    pipeline: Loaded, tokens: Tensor, shape: Hashable = None
 ) -> tuple[Image, int] | None:
     """Return a picture of an image's known tokens, int64 ``[known]``, and how many pixel rows are real.
 

@@ -13,9 +13,9 @@ from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Decoded
 from lantern_accel.decoding.movable import Movable
-from lantern_accel.device import contain
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
+from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
 from lantern_accel.errors import (
     BackendError,
     DeviceLostError,
@@ -23,10 +23,11 @@ from lantern_accel.errors import (
     RequestError,
     shown,
 )
-from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
-from lantern_accel.generation.auto import Auto, said
+from lantern_accel.families.base import Model, Prompt, Rows
+from lantern_accel.generation.auto import said
 from lantern_accel.generation.batches import first, pictures, reporter
-from lantern_accel.generation.engines import Engines, Ready, explained, of_image
+from lantern_accel.generation.engines import Ready, explained, of_image
+from lantern_accel.generation.loaded import Loaded
 from lantern_accel.generation.notebook import bar, notebook
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
@@ -34,20 +35,15 @@ from lantern_accel.generation.request import (
     build_request,
     wanted_images,
 )
+from lantern_accel.generation.request_lock import RequestLock
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, generation_stats
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.stream import Stream
-from lantern_accel.generation.turns import Turns
 from lantern_accel.generation.warming import warm
-from lantern_accel.memory.capacity import Capacity
-from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
     AUTO,
-    NeighbourSpace,
     Sampling,
     Strategy,
-    Window,
-    validated,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +55,7 @@ __all__ = ["Pipeline", "Prompt", "Ready"]
 OnImages = Callable[[int, "list[Image]"], None]
 
 
-class Pipeline:
+class Pipeline(Loaded):
     """Generates images; reuses its buffers from call to call. Close it, or use it with ``with``.
 
     Threads may share a pipeline: its calls run one after another. What it returns is theirs alone.
@@ -73,13 +69,9 @@ class Pipeline:
         otherwise: Callable[[BackendError], Pipeline] | None = None,
     ) -> None:
         """``otherwise`` gives the pipeline that serves where this device fails before its first image."""
-        self.model = model
-        self.backend = backend
-        self.dtype = dtype
-        self.engines = Engines(model, backend, Capacity(model, backend, dtype))
-        self.auto = Auto(model, backend, dtype)
+        super().__init__(model, backend, dtype)
         self._otherwise = otherwise
-        self._turns = Turns()
+        self.request_lock = RequestLock()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -93,63 +85,17 @@ class Pipeline:
         What a backend raises here is told in a warning, and so is that it does not return: the images
         are made.
         """
-        with self._turns.take(last=True):
-            if self._turns.over:
+        with self.request_lock.hold(last=True):
+            if self.request_lock.closed:
                 return
-            self._turns.over = True
-            contain.close_contained(self.backend, self._give_back, "what was drawn is kept")
+            self.request_lock.closed = True
+            close_in_time(self.backend.name, self._give_back, "what was drawn is kept")
 
     def _give_back(self) -> None:
         self.engines.release()
         self.backend.close()
 
-    def release_engines(self) -> None:
-        """Free the buffers and captured steps that are kept for the next call."""
-        self.engines.release()
-
-    @property
-    def kept_engines(self) -> int:
-        """Engines (buffers of one bucket of shapes) that are kept for reuse."""
-        return self.engines.kept
-
-    @kept_engines.setter
-    def kept_engines(self, count: int) -> None:
-        self.engines.kept = count
-
     # --- settings ------------------------------------------------------------------------------
-
-    def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **changes: Any) -> Strategy:
-        """Return a strategy by name, with this model's trees and defaults, and changes applied.
-
-        ``changes``: ``tree`` (a tree, or text as ``--tree`` takes it), ``accept``, ``k``, ``delta``,
-        ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
-        """
-        return choose_strategy(self.model.manifest.defaults, strategy, **changes)
-
-    def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
-        """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any."""
-        return self.auto.tuned(strategy, temperature)
-
-    def fitted(
-        self, strategy: Strategy, batch: int | None, count: int, sampling: Sampling
-    ) -> Strategy:
-        """Return a strategy with the window for requests of ``count`` images, ``batch`` at a time.
-
-        That is the one which ``lantern-accel tune`` kept for this device, or
-        :func:`~lantern_accel.strategy.choose.shortened`. Only for strategies by name, whose window
-        nobody chose. ``batch`` None: as many as usual.
-        """
-        if not isinstance(strategy.tree, Window) or strategy.name == AUTO:
-            return strategy
-        batch = batch or self.engines.usual_batch(count, strategy, sampling)
-        size = self.engines.padded(min(batch, count), strategy, sampling)
-        return self.auto.window(strategy, size, sampling)
-
-    def sampling(self, **overrides: Any) -> Sampling:
-        """Return this model's sampling settings with overrides (None leaves the default)."""
-        values = self.model.manifest.defaults.sampling.model_dump()
-        values.update({k: v for k, v in overrides.items() if v is not None})
-        return validated(Sampling, values, "sampling")
 
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
         """Check a request and fill in a preset's or the model's defaults, before any work is done."""
@@ -160,23 +106,7 @@ class Pipeline:
             made = made.model_copy(update={"strategy": fitted})
         return made
 
-    def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
-        """Return what the prompts become before decoding, one condition per prompt."""
-        device = self.backend.device
-        conditions = self.model.family.conditions(self.model, prompts, device, self.dtype, size)
-        if self.model.text is not None:
-            self.model.text.release()
-        return conditions
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raise :class:`RequestError` for a prompt that this model cannot draw."""
-        self.conditions(prompts)
-
     # --- engines -------------------------------------------------------------------------------
-
-    def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
-        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new."""
-        return self.engines.neighbours(k, space)
 
     @inferring
     def warm_up(
@@ -198,22 +128,9 @@ class Pipeline:
                 f"{self.kept_engines} that are kept; warm up fewer"
             )
         settings = self.sampling(**sampling)
-        with self._turns.take():
+        with self.request_lock.hold():
             self.engines.warmed, self.engines.patience = [], math.inf
             self.engines.warmed = warm(self, batches, strategies, settings, on_bucket)
-
-    @inferring
-    def engine(
-        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
-    ) -> Ready:
-        """Return the engine of these settings with its captured functions, made on first use.
-
-        ``auto`` stands for what is chosen for this batch. ``shape``: that of the conditions it will start
-        from, where a model's are not all alike.
-        """
-        return self.engines.get(
-            batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
-        )
 
     # --- generation ----------------------------------------------------------------------------
 
@@ -236,7 +153,7 @@ class Pipeline:
         """
         if on_progress is None and (page := notebook()) is not None:
             on_progress = bar(page)
-        with self._turns.take():
+        with self.request_lock.hold():
             while True:
                 request = self.request(prompt, **settings)
                 try:
@@ -257,7 +174,7 @@ class Pipeline:
         """
         if type(partials) is not int or partials < 0:
             raise RequestError(f"partials cannot be {shown(partials)}; give 0 or more pictures")
-        return Stream(self, self.request(prompt, **settings), partials)
+        return Stream(self, self.request_lock, self.request(prompt, **settings), partials)
 
     def _move_on(self, error: BackendError | RuntimeError) -> None:
         """Serve from the next device where ``auto`` chose this one and it has drawn nothing yet."""
@@ -266,7 +183,7 @@ class Pipeline:
         if not isinstance(error, BackendError):
             error = BackendError(f"backend {self.backend.name!r} failed in use: {why(error)}")
         try:
-            contain.contained(self._give_back, contain.CLOSING)
+            in_time(self._give_back, CLOSING)
         except Exception as late:  # a device that failed may fail to close; it is left as it is
             error.add_note(f"closing it failed too: {late}")
         other = self._otherwise(error)
@@ -311,7 +228,7 @@ class Pipeline:
                 full = [*chunk, *[chunk[-1]] * spare]
                 picked = conditions.pick([index // request.num_images for index in full])
                 rows = self.model.family.rows(self.model, picked, sampling)
-                ready = self._settled(ready, rows, strategy, sampling, shape)
+                ready = self.settled(ready, rows, strategy, sampling, shape)
                 engine = ready.engine
                 buffers = max(buffers, engine.nbytes)
                 uniforms = engine.uniforms(request.seed, full)
@@ -357,35 +274,6 @@ class Pipeline:
         # All rows, for another number of images would be compiled anew.
         return pictures(self.pixels(tokens, shape)[: len(chunk)])
 
-    def _settled(
-        self, ready: Ready, rows: Rows, strategy: Strategy, sampling: Sampling, shape: Hashable
-    ) -> Ready:
-        """Return the engine that serves: where nothing is known of auto's steps, they are timed first."""
-        batch = ready.engine.geometry.batch
-        if not self.auto.unsettled(ready.engine, strategy, batch, sampling):
-            return ready
-        found = []
-        for asked in (strategy, self.auto.chains(strategy, sampling)):
-            if asked is None:
-                continue
-            chosen = self.auto.resolve(asked, batch, sampling)
-            try:
-                one = self.engines.get(batch, chosen, sampling, shape)
-            except DoesNotFitError:  # not beside the first
-                continue
-            assert isinstance(one.engine, Movable)
-            if (
-                one.engine.usable is not None
-            ):  # lengths are still to come: they are timed with these
-                return self.engines.get(
-                    batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
-                )
-            uniforms = one.engine.uniforms(0, list(range(batch)))
-            one.engine.start(rows.condition, rows.mask, uniforms, one.prefill)
-            found.append(self.auto.timed(one.engine))
-        self.auto.settle(found, strategy, batch, sampling)
-        return self.engine(batch, strategy, sampling, shape)
-
     def _rows(
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, seed: int
     ) -> tuple[Ready, Rows, Tensor]:
@@ -395,7 +283,7 @@ class Pipeline:
         ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
         rows = self.model.family.rows(self.model, conditions, sampling)
         with explained(self.backend):
-            ready = self._settled(ready, rows, strategy, sampling, conditions.shape)
+            ready = self.settled(ready, rows, strategy, sampling, conditions.shape)
         return ready, rows, ready.engine.uniforms(seed, list(range(len(prompts))))
 
     @inferring
@@ -413,7 +301,7 @@ class Pipeline:
         ``step`` runs in place of the captured steps (for measurements that look at the state).
         ``exact_price``: price relaxation exactly, on the host's time, in place of a step's bound.
         """
-        with self._turns.take():
+        with self.request_lock.hold():
             ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed)
             engine = ready.engine
             with explained(self.backend), self.backend.stopwatch() as watch:
@@ -430,15 +318,9 @@ class Pipeline:
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, rounds: int
     ) -> dict[int, list[float]]:
         """Time the steps of every length of a window with paces, in turns: milliseconds by length."""
-        with self._turns.take():
+        with self.request_lock.hold():
             ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed=0)
             assert isinstance(ready.engine, Movable)
             with explained(self.backend):
                 ready.engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                 return ready.engine.calibrate(self.backend.stopwatch, rounds=rounds)
-
-    def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
-        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
-        tokens = tokens.to(self.backend.device)
-        with self.backend.giving_back():
-            return self.model.family.pixels(self.model, tokens, shape).cpu()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lantern_accel.decoding.engine import Decoded
-    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.loaded import Loaded
     from lantern_accel.generation.request import GenerationRequest
 
 #: Version of the JSON that ``--json`` writes.
@@ -158,7 +158,7 @@ class GenerationResult:
 
 
 def generation_stats(
-    pipeline: Pipeline,
+    pipeline: Loaded,
     request: GenerationRequest,
     parts: list[Decoded],
     seconds: PhaseSeconds,

@@ -26,7 +26,7 @@ from lantern_accel.generation.engines import explained
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
-    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.loaded import Loaded
 
 #: What all rows share and a row that joins leaves alone.
 SHARED = ("step",)
@@ -60,7 +60,7 @@ class Slots:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Loaded,
         strategy: Strategy,
         sampling: Sampling,
         size: int,
@@ -88,7 +88,7 @@ class Slots:
         many = conditions.pick([0] * size)
         rows = pipeline.model.family.rows(pipeline.model, many, sampling)
         with explained(self.backend):
-            ready = pipeline._settled(ready, rows, strategy, sampling, shape)
+            ready = pipeline.settled(ready, rows, strategy, sampling, shape)
         chosen = pipeline.auto.resolve(strategy, size, sampling)
         self.single = ready
         if size > 1:

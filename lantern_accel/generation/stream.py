@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from lantern_accel.families.base import Conditions
-    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.loaded import Loaded
     from lantern_accel.generation.request import GenerationRequest
+    from lantern_accel.generation.request_lock import RequestLock
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,14 @@ class Stream:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: Loaded,
+        lock: RequestLock,
         request: GenerationRequest,
         partials: int,
     ) -> None:
         self.request = request
         self._result: GenerationResult | None = None
-        self._pipeline, self._partials = pipeline, partials
+        self._pipeline, self._lock, self._partials = pipeline, lock, partials
         self.backend = pipeline.backend
         self._seconds = dict.fromkeys(("text", "prefill", "decode", "pixels"), 0.0)
         self._events = self._run()
@@ -106,7 +108,7 @@ class Stream:
     def _run(self) -> Iterator[Progress]:
         pipeline, request = self._pipeline, self.request
         # The lock is held between events, the device's inference mode is not: it is the thread's.
-        with pipeline._turns.take(), pipeline.backend.stopwatch() as total:
+        with self._lock.hold(), pipeline.backend.stopwatch() as total:
             conditions = self._conditions()
             wanted = list(range(request.count))
             slots = self._open(conditions)

@@ -14,11 +14,11 @@ from lantern_accel.generation.engines import Ready, explained
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
-    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.loaded import Loaded
 
 
 def warm(
-    pipeline: Pipeline,
+    pipeline: Loaded,
     batches: Sequence[int],
     strategies: Sequence[str | Strategy],
     sampling: Sampling,
@@ -45,7 +45,7 @@ def warm(
     return done
 
 
-def rehearse(pipeline: Pipeline, ready: Ready, sampling: Sampling, shape: Hashable) -> None:
+def rehearse(pipeline: Loaded, ready: Ready, sampling: Sampling, shape: Hashable) -> None:
     """Load an example, step, read and draw once: what is compiled for that is compiled now."""
     engine, state, model = ready.engine, ready.engine.state, pipeline.model
     condition, mask = torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask)

@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from lantern_accel.bounds import MOST_NODES, whole
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
 from lantern_accel.device.backend import Backend, check_clock, inferring
 from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.random_weights import RandomModel, random_model, sized, weights_bytes
@@ -34,6 +33,7 @@ from lantern_accel.measure.record import Ceilings, Environment, is_measured
 from lantern_accel.measure.steptimer import Timed, bush
 from lantern_accel.memory.limits import fit_engine, free_bytes, size
 from lantern_accel.nn.rounding import FULL, rounding
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 
 COMMAND = "lantern-accel stepcost"

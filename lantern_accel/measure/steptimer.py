@@ -7,10 +7,11 @@ import statistics
 import torch
 
 from lantern_accel.decoding.running import Running
-from lantern_accel.decoding.trees import DraftTree, TreeTables, tree_paths
+from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, Replay, recorded
 from lantern_accel.measure.phases import LaunchCounter
 from lantern_accel.measure.work import step_needs
+from lantern_accel.strategy.trees import tree_paths
 from lantern_accel.strategy.values import Path, StaticTree
 
 #: Steps between two looks at the clock.

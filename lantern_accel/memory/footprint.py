@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.trees import tree_size
 from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.families.base import PARTS, Family, Model
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
+from lantern_accel.strategy.trees import tree_size
 from lantern_accel.strategy.values import Sampling, Strategy
 
 META = torch.device("meta")

@@ -66,7 +66,7 @@ def choose_strategy(defaults: Any, strategy: str | Strategy, **changes: Any) -> 
     does not allow.
     """
     if isinstance(changes.get("tree"), str):
-        from lantern_accel.decoding.trees import parse_tree
+        from lantern_accel.strategy.trees import parse_tree
 
         changes["tree"] = parse_tree(changes["tree"])
     accept = changes.pop("accept", None)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.trees import TreeTables, parse_tree, tree_paths
+from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.device.operations import KVCache
+from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, within
 

@@ -14,7 +14,7 @@ from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.published import published
+from lantern_accel.families.catalogue import published
 from lantern_accel.families.random_weights import random_model, sized
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.testing import tiny

@@ -14,8 +14,9 @@ from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.logits import REFERENCE, Filters
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.trees import DraftTree, TreeTables, parse_tree, tree_paths
+from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.strategy.values import STRATEGIES, LanternPP, Sampling
 from lantern_accel.testing import tiny
 from lantern_accel.testing.caches import normal

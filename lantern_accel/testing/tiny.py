@@ -10,13 +10,13 @@ from torch import Tensor
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.running import Running
-from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Conditions
 from lantern_accel.families.random_weights import RandomModel, fill_random
 from lantern_accel.families.registry import families, family, family_names
+from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
     DynamicTree,

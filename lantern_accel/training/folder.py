@@ -14,7 +14,6 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import save
 
-from lantern_accel.checkpoints.bundle import read_manifest
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
@@ -24,6 +23,7 @@ from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
+from lantern_accel.models.bundle import read_manifest
 from lantern_accel.training.common import TrainConfig, read_made
 
 Config = TypeVar("Config", bound=TrainConfig)

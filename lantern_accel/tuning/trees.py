@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.decoding.running import Running
-from lantern_accel.decoding.trees import TreeTables, chain_paths, tree_paths
+from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import check_clock
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.environment import describe
@@ -28,6 +28,7 @@ from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import new_cell, ready_of, take_sample
 from lantern_accel.strategy.choices import Choice
+from lantern_accel.strategy.trees import chain_paths, tree_paths
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
 from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts

@@ -16,11 +16,11 @@ from support import cards
 
 import lantern_accel
 from lantern_accel.cli import main
-from lantern_accel.device import contain, plugins
+from lantern_accel.device import plugins, timeouts
 from lantern_accel.device.backend import Backend, Replay
-from lantern_accel.device.contain import TooLong, contained
 from lantern_accel.device.entry_points import Unfit, check_backend
 from lantern_accel.device.spec import BackendSpec, Probe
+from lantern_accel.device.timeouts import TooLong, in_time
 from lantern_accel.errors import BackendError, LanternWarning, NotFiniteError
 
 Given = Callable[..., cards.CardSpec]
@@ -39,7 +39,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Return a way to install the card with methods of its specification or backend replaced."""
     plugins.backend_specs()["cpu"].probe()  # what the first look loads is not what is measured here
     monkeypatch.setattr(plugins, "LOOKING", 1.0)
-    monkeypatch.setattr(contain, "CLOSING", 0.3)
+    monkeypatch.setattr(timeouts, "CLOSING", 0.3)
 
     def install(spec: dict[str, Any] | None = None, **backend: Any) -> cards.CardSpec:
         made = cards.install(monkeypatch, "nothing")
@@ -103,22 +103,22 @@ def test_a_busy_loop_in_probe_is_left_behind(given: Given) -> None:
 def test_importing_torch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     importing = threading.Event()
     importing.set()
-    monkeypatch.setattr(contain, "_importing_torch", importing.is_set)
+    monkeypatch.setattr(timeouts, "_importing_torch", importing.is_set)
 
     def slow() -> str:
         time.sleep(0.4)
         importing.clear()
         return "there"
 
-    assert contained(slow, 0.2) == "there"
+    assert in_time(slow, 0.2) == "there"
     with pytest.raises(TooLong):
-        contained(lambda: time.sleep(1), 0.1)
+        in_time(lambda: time.sleep(1), 0.1)
 
 
 def test_threads_that_a_call_sets_hold_for_the_caller() -> None:
     before = torch.get_num_threads()
     try:
-        contained(lambda: torch.set_num_threads(before + 1), 5)
+        in_time(lambda: torch.set_num_threads(before + 1), 5)
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)

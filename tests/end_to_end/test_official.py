@@ -238,7 +238,7 @@ def test_check_names_a_missing_shard(command, texts, tmp_path):
 
 
 def test_check_knows_the_bundled_model(command):
-    from lantern_accel.checkpoints.bundle import bundled_models
+    from lantern_accel.models.bundle import bundled_models
 
     done = command("models", "check", bundled_models()["lantern-emoji"])
     assert done.returncode == 0

@@ -49,7 +49,7 @@ def test_the_rounded_model_is_the_one_whose_weights_are_dense(tiny_model, how, n
         drawn = pipeline.generate(list(FOUR[:2]), seed=3, strategy="vanilla")
         tree = pipeline.generate(list(FOUR[:2]), seed=3, strategy="eagle")
     # A model that no backend has packed can be read and changed.
-    monkeypatch.setattr("lantern_accel.checkpoints.bundle.pack", lambda *given: None)
+    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given: None)
     with load(tiny_model, native="off") as pipeline:
         rounded_by_hand(pipeline, how)
         expected = pipeline.generate(list(FOUR[:2]), seed=3, strategy="vanilla")
@@ -69,7 +69,7 @@ def test_the_price_is_the_total_variation_along_the_rounded_models_images(tiny_m
             )[0].tokens
             for i in range(4)
         ]
-    monkeypatch.setattr("lantern_accel.checkpoints.bundle.pack", lambda *given: None)
+    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given: None)
     rows = {}
     for name in ("full", "int4"):
         with load(tiny_model, native="off") as pipeline, torch.inference_mode():
@@ -156,7 +156,7 @@ def test_an_unknown_rounding_is_refused_before_anything_is_loaded(tiny_model, mo
     def never(*given, **options):
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("lantern_accel.checkpoints.bundle.load_model", never)
+    monkeypatch.setattr("lantern_accel.models.bundle.load_model", never)
     with pytest.raises(RequestError, match="int5"):
         load(tiny_model, "int5")
 

@@ -175,7 +175,7 @@ WORK = (
     "lantern_accel.testing.kit.run_checks",
     "lantern_accel.training.drafter.train_drafter",
     "lantern_emoji.data.prepare_data",
-    "lantern_accel.checkpoints.hub.fetch",
+    "lantern_accel.models.hub.fetch",
 )
 
 

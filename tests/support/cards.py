@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from lantern_accel.device import plugins
-from lantern_accel.device.backend import Backend, BackendSpec, DeviceFacts, Probe, Replay
+from lantern_accel.device.backend import Backend, DeviceFacts, Replay
 from lantern_accel.device.entry_points import Plugins
+from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.errors import BackendError, NotCapturableError
 
 GONE = "card: operation not supported on this generation"

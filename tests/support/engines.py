@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from lantern_accel.decoding.engine import Decoded, Engine
-from lantern_accel.decoding.trees import MC_SIM_7B_63, SMALL_12
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.strategy.trees import MC_SIM_7B_63, SMALL_12
 from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,

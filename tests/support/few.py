@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from lantern_accel.decoding.trees import parse_tree
+from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.testing import static, tiny
 
 #: No drafts, a tree with a relaxed rule, a window: the first family's; the others decode by the tree.

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Parts
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
+from lantern_accel.models.locate import find_model
 
 
 def gpt_weights(

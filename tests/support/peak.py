@@ -14,11 +14,11 @@ import tokenizers
 import torch
 
 import lantern_accel.cli.generate
-from lantern_accel.checkpoints.bundle import load_model
-from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.plan import Planner, runtime_of
+from lantern_accel.models.bundle import load_model
+from lantern_accel.models.locate import find_model
 
 assert PIL.Image and safetensors.torch and tokenizers and lantern_accel.cli.generate
 

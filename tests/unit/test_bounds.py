@@ -9,12 +9,12 @@ from support.runs import invented_run
 
 from lantern_accel.bounds import whole
 from lantern_accel.cli import main
-from lantern_accel.decoding.trees import parse_tree
 from lantern_accel.errors import CheckpointError, StrategyError, shown
 from lantern_accel.families.tokenizer import check_vocabulary
 from lantern_accel.files import read_json_file, read_text_file
 from lantern_accel.measure.environment import busy_words
 from lantern_accel.measure.record import Run, not_measured
+from lantern_accel.strategy.trees import parse_tree
 
 
 @pytest.mark.parametrize(

@@ -11,48 +11,28 @@ import pytest
 ROOT = Path(__file__).parents[2] / "lantern_accel"
 #: Imported by everybody.
 GROUND = {"bounds", "cached", "errors", "files", "_version"}
-#: What reads files only, and what opens whole models: two storeys of one room.
-LOW = {"checkpoints.weights", "checkpoints.loading", "checkpoints.layouts"}
-#: Each room with those that it may import, the ground excepted.
-DEVICE = {"device"}
-STRATEGY = {*DEVICE, "strategy", "decoding"}  # presets and values share trees with decoding
-DECODING = {*DEVICE, "strategy", "nn", "decoding"}
-FAMILIES = {*DECODING, "families", "checkpoints.low"}
-CHECKPOINTS = {*FAMILIES, "checkpoints"}
-MEMORY = {*CHECKPOINTS, "memory"}
-GENERATION = {*MEMORY, "generation", "api"}
-QUALITY = {*GENERATION, "quality"}
-TESTING = {*FAMILIES, "testing"}
-MAY = {
-    "device": DEVICE,
-    "strategy": STRATEGY,
-    "nn": {*DEVICE, "nn"},
-    "decoding": DECODING,
-    "checkpoints.low": {"checkpoints.low"},
-    "families": FAMILIES,
-    "checkpoints": CHECKPOINTS,
-    "memory": MEMORY,
-    "generation": GENERATION,
-    "api": GENERATION,
-    "quality": QUALITY,
-    "testing": TESTING,
-    "porting": {*TESTING, "api", "porting"},  # its template has tests of its own
-    "measure": {*QUALITY, "measure", "report"},
-    "report": {*QUALITY, "measure", "report"},
-    "serving": {*GENERATION, "serving"},
-    "tuning": {*QUALITY, "measure", "tuning"},
-    "distributed": {*GENERATION, "measure", "report", "tuning", "distributed"},
-    "training": {*QUALITY, "training"},
-    "evaluation": {*QUALITY, "evaluation"},
-}
+#: The storeys from the ground up: a room imports from those below its own, and from itself.
+STOREYS = (
+    ("device",),
+    ("strategy", "nn", "checkpoints"),
+    ("decoding",),
+    ("families",),
+    ("models",),
+    ("memory",),
+    ("generation",),
+    ("api", "testing"),
+    ("quality",),
+    ("measure", "training", "evaluation"),
+    ("tuning", "report", "serving"),
+    ("distributed", "porting", "integrations"),
+    ("cli",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(STOREYS) for room in rooms}
 
 
 def room(module: str) -> str:
     """Return the room of a module's dotted path below the package; "" for the package itself."""
-    parts = module.split(".")
-    if ".".join(parts[:2]) in LOW:
-        return "checkpoints.low"
-    return parts[0]
+    return module.split(".")[0]
 
 
 def imports(source: str) -> Iterator[str]:
@@ -69,13 +49,17 @@ def imports(source: str) -> Iterator[str]:
 
 
 def crossed(path: str, source: str) -> set[tuple[str, str]]:
-    """Return the (importer, imported) pairs of rooms that the contract does not allow."""
+    """Return the (importer, imported) pairs of rooms that do not lead down."""
     here = room(path.removesuffix(".py").replace("/", "."))
-    if here in ("cli", "__init__", "__main__"):
+    if here in ("__init__", "__main__"):
         return set()
     pairs = {(here, room(name)) for name in imports(source)}
-    allowed = {*GROUND, *MAY.get(here, set())}
-    return {(a, b) for a, b in pairs if b not in allowed and a not in GROUND and a != b}
+    floor = -1 if here in GROUND else FLOOR[here]
+    return {
+        (a, b)
+        for a, b in pairs
+        if a != b and b not in GROUND and (b not in FLOOR or FLOOR[b] >= floor)
+    }
 
 
 def found() -> dict[tuple[str, str], list[str]]:
@@ -90,6 +74,39 @@ def found() -> dict[tuple[str, str], list[str]]:
 def test_no_room_imports_what_it_may_not() -> None:
     wrong = found()
     assert not wrong, "\n".join(f"{a} -> {b}: {', '.join(f)}" for (a, b), f in wrong.items())
+
+
+def test_every_room_has_a_storey() -> None:
+    rooms = {p.name for p in ROOT.iterdir() if p.is_dir() and (p / "__init__.py").is_file()}
+    assert rooms <= set(FLOOR), "a room without a storey"
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Imports within functions and for types count: whoever reads one file must not need the other."""
+    files = {
+        "lantern_accel." + str(p.relative_to(ROOT))[:-3].replace("/", "."): p
+        for p in ROOT.rglob("*.py")
+        if p.name != "__init__.py"
+    }
+    below = {
+        name: {
+            one
+            for found in imports(path.read_text(encoding="utf-8"))
+            for one in (f"lantern_accel.{found}", f"lantern_accel.{found.rpartition('.')[0]}")
+            if one in files and one != name
+        }
+        for name, path in files.items()
+    }
+    reached = {name: set(below[name]) for name in files}
+    grown = True
+    while grown:
+        grown = False
+        for name, known in reached.items():
+            more = known.union(*(reached[one] for one in known))
+            grown |= len(more) > len(known)
+            reached[name] = more
+    circles = sorted(name for name in files if name in reached[name])
+    assert not circles
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from lantern_accel.decoding.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
 from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds
 from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import Manifest, ModelDefaults
+from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling
 
 Variant = Literal["anole", "lumina"]

@@ -15,6 +15,7 @@ from lantern_accel.checkpoints.layouts import drafter_weights, first_wrong
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.catalogue import parts_of, published
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.keys import DRAFTER, half_split, key_layout
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
@@ -30,7 +31,7 @@ from lantern_accel.families.chameleon.sizes import (
 )
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
 from lantern_accel.families.chameleon.vq import chameleon_vq_config
-from lantern_accel.families.published import ModelEntry, parts_of, published
+from lantern_accel.families.published import ModelEntry
 from lantern_accel.files import read_json_file
 
 _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"

@@ -11,11 +11,12 @@ from lantern_accel.checkpoints.layouts import first_wrong, read_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.catalogue import published
 from lantern_accel.families.glm_image.keys import CODEBOOK, LAYOUT, is_prior
 from lantern_accel.families.glm_image.manifest import DEFAULTS, GlmImageManifest, Marks
 from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
 from lantern_accel.families.manifest import ModelDefaults
-from lantern_accel.families.published import ModelEntry, published
+from lantern_accel.families.published import ModelEntry
 from lantern_accel.strategy.values import Sampling
 
 #: The prior's folder in the released one, and the tokenizer's.

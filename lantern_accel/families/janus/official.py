@@ -13,6 +13,7 @@ from lantern_accel.checkpoints.layouts import first_wrong, read_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.catalogue import published
 from lantern_accel.families.janus.keys import ORIGINAL, JanusLayout, RenamedVQ, key_layout
 from lantern_accel.families.janus.manifest import DEFAULTS, JanusManifest
 from lantern_accel.families.janus.model import JanusConfig
@@ -20,7 +21,7 @@ from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_i
 from lantern_accel.families.llamagen.parts import published_vq
 from lantern_accel.families.llamagen.parts import vq_config as llamagen_vq_config
 from lantern_accel.families.llamagen.vq import VQConfig
-from lantern_accel.families.published import ModelEntry, published
+from lantern_accel.families.published import ModelEntry
 
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
 _LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}

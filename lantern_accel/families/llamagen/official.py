@@ -26,6 +26,7 @@ from lantern_accel.checkpoints.layouts import (
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
+from lantern_accel.families.catalogue import parts_of, published
 from lantern_accel.families.llamagen.keys import llamagen_name
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig
@@ -40,7 +41,7 @@ from lantern_accel.families.llamagen.parts import (
 )
 from lantern_accel.families.llamagen.sizes import SHAPES, llamagen_config
 from lantern_accel.families.manifest import ModelDefaults
-from lantern_accel.families.published import ModelEntry, parts_of, published
+from lantern_accel.families.published import ModelEntry
 from lantern_accel.strategy.values import Sampling
 
 #: What the official samplers use: sample_c2i.py and sample_t2i.py of LlamaGen.

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lantern_accel.device.backend import Backend, BackendSpec
+from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import backend_specs
+from lantern_accel.device.spec import BackendSpec
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = sorted((ROOT / "backends").glob("lantern_accel_*"))

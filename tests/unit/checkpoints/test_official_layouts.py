@@ -19,11 +19,11 @@ from support.official import (
     write_trained,
 )
 
-from lantern_accel.checkpoints.check import check
-from lantern_accel.checkpoints.locate import find_model, named_parts
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import ModelError
 from lantern_accel.families.llamagen.parts import vq_config
+from lantern_accel.models.check import check
+from lantern_accel.models.locate import find_model, named_parts
 
 # --- what is found ------------------------------------------------------------------------------
 

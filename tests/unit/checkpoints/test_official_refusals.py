@@ -29,12 +29,12 @@ from support.official import (
 from torch import Tensor
 
 import lantern_accel
-from lantern_accel.checkpoints.check import check
-from lantern_accel.checkpoints.locate import find_model, named_parts
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Found
 from lantern_accel.families.llamagen.official import target_config
+from lantern_accel.models.check import check
+from lantern_accel.models.locate import find_model, named_parts
 
 
 class Hostile:
@@ -96,7 +96,7 @@ def test_a_drafter_whose_configuration_is_of_another(texts: Path) -> None:
 
 def test_a_drafter_that_was_trained_here_is_taken_where_it_fits(tmp_path: Path) -> None:
     import lantern_accel
-    from lantern_accel.checkpoints.bundle import bundled_models, read_manifest
+    from lantern_accel.models.bundle import bundled_models, read_manifest
 
     bundled = bundled_models()["lantern-emoji"]
     trained = tmp_path / "work" / "drafter"

@@ -22,9 +22,9 @@ from support.tiny import captions, tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Decoded, Engine
-from lantern_accel.decoding.trees import SMALL_12
 from lantern_accel.device.operations import HostCopy, TensorOps
 from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.strategy.trees import SMALL_12
 from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,

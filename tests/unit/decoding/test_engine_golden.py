@@ -7,7 +7,7 @@ import torch
 from support.golden import golden
 from support.recorded import decode, lantern_drafter, lantern_target
 
-from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Sampling, Strategy
 
 RULES: dict[str, Acceptance] = {

@@ -15,11 +15,12 @@ from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.running import Decoded, Running
-from lantern_accel.decoding.trees import DynamicTree, parse_tree, tree_paths, tree_size
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.trees import parse_tree, tree_paths, tree_size
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
+    DynamicTree,
     Fresh,
     Lantern,
     LanternPP,

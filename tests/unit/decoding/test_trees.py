@@ -12,20 +12,19 @@ from support.tiny import captions, tiny_models
 
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.trees import (
+from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
     MC_SIM_7B_63,
     NAIVE_EXTEND_57,
     STATIC_TREES,
-    DraftTree,
-    TreeTables,
     chain_paths,
     parse_tree,
     tree_paths,
     tree_size,
 )
-from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,

@@ -19,7 +19,8 @@ from lantern_accel.device.hookspecs import hookimpl
 @hookimpl
 def lantern_accel_backends():
     import torch
-    from lantern_accel.device.backend import Backend, BackendSpec, DeviceFacts, Probe
+    from lantern_accel.device.backend import Backend, DeviceFacts
+    from lantern_accel.device.spec import BackendSpec, Probe
 
     class Opened(Backend):
         name, version = "{name}", "1.0"

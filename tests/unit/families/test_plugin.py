@@ -13,8 +13,6 @@ from safetensors.torch import save_file
 from support.profiles import small_ceilings
 
 import lantern_accel
-from lantern_accel.checkpoints.check import check
-from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.cli import main
 from lantern_accel.device.entry_points import load_plugins
 from lantern_accel.device.plugins import open_backend
@@ -28,6 +26,8 @@ from lantern_accel.families.registry import (
     forget,
 )
 from lantern_accel.memory.plan import planner_for
+from lantern_accel.models.check import check
+from lantern_accel.models.locate import find_model
 from lantern_accel.testing import CHECKS, kit, static, tiny
 
 PACKAGE = Path(__file__).parents[2] / "support" / "pebbles"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import lantern_accel
-from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.errors import LanternError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import Settings, read_settings
+from lantern_accel.models.locate import find_model
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import LanternPP, Sampling
 

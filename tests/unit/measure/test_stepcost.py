@@ -11,13 +11,13 @@ import torch
 from support.runs import invented_run
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, ModelError, RequestError, StrategyError
 from lantern_accel.families.random_weights import random_model, sized, weights_bytes
 from lantern_accel.measure import ceilings, stepcost, steptimer, work
 from lantern_accel.measure.stepcost import Acceptance, StepCost, read_acceptance
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 
 TINY = {

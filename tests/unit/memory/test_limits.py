@@ -11,13 +11,13 @@ from PIL import Image
 from support.models import write_tiny_model
 
 import lantern_accel
-from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.cli import main
 from lantern_accel.device.backend import Backend, MemoryUse, Replay
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.limits import engine_bytes, free_bytes, most_images, size, weights_bytes
+from lantern_accel.models.locate import find_model
 from lantern_accel.strategy.values import STRATEGIES
 
 MODEL = find_model("lantern-emoji")

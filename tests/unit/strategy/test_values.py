@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, SMALL_8
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, SMALL_8
 from lantern_accel.strategy.values import (
     STRATEGIES,
     TREE_STRATEGIES,

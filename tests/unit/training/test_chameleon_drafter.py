@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 import lantern_accel
 from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
-from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.errors import CheckpointError, DataError, ModelError, RequestError
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.models.locate import find_model
 from lantern_accel.quality.imageset import read_images
 from lantern_accel.training import loop
 from lantern_accel.training.anymodel import Encoded, ModelFeatures, run_model_drafter

@@ -22,11 +22,11 @@ from support.chameleon import (
     write_vqgan,
 )
 
-from lantern_accel.checkpoints.check import check
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.chameleon.manifest import ChameleonManifest
 from lantern_accel.families.chameleon.official import detect
+from lantern_accel.models.check import check
 
 
 def found(path: Path, **parts: object) -> tuple[Found, ChameleonManifest]:

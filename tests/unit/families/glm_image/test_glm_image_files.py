@@ -12,10 +12,10 @@ from support.glm_image import write_glm_image
 from support.golden import golden
 
 import lantern_accel
-from lantern_accel.checkpoints.check import check
-from lantern_accel.checkpoints.locate import find_model, named_parts
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.memory.plan import planner_for
+from lantern_accel.models.check import check
+from lantern_accel.models.locate import find_model, named_parts
 from lantern_accel.strategy.values import Sampling
 
 NO_PICTURES = "there are no pictures, the result is the prior's tokens"

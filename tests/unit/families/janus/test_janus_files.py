@@ -9,10 +9,10 @@ import torch
 from support.janus import SPECIAL, config_of, weights_of, write_janus, write_tokenizer
 
 import lantern_accel
-from lantern_accel.checkpoints.check import check
-from lantern_accel.checkpoints.locate import find_model, named_parts
 from lantern_accel.errors import CheckpointError, LanternError, RequestError
 from lantern_accel.memory.plan import planner_for
+from lantern_accel.models.check import check
+from lantern_accel.models.locate import find_model, named_parts
 
 
 @pytest.mark.parametrize("layout", ["original", "hf"])

@@ -14,10 +14,11 @@ from torch.testing import assert_close
 
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57, DraftTree
+from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy, Tree
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}

@@ -9,8 +9,8 @@ from support.recorded import lantern_drafter, lantern_target
 from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy, Tree
 
 PREFIX = 120

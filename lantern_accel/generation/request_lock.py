@@ -1,4 +1,4 @@
-"""One call of a pipeline at a time, from however many threads; none from within another."""
+"""Serialises the calls of a pipeline, from however many threads, and refuses calls from within one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from lantern_accel.errors import RequestError
 
 
-class Turns:
-    """Gives each call its turn, until :attr:`over` is set."""
+class RequestLock:
+    """Lets one call run at a time, until :attr:`closed` is set."""
 
     def __init__(self) -> None:
-        self.over = False
+        self.closed = False
         self._lock = threading.Lock()
         self._inside: int | None = None
 
     @contextmanager
-    def take(self, last: bool = False) -> Iterator[None]:
-        """Let one call run at a time; ``last``: also where the pipeline is closed already.
+    def hold(self, last: bool = False) -> Iterator[None]:
+        """Hold the lock for one call; ``last``: also where the pipeline is closed already.
 
         Raises RequestError where a call is made from within another, or too late.
         """
@@ -30,7 +30,7 @@ class Turns:
                 "on_images); wait until the call returns, or load a second pipeline"
             )
         with self._lock:
-            if self.over and not last:
+            if self.closed and not last:
                 raise RequestError("this pipeline is closed; load the model again")
             self._inside = me
             try:

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from lantern_accel.checkpoints.locate import find_model
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import LanternError, ModelError
 from lantern_accel.families.base import PARTS, Found, Parts
 from lantern_accel.families.registry import family
+from lantern_accel.models.locate import find_model
 
 NAMES = {
     "target": "model",

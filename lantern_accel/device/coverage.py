@@ -1,4 +1,4 @@
-"""What of the seam a backend writes itself, and what it leaves to the reference."""
+"""Lists the members of the seam that a backend implements, and those that the reference serves."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ RECOMMENDED = {
     "counters": "none: nothing shows that replay recompiles",
     "close": "nothing is given back",
     "host_copy": "a blocking copy per read: the device waits for the host",
+    "linear_rounded": "makes the whole matrix first, which saves memory but no time",
     "attend": "`scaled_dot_product_attention` over the whole cache, empty slots included",
 }
 """Members that have a reference, and what it hides or costs; docs/porting.md lists every member."""

@@ -1,4 +1,4 @@
-"""Calling what a plug-in brought, so that nothing it does stops the others: not even by hanging."""
+"""Calls plug-ins with a time limit, so that nothing one does stops the others, not even by hanging."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lantern_accel.errors import LanternWarning
-
-if TYPE_CHECKING:
-    from lantern_accel.device.backend import Backend
 
 Made = TypeVar("Made")
 
@@ -21,14 +18,14 @@ LOOKING = 10.0
 #: Seconds that a device may take to be closed.
 CLOSING = 10.0
 #: How often is looked whether time that does not count has passed.
-_EVERY = 0.05
+_POLL_SECONDS = 0.05
 
 
 class TooLong(Exception):
     """A call did not return within its time; its thread goes on and is waited for no more."""
 
 
-def contained(call: Callable[[], Made], seconds: float) -> Made:
+def in_time(call: Callable[[], Made], seconds: float) -> Made:
     """Return what ``call`` returns; raise what it raises, or :class:`TooLong` after ``seconds``.
 
     It runs in a thread of its own, because a driver that hangs cannot be interrupted. SystemExit and
@@ -49,7 +46,7 @@ def contained(call: Callable[[], Made], seconds: float) -> Made:
     left = seconds
     while thread.is_alive() and left > 0:
         began = time.monotonic()
-        thread.join(min(_EVERY, left))
+        thread.join(min(_POLL_SECONDS, left))
         if not _importing_torch():
             left -= time.monotonic() - began
     if "error" not in box and "made" not in box:
@@ -65,21 +62,21 @@ def contained(call: Callable[[], Made], seconds: float) -> Made:
     raise RuntimeError(f"{type(error).__name__}{code}") from error
 
 
-def close_contained(backend: Backend, close: Callable[[], object], what: str = "") -> None:
-    """Run ``close``, which gives a device back; a failure or a hang is told in a warning.
+def close_in_time(backend: str, close: Callable[[], object], what: str = "") -> None:
+    """Run ``close``, which releases the device of a named backend; warn where it fails or hangs.
 
     ``what``: the end of the warning, such as what is kept all the same.
     """
     try:
-        contained(close, CLOSING)
+        in_time(close, CLOSING)
     except TooLong:
-        said = f"was not closed within {CLOSING:g} s and is left as it is"
+        failure = f"was not closed within {CLOSING:g} s and is left as it is"
     except Exception as error:
-        said = f"failed while it was closed ({type(error).__name__}: {error})"
+        failure = f"failed while it was closed ({type(error).__name__}: {error})"
     else:
         return
     warnings.warn(
-        f"backend {backend.name!r} {said}{'; ' + what if what else ''}",
+        f"backend {backend!r} {failure}{'; ' + what if what else ''}",
         LanternWarning,
         stacklevel=3,
     )

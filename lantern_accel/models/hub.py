@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lantern_accel.errors import ModelError
-from lantern_accel.families.published import ModelEntry, parts_of
+from lantern_accel.families.catalogue import parts_of
+from lantern_accel.families.published import ModelEntry
 from lantern_accel.files import cache_dir, write_whole
 
 Tell = Callable[[str], None]

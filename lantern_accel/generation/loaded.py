@@ -1,0 +1,154 @@
+"""A loaded model on an opened device: its settings, conditions, engines and pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.movable import Movable
+from lantern_accel.device.backend import Backend, inferring
+from lantern_accel.errors import DoesNotFitError
+from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
+from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.engines import Engines, Ready
+from lantern_accel.generation.request import DEFAULT_STRATEGY
+from lantern_accel.memory.capacity import Capacity
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.values import (
+    AUTO,
+    NeighbourSpace,
+    Sampling,
+    Strategy,
+    Window,
+    validated,
+)
+
+
+class Loaded:
+    """What every way of drawing shares: :class:`.Pipeline`, its streams, and rows of a server."""
+
+    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
+        self.model = model
+        self.backend = backend
+        self.dtype = dtype
+        self.engines = Engines(model, backend, Capacity(model, backend, dtype))
+        self.auto = Auto(model, backend, dtype)
+
+    # --- settings ------------------------------------------------------------------------------
+
+    def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **changes: Any) -> Strategy:
+        """Return a strategy by name, with this model's trees and defaults, and changes applied.
+
+        ``changes``: ``tree`` (a tree, or text as ``--tree`` takes it), ``accept``, ``k``, ``delta``,
+        ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
+        """
+        return choose_strategy(self.model.manifest.defaults, strategy, **changes)
+
+    def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
+        """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any."""
+        return self.auto.tuned(strategy, temperature)
+
+    def fitted(
+        self, strategy: Strategy, batch: int | None, count: int, sampling: Sampling
+    ) -> Strategy:
+        """Return a strategy with the window for requests of ``count`` images, ``batch`` at a time.
+
+        That is the one which ``lantern-accel tune`` kept for this device, or
+        :func:`~lantern_accel.strategy.choose.shortened`. Only for strategies by name, whose window
+        nobody chose. ``batch`` None: as many as usual.
+        """
+        if not isinstance(strategy.tree, Window) or strategy.name == AUTO:
+            return strategy
+        batch = batch or self.engines.usual_batch(count, strategy, sampling)
+        size = self.engines.padded(min(batch, count), strategy, sampling)
+        return self.auto.window(strategy, size, sampling)
+
+    def sampling(self, **overrides: Any) -> Sampling:
+        """Return this model's sampling settings with overrides (None leaves the default)."""
+        values = self.model.manifest.defaults.sampling.model_dump()
+        values.update({k: v for k, v in overrides.items() if v is not None})
+        return validated(Sampling, values, "sampling")
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def conditions(self, prompts: Sequence[Prompt], size: Size | None = None) -> Conditions:
+        """Return what the prompts become before decoding, one condition per prompt."""
+        device = self.backend.device
+        conditions = self.model.family.conditions(self.model, prompts, device, self.dtype, size)
+        if self.model.text is not None:
+            self.model.text.release()
+        return conditions
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raise :class:`RequestError` for a prompt that this model cannot draw."""
+        self.conditions(prompts)
+
+    def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
+        tokens = tokens.to(self.backend.device)
+        with self.backend.giving_back():
+            return self.model.family.pixels(self.model, tokens, shape).cpu()
+
+    # --- engines -------------------------------------------------------------------------------
+
+    def release_engines(self) -> None:
+        """Free the buffers and captured steps that are kept for the next call."""
+        self.engines.release()
+
+    @property
+    def kept_engines(self) -> int:
+        """Engines (buffers of one bucket of shapes) that are kept for reuse."""
+        return self.engines.kept
+
+    @kept_engines.setter
+    def kept_engines(self, count: int) -> None:
+        self.engines.kept = count
+
+    def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
+        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new."""
+        return self.engines.neighbours(k, space)
+
+    @inferring
+    def engine(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> Ready:
+        """Return the engine of these settings with its captured functions, made on first use.
+
+        ``auto`` stands for what is chosen for this batch. ``shape``: that of the conditions it will start
+        from, where a model's are not all alike.
+        """
+        return self.engines.get(
+            batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
+        )
+
+    def settled(
+        self, ready: Ready, rows: Rows, strategy: Strategy, sampling: Sampling, shape: Hashable
+    ) -> Ready:
+        """Return the engine that serves: where nothing is known of auto's steps, they are timed first."""
+        batch = ready.engine.geometry.batch
+        if not self.auto.unsettled(ready.engine, strategy, batch, sampling):
+            return ready
+        found = []
+        for asked in (strategy, self.auto.chains(strategy, sampling)):
+            if asked is None:
+                continue
+            chosen = self.auto.resolve(asked, batch, sampling)
+            try:
+                one = self.engines.get(batch, chosen, sampling, shape)
+            except DoesNotFitError:  # not beside the first
+                continue
+            assert isinstance(one.engine, Movable)
+            if (
+                one.engine.usable is not None
+            ):  # lengths are still to come: they are timed with these
+                return self.engines.get(
+                    batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
+                )
+            uniforms = one.engine.uniforms(0, list(range(batch)))
+            one.engine.start(rows.condition, rows.mask, uniforms, one.prefill)
+            found.append(self.auto.timed(one.engine))
+        self.auto.settle(found, strategy, batch, sampling)
+        return self.engine(batch, strategy, sampling, shape)

@@ -1,0 +1,1 @@
+"""A model's files: found by name, downloaded, checked, and bundled as a folder."""

@@ -100,8 +100,6 @@ class DeviceBackend(HPUOps, Backend):
             notes.append(f"module {self.module}")
         if self.simulated:
             notes.insert(0, SOFTWARE)
-        if meter is not None and meter.reason:
-            notes.append(meter.reason)
         return DeviceFacts(
             backend=self.name,
             device=str(self.device),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.gaudi import (
     GIB,
     FusedRMSNorm,
@@ -21,6 +24,8 @@ from support.gaudi import (
 )
 
 from lantern_accel.errors import BackendError
+from lantern_accel.strategy.choices import key_of
+from lantern_accel.strategy.values import AUTO, DynamicTree, NoTree, named_strategy
 from lantern_accel_hpu import bridge, cards, environment
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import UNSAFE, Bridge
@@ -262,6 +267,64 @@ def test_a_meter_that_fails_later_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys.modules["pyhlml"], "hlmlDeviceGetTotalEnergyConsumption", lost)
     assert meter.millijoules() is None
     assert meter.reason.endswith("AIP Lost")
+
+
+# --- keys of what is kept -------------------------------------------------------------------------
+
+
+#: What the card's tools and the bridge show, which changes while nobody changes anything.
+READINGS = st.fixed_dictionaries(
+    {
+        "millijoules": st.one_of(st.integers(0, 2**63), st.none()),  # None: the meter fails
+        "driver": st.sampled_from(("1.24.1-fw-60", None)),  # None: it fails when it is loaded
+        "in_use": st.integers(GIB, 90 * GIB),
+        "compiled": st.integers(0, 5),
+        "clock": st.integers(200, 1900),
+        "watts": st.integers(50, 900),
+        "degrees": st.integers(20, 105),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(READINGS, READINGS)
+def test_no_reading_is_in_the_key_of_what_is_kept(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """Auto and tune measure anew where a key changes: every image, if a reading were part of it."""
+    assert kept_under(one) == kept_under(other)
+
+
+def kept_under(shown: dict[str, Any]) -> dict[str, Any]:
+    """Open a card that shows these readings, use its meters, and return the key of a choice."""
+
+    def read(value: Any) -> Callable[..., Any]:
+        def call(*of: Any) -> Any:
+            if value is None:
+                raise RuntimeError("AIP Lost")
+            return value
+
+        return call
+
+    library: Any = ModuleType("pyhlml")
+    library.hlmlInit = lambda: None
+    library.hlmlGetDriverVersion = read(shown["driver"])
+    library.hlmlDeviceGetCount = lambda: 1
+    library.hlmlDeviceGetHandleByIndex = lambda index: index
+    library.hlmlDeviceGetTotalEnergyConsumption = read(shown["millijoules"])
+    library.hlmlDeviceGetClockInfo = read(shown["clock"])
+    library.hlmlDeviceGetPowerUsage = read(shown["watts"])
+    library.hlmlDeviceGetTemperature = read(shown["degrees"])
+    model = SimpleNamespace(manifest=SimpleNamespace(name="tiny"), weights_hash="0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pyhlml", library)
+        hpu = Gaudi()
+        hpu.in_use = shown["in_use"]
+        backend = DeviceBackend(Bridge(hpu))
+        hpu.compile_operator(shown["compiled"])
+        backend.energy_mj()
+        strategy = named_strategy(AUTO, static=NoTree(), dynamic=DynamicTree())
+        return key_of("auto", model, backend, torch.bfloat16, strategy, batch=1)
 
 
 # --- memory -------------------------------------------------------------------------------------

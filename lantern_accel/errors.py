@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -94,3 +94,19 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     if near:
         return f"; did you mean {', '.join(near)}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+#: What a value outside its bounds is told, by pydantic's names of what is wrong.
+_BOUNDS = {
+    "greater_than_equal": "must be {} or more",
+    "greater_than": "must be above {}",
+    "less_than_equal": "must be {} or less",
+    "less_than": "must be below {}",
+}
+
+
+def out_of_bounds(kind: str, context: Mapping[str, Any] | None) -> str:
+    """Say what a value should be, from the type and context of a pydantic error; empty for others."""
+    if kind not in _BOUNDS or not context:
+        return ""
+    return _BOUNDS[kind].format(f"{next(iter(context.values())):g}")

@@ -22,6 +22,7 @@ class Spec(BackendSpec):
     name = "cuda"
     summary = "NVIDIA GPUs (and AMD's, with a ROCm build of torch)"
     api_version = 1
+    also_known_as = ("nvidia", "geforce", "rtx", "rocm", "hip")
     priority = 20
     aliases = ("gpu",)
     variants = (

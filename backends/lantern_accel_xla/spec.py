@@ -19,6 +19,7 @@ class Spec(BackendSpec):
     name = "xla"
     summary = "TPUs, and XLA's own CPU client, through torch_xla"
     api_version = 1
+    also_known_as = ("tpu", "pjrt", "torch_xla")
 
     @property
     def priority(self) -> int:  # type: ignore[override]  # here it depends on the machine

@@ -34,6 +34,7 @@ def compare(
 
     Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
     """
+    _are_there(files)
     from lantern_accel.measure.reading import check_comparable
     from lantern_accel.report import render
     from lantern_accel.report.comparison import compare as put_side_by_side
@@ -48,6 +49,20 @@ def compare(
         label="wrote",
         style="bold green",
     )
+
+
+def _are_there(files: list[str]) -> None:
+    """Raise RequestError for the first file that is missing, before anything is imported for a report."""
+    import glob
+
+    from lantern_accel.errors import RequestError
+
+    for text in files:
+        _, path = _renamed(text)
+        if not glob.has_magic(path) and not Path(path).exists():
+            raise RequestError(
+                f"there is no file {path}; measure one with `lantern-accel profile -o {path}`"
+            )
 
 
 def _read(files: list[str], output: Path) -> tuple[list[Run], list[str], list[ConformanceReport]]:

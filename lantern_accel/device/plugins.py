@@ -232,7 +232,9 @@ def _named(name: str) -> BackendSpec:
     if not plugins.specs:
         raise BackendError(f"no backend is installed; {REINSTALL}")
     words = {word for spec in plugins.specs.values() for word in spec.aliases}
-    near = did_you_mean(name, ["auto", *words, *plugins.specs])
+    meant = [one for one, spec in plugins.specs.items() if name.lower() in spec.also_known_as]
+    near = f"; did you mean {', '.join(meant)}?" if meant else ""
+    near = near or did_you_mean(name, ["auto", *words, *plugins.specs])
     raise BackendError(f"no backend is named {name!r}{near}; {LIST_DEVICES}")
 
 

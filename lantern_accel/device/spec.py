@@ -78,6 +78,9 @@ class BackendSpec(ABC):
     """Words that users write for such a device, ``("gpu",)``: the best available backend that has the
     word is opened."""
 
+    also_known_as: tuple[str, ...] = ()
+    """Words that open nothing, and are answered with this backend's name: a maker's, a product's."""
+
     variants: tuple[Mapping[str, Any], ...] = ({},)
     """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
 

@@ -73,6 +73,10 @@ class Pipeline(Loaded):
         self._otherwise = otherwise
         self.request_lock = RequestLock()
 
+    def __repr__(self) -> str:
+        name, device = self.model.manifest.name, self.backend.device
+        return f"<Pipeline {name} on {device}, {str(self.dtype).removeprefix('torch.')}>"
+
     def __enter__(self) -> Pipeline:
         return self
 

@@ -6,13 +6,14 @@ Python's keywords, the command's options and what a notebook completes are made 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lantern_accel.bounds import MOST_BATCH, MOST_CLASS_ID, MOST_IMAGES, MOST_PIXELS, SEEDS, whole
-from lantern_accel.errors import RequestError, did_you_mean, shown
+from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, shown
 from lantern_accel.strategy.values import NeighbourSpace, Residual, Sampling, Strategy, Tree
 
 
@@ -125,12 +126,11 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
         value = given.get(name)
-        if first["type"] in ("value_error", "less_than", "less_than_equal") or first[
-            "type"
-        ].startswith("greater"):
-            text = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-            text = f"{text}, not {shown(value)}" if "no size" not in text else text
-            raise RequestError(f"{name}: {text}") from None
+        bound = out_of_bounds(first["type"], first.get("ctx"))
+        if bound:
+            raise RequestError(f"{name} {bound}, not {shown(value)}") from None
+        if first["type"] == "value_error":
+            raise RequestError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from None
         meaning = fields[name].description or ""
         raise RequestError(f"{name} cannot be {shown(value)}; it takes: {meaning}") from None
 
@@ -138,6 +138,14 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 def read_size(text: str) -> tuple[int, int]:
     """Read ``WxH``; raises :class:`RequestError`."""
     sides = [whole(part, 1, MOST_PIXELS) for part in text.lower().split("x")]
+    if len(sides) == 2 and all(
+        re.fullmatch("[0-9]{1,18}", part) for part in text.lower().split("x")
+    ):
+        for side in text.lower().split("x"):
+            if whole(side, 1, MOST_PIXELS) is None:
+                raise RequestError(
+                    f"the size {text[:40]} is not possible: a side has 1 to {MOST_PIXELS} pixels"
+                )
     if len(sides) != 2 or sides[0] is None or sides[1] is None:
         raise RequestError(
             f"the size {text[:40]!r} cannot be read; write WIDTHxHEIGHT in pixels, such as 768x512"

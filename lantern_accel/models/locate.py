@@ -126,10 +126,12 @@ def find_official(path: Path, parts: Parts) -> Found:
             return found
     if refused:
         raise refused[0]
+    held = _held(path)
+    kind = "folder" if path.is_dir() else "file"
+    found = f"holds {held}, which is no model that this build knows" if held else "holds no weights"
     raise ModelError(
-        f"the {'folder' if path.is_dir() else 'file'} {path} holds no model that this build knows, but "
-        f"{_held(path)}; name a folder with a model.json, or one laid out as the model's README says"
-        f"{_broken(failed)}"
+        f"the {kind} {path} {found}; name a folder with a model.json, or one laid out as the model's "
+        f"README says{_broken(failed)}"
     )
 
 
@@ -142,11 +144,11 @@ def _broken(failed: Mapping[str, str] | None = None) -> str:
 
 
 def _held(path: Path) -> str:
-    """Say what weights lie at a path, by their first keys."""
+    """Name the weights that lie at a path with their first keys; empty where there are none."""
     said = []
     for one in checkpoints_in(path) if path.is_dir() else [path]:
         held = examine(one, lambda _: None)
         name = one.name if held.error else f"{one.name} ({', '.join(list(held.opened())[:2])}, ...)"
         said.append(name)
     more = f" and {len(said) - 3} more" if len(said) > 3 else ""
-    return f"{', '.join(said[:3])}{more}" if said else "no weights at all"
+    return f"{', '.join(said[:3])}{more}" if said else ""

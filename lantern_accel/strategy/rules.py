@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from lantern_accel.bounds import MOST_CODES
-from lantern_accel.errors import StrategyError, did_you_mean, shown
+from lantern_accel.errors import StrategyError, did_you_mean, out_of_bounds, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -235,6 +235,9 @@ def validated(model: type[Model], values: Any, what: str) -> Model:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if str(part) not in _TAGS) or what
         where = where.replace("lam", "lambda") if where.endswith("lam") else where
+        bound = out_of_bounds(first["type"], first.get("ctx"))
+        if bound:
+            raise StrategyError(f"{what}: {where} {bound}, not {shown(first['input'])}") from None
         raise StrategyError(
             f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}"
             + (f", not {shown(first['input'])}" if first["type"] != "value_error" else "")

@@ -37,7 +37,7 @@ def test_classes_without_a_drafter(classes, tmp_path, command):
         "-o", tmp_path / "c.png",
     )  # fmt: skip
     assert done.returncode == 2
-    assert "length: Input should be less than or equal to 256, not 600" in done.stderr
+    assert "length must be 256 or less, not 600" in done.stderr
 
 
 @pytest.mark.parametrize("write", [write_anole, write_lumina], ids=["anole", "lumina"])

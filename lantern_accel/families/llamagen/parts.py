@@ -246,7 +246,7 @@ def find_drafter(around: Surroundings) -> DrafterConfig | None:
         candidates = [one for one in seen if one.kind == "drafter"]
     if not candidates:
         around.missing["drafter"] = (
-            "a drafter: without one only the strategy 'vanilla' works; put LANTERN's in "
+            "a drafter: without one 'auto' and the strategies that need none work; put LANTERN's in "
             "trained_drafters/ beside it, name one with --drafter, or train one with `lantern-accel "
             "train drafter`"
         )

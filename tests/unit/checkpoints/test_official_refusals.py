@@ -242,9 +242,9 @@ def test_an_index_that_names_no_files_of_its_folder(tmp_path: Path) -> None:
 def test_nothing_known_lies_there(tmp_path: Path) -> None:
     torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "resnet.pt")
     told = refused(tmp_path)
-    assert "holds no model that this build knows, but resnet.pt (conv1.weight, ...);" in told
+    assert "holds resnet.pt (conv1.weight, ...), which is no model that this build knows;" in told
     (tmp_path / "void").mkdir()
-    assert "but no weights at all" in refused(tmp_path / "void")
+    assert "holds no weights; name a folder" in refused(tmp_path / "void")
     assert "there is no" in refused(tmp_path / "absent.pt")
     assert "did you mean llamagen-b-256" in refused(Path("llamagen-b-255"))
     only = tmp_path / "only_vq"

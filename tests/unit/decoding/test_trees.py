@@ -154,8 +154,8 @@ def test_trees_are_read_from_text() -> None:
     [
         ("chain:x", "cannot be read; write chain:LENGTH or dynamic:TOP_K,DEPTH,TOTAL"),
         ("dynamic:4,2", "cannot be read"),
-        ("chain:0", "length.*greater than or equal to 1.*not 0"),
-        ("chain:65", "less than or equal to 64"),
+        ("chain:0", "length.*1 or more.*not 0"),
+        ("chain:65", "64 or less"),
         ("dynamic:2,1,9", "asks for more nodes"),
         ("0,00,02", r"no sibling of rank 1"),
         ("1", r"no sibling of rank 0"),

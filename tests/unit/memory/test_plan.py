@@ -223,7 +223,7 @@ def test_the_largest_models_and_a_tree_of_60_nodes_fit_a_card_of_24_gb() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("24GB", 24e9), ("24 GiB", 24 * 2**30), ("512MB", 512e6), ("7", 7)]
+    ("text", "size"), [("24GB", 24e9), ("24 GiB", 24 * 2**30), ("512MB", 512e6), ("7000000", 7e6)]
 )
 def test_sizes_as_people_write_them(text: str, size: float) -> None:
     assert parse_size(text) == size

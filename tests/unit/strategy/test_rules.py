@@ -52,7 +52,7 @@ def test_a_new_rule_is_one_class(generous: type[AcceptanceRule]) -> None:
     [
         ("lantren", "no acceptance rule is named 'lantren'.*lantern"),
         ("lantern:lambda=2", "'lantern' has no field 'lambda'; it has k=..., delta=..."),
-        ("lantern++:lambda=0.5", r"lantern\+\+: lambda: .*greater than or equal to 1"),
+        ("lantern++:lambda=0.5", r"lantern\+\+: lambda .*1 or more"),
         ("lantern:k", "has no field 'k'"),
         ("exact:delta=1", "has no field 'delta'"),
     ],

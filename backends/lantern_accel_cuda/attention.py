@@ -48,11 +48,3 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         padded.transpose(1, 2), k, v, attn_mask=mask, scale=width**-0.5
     )
     return out.transpose(1, 2)[..., :width]
-
-
-def matmul(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attend by two batched matrix products and a softmax; ``q [R, T, H, d]``, same shape out."""
-    width = q.shape[-1]
-    k, v = k[..., :width], v[..., :width]
-    scores = torch.matmul(q.transpose(1, 2) * width**-0.5, k.transpose(2, 3))
-    return torch.matmul((scores + mask).softmax(dim=-1), v).transpose(1, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ from lantern_accel_cuda.handles import stream
 from lantern_accel_cuda.meters import Card, EventStopwatch
 from lantern_accel_cuda.options import CHOICES, Options
 from lantern_accel_cuda.settings import Pinned
+from lantern_accel_cuda.trust import Trust, source_digest
+
+if TYPE_CHECKING:
+    from lantern_accel_cuda.agreement import Site
 
 
 class DeviceBackend(Backend):
@@ -44,12 +48,48 @@ class DeviceBackend(Backend):
         super().__init__(torch.device("cuda", index))
         self.options = options or Options()
         self.capture_asked = self.options.asked
-        self.skips_hidden = self.options.attention == "triton"
         self._card = Card(index)
         self._cores = torch.cuda.get_device_properties(index).multi_processor_count
-        self._recorder = Recorder(self.device, self.options.graph, self.options.compile)
+        self._recorder = Recorder(self.device, self.options.graph)
         self._copies: torch.cuda.Stream | None = None
         self._pinned = Pinned()
+        self._trust: Trust | None = None
+
+    @property
+    def site(self) -> Site:
+        """Where this backend's kernels run."""
+        from lantern_accel_cuda.agreement import Site
+
+        return Site(self.device, self._cores, self.compute_dtypes(), self.index)
+
+    def uses(self, kernel: str) -> bool:
+        """Return whether a Triton kernel serves: wanted, there, and agreeing with the reference here."""
+        if not self.options.fused:
+            return False
+        if self._trust is None:
+            self._trust = self._trusting()
+        return self._trust(kernel)
+
+    def _trusting(self) -> Trust:
+        import triton
+
+        from lantern_accel_cuda import agreement
+
+        gpu = torch.cuda.get_device_properties(self.device)
+        key = {
+            "backend": f"{self.name} {self.version}",
+            "card": f"{gpu.name} {gpu.major}.{gpu.minor} {gpu.multi_processor_count}",
+            "driver": self._card.driver() or "unknown",
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "kernels": source_digest(),
+        }
+        return Trust(key, agreement.checks_of(self.site))
+
+    @property
+    def skips_hidden(self) -> bool:  # type: ignore[override]
+        """Whether attention reads visible slots alone."""
+        return self.uses("attend")
 
     def acquire(self) -> None:
         """Use the GPU once: a busy one, or one without kernels, fails here and not in a model."""
@@ -85,19 +125,17 @@ class DeviceBackend(Backend):
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Return bytes for the Triton kernel, else what is added to scores."""
-        if self.options.attention == "triton":
+        if self.uses("attend"):
             return visible.to(torch.int8)
         return super().mask(visible, dtype)
 
     def attend(self, q: Tensor, kv: KVCache, layer: int, mask: Tensor) -> Tensor:
         """Attention of ``q [R, T, H, d]`` over a layer's first L slots under ``mask [R, 1, T, L]``."""
         k, v = self.by_head(kv, layer, mask.shape[-1])
-        if self.options.attention == "triton":
+        if self.uses("attend"):
             from lantern_accel_cuda.kernels import tree_attention
 
             return tree_attention.attend(q, k, v, mask, self._cores)
-        if self.options.attention == "matmul":
-            return attention.matmul(q, k, v, mask)
         return attention.sdpa(q, k, v, mask)
 
     def attend_dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -108,7 +146,7 @@ class DeviceBackend(Backend):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Normalise in float32, return to the dtype of ``x``, then scale."""
-        if self.options.kernels == "triton":
+        if self.uses("rms_norm"):
             from lantern_accel_cuda.kernels import fused
 
             return fused.rms_norm(x, weight, eps)
@@ -116,13 +154,13 @@ class DeviceBackend(Backend):
 
     def rotary(self, cos: Tensor, sin: Tensor) -> Any:
         """Keep cos and sin as they are for the Triton kernel."""
-        return (cos, sin) if self.options.kernels == "triton" else super().rotary(cos, sin)
+        return (cos, sin) if self.uses("rotate_write") else super().rotary(cos, sin)
 
     def rotate_write(
         self, qkv: Tensor, rotary: Any, kv: KVCache, layer: int, address: Tensor
     ) -> Tensor:
         """Rotate q and k, store k and v of a layer, return q."""
-        if self.options.kernels == "triton":
+        if self.uses("rotate_write"):
             from lantern_accel_cuda.kernels import fused
 
             return fused.rotate_write(qkv, rotary, kv, layer, address)
@@ -130,7 +168,7 @@ class DeviceBackend(Backend):
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""
-        if self.options.kernels == "triton":
+        if self.uses("swiglu"):
             from lantern_accel_cuda.kernels import fused
 
             return fused.swiglu(x)
@@ -145,7 +183,7 @@ class DeviceBackend(Backend):
         penalties: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Return guided logits ``[B, T, V]`` from float32 rows ``[R, T, V]``, in one kernel."""
-        if self.options.kernels == "triton":
+        if self.uses("guide"):
             from lantern_accel_cuda.kernels import sampling
 
             found = sampling.guide(logits, token, scale, image_scale, penalties)
@@ -155,7 +193,7 @@ class DeviceBackend(Backend):
 
     def filter(self, logits: Tensor, given: Filter) -> Tensor:
         """Return the float32 probabilities ``[..., V]`` that a filter makes of logits; no sort."""
-        if self.options.kernels == "triton":
+        if self.uses("filter"):
             from lantern_accel_cuda.kernels import sampling
 
             found = sampling.filter(logits, given)
@@ -165,11 +203,11 @@ class DeviceBackend(Backend):
 
     def running_sums(self, size: int, device: torch.device) -> Tensor | None:
         """Return what the reference's draws take; the Triton kernel takes nothing."""
-        return None if self.options.kernels == "triton" else triangle(size, device)
+        return None if self.uses("draw") else triangle(size, device)
 
     def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
         """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]``, uniforms ``[...]``."""
-        if self.options.kernels == "triton":
+        if self.uses("draw"):
             return self.draw_without_replacement(weights, uniform.unsqueeze(-1)).squeeze(-1)
         return super().draw(weights, uniform, sums)
 
@@ -177,13 +215,33 @@ class DeviceBackend(Backend):
         self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None
     ) -> Tensor:
         """Draw ``K`` different codes ``[..., K]``, from weights ``[..., V]``, uniforms ``[..., K]``."""
-        if self.options.kernels == "triton":
+        if self.uses("draw"):
             from lantern_accel_cuda.kernels import sampling
 
             found = sampling.draw(weights, uniforms, self.index)
             if found is not None:
                 return found
         return super().draw_without_replacement(weights, uniforms, sums)
+
+    def race(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """Draw codes ``[B, T]`` from weights ``[B, T, V]`` by position-keyed noise, in two kernels."""
+        if self.uses("race"):
+            from lantern_accel_cuda.kernels import race
+
+            found = race.race(weights, keys, positions, 1, self.index)
+            if found is not None:
+                return found.squeeze(-1)
+        return super().race(weights, keys, positions)
+
+    def race_siblings(self, weights: Tensor, keys: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Draw ``count`` different codes ``[B, T, count]``: the race's first, second, ..."""
+        if self.uses("race"):
+            from lantern_accel_cuda.kernels import race
+
+            found = race.race(weights, keys, positions, count, self.index)
+            if found is not None:
+                return found
+        return super().race_siblings(weights, keys, positions, count)
 
     def accept(
         self,
@@ -196,16 +254,17 @@ class DeviceBackend(Backend):
         masked: bool,
     ) -> tuple[Tensor, ...] | None:
         """Filter a tree's rows and walk down it in two kernels; None where they do not serve it."""
-        if self.options.kernels != "triton":
+        if not (self.uses("accept") and self.uses("filter")):
             return None
         from lantern_accel_cuda.kernels import accept
 
         return accept.accept(tree, logits, given, rule, uniforms, bonus_uniform)
 
     def facts(self) -> DeviceFacts:
-        """Describe the GPU, its driver, torch's CUDA and what its speed depends on now."""
+        """Describe the GPU, its driver, torch's CUDA and the options: what stays while it is open."""
         gpu = torch.cuda.get_device_properties(self.device)
         is_amd = torch.version.hip is not None
+        # Choices alone: measurements are kept for these, and not for what changes with the moment.
         chosen = ", ".join(f"{name}={getattr(self.options, name)}" for name in CHOICES)
         return DeviceFacts(
             backend=self.name,
@@ -231,9 +290,10 @@ class DeviceBackend(Backend):
     def support(self, capability: str) -> Support:
         """Steps are recorded as CUDA graphs unless the user turned that off."""
         if capability == "capture":
-            on = self.options.graph != "off"
-            if not on:
+            if self.options.graph == "off":
                 return Support(False, "backend 'cuda' was opened with graph=off")
+            if self._recorder.failure:
+                return Support(False, f"a capture failed before ({self._recorder.failure})")
             return Support(True, how="recorded")
         return super().support(capability)
 
@@ -246,8 +306,8 @@ class DeviceBackend(Backend):
     def capture(self, step: Callable[[], None], name: str = "step") -> Replay:
         """Record ``step`` as a CUDA graph after a warm-up on a side stream.
 
-        Raises NotCapturableError where the step waits for the host (it names the operator), and
-        BackendError where memory runs out, where torch.compile fails, and where the GPU does.
+        Raises NotCapturableError where the step waits for the host (it names the operator), where the
+        driver refuses, and after either; BackendError where memory runs out and where the GPU is lost.
         """
         return self._recorder.capture(step, name)
 
@@ -300,5 +360,7 @@ class DeviceBackend(Backend):
         self._recorder.close()
         self._pinned.release()
         self._copies = None
+        if self._recorder.failure:  # torch's allocator would stop at the capture that never ended
+            return
         with contextlib.suppress(RuntimeError):  # a GPU that is lost has nothing to give back
             torch.cuda.empty_cache()

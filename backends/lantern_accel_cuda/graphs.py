@@ -3,6 +3,10 @@
 All captures of a backend share one stream and one memory pool. A pool may be shared because the
 captured functions leave nothing in it: what outlives a step lies in static buffers that were there
 before, and replays run one after another.
+
+A capture that cannot be ended is the last of its process: torch then never ends the pool's allocation,
+and the next ``empty_cache`` stops at that. What follows runs operator by operator, and the cache is left
+alone.
 """
 
 from __future__ import annotations
@@ -18,13 +22,15 @@ from typing import Any
 import torch
 
 from lantern_accel.device.backend import Replay
-from lantern_accel.errors import BackendError, NotCapturableError
+from lantern_accel.errors import LanternError, NotCapturableError
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event
 from lantern_accel_cuda.handles import stream as stream_of
 
 #: Runs before a capture: the first makes handles, workspaces and kernels, the rest settle them.
 WARMUPS = 3
+#: More memory than this outside torch's pool is not a graph's: another process took it meanwhile.
+MOST_BESIDE = 64 * 2**20
 
 
 class GraphReplay(Replay):
@@ -111,15 +117,18 @@ class _Take:
 class Recorder:
     """Makes the recordings of one GPU and keeps account of them."""
 
-    def __init__(self, device: torch.device, mode: str, compile_mode: str) -> None:
+    def __init__(self, device: torch.device, mode: str) -> None:
         self.device = device
-        self._mode, self._compile = mode, compile_mode
+        self._mode = mode
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._take: _Take | None = None
         self._made: weakref.WeakSet[GraphReplay] = weakref.WeakSet()
         self.bytes_kept = 0
         """Bytes that captured functions left allocated in the pool; should stay 0."""
+        self.failure = ""
+        """Why a capture failed, in one line; nothing is captured from then on."""
+        self._failed_takes: list[_Take] = []
 
     @property
     def live(self) -> int:
@@ -137,7 +146,11 @@ class Recorder:
     def capture(self, step: Callable[[], None], name: str) -> Replay:
         """Warm up, record and return ``step``; raises BackendError where it cannot be recorded."""
         began = time.perf_counter()
-        run = step if self._compile == "off" else compiled(step, self._compile, name)
+        if self.failure and self._mode != "off":
+            raise NotCapturableError(
+                f"an earlier capture failed ({self.failure}), after which torch's allocator records "
+                "no more in this process"
+            )
         if self._stream is None:
             self._stream = stream_of(self.device, "capture")
         stream = self._stream
@@ -146,13 +159,13 @@ class Recorder:
         try:
             with torch.cuda.stream(stream):
                 for _ in range(WARMUPS):
-                    run()
+                    step()
             current.wait_stream(stream)
             if self._mode == "off":
-                replay = Replay(run)
+                replay = Replay(step)
                 replay.seconds = time.perf_counter() - began
                 return replay
-            replay = self._record(run, name, stream)
+            replay = self._record(step, name, stream)
         except Exception as error:
             raise self._failed(error, step, name) from error
         replay.seconds = time.perf_counter() - began
@@ -160,25 +173,43 @@ class Recorder:
 
     def _record(self, run: Callable[[], None], name: str, stream: torch.cuda.Stream) -> GraphReplay:
         torch.cuda.synchronize(self.device)
-        gc.collect()  # a cycle that holds GPU memory must not be freed during the capture
+        if (
+            name == "prefill" or not self.live
+        ):  # once an engine: an engine's first function is prefill
+            gc.collect()  # a cycle that holds GPU memory must not be freed during the capture
         torch.cuda.empty_cache()
         if self._pool is None or not self.live:
             self._pool = torch.cuda.graph_pool_handle()
         reserved = torch.cuda.memory_reserved(self.device)
         allocated = torch.cuda.memory_allocated(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0]
         with torch.cuda.stream(stream):
-            self._take = take = _Take(self.device, self._pool, name)
+            take = _Take(self.device, self._pool, name)
+            self._take = take
             try:
                 run()
             finally:
                 self._take = None
-                take.end()
+                self._end(take)
         replay = GraphReplay(name, self.device, take.graphs)
-        replay.nbytes = max(torch.cuda.memory_reserved(self.device) - reserved, 0)
+        grown = max(torch.cuda.memory_reserved(self.device) - reserved, 0)
+        # What the driver keeps of a graph lies beside torch's pool. What others take meanwhile does not
+        # count.
+        beside = free - torch.cuda.mem_get_info(self.device)[0] - grown
+        replay.nbytes = grown + (beside if 0 < beside <= MOST_BESIDE else 0)
         kept = torch.cuda.memory_allocated(self.device) - allocated - take.bookkeeping
         self.bytes_kept += max(kept, 0)
         self._made.add(replay)
         return replay
+
+    def _end(self, take: _Take) -> None:
+        try:
+            take.end()
+        except RuntimeError as error:
+            self.failure = faults._first_line(error)
+            # Kept until the process ends: freeing what was half made may fail too.
+            self._failed_takes.append(take)
+            raise
 
     def _failed(self, error: Exception, step: Callable[[], None], name: str) -> Exception:
         # Whatever the capture left in the pool is not used again.
@@ -195,10 +226,10 @@ class Recorder:
                 "Run 'lantern-accel conform cuda --only static' for the rules, or use the option "
                 "graph=off"
             )
-        if isinstance(error, RuntimeError):
-            return BackendError(
+        if isinstance(error, RuntimeError) and not isinstance(error, LanternError):
+            return NotCapturableError(
                 f"capturing the {name} failed on {self.device} ({faults._first_line(error)}); check with "
-                "nvidia-smi that the GPU works, or draw without captured steps: --option graph=off"
+                "nvidia-smi that the GPU works; --option graph=off draws without captured steps"
             )
         return error
 
@@ -207,24 +238,3 @@ class Recorder:
         for one in list(self._made):
             one.release()
         self._pool = self._stream = None
-
-
-def compiled(step: Callable[[], None], mode: str, name: str) -> Callable[[], None]:
-    """Return ``step`` under ``torch.compile``; it compiles when it first runs, in the warm-up."""
-    # Dynamo keeps compiled code by the Python code it came from and gives up after a few variants.
-    # What was captured before does not need that code any more.
-    torch._dynamo.reset()
-    mode_given = None if mode == "default" else mode
-    run: Callable[[], None] = torch.compile(step, mode=mode_given, dynamic=False, fullgraph=True)
-
-    def guarded() -> None:
-        try:
-            run()
-        except torch._dynamo.exc.TorchDynamoException as error:
-            line = str(error).strip().splitlines()[0]
-            raise BackendError(
-                f"torch.compile cannot compile the {name} ({type(error).__name__}: {line}); use the "
-                "option compile=off"
-            ) from error
-
-    return guarded

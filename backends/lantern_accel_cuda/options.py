@@ -4,40 +4,58 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.device.spec import check_options
 from lantern_accel.errors import BackendError, did_you_mean
 
 CHOICES: dict[str, tuple[str, ...]] = {
+    "preset": ("fast", "safe"),
     "graph": ("step", "phases", "off"),
-    "compile": ("off", "default", "max-autotune-no-cudagraphs"),
-    "attention": ("sdpa", "matmul", "triton"),
-    "kernels": ("torch", "triton"),
 }
+#: The Triton kernels, as the checks and the lines about them name them.
+NAMES = (
+    "attend",
+    "rms_norm",
+    "swiglu",
+    "rotate_write",
+    "guide",
+    "filter",
+    "draw",
+    "race",
+    "accept",
+)
 MEANINGS = {
+    "preset": "fast: this backend's Triton kernels, each checked on the card first; safe: torch's own",
     "graph": "what one CUDA graph holds: the whole step, one of its phases (for profiling), nothing",
-    "compile": "torch.compile's mode inside the captured step",
-    "attention": "torch's attention kernel, batched matrix products, or this backend's Triton kernel",
-    "kernels": "norms, rotation and cache writes by torch, or fused by this backend's Triton kernels",
+}
+#: Options of before, and what stands for their values now.
+FORMER: dict[str, dict[str, str]] = {
+    "attention": {"triton": "preset=fast, the default", "sdpa": "preset=safe"},
+    "kernels": {"triton": "preset=fast, the default", "torch": "preset=safe"},
+    "compile": {"off": "preset=safe"},
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """Checked choices; the first of each is the default until another is measured to be faster."""
+    """Checked choices; the first of each is the default."""
 
+    preset: str = "fast"
     graph: str = "step"
-    compile: str = "off"
-    attention: str = "sdpa"
-    kernels: str = "torch"
     asked: bool = False
-    """Whether the user asked for captured or compiled steps: one that cannot be is an error then."""
+    """Whether the user asked for captured steps: one that cannot be is an error then."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
         """Check options by name and value; raises BackendError for what there is not."""
+        for name in FORMER.keys() & given.keys():
+            now = FORMER[name].get(str(given[name]), "preset=fast, the default")
+            raise BackendError(
+                f"backend 'cuda' has no option {name!r} any more; in place of {name}={given[name]} give "
+                f"{now}"
+            )
         listing = {
             name: f"{meaning} ({', '.join(CHOICES[name])})" for name, meaning in MEANINGS.items()
         }
@@ -46,13 +64,20 @@ class Options:
             if value not in CHOICES[name]:
                 near = did_you_mean(str(value), CHOICES[name])
                 raise BackendError(f"backend 'cuda' got {name}={value!r}{near}")
-        wanted = [given.get("graph", "off"), given.get("compile", "off")]
-        options = cls(**given, asked=any(one != "off" for one in wanted))
-        wants = [one.name for one in fields(options) if getattr(options, one.name) == "triton"]
-        if wants and importlib.util.find_spec("triton") is None:
+        options = cls(**given, asked=given.get("graph", "off") != "off")
+        if given.get("preset") == "fast" and not has_triton():
             raise BackendError(
-                f"backend 'cuda' got {wants[0]}=triton, but the package triton is not installed; "
-                "torch's CUDA builds for Linux bring it: install one of those, or choose another "
-                f"{wants[0]}"
+                "backend 'cuda' got preset=fast, but the package triton is not installed; torch's CUDA "
+                "builds for Linux bring it: install one of those, or give preset=safe"
             )
         return options
+
+    @property
+    def fused(self) -> bool:
+        """Whether Triton kernels are wanted and can be had."""
+        return self.preset == "fast" and has_triton()
+
+
+def has_triton() -> bool:
+    """Return whether the package triton is installed."""
+    return importlib.util.find_spec("triton") is not None

@@ -17,25 +17,20 @@ if TYPE_CHECKING:
 
 
 class Spec(BackendSpec):
-    """GPUs that torch drives as ``cuda``: NVIDIA's, and AMD's through ROCm."""
+    """NVIDIA's GPUs. AMD's, which torch also calls ``cuda``, are told apart and were never tried."""
 
     name = "cuda"
-    summary = "NVIDIA GPUs (and AMD's, with a ROCm build of torch)"
+    summary = "NVIDIA GPUs"
     api_version = 1
     also_known_as = ("nvidia", "geforce", "rtx", "rocm", "hip")
     priority = 20
     aliases = ("gpu",)
-    variants = (
-        {},
-        {"attention": "matmul"},
-        {"attention": "triton"},
-        {"kernels": "triton"},
-        {"attention": "triton", "kernels": "triton"},
-        {"compile": "default"},
-        {"compile": "max-autotune-no-cudagraphs"},
-        {"graph": "phases"},
-        {"graph": "off"},
-    )
+    variants = ({}, {"preset": "safe"})
+
+    @property
+    def seconds_to_probe(self) -> float:  # type: ignore[override]
+        """Ten, and more for each card: without persistence mode a driver starts one after the other."""
+        return 10.0 + 4.0 * _cards_of_driver()
 
     def configured(self, options: Mapping[str, Any]) -> BackendSpec:
         """Refuse an option that there is not before torch is imported."""
@@ -45,8 +40,9 @@ class Spec(BackendSpec):
         return self
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
-        """Let what is compiled be kept; CUDA itself needs no environment."""
+        """Let what is compiled be kept, and Triton contract products and sums without a warning."""
         keep_torch(environ)
+        environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
     def probe(self) -> Probe:
         """Look at torch's build first, which is quick, and only then for a driver."""
@@ -127,6 +123,14 @@ def _way_out(why: str, build: Mapping[str, Any]) -> str:
             "reboot, and check that the container was given the GPU"
         )
     return "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it"
+
+
+def _cards_of_driver(root: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """Return the cards that NVIDIA's driver lists on Linux, without starting one; 0 where it does not."""
+    try:
+        return sum(1 for _ in root.iterdir())
+    except OSError:
+        return 0
 
 
 def _described(index: int) -> str:

@@ -319,7 +319,7 @@ def _prepare(spec: BackendSpec) -> None:
 
 def _probe(spec: BackendSpec) -> Probe:
     try:
-        probe = in_time(spec.probe, LOOKING)
+        probe = in_time(spec.probe, spec.seconds_to_probe)
     except Exception as error:
         raise _failed(spec, "probe", error, "report it to the plug-in's author") from error
     if not isinstance(probe, Probe):

@@ -84,6 +84,9 @@ class BackendSpec(ABC):
     variants: tuple[Mapping[str, Any], ...] = ({},)
     """Sets of options worth comparing on this device, the default first (``tools/on_device.py``)."""
 
+    seconds_to_probe: float = 10.0
+    """How long :meth:`probe` may take: a device that does not answer within is told and passed over."""
+
     def answers(self, word: str) -> bool:
         """Optional: return whether ``word``, which is no backend's name, means this one's device.
 

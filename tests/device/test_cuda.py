@@ -41,8 +41,6 @@ def backend() -> Iterator[Backend]:
 @pytest.mark.parametrize("options", SPEC.variants, ids=_name)
 def test_the_kit_passes_with_these_options(options: dict[str, Any]) -> None:
     only = ["kv", "attention", "accept", "decode", "replay", "gpu"] if options else None
-    if "compile" in options:
-        only = ["replay"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = kit.conform("cuda", options=options, only=only)

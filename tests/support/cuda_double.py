@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 REFUSED = "CUDA error: operation not permitted when stream is capturing"
 ENDED = "CUDA error: operation failed due to a previous error during capture"
+DIED = "CUDA error: the driver ran into an internal fault"
 WAITS = {
     f"aten::{name}"
     for name in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal")
@@ -99,6 +100,7 @@ class Graph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         assert self._double.capturing is None, "one capture at a time"
+        assert not self._double.poisoned, "captures after one that failed"
         assert self._double.current.side, "a capture on the default stream is illegal"
         self._pool = pool
         self._double.allocated += self._double.bookkeeping
@@ -113,8 +115,10 @@ class Graph:
         self._tape.undo()
         self._double.capturing = None
         self._double.log("capture_end")
-        if self._tape.broken:
-            raise RuntimeError(ENDED)
+        if self._tape.broken or self._double.refuses == "capture_end":
+            # As torch does: the pool's allocation is never ended.
+            self._double.poisoned = True
+            raise RuntimeError(ENDED if self._tape.broken else DIED)
         pools = self._double.pools
         grown = max(self._tape.nbytes - pools.get(self._pool, 0), 0)
         pools[self._pool] = pools.get(self._pool, 0) + grown
@@ -193,6 +197,10 @@ class CudaDouble:
         self.capability = (8, 6)
         self.allocations = 0
         self.allocates_in_replay = False
+        #: Where the next capture fails ("capture_end"); "" nowhere.
+        self.refuses = ""
+        #: Whether a capture failed: torch's allocator then stops at the next look into its cache.
+        self.poisoned = False
         self._sync_mode = 0
         self._watch: _NoWaiting | None = None
 
@@ -215,6 +223,11 @@ class CudaDouble:
     def graph(self) -> Graph:
         self.graphs.append(Graph(self))
         return self.graphs[-1]
+
+    def empty_cache(self) -> None:
+        if self.poisoned:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+        self.log("empty_cache")
 
     def synchronize(self, device: Any = None) -> None:
         if self.lost:
@@ -245,7 +258,7 @@ class CudaDouble:
             "current_stream": lambda device=None: self.current,
             "Event": lambda enable_timing=False: Event(self, enable_timing),
             "synchronize": self.synchronize,
-            "empty_cache": lambda: self.log("empty_cache"),
+            "empty_cache": self.empty_cache,
             "graph_pool_handle": lambda: ("pool", next(pools)),
             "memory_reserved": lambda device=None: sum(self.pools.values()) + self.allocated,
             "memory_allocated": lambda device=None: self.allocated,
@@ -267,15 +280,23 @@ class CudaDouble:
         monkeypatch.setattr(copies, "pinned_like", torch.empty_like)
 
 
-def doubled_backend(monkeypatch: pytest.MonkeyPatch, **options: str) -> tuple[Any, CudaDouble]:
-    """Return the real backend on the double, its tensors in host memory."""
+def doubled_backend(
+    monkeypatch: pytest.MonkeyPatch, *, trusted: bool = True, **options: str
+) -> tuple[Any, CudaDouble]:
+    """Return the real backend on the double, its tensors in host memory.
+
+    By torch's operators, unless ``preset`` says otherwise: host memory has no Triton outside its
+    interpreter. ``trusted``: kernels serve without their check of first use.
+    """
     from lantern_accel_cuda.backend import DeviceBackend
     from lantern_accel_cuda.options import Options
 
     double = CudaDouble()
     double.install(monkeypatch)
-    backend = DeviceBackend(0, Options.read(options))
+    backend = DeviceBackend(0, Options.read({"preset": "safe"} | options))
     backend.device = torch.device("cpu")
+    if trusted:
+        backend._trust = lambda kernel: True
     return backend, double
 
 

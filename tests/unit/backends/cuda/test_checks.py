@@ -10,7 +10,7 @@ from support.cuda_double import CudaDouble, doubled_backend
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.testing import kit
-from lantern_accel_cuda import checks
+from lantern_accel_cuda import checks, options
 from lantern_accel_cuda.graphs import GraphReplay
 
 
@@ -26,21 +26,16 @@ def outcomes(backend: Backend, *names: str) -> dict[str, kit.Outcome]:
 
 
 def test_they_pass_or_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "has_triton", lambda: False)
     backend, _ = doubled_backend(monkeypatch)
     found = outcomes(backend)
     assert {name: one.state for name, one in found.items()} == {
         "gpu.no_host_read": "passed",
         "gpu.no_allocation": "passed",
         "gpu.released": "passed",
-        "gpu.attention_sdpa": "passed",
-        "gpu.attention_matmul": "passed",
-        "gpu.attention_triton": "not applicable",
-        "gpu.fused_kernels": "not applicable",
         "gpu.sampling_kernels": "not applicable",
-        "gpu.accept_kernel": "not applicable",
+        **{f"gpu.kernel_{name}": "not applicable" for name in options.NAMES},
     }
-    assert backend.options.attention == "sdpa"
     assert torch.cuda.get_sync_debug_mode() == 0
     # What older torch allocates to begin a capture is not what the step left in the pool.
     backend, double = doubled_backend(monkeypatch, graph="phases")
@@ -78,11 +73,6 @@ def never_frees(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch)
     patch.setattr(GraphReplay, "release", lambda self: double.pools.update({len(double.pools): 64}))
 
 
-def wrong_scale(backend: Backend, double: CudaDouble, patch: pytest.MonkeyPatch) -> None:
-    honest = checks.caches.matmul
-    patch.setattr(checks.caches, "matmul", lambda q, k, v, mask: honest(q * 1.2, k, v, mask))
-
-
 Plant = Callable[[Backend, CudaDouble, pytest.MonkeyPatch], None]
 
 
@@ -93,7 +83,6 @@ Plant = Callable[[Backend, CudaDouble, pytest.MonkeyPatch], None]
         (allocates, "gpu.no_allocation", "vanilla: 3 allocations in 3 replays"),
         (keeps, "gpu.no_allocation", "keep 1024 bytes in their pool"),
         (never_frees, "gpu.released", "bytes stay after three captures"),
-        (wrong_scale, "gpu.attention_matmul", "tree attention in torch."),
     ],
 )
 def test_each_catches_its_fault(

@@ -31,19 +31,9 @@ def copied(backend: Any, monkeypatch: pytest.MonkeyPatch, step: str = "eagle") -
     return whole_caches(code, [*(one.shape for one in layouts), *stacked])
 
 
-@pytest.mark.parametrize(
-    ("attention", "step"),
-    [
-        ("sdpa", "eagle"),
-        ("matmul", "vanilla"),
-        pytest.param("sdpa", "whole", marks=pytest.mark.long),
-        pytest.param("matmul", "whole", marks=pytest.mark.long),
-    ],
-)
-def test_a_compiled_step_copies_no_cache(
-    attention: str, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend, _ = doubled_backend(monkeypatch, compile="default", attention=attention)
+@pytest.mark.parametrize("step", ["eagle", pytest.param("whole", marks=pytest.mark.long)])
+def test_a_compiled_step_copies_no_cache(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = doubled_backend(monkeypatch)
     assert not copied(backend, monkeypatch, step)
 
 
@@ -56,7 +46,7 @@ class Stacked(KVCache):
 
 def test_a_cache_that_is_one_tensor_is_copied_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a layer's write into one tensor of all layers becomes: a copy of all of it."""
-    backend, _ = doubled_backend(monkeypatch, compile="default")
+    backend, _ = doubled_backend(monkeypatch)
 
     def stacked(layout: KVLayout) -> KVCache:
         whole = torch.zeros(2, layout.layers, *layout.shape, dtype=layout.dtype)

@@ -141,7 +141,7 @@ def test_rotation_and_cache_write_are_the_references_bit_for_bit(shared: bool) -
 
 @interpreted
 def test_a_step_with_all_kernels_decides_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, _ = doubled_backend(monkeypatch, attention="triton", kernels="triton")
+    backend, _ = doubled_backend(monkeypatch, preset="fast")
     plain, _ = doubled_backend(monkeypatch)
     with torch.inference_mode():
         state = []
@@ -156,7 +156,7 @@ def test_a_step_with_all_kernels_decides_as_the_reference(monkeypatch: pytest.Mo
 
 @interpreted
 def test_the_kit_accepts_the_attention_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, _ = doubled_backend(monkeypatch, attention="triton")
+    backend, _ = doubled_backend(monkeypatch, preset="fast")
     monkeypatch.setattr(backend, "compute_dtypes", lambda: (torch.float32, torch.float16))
     report = kit.run_checks(backend, kit.select("attention"))
     assert report.passed, report.table()

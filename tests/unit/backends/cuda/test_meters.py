@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.cuda_double import CudaDouble, doubled_backend
 
+from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57
+from lantern_accel.generation.auto import Auto
+from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
+from lantern_accel.testing import tiny
 from lantern_accel_cuda.meters import Card
+
+
+def usual() -> Strategy:
+    """Return what is asked for where nothing is."""
+    return named_strategy("auto", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
 
 
 class NVMLError(Exception):
@@ -62,8 +75,8 @@ def test_facts_name_the_card_its_driver_and_its_conditions(monkeypatch: pytest.M
     assert (facts.name, facts.driver) == ("Double of a GPU", "550.54.15")
     assert facts.architecture == "compute capability 8.6"
     assert facts.memory_bytes == 24 * 2**30
-    assert facts.notes == (
-        "graph=step, compile=off, attention=sdpa, kernels=torch",
+    assert facts.notes == ("preset=safe, graph=step",)
+    assert facts.readings == (
         "uuid GPU-1234-56",
         "clock 1395 MHz of at most 1695, memory 9501 MHz",
         "power limit 350 W",
@@ -72,6 +85,79 @@ def test_facts_name_the_card_its_driver_and_its_conditions(monkeypatch: pytest.M
     )
     assert backend.energy_mj() == 123456
     assert backend.support("energy")
+
+
+#: Answers of NVML that change from one moment to the next, or with another card of the same kind.
+LIVE = st.fixed_dictionaries(
+    {
+        "nvmlDeviceGetTotalEnergyConsumption": st.integers(0, 10**12),
+        "nvmlDeviceGetEnforcedPowerLimit": st.integers(100_000, 700_000),
+        "nvmlDeviceGetPowerUsage": st.integers(10_000, 700_000),
+        "nvmlDeviceGetClockInfo": st.fixed_dictionaries(
+            {"sm": st.integers(210, 2100), "mem": st.integers(405, 9501)}
+        ),
+        "nvmlDeviceGetMaxClockInfo": st.fixed_dictionaries({"sm": st.integers(210, 2100)}),
+        "nvmlDeviceGetTemperature": st.integers(20, 95),
+        "nvmlDeviceGetComputeRunningProcesses": st.lists(
+            st.integers(1, 9999).map(lambda pid: SimpleNamespace(pid=pid)), max_size=4
+        ),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(one=LIVE, other=LIVE)
+def test_what_is_kept_of_measurements_serves_whatever_the_card_reads_now(
+    one: dict[str, object], other: dict[str, object]
+) -> None:
+    keys = []
+    for answers in (one, other):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "pynvml", nvml(**answers))
+            backend, double = doubled_backend(patch)
+            double.free = 20 * 2**30 - hash(repr(answers)) % 2**30
+            model = tiny.tiny_model(backend, backend.device, torch.float32)
+            auto = Auto(model, backend, torch.float32)
+            keys.append((backend.facts().notes, auto.key(usual(), 1, Sampling())))
+            trees = auto.tree_key(usual(), 1.0)
+            keys[-1] += (trees,)
+            backend.close()
+    assert keys[0] == keys[1]
+
+
+def test_a_second_process_finds_what_the_first_one_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    script = """
+import sys, types
+import pytest, torch
+from test_meters import nvml, usual
+from support.cuda_double import doubled_backend
+from lantern_accel.generation.auto import Auto
+from lantern_accel.strategy.choices import Choice
+from lantern_accel.strategy.values import Sampling
+from lantern_accel.testing import tiny
+sys.modules["pynvml"] = nvml(nvmlDeviceGetTemperature=int(sys.argv[1]))
+backend, _ = doubled_backend(pytest.MonkeyPatch())
+auto = Auto(tiny.tiny_model(backend, backend.device, torch.float32), backend, torch.float32)
+found = auto.choice(usual(), 1, Sampling())
+if found is None:
+    key = auto.key(usual(), 1, Sampling())
+    auto.keep(Choice(key=key, strategy=usual(), speedup=1.5, source="tune"))
+print(None if found is None else found.speedup)
+"""
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+    said = []
+    for temperature in ("45", "71"):
+        run = subprocess.run(
+            [sys.executable, "-c", script, temperature],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        said.append(run.stdout.strip())
+    assert said == ["None", "1.5"]
 
 
 def test_a_card_that_answers_little_is_described_by_what_it_answers(

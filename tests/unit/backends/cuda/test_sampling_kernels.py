@@ -320,7 +320,7 @@ def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
             return honest(*args)
 
         monkeypatch.setattr(module, name, counted)
-    backend, _ = doubled_backend(monkeypatch, kernels="triton")
+    backend, _ = doubled_backend(monkeypatch, preset="fast")
     tree, logits = situation(3, 29, True)
     rule = Rule(Exact())
     tests, bonus = uniform(1, 3, sum(tree.max_children)), uniform(2, 3)
@@ -331,16 +331,50 @@ def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @interpreted
-def test_the_checks_for_a_gpu_pass_and_catch_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checks_of_first_use_pass_and_catch_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel.testing.result import Failed
-    from lantern_accel_cuda import sampled
+    from lantern_accel_cuda import agreement
     from lantern_accel_cuda.kernels import accept as kernels
 
-    backend, _ = doubled_backend(monkeypatch, kernels="triton")
-    monkeypatch.setattr(sampled, "FILTERS", sampled.FILTERS[:1])
-    assert sampled.filters_and_draws(backend, (40,)).error is not None
-    monkeypatch.setattr(sampled, "RULES", (LanternPP(k=10, lam=3.0),))
-    assert sampled.walks(backend, 150, 2).error == 0
+    backend, _ = doubled_backend(monkeypatch, preset="fast")
+    # The interpreter cannot multiply bfloat16.
+    monkeypatch.setattr(backend, "compute_dtypes", lambda: (torch.float32, torch.float16))
+    monkeypatch.setattr(agreement, "FILTERS", agreement.FILTERS[:1])
+    monkeypatch.setattr(agreement, "RULES", (LanternPP(k=10, lam=3.0),))
+    site = backend.site
+    for name, check in agreement.KERNELS.items():
+        if name not in ("accept", "race"):  # slow here, and seen in tests of their own
+            assert check(site).tolerance is not None, name
+    assert agreement.walks(site, 150, 2).error == 0
     monkeypatch.setattr(kernels, "_normalise", lambda *given: None)
     with pytest.raises(Failed):
-        sampled.walks(backend, 150, 2)
+        agreement.walks(site, 150, 2)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("module", "kernel", "name"),
+    [
+        ("fused", "rms_norm", "rms_norm"),
+        ("fused", "swiglu", "swiglu"),
+        ("fused", "rotate_write", "rotate_write"),
+        ("tree_attention", "attend", "attend"),
+        ("sampling", "guide", "guide"),
+        ("sampling", "filter", "filter"),
+    ],
+)
+def test_a_kernel_that_is_a_little_wrong_fails_its_check(
+    module: str, kernel: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern_accel.testing.result import Failed
+    from lantern_accel_cuda import agreement
+
+    backend, _ = doubled_backend(monkeypatch, preset="fast")
+    monkeypatch.setattr(backend, "compute_dtypes", lambda: (torch.float32,))
+    monkeypatch.setattr(agreement, "FILTERS", agreement.FILTERS[:1])
+    where = importlib.import_module(f"lantern_accel_cuda.kernels.{module}")
+    honest = getattr(where, kernel)
+    for wrong in (lambda x: x * 1.01, lambda x: x * float("nan")):
+        monkeypatch.setattr(where, kernel, lambda *given, wrong=wrong: wrong(honest(*given)))
+        with pytest.raises(Failed):
+            agreement.KERNELS[name](backend.site)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from support.cuda_double import CudaDouble
 
+from lantern_accel.device import plugins
 from lantern_accel.device.plugins import open_backend
+from lantern_accel.device.spec import Probe
 from lantern_accel.errors import BackendError, LanternWarning
 from lantern_accel_cuda.options import Options
 from lantern_accel_cuda.spec import Spec
@@ -191,12 +195,10 @@ def test_the_first_allocation_is_part_of_opening(
     ("given", "asked"),
     [
         ({}, False),
-        ({"attention": "matmul"}, False),
+        ({"preset": "safe"}, False),
         ({"graph": "off"}, False),
         ({"graph": "step"}, True),
         ({"graph": "phases"}, True),
-        ({"compile": "default"}, True),
-        ({"compile": "off"}, False),
     ],
 )
 def test_a_capture_that_was_asked_for_is_known(given: dict[str, str], asked: bool) -> None:
@@ -206,15 +208,32 @@ def test_a_capture_that_was_asked_for_is_known(given: dict[str, str], asked: boo
 def test_options_are_checked_by_name_and_value() -> None:
     assert Options.read({"graph": "phases"}).graph == "phases"
     with pytest.raises(
-        BackendError, match="backend 'cuda' has no option 'graphs'; it takes graph: "
+        BackendError, match="backend 'cuda' has no option 'graphs'; it takes preset: "
     ):
         Options.read({"graphs": "off"})
-    with pytest.raises(BackendError, match="got attention='flash'; known: matmul, sdpa, triton"):
-        Options.read({"attention": "flash"})
+    with pytest.raises(BackendError, match="got preset='fats'; did you mean fast"):
+        Options.read({"preset": "fats"})
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ({"attention": "triton"}, "preset=fast, the default"),
+        ({"attention": "sdpa"}, "preset=safe"),
+        ({"attention": "matmul"}, "preset=fast, the default"),
+        ({"kernels": "triton"}, "preset=fast, the default"),
+        ({"kernels": "torch"}, "preset=safe"),
+        ({"compile": "max-autotune-no-cudagraphs"}, "preset=fast, the default"),
+    ],
+)
+def test_an_option_of_before_is_answered_with_what_stands_for_it(
+    former: dict[str, str], now: str
+) -> None:
+    name, value = next(iter(former.items()))
     with pytest.raises(
-        BackendError, match="got compile='max-autotune'; did you mean max-autotune-n"
+        BackendError, match=f"no option '{name}' any more; .*{name}={value} give {now}"
     ):
-        Options.read({"compile": "max-autotune"})
+        open_backend("cuda", former)
 
 
 def test_a_wrong_option_is_told_before_the_device_is_looked_for() -> None:
@@ -222,10 +241,39 @@ def test_a_wrong_option_is_told_before_the_device_is_looked_for() -> None:
         open_backend("cuda", {"graph": "steps"})
 
 
-def test_triton_is_asked_for_only_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_presets_are_compared_on_a_card() -> None:
+    assert Spec().variants == ({}, {"preset": "safe"})
+
+
+def test_without_triton_torch_serves_unless_fast_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert Options.read({}).kernels == "torch"
+    assert not Options.read({}).fused
     with pytest.raises(
-        BackendError, match="kernels=triton, but the package triton is not installed"
+        BackendError, match="got preset=fast, but the package triton is not install"
     ):
-        Options.read({"kernels": "triton"})
+        Options.read({"preset": "fast"})
+
+
+def test_a_node_of_many_cards_has_the_time_that_its_driver_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert module._cards_of_driver(tmp_path / "none") == 0
+    for number in range(8):
+        (tmp_path / f"0000:{number:02x}:00.0").mkdir()
+    assert module._cards_of_driver(tmp_path) == 8
+    monkeypatch.setattr(module, "_cards_of_driver", lambda: 8)
+    assert Spec().seconds_to_probe == 42
+
+    class Slow(Spec):
+        seconds_to_probe = 0.5
+
+        def probe(self) -> Probe:
+            time.sleep(0.2)
+            return Probe.missing("looked", "nothing")
+
+    assert plugins._probe(Slow()).reason == "looked"
+    Slow.seconds_to_probe = 0.05
+    with pytest.raises(BackendError, match=r"did not return within 0\.05 s"):
+        plugins._probe(Slow())

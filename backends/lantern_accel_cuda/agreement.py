@@ -1,0 +1,291 @@
+"""Each Triton kernel against the reference's operators, on small data: quick enough for a first use.
+
+Nothing here knows the backend: :mod:`.trust` runs one comparison before a kernel's first use on a card,
+:mod:`.checks` runs all of them, and larger ones, for ``lantern-accel conform``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lantern_accel.decoding.accept import accept_sampling
+from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.rule import Rule
+from lantern_accel.decoding.trees import SMALL_16, DraftTree, TreeTables
+from lantern_accel.device.noise import noise_keys
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.sampling import Filter
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
+from lantern_accel.testing.result import Failed, Measured, within
+from lantern_accel_cuda import attention as caches
+
+#: Largest difference of a kernel from torch's operators, for values of about 1.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+#: Largest difference of attention: torch's own kernels round differently, float32 in three TF32 products.
+ATTENTION = {torch.float32: 1e-3, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+#: Largest difference of probabilities, and the share of decisions that rounding may turn.
+PROBABILITIES = 1e-5
+TURNED = 0.01
+#: Heads of the published models, padded ones too.
+WIDTHS = (64, 100)
+IMAGES = 32
+FILTERS = (
+    Filter(0.7, top_k=1000),
+    Filter(1.0, top_p=0.9),
+    Filter(0.9, top_k=50, top_p=0.8),
+    Filter(0.9, top_k=50, top_p=0.8, p_first=True),
+)
+RULES = (Exact(), Lantern(k=100, delta=0.3), LanternPP(k=10, lam=3.0))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where kernels run: device, multiprocessors, the dtypes that it computes in, and codes' dtype."""
+
+    device: torch.device
+    cores: int
+    dtypes: tuple[torch.dtype, ...]
+    index: torch.dtype = torch.int64
+
+    def numbers(self, seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return normal numbers, the same on every device."""
+        made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        return made.to(device=self.device, dtype=dtype)
+
+    def uniforms(self, seed: int, *shape: int) -> Tensor:
+        """Return uniform numbers without 0 and 1, the same on every device."""
+        u = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        return u.clamp(2.0**-24, 1 - 2.0**-20).to(self.device)
+
+
+def _near(got: Tensor, want: Tensor, tolerance: float, what: str) -> Measured:
+    error = float((got.float() - want.float()).abs().max())
+    # A NaN is no distance.
+    return within(error if error == error else float("inf"), tolerance, what)
+
+
+def rms_norm(site: Site, rows: int = 3, width: int = 1280) -> Measured:
+    """Compare the norm."""
+    from lantern_accel_cuda.kernels import fused
+
+    found = Measured()
+    for dtype in site.dtypes:
+        x, weight = (
+            site.numbers(n, *s, dtype=dtype) for n, s in ((0, (rows, width)), (1, (width,)))
+        )
+        want = TensorOps().rms_norm(x, weight, 1e-5)
+        found = _near(fused.rms_norm(x, weight, 1e-5), want, TOLERANCE[dtype], f"norm in {dtype}")
+    return found
+
+
+def swiglu(site: Site, rows: int = 3, width: int = 1280) -> Measured:
+    """Compare the gated product."""
+    from lantern_accel_cuda.kernels import fused
+
+    found = Measured()
+    for dtype in site.dtypes:
+        x = site.numbers(0, rows, 2 * width, dtype=dtype)
+        want = TensorOps().swiglu(x)
+        found = _near(fused.swiglu(x), want, TOLERANCE[dtype], f"gate in {dtype}")
+    return found
+
+
+def rotate_write(site: Site, nodes: int = 9) -> Measured:
+    """Compare rotated queries and what is written to the caches, untouched slots included."""
+    from lantern_accel_cuda.kernels import fused
+
+    found, reference = Measured(), TensorOps()
+    reference.device = site.device
+    for dtype in site.dtypes:
+        for width in WIDTHS:
+            layout = caches.layout(2, 2, 101, 3, width, dtype)
+            ours, theirs = (reference.allocate(layout) for _ in range(2))
+            qkv = site.numbers(0, 2, nodes, 3, 3, width, dtype=dtype)
+            angles = site.numbers(1, 1, nodes, 1, 1, width // 2)
+            rotary = (angles.cos(), angles.sin())
+            slots = torch.arange(20, 20 + nodes, device=site.device).expand(2, -1)
+            address = reference.address(ours, slots)
+            turned = reference.rotate(qkv[:, :, :2], rotary)
+            reference.write(theirs, 1, address, turned[:, :, 1], qkv[:, :, 2])
+            q = fused.rotate_write(qkv, rotary, ours, 1, address)
+            at = TOLERANCE[dtype]
+            _near(q, turned[:, :, 0], at, f"rotation in {dtype}")
+            for layer in range(2):
+                _near(ours.keys[layer], theirs.keys[layer], at, f"written keys in {dtype}")
+                found = _near(ours.values[layer], theirs.values[layer], at, f"values in {dtype}")
+    return found
+
+
+def attend(site: Site) -> Measured:
+    """Compare attention of one query and of a tree's, with slots that nobody sees."""
+    from lantern_accel_cuda.kernels import tree_attention
+
+    found = Measured()
+    for dtype in site.dtypes:
+        for nodes, width in ((1, 64), (20, 64), (20, 100)):
+            stored, slots = -(-width // 8) * 8, 200
+            q = site.numbers(0, 2, nodes, 3, width, dtype=dtype)
+            k, v = (site.numbers(n, 2, 3, slots, stored, dtype=dtype) for n in (1, 2))
+            visible = site.uniforms(3, 2, 1, nodes, slots) < 0.5
+            visible[..., 150:] = False
+            visible[..., 0] = True
+            got = tree_attention.attend(q, k, v, visible.to(torch.int8), site.cores)
+            wide, keys, values = (x.double() for x in (q, k[..., :width], v[..., :width]))
+            scores = torch.einsum("rthd,rhld->rhtl", wide, keys) * width**-0.5
+            scores = scores.masked_fill(~visible, float("-inf"))
+            want = torch.einsum("rhtl,rhld->rthd", scores.softmax(-1), values)
+            found = _near(got, want, ATTENTION[dtype], f"attention in {dtype}")
+    return found
+
+
+def guide(site: Site, size: int = 1000) -> Measured:
+    """Compare guidance of two rows, with penalties."""
+    from lantern_accel_cuda.kernels import sampling
+
+    logits = site.numbers(0, 4, 3, size)
+    scale = torch.tensor([1.0, 4.0, 7.5], device=site.device)
+    kind = torch.tensor([0, 1, 1], device=site.device)
+    penalty = torch.zeros(2, size, device=site.device)
+    penalty[1, ::2] = -1e4
+    token = (torch.arange(6, device=site.device) % 3).view(2, 3)
+    want = TensorOps().guide(logits, token, scale, None, (kind, penalty))
+    got = sampling.guide(logits, token, scale, None, (kind, penalty))
+    assert got is not None
+    return _near(got, want, 1e-4 * 1e2, "guidance")  # of numbers up to 1e4
+
+
+def filters(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
+    """Compare filtered probabilities."""
+    from lantern_accel_cuda.kernels import sampling
+
+    found = Measured()
+    for size in sizes:
+        logits = 4 * site.numbers(size, 6, size)
+        logits[1, ::3] = float("-inf")
+        for given in FILTERS:
+            want, got = TensorOps().filter(logits, given), sampling.filter(logits, given)
+            assert got is not None
+            ours, theirs = got.sort(dim=-1).values, want.sort(dim=-1).values
+            what = f"probabilities of {given}, {size} codes"
+            found = _near(ours, theirs, PROBABILITIES, what)
+    return found
+
+
+def draws(site: Site, sizes: tuple[int, ...] = (1000,)) -> Measured:
+    """Compare draws without replacement with the reference's, and with themselves."""
+    from lantern_accel_cuda.kernels import sampling
+
+    reference, turned, drawn = TensorOps(), 0, 0
+    for size in sizes:
+        weights = (4 * site.numbers(size, 6, size)).softmax(-1)
+        u = site.uniforms(size, 6, 8)
+        theirs = reference.draw_without_replacement(weights, u)
+        ours, again = (sampling.draw(weights, u, torch.int64) for _ in range(2))
+        assert ours is not None and again is not None
+        if not torch.equal(ours, again):
+            raise Failed(f"draws from the same {size} weights differ from call to call")
+        turned += int((ours != theirs).any(-1).sum())
+        drawn += len(u)
+    return within(turned / drawn, 0.2, "rows whose draws are not torch's")
+
+
+def race(site: Site, sizes: tuple[int, ...] = (1000, 16384)) -> Measured:
+    """Compare the race and its siblings with the noise as the host makes it, code by code."""
+    from lantern_accel_cuda.kernels import race as kernels
+
+    reference = TensorOps()
+    keys = noise_keys([7, -(2**40)], [0, 3])
+    positions = torch.tensor([[0, 1, 300], [65535, 2, 40]])
+    for size in sizes:
+        weights = (4 * site.numbers(size, 2, 3, size)).softmax(-1)
+        weights[0, 1, ::2] = 0.0
+        want = reference.race_siblings(weights.cpu(), keys, positions, 8)
+        given = weights, keys.to(site.device), positions.to(site.device)
+        got = kernels.race(*given, 8, torch.int64)
+        alone = kernels.race(*given, 1, torch.int64)
+        assert got is not None and alone is not None
+        for found, many in ((got, 8), (alone, 1)):
+            wrong = int((found.cpu() != want[..., :many]).sum())
+            if wrong:
+                raise Failed(
+                    f"{wrong} of {found.numel()} codes of the race are not the reference's"
+                )
+    return Measured("every code is the reference's", 0.0, 0.0)
+
+
+def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
+    """Compare walks down random drafts with the tensor code, rule by rule."""
+    from lantern_accel_cuda.kernels import accept, sampling
+
+    device, reference = site.device, TensorOps()
+    tables = TreeTables(SMALL_16.paths)
+    topology = tables.topology(images, device)
+    logits = 2.5 * site.numbers(0, images, tables.nodes, size)
+    inner = topology["inner"]
+    seen = logits.gather(1, inner.unsqueeze(-1).expand(-1, -1, size))
+    q = (seen + site.numbers(1, *seen.shape)).softmax(-1)
+    widest = max(tables.max_children)
+    picks = reference.draw_without_replacement(q, site.uniforms(1, *q.shape[:-1], widest))
+    group = topology["group"].gather(1, topology["parent"])
+    ids = torch.arange(tables.nodes, device=device)
+    nth = (ids - topology["first_child"].gather(1, topology["parent"])).clamp(min=0)
+    tokens = picks.flatten(1).gather(1, group * widest + nth)
+    tree = DraftTree(tokens=tokens, max_children=tables.max_children, q=q, **topology)
+    table = neighbour_table(site.numbers(2, size, 4).cpu(), 100).to(device)
+    tests = site.uniforms(3, images, sum(tables.max_children))
+    bonus = site.uniforms(4, images)
+    given, turned, kept = Filter(0.9), 0, 0
+    for rule in RULES:
+        dials = torch.tensor(rule.dial_values(), device=device)
+        for residual in ("aggregate", "optimal"):
+            judged = Rule(rule, residual, table if rule.k else None, dials)
+            for one in (tree, replace(tree, q=None, group=None, inner=None)):
+                found = accept.accept(one, logits, given, judged, tests, bonus)
+                probs = sampling.filter(logits, given)
+                assert found is not None and probs is not None
+                want = accept_sampling(one, probs, judged, tests, bonus)
+                same = (found[0] == want.path).all(1) & (found[1] == want.length)
+                turned += int((~same).sum())
+                kept += int(found[1].sum())
+                if bool(same.any()):
+                    what = f"weights of the bonus token, {rule.kind}, {residual}"
+                    _near(found[3][same], want.weights[same], 1e-4, what)
+    if not kept:
+        raise Failed("no draft was kept, so the walk was not seen")
+    cases = 2 * 2 * len(RULES) * images
+    # One walk of a few may be turned by rounding.
+    return within(
+        turned / cases, max(TURNED, 1.5 / cases), "images whose walk is not the tensor code's"
+    )
+
+
+#: The comparison that a kernel passes before it serves.
+KERNELS: Mapping[str, Callable[[Site], Measured]] = {
+    "attend": attend,
+    "rms_norm": rms_norm,
+    "swiglu": swiglu,
+    "rotate_write": rotate_write,
+    "guide": guide,
+    "filter": filters,
+    "draw": draws,
+    "race": race,
+    "accept": walks,
+}
+
+
+def checks_of(site: Site) -> dict[str, Callable[[], object]]:
+    """Return every kernel's comparison, to be run outside whatever traces or records."""
+
+    def of(check: Callable[[Site], Measured]) -> Callable[[], object]:
+        def run() -> object:
+            with _disable_current_modes(), torch.inference_mode():
+                return check(site)
+
+        return run
+
+    return {name: of(check) for name, check in KERNELS.items()}

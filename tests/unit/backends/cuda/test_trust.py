@@ -1,0 +1,192 @@
+"""A kernel serves after it agreed with the reference on this card, once; one that did not is left out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.cuda_double import doubled_backend
+
+from lantern_accel.errors import LanternWarning
+from lantern_accel.testing.result import Failed
+from lantern_accel_cuda import options
+from lantern_accel_cuda.trust import Trust, source_digest
+
+KEY = {"card": "Double of a GPU", "driver": "550", "triton": "3.9"}
+
+
+class Checks:
+    """Two kernels: one is right, the other raises ``error``."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.ran: list[str] = []
+        self.error = error
+
+    def __call__(self) -> dict[str, Callable[[], object]]:
+        def right() -> None:
+            self.ran.append("right")
+
+        def wrong() -> None:
+            self.ran.append("wrong")
+            if self.error is not None:
+                raise self.error
+
+        return {"right": right, "wrong": wrong}
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    found: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        before = warnings.showwarning
+        warnings.showwarning = lambda message, *rest, **more: found.append(str(message))
+        yield found
+        warnings.showwarning = before
+
+
+def test_a_kernel_is_checked_once_for_a_card_driver_and_version(tmp_path: Path) -> None:
+    checks = Checks()
+    first = Trust(KEY, checks(), tmp_path)
+    assert first("right") and first("right")
+    assert Trust(KEY, checks(), tmp_path)("right")  # another process
+    assert checks.ran == ["right"]
+    for name in KEY:
+        assert Trust({**KEY, name: "another"}, checks(), tmp_path)("right")
+    assert checks.ran == ["right"] * 4
+    assert not [*tmp_path.glob("*.running")]
+
+
+def test_one_that_fails_is_named_in_one_line_and_left_out_and_the_others_stay(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    checks = Checks(Failed("probabilities are off by 0.3"))
+    for _ in range(2):  # the second process does not compute it again, and says it again
+        trust = Trust(KEY, checks(), tmp_path)
+        assert not trust("wrong") and not trust("wrong")
+        assert trust("right")
+    assert checks.ran == ["wrong", "right"]
+    assert len(lines) == 2
+    assert "the Triton kernel 'wrong' is left out" in lines[0]
+    assert "probabilities are off by 0.3" in lines[1]
+
+
+def test_memory_that_others_hold_says_nothing_about_a_kernel(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    checks = Checks(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"))
+    assert not Trust(KEY, checks(), tmp_path)("wrong")
+    checks.error = None
+    assert Trust(KEY, checks(), tmp_path)("wrong")
+    assert len(lines) == 1
+
+
+def test_a_folder_that_cannot_be_written_costs_a_check_and_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **more: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr("lantern_accel_cuda.trust.write_record", refuse)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    checks = Checks()
+    assert Trust(KEY, checks(), tmp_path)("right")
+    assert Trust(KEY, checks(), tmp_path)("right")
+    assert checks.ran == ["right", "right"]
+    monkeypatch.setattr("lantern_accel_cuda.trust.kept_dir", lambda name: None)
+    assert Trust(KEY, checks())("right")
+
+
+def test_a_damaged_record_is_made_anew(tmp_path: Path) -> None:
+    checks = Checks()
+    assert Trust(KEY, checks(), tmp_path)("right")
+    path = next(tmp_path.glob("*.json"))
+    path.write_text("{" + path.read_text())
+    assert Trust(KEY, checks(), tmp_path)("right")
+    assert checks.ran == ["right", "right"]
+
+
+def test_two_that_check_at_once_both_go_on(tmp_path: Path, lines: list[str]) -> None:
+    meet = threading.Barrier(2, timeout=30)
+    found: list[bool] = []
+
+    def check() -> None:
+        meet.wait()
+
+    def process() -> None:
+        found.append(Trust(KEY, {"right": check}, tmp_path)("right"))
+
+    threads = [threading.Thread(target=process) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert found == [True, True]
+    assert Trust(KEY, {"right": pytest.fail}, tmp_path)("right")  # type: ignore[dict-item]
+    assert lines == []
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+from lantern_accel_cuda.trust import Trust
+Trust({"card": "x"}, {"attend": lambda: os._exit(9)}, Path(sys.argv[1]))("attend")
+"""
+
+
+def test_a_kernel_that_took_a_process_with_it_is_left_out_in_the_next(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    run = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], timeout=120, check=False)
+    assert run.returncode == 9
+    trust = Trust({"card": "x"}, {"attend": lambda: pytest.fail("it ran again")}, tmp_path)
+    assert not trust("attend")
+    assert "its check ended the process that ran it" in lines[0]
+    assert not [*tmp_path.glob("*.running")]
+
+
+def test_a_check_under_way_elsewhere_is_no_fault(tmp_path: Path) -> None:
+    checks = Checks()
+    trust = Trust(KEY, checks(), tmp_path)
+    note = trust._note("right")
+    assert note is not None
+    for said in (f"{os.uname().nodename} {os.getppid()}", "elsewhere 1", "nonsense", ""):
+        note.write_text(said)
+        assert Trust({**KEY, "n": said}, checks(), tmp_path)("right")
+        assert Trust(KEY, checks(), tmp_path)._unfinished("right") == ""
+
+
+def test_the_source_of_kernels_and_checks_is_part_of_what_is_kept() -> None:
+    assert len(source_digest()) == 16
+
+
+def test_triton_that_cannot_run_here_leaves_torch_s_operators(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[str]
+) -> None:
+    """Host memory has no Triton outside its interpreter: every kernel fails its check, by name."""
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("there it runs")
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    backend, _ = doubled_backend(monkeypatch, trusted=False, preset="fast")
+    x, weight = torch.ones(2, 8), torch.ones(8)
+    assert torch.equal(backend.rms_norm(x, weight, 0.0), x)
+    assert not backend.skips_hidden
+    assert not any(backend.uses(name) for name in options.NAMES)
+    assert len(lines) == len(options.NAMES)
+    assert {line.split("'")[1] for line in lines} == set(options.NAMES)
+    assert all(issubclass(LanternWarning, Warning) for _ in lines)
+
+
+def test_without_triton_nothing_is_said(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    monkeypatch.setattr(options, "has_triton", lambda: False)
+    backend, _ = doubled_backend(monkeypatch, preset="safe")
+    assert not backend.uses("attend")
+    assert lines == []

@@ -8,7 +8,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options
 
 
 def register(app: typer.Typer) -> None:
@@ -46,6 +46,7 @@ def evaluate(
         None, help="A drafter stored elsewhere; none: evaluate without one."
     ),
     text_encoder: Path = typer.Option(None, help="A text encoder stored elsewhere."),
+    weights: str = WEIGHTS,
     seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes all random numbers."),
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
@@ -178,6 +179,7 @@ def evaluate(
         vq=vq,
         drafter=drafter,
         text_encoder=text_encoder,
+        weights=weights,
     ) as pipeline:
         if grid is not None:
             from lantern_accel.evaluation.grid import draw_grid

@@ -86,6 +86,12 @@ class Evaluator:
 
     def run(self, parts: tuple[str, ...] = PARTS) -> Evaluation:
         """Measure the parts that are not in the report yet; write the report after each."""
+        own, stored = self._weights(), self.report.environment.get("weights", "full")
+        if parts and own != stored:
+            raise DataError(
+                f"{self.out} was measured with {stored} weights, and the model has {own} ones; "
+                "name another file with -o"
+            )
         for part in parts:
             if getattr(self.report, part) is None:
                 self.say.start(part)
@@ -102,6 +108,10 @@ class Evaluator:
         if self.plots is not None:
             plots.save_plots(self.report, self.plots)
         return self.report
+
+    def _weights(self) -> str:
+        rounding = self.pipeline.model.rounding
+        return "full" if rounding is None else str(rounding.weights)
 
     def run_suite(self, request: SuiteRequest) -> Suite:
         """Draw and measure a suite; the file grows by a row per strategy."""
@@ -239,6 +249,7 @@ class Evaluator:
 def environment(pipeline: Pipeline) -> dict[str, Any]:
     """Return what the figures were measured with."""
 
+    rounding = pipeline.model.rounding
     return {
         "lantern_accel": __version__,
         "torch": str(torch.__version__),
@@ -246,6 +257,7 @@ def environment(pipeline: Pipeline) -> dict[str, Any]:
         "backend": pipeline.backend.name,
         "device": pipeline.backend.facts().name,
         "dtype": str(pipeline.dtype).removeprefix("torch."),
+        "weights": "full" if rounding is None else rounding.weights,
     }
 
 

@@ -215,6 +215,24 @@ def test_another_strategy_joins_the_table_of_before(pipeline, real, tmp_path):
         run(pipeline, out, fewer)
 
 
+def test_weights_in_fewer_bits_are_rows_of_their_own_against_the_full_vanilla(
+    pipeline, tiny_model, real, tmp_path
+):
+    out = tmp_path / "a.json"
+    run(pipeline, out, request(pipeline, real, words=["vanilla"]))
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32", weights="int8") as rounded:
+        found = run(rounded, out, request(rounded, real, words=["vanilla"])).suite
+        with pytest.raises(DataError, match="with full weights, and the model has int8 ones"):
+            evaluate(rounded, out, Settings.quick(), parts=("likelihood",))
+    assert found is not None
+    assert [row.label for row in found.rows] == ["vanilla, int8 weights", "vanilla"]
+    speed = found.rows[0].speed
+    assert isinstance(speed.total_variation, Interval)
+    assert speed.total_variation.value > 0
+    assert isinstance(speed.speedup, Interval)
+    assert speed.speedup.value != 1  # against the full weights' seconds
+
+
 def test_tables_are_written_in_three_forms_with_the_first_experiments(pipeline, real, tmp_path):
     out = tmp_path / "table.json"
     made = request(pipeline, real, words=["vanilla,lantern++"])

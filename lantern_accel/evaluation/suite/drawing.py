@@ -145,6 +145,16 @@ def draw(
     return found
 
 
+def records(folder: Path, count: int, chunk: int) -> list[Chunk] | None:
+    """Return the records of a strategy that was drawn before; None where any is missing."""
+    found = [
+        _read(folder / f"chunk-{start:06d}.json", min(chunk, count - start))
+        for start in range(0, count, chunk)
+    ]
+    whole = [one for one in found if one is not None]
+    return whole if len(whole) == len(found) else None
+
+
 def _read(path: Path, images: int) -> Chunk | None:
     """Return a chunk's record; None where there is none, or a damaged or shorter one."""
     try:

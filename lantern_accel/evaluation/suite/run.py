@@ -20,6 +20,7 @@ from lantern_accel.evaluation.suite.drawing import (
     Drawn,
     draw,
     picture_paths,
+    records,
     save_geneval,
 )
 from lantern_accel.evaluation.suite.measuring import Tools, measure, speed_of
@@ -236,8 +237,9 @@ class SuiteRun:
         real, covered = self._real(tools)
         self.suite.columns = tools.columns()
         self.suite.published = published_rows(r.name)
-        vanilla: list[Chunk] | None = None
-        for label, strategy in r.strategies:
+        vanilla = self._full_vanilla()
+        for name, strategy in r.strategies:
+            label = self._label(name)
             folder = self.drawn.of(strategy, label)
             self.say.start(f"{label}: pictures", len(prompts))
             with warnings.catch_warnings():
@@ -255,7 +257,7 @@ class SuiteRun:
                 )
             self.say.finish()
             self.pipeline.release_engines()  # the metrics' networks may need the room
-            if strategy.name == "vanilla":
+            if strategy.name == "vanilla" and vanilla is None:
                 vanilla = chunks
             paths = picture_paths(folder, len(prompts))
             self.say.start(f"{label}: figures")
@@ -276,12 +278,28 @@ class SuiteRun:
                 save_geneval(r.geneval / folder.name, paths, r.captioned.metadata, r.per_prompt)
         return self.suite
 
+    def _label(self, name: str) -> str:
+        """Return what a row is called: the strategy, and weights in fewer bits."""
+        rounding = self.pipeline.model.rounding
+        return name if rounding is None else f"{name}, {rounding.weights} weights"
+
+    def _full_vanilla(self) -> list[Chunk] | None:
+        """Return what plain decoding took with the model's own weights, where these are fewer bits."""
+        if self.pipeline.model.rounding is None:
+            return None
+        for name, strategy in self.request.strategies:
+            if strategy.name == "vanilla":
+                folder = self.drawn.of(strategy, name)
+                return records(folder, self.suite.count, self.suite.chunk)
+        return None
+
     def _keep(self, row: Row) -> None:
         """Put a row into the table, with those of other strategies that the file had before."""
         old = self.before.rows if self.before is not None else []
         ours = {r.label: r for r in self.suite.rows} | {row.label: row}
-        rest = [r for r in old if r.label not in {label for label, _ in self.request.strategies}]
-        order = [ours[label] for label, _ in self.request.strategies if label in ours]
+        labels = [self._label(name) for name, _ in self.request.strategies]
+        rest = [r for r in old if r.label not in labels]
+        order = [ours[label] for label in labels if label in ours]
         self.suite.rows = order
         self.on_row(self.suite.model_copy(update={"rows": [*order, *rest]}))
 

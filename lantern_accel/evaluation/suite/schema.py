@@ -39,9 +39,14 @@ class Speed(_Part):
     """How fast a strategy was while it drew the suite's pictures, next to what that costs."""
 
     seconds_per_image: Reading = Field(description="prefill and decoding, without text and pixels")
-    speedup: Reading = Field(description="vanilla's seconds over these, chunk by chunk")
+    speedup: Reading = Field(
+        description="vanilla's seconds over these, chunk by chunk; vanilla with the model's own "
+        "weights where they are in the folder"
+    )
     tokens_per_step: Reading = Field(description="tokens per target forward: mean accepted length")
-    total_variation: Reading = Field(description="relaxed mass per token, the bound of a step")
+    total_variation: Reading = Field(
+        description="relaxed mass per token, the bound of a step, and what rounded weights cost"
+    )
 
 
 class Row(_Part):

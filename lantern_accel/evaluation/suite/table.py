@@ -63,7 +63,8 @@ def _notes(suite: Suite) -> list[str]:
         "In brackets: 95 % bootstrap intervals, over images for quality and over chunks of "
         f"{suite.chunk} images for speed (batch {suite.batch}). Speed is that of drawing these pictures, "
         "one strategy after another; `lantern-accel profile` measures it interleaved.",
-        "TV per token: the total variation that relaxation may have moved, 0 for exact strategies.",
+        "TV per token: the total variation that relaxation may have moved, and what weights in fewer "
+        "bits cost; 0 for exact strategies on the model's own weights.",
     ]
     fid = [r.metrics.get("fid") for r in suite.rows]
     limit = [r.metrics.get("fid_infinity") for r in suite.rows]

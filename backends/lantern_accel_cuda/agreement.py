@@ -16,11 +16,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lantern_accel.decoding.accept import accept_sampling
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.trees import SMALL_16, DraftTree, TreeTables
+from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.sampling import Filter
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
+from lantern_accel.strategy.trees import SMALL_16
 from lantern_accel.testing.result import Failed, Measured, within
 from lantern_accel_cuda import attention as caches
 

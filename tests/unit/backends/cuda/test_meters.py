@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cuda_double import CudaDouble, doubled_backend
 
-from lantern_accel.decoding.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.generation.auto import Auto
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 from lantern_accel.testing import tiny
 from lantern_accel_cuda.meters import Card

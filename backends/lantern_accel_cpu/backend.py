@@ -344,7 +344,7 @@ class DeviceBackend(Backend):
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
-    def giving_back(self) -> contextlib.AbstractContextManager[None]:
+    def trim_memory(self) -> contextlib.AbstractContextManager[None]:
         """Let large tensors leave the process as soon as they go, where the heap is glibc's."""
         return heap.giving_back()
 

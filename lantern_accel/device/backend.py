@@ -342,7 +342,7 @@ class Backend(TensorOps, ABC):
     def reset_peak_memory(self) -> None:
         """Start a new peak, where the device allows it."""
 
-    def giving_back(self) -> AbstractContextManager[None]:
+    def trim_memory(self) -> AbstractContextManager[None]:
         """Run the block, which makes large tensors that soon go again, in little more than they take."""
         return nullcontext()
 

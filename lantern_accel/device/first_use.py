@@ -1,14 +1,31 @@
-"""The first moments of an opened device: does it compute, and does it answer what it must?"""
+"""Checks an opened device: that it computes, and that it answers what it must."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import BackendError
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
+
+
+#: What to do about a plug-in that does not keep to the seam.
+REPORT = "report it to the plug-in's author"
+
+Answer = TypeVar("Answer")
+
+
+def check_answer(backend: str, method: str, found: object, kind: type[Answer]) -> Answer:
+    """Return what a method of a backend returned; raise BackendError where it is of another type."""
+    if not isinstance(found, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise BackendError(
+            f"backend {backend!r} failed in {method}: it returned a {type(found).__name__}, not "
+            f"{article} {kind.__name__}; {REPORT}"
+        )
+    return found
 
 
 def first_use(backend: Backend) -> None:
@@ -42,13 +59,7 @@ def _check_answers(backend: Backend) -> None:
     if not able or not dtypes:
         raise BackendError(
             f"backend {backend.name!r} failed in compute_dtypes: it returned {dtypes!r}, not a tuple "
-            f"of torch's {', '.join(DTYPES)}; report it to the plug-in's author"
+            f"of torch's {', '.join(DTYPES)}; {REPORT}"
         )
-    wanted = {"facts": DeviceFacts, "memory": MemoryUse, "counters": dict}
-    for name, kind in wanted.items():
-        found = getattr(backend, name)()
-        if not isinstance(found, kind):
-            raise BackendError(
-                f"backend {backend.name!r} failed in {name}: it returned a {type(found).__name__}, "
-                f"not a {kind.__name__}; report it to the plug-in's author"
-            )
+    for name, kind in {"facts": DeviceFacts, "memory": MemoryUse, "counters": dict}.items():
+        check_answer(backend.name, name, getattr(backend, name)(), kind)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.device.entry_points import load_plugins, why
-from lantern_accel.device.first_use import first_use
+from lantern_accel.device.first_use import REPORT, check_answer, first_use
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.device.timeouts import LOOKING, close_in_time, in_time
 from lantern_accel.errors import BackendError, LanternError, LanternWarning, did_you_mean
@@ -36,6 +36,7 @@ LIST_DEVICES = "run 'lantern-accel devices' to list what is there"
 REINSTALL = "install lantern-accel itself with pip, which registers its own"
 
 Used = TypeVar("Used")
+Answer = TypeVar("Answer")
 
 _DEVICE = re.compile(r"(?!auto:)(?P<name>[^:]+)(:(?P<index>[0-9]{1,4}))?")
 
@@ -245,19 +246,31 @@ def _answers(spec: BackendSpec, word: str) -> bool:
         return False
 
 
-def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
+def _ask(
+    spec: BackendSpec, hook: str, call: Callable[[], object], kind: type[Answer], hint: str
+) -> Answer:
+    """Return what a hook of a backend answers; raise BackendError for a failure or another type.
+
+    A BackendError of its own passes as it is: it is written to be read, about a wrong option for example.
+    """
     try:
-        found = in_time(lambda: spec.configured(options), LOOKING)
+        found = call()
     except BackendError:
-        raise  # written to be read: a wrong option, for example
-    except Exception as error:
-        raise _failed(spec, "configured", error, "check the options it was given") from error
-    if not isinstance(found, BackendSpec):
+        raise
+    except (Exception, SystemExit) as error:
         raise BackendError(
-            f"backend {spec.name!r} failed in configured: it returned a {type(found).__name__}, "
-            "not a BackendSpec; report it to the plug-in's author"
-        )
-    return found
+            f"backend {spec.name!r} failed in {hook}: {why(error)}; {hint}"
+        ) from error
+    return check_answer(spec.name, hook, found, kind)
+
+
+def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
+    hint = "check the options it was given"
+
+    def call() -> object:
+        return in_time(lambda: spec.configured(options), LOOKING)
+
+    return _ask(spec, "configured", call, BackendSpec, hint)  # type: ignore[type-abstract]
 
 
 def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
@@ -309,46 +322,31 @@ def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | 
 
 
 def _prepare(spec: BackendSpec) -> None:
-    try:
+    def call() -> None:
         in_time(lambda: spec.prepare(os.environ), LOOKING)
-    except BackendError:
-        raise  # written to be read: a setting in the environment, for example
-    except Exception as error:
-        raise _failed(spec, "prepare", error, "check the environment it reads") from error
+
+    _ask(spec, "prepare", call, type(None), "check the environment it reads")
 
 
 def _probe(spec: BackendSpec) -> Probe:
-    try:
-        probe = in_time(spec.probe, spec.seconds_to_probe)
-    except Exception as error:
-        raise _failed(spec, "probe", error, "report it to the plug-in's author") from error
-    if not isinstance(probe, Probe):
-        raise BackendError(
-            f"backend {spec.name!r} failed in probe: it returned a {type(probe).__name__}, not a "
-            "Probe; report it to the plug-in's author"
-        )
-    return probe
+    def call() -> object:
+        try:
+            return in_time(spec.probe, spec.seconds_to_probe)
+        except BackendError as error:  # which a probe puts into what it returns
+            raise RuntimeError(str(error)) from error
+
+    return _ask(spec, "probe", call, Probe, REPORT)
 
 
 def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
     from lantern_accel.device.backend import Backend
 
-    try:
-        backend = spec.open(index, options)
-    except BackendError:
-        raise  # written to be read: a wrong option, for example
-    except (Exception, SystemExit) as error:
-        hint = "check its driver and SDK with 'lantern-accel devices'"
-        raise _failed(spec, "open", error, hint) from error
-    if not isinstance(backend, Backend):
-        raise BackendError(
-            f"backend {spec.name!r} failed in open: it returned a {type(backend).__name__}, not a "
-            "Backend; report it to the plug-in's author"
-        )
+    hint = "check its driver and SDK with 'lantern-accel devices'"
+    backend = _ask(spec, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]
     if getattr(backend, "name", None) != spec.name or not hasattr(backend, "version"):
         raise BackendError(
             f"backend {spec.name!r} failed in open: its Backend must have name {spec.name!r} and a "
-            "version; report it to the plug-in's author"
+            f"version; {REPORT}"
         )
     return backend
 
@@ -358,7 +356,3 @@ def _close_quietly(backend: Backend) -> None:
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         close_in_time(backend.name, backend.close)
-
-
-def _failed(spec: BackendSpec, hook: str, error: BaseException, hint: str) -> BackendError:
-    return BackendError(f"backend {spec.name!r} failed in {hook}: {why(error)}; {hint}")

@@ -38,7 +38,7 @@ KEPT_ENGINES = 4
 
 
 @dataclass(frozen=True)
-class Ready:
+class CapturedEngine:
     """An engine with its captured prefill and step.
 
     ``steps``: what a request runs, by how many slots of the cache a step looks at. ``step`` looks at all
@@ -112,11 +112,11 @@ class Engines:
         #: it has waited enough.
         self.patience = math.inf
         self._told = False
-        self._ready: OrderedDict[Hashable, Ready] = OrderedDict()
+        self._ready: OrderedDict[Hashable, CapturedEngine] = OrderedDict()
         self._neighbours: dict[tuple[int, str], Tensor] = {}
 
     @property
-    def ready(self) -> list[Ready]:
+    def ready(self) -> list[CapturedEngine]:
         """The engines that are kept, the one used last at the end."""
         return list(self._ready.values())
 
@@ -165,7 +165,7 @@ class Engines:
 
     def get(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
-    ) -> Ready:
+    ) -> CapturedEngine:
         """Return the engine of these settings with its captured functions, made on first use.
 
         Settings that are data, such as temperatures and bounds, share an engine.
@@ -200,11 +200,11 @@ class Engines:
         self._ready[key].engine.configure(strategy, sampling)
         return self._ready[key]
 
-    def _captured(self, engine: Running) -> Ready:
+    def _captured(self, engine: Running) -> CapturedEngine:
         """Capture an engine's functions; one line tells of those that run as they are instead."""
         left: list[tuple[str, float, str]] = []
         prefill = self._capture(engine.prefill, "prefill", left)
-        ready = Ready(engine, prefill, *self._steps(engine, left))
+        ready = CapturedEngine(engine, prefill, *self._steps(engine, left))
         self._tell(left)
         return ready
 
@@ -267,7 +267,7 @@ class Engines:
             engine.usable = done | {length}
         engine.usable = None
 
-    def _more(self, ready: Ready) -> None:
+    def _more(self, ready: CapturedEngine) -> None:
         """Capture what an earlier request did not wait for."""
         engine, step = ready.engine, ready.step
         if not isinstance(engine, Movable) or engine.usable is None or self.patience < 0:

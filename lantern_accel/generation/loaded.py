@@ -13,7 +13,7 @@ from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto
-from lantern_accel.generation.engines import Engines, Ready
+from lantern_accel.generation.engines import CapturedEngine, Engines
 from lantern_accel.generation.request import DEFAULT_STRATEGY
 from lantern_accel.memory.capacity import Capacity
 from lantern_accel.strategy.choose import choose_strategy
@@ -89,7 +89,7 @@ class Loaded:
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""
         tokens = tokens.to(self.backend.device)
-        with self.backend.giving_back():
+        with self.backend.trim_memory():
             return self.model.family.pixels(self.model, tokens, shape).cpu()
 
     # --- engines -------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Loaded:
     @inferring
     def engine(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
-    ) -> Ready:
+    ) -> CapturedEngine:
         """Return the engine of these settings with its captured functions, made on first use.
 
         ``auto`` stands for what is chosen for this batch. ``shape``: that of the conditions it will start
@@ -125,8 +125,13 @@ class Loaded:
         )
 
     def settled(
-        self, ready: Ready, rows: Rows, strategy: Strategy, sampling: Sampling, shape: Hashable
-    ) -> Ready:
+        self,
+        ready: CapturedEngine,
+        rows: Rows,
+        strategy: Strategy,
+        sampling: Sampling,
+        shape: Hashable,
+    ) -> CapturedEngine:
         """Return the engine that serves: where nothing is known of auto's steps, they are timed first."""
         batch = ready.engine.geometry.batch
         if not self.auto.unsettled(ready.engine, strategy, batch, sampling):

@@ -26,7 +26,7 @@ from lantern_accel.errors import (
 from lantern_accel.families.base import Model, Prompt, Rows
 from lantern_accel.generation.auto import said
 from lantern_accel.generation.batches import first, pictures, reporter
-from lantern_accel.generation.engines import Ready, explained, of_image
+from lantern_accel.generation.engines import CapturedEngine, explained, of_image
 from lantern_accel.generation.loaded import Loaded
 from lantern_accel.generation.notebook import bar, notebook
 from lantern_accel.generation.request import (
@@ -49,7 +49,7 @@ from lantern_accel.strategy.values import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Pipeline", "Prompt", "Ready"]
+__all__ = ["CapturedEngine", "Pipeline", "Prompt"]
 
 #: Gets the index of a batch's first image among those that are drawn, and the batch's images.
 OnImages = Callable[[int, "list[Image]"], None]
@@ -280,7 +280,7 @@ class Pipeline(Loaded):
 
     def _rows(
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, seed: int
-    ) -> tuple[Ready, Rows, Tensor]:
+    ) -> tuple[CapturedEngine, Rows, Tensor]:
         """Return what one batch of prompts starts from: an engine, its rows and its uniforms."""
         conditions = self.conditions(prompts)
         self.engines.patience = math.inf  # what is measured is measured with all of its lengths

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lantern_accel.errors import LanternError
-from lantern_accel.generation.engines import Ready, explained
+from lantern_accel.generation.engines import CapturedEngine, explained
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def warm(
     return done
 
 
-def rehearse(pipeline: Loaded, ready: Ready, sampling: Sampling, shape: Hashable) -> None:
+def rehearse(pipeline: Loaded, ready: CapturedEngine, sampling: Sampling, shape: Hashable) -> None:
     """Load an example, step, read and draw once: what is compiled for that is compiled now."""
     engine, state, model = ready.engine, ready.engine.state, pipeline.model
     condition, mask = torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask)

@@ -9,7 +9,7 @@ from typing import Literal
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.device.backend import Replay
 from lantern_accel.device.inference import inferring
-from lantern_accel.generation.pipeline import Pipeline, Prompt, Ready
+from lantern_accel.generation.pipeline import CapturedEngine, Pipeline, Prompt
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.measure.environment import HostLoad
 from lantern_accel.measure.phases import timed_phases
@@ -66,7 +66,7 @@ def request(
     )
 
 
-def ready_of(pipeline: Pipeline, cell: Cell) -> Ready:
+def ready_of(pipeline: Pipeline, cell: Cell) -> CapturedEngine:
     """Return a cell's engine with its captured functions."""
     sampling = pipeline.sampling(temperature=cell.temperature)
     shape = pipeline.model.family.usual_shape(pipeline.model)
@@ -135,7 +135,7 @@ def cold(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], session: int
 
 
 def _step_ms(
-    pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], ready: Ready
+    pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt], ready: CapturedEngine
 ) -> tuple[dict[str, float], Literal["eager", "recording"]]:
     """Return milliseconds per step by phase, and what was timed.
 
@@ -174,7 +174,7 @@ def _step_ms(
     return {name: 1e3 * s / steps for name, s in split.items()}, "recording" if apart else "eager"
 
 
-def _work(pipeline: Pipeline, ready: Ready) -> dict[str, Work] | str:
+def _work(pipeline: Pipeline, ready: CapturedEngine) -> dict[str, Work] | str:
     try:
         return measure_work(ready.engine, pipeline.model.manifest)
     except (AttributeError, TypeError) as error:  # a family whose modules are of another make

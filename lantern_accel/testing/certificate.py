@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.device.backend import CAPABILITIES, Backend, DeviceFacts
 from lantern_accel.device.conformance import Outcome, Report
-from lantern_accel.device.coverage import Member, members
 from lantern_accel.device.spec import API_VERSION, BackendSpec
 from lantern_accel.families.registry import broken_families
 from lantern_accel.files import write_json, write_whole
+from lantern_accel.testing.coverage import Member, members
 from lantern_accel.testing.kernels import Kernels, count_kernels
 
 

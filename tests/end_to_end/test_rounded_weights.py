@@ -188,7 +188,7 @@ def test_a_copy_is_made_of_packed_weights_and_shares_the_rest(
         again = rounded_copy(copy, backend, ROUNDINGS["int8"])
         found = [part.packed.dense(torch.float32) for part in (copy.output, again.output)]
         assert target.output.packed is not copy.output.packed
-    monkeypatch.setattr("lantern_accel.checkpoints.bundle.pack", lambda *given: None)
+    monkeypatch.setattr("lantern_accel.models.bundle.pack", lambda *given: None)
     with lantern_accel.load(tiny_model, device="cpu", dtype=dtype) as pipeline:
         whole = pipeline.model.target.output.weight
         expected = rounded(whole, ROUNDINGS["int8"]).dense(torch.float32)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lantern_accel.checkpoints.bundle import load_model
-from lantern_accel.checkpoints.locate import find_model
 from support.cuda_double import CudaDouble, Graph, doubled_backend
 from support.few import small_kit, small_tree
 from support.models import write_tiny_model
@@ -22,6 +20,8 @@ from lantern_accel.errors import (
     NotCapturableError,
 )
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.models.bundle import load_model
+from lantern_accel.models.locate import find_model
 from lantern_accel.testing import kit, tiny
 from lantern_accel_cuda.graphs import WARMUPS, GraphReplay
 

@@ -23,7 +23,6 @@ RECOMMENDED = {
     "counters": "none: nothing shows that replay recompiles",
     "close": "nothing is given back",
     "host_copy": "a blocking copy per read: the device waits for the host",
-    "linear_rounded": "makes the whole matrix first, which saves memory but no time",
     "attend": "`scaled_dot_product_attention` over the whole cache, empty slots included",
 }
 """Members that have a reference, and what it hides or costs; docs/porting.md lists every member."""

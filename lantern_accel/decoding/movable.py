@@ -5,6 +5,7 @@ A step itself is one of a few fixed ones, which a device captures each.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,9 +69,15 @@ class Movable(Running):
         return sorted(self.owners)
 
     def divide(self, sizes: Sequence[int]) -> None:
-        """Take the bucket next to half the cache alone: each is a function for every length."""
+        """Take the one bucket that spares an image most: each is a function for every length."""
         whole = self.verifying.cache.layout.capacity
-        super().divide(sorted(sizes, key=lambda size: abs(2 * size - whole))[:1])
+        needed = self.geometry.prefix + self.geometry.ahead
+
+        def spared(size: int) -> int:
+            # Slots that are not looked at, for as long as the bucket serves.
+            return (size - needed) * (whole - size)
+
+        super().divide(sorted(sizes, key=spared, reverse=True)[:1])
         for owner in self.owners.values():
             owner.divide(self.sizes[:-1])
         #: Replaced by captured functions where a device captures.
@@ -178,12 +185,18 @@ class Movable(Running):
         self.move(rule.begin())
         known = [1] * self.geometry.batch
         posted: list[tuple[int, int, int]] = []
-        index = 0
+        index, since, rate = 0, 0, 1.0
 
         def stretch(left: int) -> int:
-            """Return the steps until the next look, where the slowest image lacks so many tokens."""
+            """Return the steps until the next look, where the slowest image lacks so many tokens.
+
+            A device whose copies lag was given ``since`` steps that nothing is known of yet. Towards the
+            end it is asked when the image should be complete, at the ``rate`` of the last steps known.
+            """
             if lag:
-                return LAGGING_BLOCK
+                # Of what was left at the last look, the steps since have taken their share already.
+                coming = math.ceil(left / rate) - since
+                return max(min(coming, LAGGING_BLOCK), 1)
             if self.now > 1:  # towards the end every step may be the last
                 return DRAFTING_BLOCK if left > 2 * DRAFTING_BLOCK * self.now else 1
             return min(left, PLAIN_BLOCK if self.returns or on_progress is not None else left)
@@ -219,6 +232,8 @@ class Movable(Running):
                 break
             if self.now > 1 or self.returns:
                 self.move(rule.told(block))
+            since = sum(count for _, _, count in posted)
+            rate = max(min(block.gained) / block.steps, 1.0)
             due = ran = stretch(max(block.left))
         while posted:  # so that the next request does not read this one's
             heard()

@@ -77,7 +77,7 @@ class TextSource(Protocol):
         ...
 
     def release(self) -> None:
-        """Free what encoding held, before decoding."""
+        """Free what encoding held: called where decoding needs its memory."""
         ...
 
 

@@ -309,8 +309,14 @@ class Engines:
         self, batch: int, strategy: Strategy, sampling: Sampling, parts: tuple[Any, Any]
     ) -> None:
         """Release kept engines, the oldest first, until a new one fits; raise where none does."""
+        text = self.model.text
         while True:
             found = self.capacity.fit(batch, strategy, sampling, parts=parts)
+            if found.batch < batch and text is not None:
+                # An encoder that stayed goes first: it is only read again.
+                text.release()
+                text = None
+                continue
             if not self._ready:
                 found.check(self.backend)
             if found.batch == batch and len(self._ready) < self.kept:

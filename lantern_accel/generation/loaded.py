@@ -78,8 +78,9 @@ class Loaded:
         """Return what the prompts become before decoding, one condition per prompt."""
         device = self.backend.device
         conditions = self.model.family.conditions(self.model, prompts, device, self.dtype, size)
-        if self.model.text is not None:
-            self.model.text.release()
+        text = self.model.text
+        if text is not None and not self.engines.capacity.keeps_text(len(prompts)):
+            text.release()
         return conditions
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:

@@ -40,6 +40,17 @@ class Capacity:
         table = 4 * t.vocab_size * (strategy.neighbours + 1)
         return int(2 * cache + 32 * logits + prompt + table + ROUGH_REST)
 
+    def keeps_text(self, images: int) -> bool:
+        """Return whether a text encoder may stay where it was just used: so many images fit beside it.
+
+        By the rough bound alone, drafts included. Not where the device does not say what it has left:
+        reading an encoder again costs seconds, running out of memory the request.
+        """
+        free = free_bytes(self.backend.memory())
+        sampling = self.model.manifest.defaults.sampling
+        bound = self._bound(max(images, 1), self._planner.strategy(), sampling)
+        return free is not None and bound < free
+
     def fit(
         self,
         batch: int,

@@ -66,9 +66,22 @@ class MemoryPlan(BaseModel):
         """Whether the device has that much; None where its memory is not known."""
         return None if self.capacity is None else self.peak <= self.capacity
 
+    @property
+    def keeps_text(self) -> bool | None:
+        """Whether the text encoder can stay between requests: the largest other phase fits beside it.
+
+        None where there is none on the device, or where its memory is not known.
+        """
+        if self.capacity is None or "text" not in self.workspace:
+            return None
+        others = [size for name, size in self.workspace.items() if name != "text"]
+        held = sum(self.weights.values()) + self.buffers + self.tables + self.runtime
+        return held + self.workspace["text"] + max(others, default=0) <= self.capacity
+
     def report(self) -> dict[str, Any]:
         """Return everything as JSON values, sums included."""
-        return {**self.model_dump(mode="json"), "peak": self.peak, "fits": self.fits}
+        found = {"peak": self.peak, "fits": self.fits, "keeps_text": self.keeps_text}
+        return {**self.model_dump(mode="json"), **found}
 
 
 class Planner:
@@ -128,7 +141,7 @@ class Planner:
         found = self._seen[key]
         workspace = dict(found.workspace)
         if self.text_bytes and where == "device":
-            # Loaded for a new caption, and freed before its image is decoded.
+            # Loaded for a new caption, and freed before its image is decoded where both do not fit.
             workspace["text"] = self.text_bytes * max(dtype.itemsize, 2) // 4
         return MemoryPlan(
             model=self.manifest.name,

@@ -60,8 +60,8 @@ def encoder_hash(folder: Path) -> str:
 class T5Text:
     """Captions to features; keeps them on disk, and its encoder in memory only where it was told to.
 
-    ``device``: where the encoder runs. ``keep``: stay in memory after a request (it does not, where it
-    would take the decoder's memory).
+    ``device``: where the encoder runs. ``keep``: stay in memory whatever asks for it back; else it stays
+    until :meth:`release`, which is called where it would take the decoder's memory.
     """
 
     def __init__(

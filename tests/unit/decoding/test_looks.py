@@ -1,0 +1,62 @@
+"""A device whose copies lag is looked at where an image should be complete, not every eighth step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.cuda_double import doubled_backend
+
+from lantern_accel.decoding import movable
+from lantern_accel.decoding.buckets import buckets
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
+from lantern_accel.strategy.values import Sampling, Window, named_strategy
+from lantern_accel.testing import tiny
+
+
+def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = doubled_backend(monkeypatch)
+    with torch.inference_mode():
+        model = tiny.tiny_model(backend, backend.device, torch.float32)
+        asked = named_strategy("auto", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
+        assert isinstance(asked.tree, Window)
+        paces = tuple(pace for pace in asked.tree.paces if pace.length <= 2)
+        window = asked.tree.model_copy(update={"length": 2, "paces": paces})
+        engine = engine_for(
+            model.target,
+            None,
+            backend,
+            asked.model_copy(update={"tree": window}),
+            Sampling(cfg_scale=2.0, top_k=32),
+        )
+        engine.model = model  # type: ignore[attr-defined]
+        assert engine._progress.lag == 1
+        honest, calls = engine.step, [0]
+
+        def step() -> None:
+            calls[0] += 1
+            honest()
+
+        def wasted() -> list[int]:
+            found = []
+            for seed in range(12):
+                calls[0] = 0
+                tiny.start(engine, seed)
+                done = engine.run(step)
+                found.append(calls[0] - int(done.steps.max()))
+            return found
+
+        now = wasted()
+        with monkeypatch.context() as patch:
+            patch.setattr(movable.math, "ceil", lambda value: 10**6)  # a look every eighth step
+            before = wasted()
+    assert sum(now) <= 0.7 * sum(before)
+    assert max(now) <= max(before)
+
+
+def test_the_one_bucket_of_moving_lengths_serves_most_of_an_image() -> None:
+    """LlamaGen-XL at 384 pixels: 256 of 704 slots would serve 8 of 208 steps."""
+    sizes, needed, whole = buckets(704, 120 + 17), 120 + 17, 704
+    assert sizes == [256, 512]
+    best = max(sizes, key=lambda size: (size - needed) * (whole - size))
+    assert best == 512

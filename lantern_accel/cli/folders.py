@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -105,3 +105,65 @@ def _fleet(
             yield fleet
     finally:
         ray.shutdown()
+
+
+def measure_folder(
+    output: Path,
+    given: Mapping[str, Any],
+    clash: Mapping[str, Any],
+    quick: bool,
+    workers: str,
+    patience: float,
+) -> None:
+    """Measure a fleet into a folder: a run per kind of device, and one report.
+
+    ``given``: options of ``profile`` for every run, by name; ``clash``: those that only one device has.
+    """
+    from lantern_accel.cli.compare import compare
+    from lantern_accel.distributed.fleet import connect
+    from lantern_accel.distributed.measuring import measure_fleet, models_of, write_runs
+    from lantern_accel.files import check_target
+    from lantern_accel.report import render
+
+    for name, one in clash.items():
+        if one:
+            raise RequestError(f"--fleet measures every kind of device; leave {name} out")
+    if output.suffix:
+        raise RequestError(f"--fleet writes a folder of runs; name one with --output, not {output}")
+    report = output / "report.html"
+    check_target(report)
+    render.check_kind(report)
+
+    def tell(text: str) -> None:
+        say(text, label="fleet", to_stderr=True, style="dim")
+
+    words = ["--quick"] if quick else []
+    for name, value in given.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is None else [name, str(one)]
+    ray = connect()
+    try:
+        models = models_of(ray.cluster_resources(), workers)
+        found = write_runs(
+            output, measure_fleet(ray, models, words, patience=patience, say=tell), tell
+        )
+    finally:
+        ray.shutdown()
+    usable = [str(path) for path in found if _readable(path, tell)]
+    if not usable:
+        raise RequestError(f"no run in {output} can be compared; repeat the command")
+    compare(usable, report)
+
+
+def _readable(path: Path, tell: Callable[[str], None]) -> bool:
+    """Return whether a run can be compared; says why not: it must not cost the others their report."""
+    from lantern_accel.errors import LanternError
+    from lantern_accel.measure.reading import check_comparable, read_file
+
+    try:
+        run: Any = read_file(path)
+        check_comparable([run], [str(path)])
+        return True
+    except LanternError as error:
+        tell(f"left out of the report: {error}")
+        return False

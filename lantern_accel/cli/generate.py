@@ -123,7 +123,7 @@ def generate(
         load = {"model": model, "device": device, "vq": vq, "drafter": drafter}
         load |= {"text_encoder": text_encoder, "text_device": text_device}
         load["dtype"] = exactly(dtype) if exact_dtype else dtype
-        load["options"] = read_options(option)
+        load |= {"options": read_options(option), "weights": weights}
         settings = read_settings(settings).model_dump(exclude_none=True)
         return draw_folder(
             prompts_file, output, on, workers, load, settings, threads, resume, quiet

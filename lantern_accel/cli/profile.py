@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(
-    output: Path = typer.Option(..., "--output", "-o", help="The run's file, .json."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", help="The run's file, .json; with --fleet a folder."
+    ),
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
     strategies: list[str] = typer.Option(
@@ -68,11 +70,35 @@ def profile(
     name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
     trace: Path = typer.Option(None, help="Also write a few steps here, for ui.perfetto.dev."),
     resume: bool = typer.Option(False, help="Complete an interrupted run in the same file."),
+    fleet: bool = typer.Option(
+        False, "--fleet", help="Measure every kind of device of a Ray cluster, and report on them."
+    ),
+    workers: str = typer.Option(
+        "auto",
+        metavar="KIND=N,...",
+        help="With --fleet: which kinds of devices, such as CPU=1,GPU=1.",
+    ),
+    patience: float = typer.Option(
+        120.0,
+        min=1,
+        max=bounds.MOST_SECONDS,
+        callback=finite,
+        help="With --fleet: seconds that a device has to answer.",
+    ),
 ) -> None:
     """Measure strategies on one device into a run for `lantern-accel compare`.
 
     Example: lantern-accel profile --device cpu --quick -o cpu.json
     """
+    if fleet:
+        from lantern_accel.cli.folders import measure_folder
+
+        given = {"--strategies": strategies, "--batch": batch, "--temperature": temperature}
+        given |= {"--samples": samples, "--seconds": seconds, "--quality-images": quality_images}
+        given |= {"--seed": seed, "--dtype": dtype, "--threads": threads, "--option": option}
+        given |= {"--model": _elsewhere(model), "--prompts": prompts and prompts.resolve()}
+        clash = {"--device": device != "auto", "--name": name, "--trace": trace, "--resume": resume}
+        return measure_folder(output, given, clash, quick, workers, patience)
     import sys
     import time
 
@@ -115,3 +141,8 @@ def profile(
         run = Profiler(pipeline, request, output, resume=resume, say=told).measure()
     say(f"{output} ({run.name}, {len(run.cells)} cells)", label="wrote", style="bold green")
     say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")
+
+
+def _elsewhere(model: str) -> str:
+    """Return a model's name, or its path from the root: a worker has another folder to start from."""
+    return str(Path(model).resolve()) if Path(model).exists() else model

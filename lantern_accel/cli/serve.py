@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from lantern_accel.bounds import MOST_BATCH, MOST_SECONDS, MOST_THREADS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import opened
-from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options
 from lantern_accel.files import read_text_file
 
 #: API keys, with commas between.
@@ -35,6 +36,7 @@ def serve(
         "auto", "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
     ),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    weights: str = WEIGHTS,
     slots: int = typer.Option(
         None,
         min=1,
@@ -83,6 +85,15 @@ def serve(
     threads: int = typer.Option(
         None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
     ),
+    on: str | None = typer.Option(
+        None,
+        "--on",
+        metavar="ray",
+        help="Serve from all devices of a Ray cluster, behind a router.",
+    ),
+    workers: str = typer.Option(
+        "auto", metavar="KIND=N,...", help="With --on ray: replicas by kind, such as CPU=2,GPU=4."
+    ),
     option: list[str] = OPTION,
 ) -> None:
     """Answer OpenAI's images API with one model on one device, and show a page at /.
@@ -100,10 +111,22 @@ def serve(
             f"serving needs {error.name}, which is not installed; pip install 'lantern-accel[serve]'"
         ) from None
     keys = _keys(api_keys)
+    if on is not None:
+        if on != "ray" or device != "auto" or strategy:
+            raise RequestError(
+                "--on takes ray, where --workers says which devices; leave --device and --warm-up out"
+            )
+        load = {"model": model, "dtype": dtype, "weights": weights, "vq": vq, "drafter": drafter}
+        load |= {"text_encoder": text_encoder, "text_device": text_device}
+        load["options"] = read_options(option)
+        settings = {"queue": queue, "deadline": deadline, "grace": grace, "keys": keys}
+        settings |= {"most_body": most_body, "most_prompt": most_prompt}
+        return _on_ray(workers, load, settings, host, port, slots, threads)
     with opened(
         model,
         device=device,
         dtype=dtype,
+        weights=weights,
         options=read_options(option, threads),
         vq=vq,
         drafter=drafter,
@@ -135,6 +158,46 @@ def serve(
                 to_stderr=True,
             )
         Server(app, grace=grace, host=host, port=port).run()
+
+
+def _on_ray(
+    workers: str,
+    load: dict[str, Any],
+    settings: dict[str, Any],
+    host: str,
+    port: int,
+    slots: int | None,
+    threads: int | None,
+) -> None:
+    """Serve from a cluster until a signal comes."""
+    import signal
+    import threading
+
+    from lantern_accel.distributed.fleet import connect, read_workers
+    from lantern_accel.errors import RequestError
+
+    ray = connect()
+    try:
+        try:
+            from ray import serve
+
+            from lantern_accel.distributed.service import start
+        except ImportError as error:
+            raise RequestError(
+                f"--on ray needs {error.name}, which is not installed; pip install 'lantern-accel[ray]'"
+            ) from None
+        kinds = read_workers(workers, ray.cluster_resources(), threads)
+        stop = threading.Event()
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, lambda number, frame: stop.set())
+        start(kinds, load, settings, host=host, port=port, slots=slots, threads=threads)
+        names = ", ".join(f"{one.count} on {one.device}" for one in kinds)
+        say(f"{load['model']}, replicas: {names}, at http://{host}:{port}/", label="serving",
+            style="bold green", to_stderr=True)  # fmt: skip
+        stop.wait()
+        serve.shutdown()
+    finally:
+        ray.shutdown()
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

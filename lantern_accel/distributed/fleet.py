@@ -56,27 +56,36 @@ def connect(address: str | None = None, **more: Any) -> Any:
     ray = ray_module()
     if not ray.is_initialized():
         given = address or os.environ.get("RAY_ADDRESS")
-        if given is None:
-            more = {"include_dashboard": False, **more}
+        if given is None:  # not one that was here and may be gone
+            given, more = "local", {"include_dashboard": False, **more}
         ray.init(address=given, log_to_driver=False, logging_level="warning", **more)
     return ray
 
 
-def device_of(resource: str) -> str:
+def known_device(resource: str) -> str | None:
     """Return what ``--device`` is called on a worker that holds a resource of the cluster.
 
-    A backend's name, or a word that one answers to, is the resource in small letters. Raises
-    RequestError for any other resource.
+    A backend's name, or a word that one answers to, is the resource in small letters. None for any other
+    resource: clusters have some of their own.
     """
     from lantern_accel.device.plugins import backend_specs
 
     word, specs = resource.lower(), backend_specs()
-    if word in specs or any(word in spec.aliases for spec in specs.values()):
-        return word
-    raise RequestError(
-        f"no backend is named like the resource {resource!r}{did_you_mean(word, specs)} "
-        f"Write {resource}=COUNT@DEVICE"
-    )
+    known = word in specs or any(word in spec.aliases for spec in specs.values())
+    return word if known else None
+
+
+def device_of(resource: str) -> str:
+    """Return :func:`known_device`; raises RequestError where it is None."""
+    from lantern_accel.device.plugins import backend_specs
+
+    found = known_device(resource)
+    if found is None:
+        raise RequestError(
+            f"no backend is named like the resource {resource!r}; write {resource}=COUNT@DEVICE, with "
+            f"one of the devices {', '.join(sorted(backend_specs()))}"
+        )
+    return found
 
 
 def read_workers(text: str, resources: Mapping[str, float], threads: int | None) -> list[Kind]:
@@ -92,10 +101,12 @@ def read_workers(text: str, resources: Mapping[str, float], threads: int | None)
     }
     if text == "auto":
         cores = devices.pop("CPU", 0)
-        if devices:
-            return [Kind(name, count, device_of(name)) for name, count in sorted(devices.items())]
+        known = {name: known_device(name) for name in sorted(devices)}
+        found = [Kind(name, devices[name], device) for name, device in known.items() if device]
+        if found:
+            return found
         return [Kind("CPU", max(1, cores // (threads or cores or 1)), "cpu")]
-    known = {name.upper(): name for name in devices}
+    spelling = {name.upper(): name for name in devices}
     spelt = [name.lower() for name in devices]
     kinds = []
     for word in text.split(","):
@@ -104,7 +115,7 @@ def read_workers(text: str, resources: Mapping[str, float], threads: int | None)
             raise RequestError(
                 f"the workers {shown(word)} cannot be read; write auto, or KIND=COUNT such as CPU=2,GPU=4"
             )
-        resource, count = known.get(parts[1].upper()), whole(parts[2], 1)
+        resource, count = spelling.get(parts[1].upper()), whole(parts[2], 1)
         if resource is None:
             raise RequestError(f"this cluster has no {parts[1]}{did_you_mean(parts[1], spelt)}")
         if count is None or count > devices[resource]:

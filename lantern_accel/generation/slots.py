@@ -189,6 +189,10 @@ class Slots:
             else:
                 noise = engine.uniforms(seed, [index])
                 engine.start(rows.condition, rows.mask, noise, self.ready.prefill)
+        sound, place = engine.sound, self._places[row][1]
+        # Else a device that replays nothing would show what the last image left.
+        now = torch.stack((engine.state.length, sound.count)).index_select(1, place)
+        sound.report.index_copy_(1, place, now)
         self._rows[row] = _Row()
         own = getattr(self._rule, "own", None)
         if own:  # what was learned of the row's last image does not hold for this one

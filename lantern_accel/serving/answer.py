@@ -47,8 +47,11 @@ def usage(done: Sequence[Finished]) -> dict[str, Any]:
     }
 
 
-def statistics(done: Sequence[Finished]) -> dict[str, Any]:
-    """Return tokens per target pass, and the price: total variation per token, 0 where exact."""
+def statistics(done: Sequence[Finished], rounding: float) -> dict[str, Any]:
+    """Return tokens per target pass, and the price: total variation per token, 0 where exact.
+
+    ``rounding``: what weights in fewer bits cost, per token.
+    """
     decoded = [one.drawn.decoded for one in done]
     tokens = sum(one.tokens.numel() for one in decoded)
     steps = sum(int(one.steps.sum()) for one in decoded)
@@ -56,7 +59,8 @@ def statistics(done: Sequence[Finished]) -> dict[str, Any]:
         "tokens": tokens,
         "steps": steps,
         "tokens_per_step": (tokens - len(decoded)) / steps if steps else 1.0,
-        "total_variation_per_token": sum(float(one.price.sum()) for one in decoded) / tokens,
+        "total_variation_per_token": sum(float(one.price.sum()) for one in decoded) / tokens
+        + rounding,
     }
 
 
@@ -90,8 +94,9 @@ def figures(request: ImageRequest, model: str, done: Sequence[Finished], used: C
         "seed": request.seeds[0][0],
         "strategy": used.strategy.name,
         "relaxed": used.strategy.acceptance.relaxed,
+        "exact": not used.strategy.acceptance.relaxed and not used.rounding,
         "statistics": {
-            **statistics(done),
+            **statistics(done, used.rounding),
             "seconds": round(used.seconds, 4),
             "seconds_waited": round(used.waited, 4),
         },

@@ -28,6 +28,33 @@ class TooLong(Exception):
     """A body that was longer than is read."""
 
 
+def refused(scope: Any, keys: Collection[str], most_body: int) -> Refusal | None:
+    """Return why a request is not let in, by what its head says; None where it is."""
+    headers = {name.lower(): value for name, value in scope["headers"]}
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length[:18]) > most_body:
+        return too_long(most_body)
+    if not keys or scope["path"] in OPEN:
+        return None
+    scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+    fits = [hmac.compare_digest(given.strip(), key.encode()) for key in keys]
+    if scheme.lower() == b"bearer" and any(fits):
+        return None
+    text = "this server asks for an API key; send it as 'Authorization: Bearer KEY'"
+    if given:
+        text = "the API key is not one of this server's; ask its owner for one"
+    return Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def too_long(most_body: int) -> Refusal:
+    """Return the refusal of a body that is longer than is read."""
+    return Refusal(
+        413,
+        f"the body is longer than {most_body} bytes, the most that this server reads",
+        code="body_too_long",
+    )
+
+
 class Gate:
     """ASGI middleware around the whole application.
 
@@ -44,7 +71,7 @@ class Gate:
         write_seconds: float = 60.0,
     ) -> None:
         self.app, self.metrics = app, metrics
-        self.keys = [key.encode() for key in keys]
+        self.keys = tuple(keys)
         self.most_body, self.write_seconds = most_body, write_seconds
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -53,7 +80,6 @@ class Gate:
             await self.app(scope, receive, send)
             return
         number = f"req_{secrets.token_hex(12)}"
-        headers = {name.lower(): value for name, value in scope["headers"]}
         begun = False
 
         async def told(message: Message) -> None:
@@ -75,7 +101,7 @@ class Gate:
                 raise TooLong
             return message
 
-        refusal = self._refused(scope, headers)
+        refusal = refused(scope, self.keys, self.most_body)
         try:
             if refusal is not None:
                 await self._answer(refusal, scope, receive, told)
@@ -83,7 +109,7 @@ class Gate:
             await self.app(scope, counted, told)
         except TooLong:
             if not begun:
-                await self._answer(self._too_long(), scope, receive, told)
+                await self._answer(too_long(self.most_body), scope, receive, told)
         except asyncio.TimeoutError:
             log.info("%s: the client did not read its answer and was let go", number)
         except Exception as error:
@@ -94,28 +120,6 @@ class Gate:
     async def _answer(self, refusal: Refusal, scope: Any, receive: Receive, send: Send) -> None:
         response = JSONResponse(refusal.body(), refusal.status, dict(refusal.headers))
         await response(scope, receive, send)
-
-    def _refused(self, scope: Any, headers: dict[bytes, bytes]) -> Refusal | None:
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length[:18]) > self.most_body:
-            return self._too_long()
-        if not self.keys or scope["path"] in OPEN:
-            return None
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        fits = [hmac.compare_digest(given.strip(), key) for key in self.keys]
-        if scheme.lower() == b"bearer" and any(fits):
-            return None
-        text = "this server asks for an API key; send it as 'Authorization: Bearer KEY'"
-        if given:
-            text = "the API key is not one of this server's; ask its owner for one"
-        return Refusal(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def _too_long(self) -> Refusal:
-        return Refusal(
-            413,
-            f"the body is longer than {self.most_body} bytes, the most that this server reads",
-            code="body_too_long",
-        )
 
     def _path(self, scope: Any) -> str:
         """Return the path of the route, so that there are as many labels as routes."""

@@ -71,12 +71,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class Completed:
-    """The last event of a job that went well: what it was drawn with, and what should be said."""
+    """The last event of a job that went well: what it was drawn with, and what should be said.
+
+    ``rounding``: total variation per token that the model's weights in fewer bits cost.
+    """
 
     strategy: Strategy
     notes: tuple[str, ...]
     seconds: float
     waited: float
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -361,7 +365,9 @@ class Studio:
             began = job.began or now
             notes = (*job.request.notes, *job.notes)
             used = self._slots.strategy
-            self._end(job, Completed(used, notes, now - began, began - job.came))
+            price = self.pipeline.model.rounding
+            rounding = 0.0 if price is None else price.total_variation
+            self._end(job, Completed(used, notes, now - began, began - job.came, rounding))
 
     @inferring
     def _show(self, row: int, picture: Picture) -> None:

@@ -40,7 +40,14 @@ def cluster(tmp_path_factory) -> Iterator[dict[str, str]]:
     }
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     port = 20000 + os.getpid() % 10000
-    start = [*ray, "start", "--head", "--num-cpus=2", '--resources={"HPU": 1}', f"--port={port}"]
+    start = [
+        *ray,
+        "start",
+        "--head",
+        "--num-cpus=2",
+        '--resources={"HPU": 1, "DSP": 1}',
+        f"--port={port}",
+    ]
     start += ["--include-dashboard=false", "--object-store-memory=80000000", "--block"]
     start += [f"--ray-client-server-port={port + 1}"]
     head = subprocess.Popen(start, env=environment, stdout=subprocess.DEVNULL)
@@ -137,3 +144,76 @@ def test_a_driver_that_was_killed_is_continued(fleet, one):
     assert 200 - done <= drawn <= 200 - done + 20
     assert images(folder) == one
     assert not [p for p in folder.iterdir() if re.match(r"\.lantern-.*part", p.name)]
+
+
+def test_the_fleet_is_measured_and_what_cannot_be_is_named(cluster, tmp_path):
+    """The second kind of device is this processor again, under a name that the cluster gives it."""
+    pytest.importorskip("jinja2")
+    (tmp_path / "prompts").write_text("\n".join(PROMPTS[:4]))
+    words = [
+        sys.executable,
+        "-m",
+        "lantern_accel",
+        "profile",
+        "--fleet",
+    ]
+    words += ["--quick", "--samples", "2", "--quality-images", "2", "--strategies", "vanilla,eagle"]
+    words += [
+        "--prompts",
+        str(tmp_path / "prompts"),
+        "--dtype",
+        "float32",
+        "-o",
+        str(tmp_path / "o"),
+    ]
+    words += ["--workers", "CPU=1,DSP=1@cpu,HPU=1"]
+    done = subprocess.run(words, env=cluster, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = sorted(path.name for path in (tmp_path / "o").iterdir())
+    assert files == ["cpu.json", "dsp.json", "report.html"]
+    for name in files[:2]:
+        run = json.loads((tmp_path / "o" / name).read_text())
+        assert run["state"] == "complete" and len(run["cells"]) >= 2
+    # The software HPU has no speed to measure, and says so itself.
+    assert "hpu: " in done.stderr and "times say nothing" in done.stderr
+
+
+def test_the_service_on_ray_speaks_to_openai_s_client(cluster, tiny_model):
+    openai = pytest.importorskip("openai")
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("grpc_reflection")  # as the extra ray has it
+    port = 21000 + os.getpid() % 10000
+    words = [
+        sys.executable,
+        "-m",
+        "lantern_accel",
+        "serve",
+        "--on",
+        "ray",
+        "--workers",
+        "CPU=1,DSP=1@cpu",
+    ]
+    words += ["-m", str(tiny_model), "--port", str(port), "--dtype", "float32"]
+    running = subprocess.Popen(words, env=cluster, stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 200
+        while True:
+            assert running.poll() is None and time.monotonic() < end
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.5)
+        url = f"http://127.0.0.1:{port}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            ask = {"prompt": "red heart", "extra_body": {"seed": 7, "strategy": "vanilla"}}
+            first = client.images.generate(**ask)
+            *partials, last = list(client.images.generate(**ask, stream=True, partial_images=3))
+            assert partials and last.b64_json == first.data[0].b64_json
+            with pytest.raises(openai.BadRequestError, match="did you mean seed"):
+                client.images.generate(prompt="x", extra_body={"sede": 7})
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(120) == 0
+    finally:
+        running.kill()
+        running.wait(30)

@@ -54,6 +54,7 @@ def test_the_client_gets_the_library_s_image_and_reads_our_keys(served, alone):
     assert answer.usage.total_tokens == answer.usage.input_tokens + 16
     ours = answer.model_extra
     assert ours["seed"] == 7 and ours["strategy"] == "vanilla" and not ours["relaxed"]
+    assert ours["exact"] and ours["statistics"]["total_variation_per_token"] == 0
     assert ours["ignored"] == ["return_stage_metrics"]
     assert ours["statistics"]["tokens_per_step"] == expected.stats.step_compression == 1.0
     assert ours["metrics"] == {}  # nothing was drafted
@@ -215,6 +216,13 @@ def test_health_and_models_say_what_is_served(served):
     assert (health["status"], health["model"], health["slots"]) == ("ok", "tiny", 2)
     card = served.client().models.list().data[0]
     assert card.id == "tiny" and card.model_extra["size"] == "8x8"
+
+
+def test_weights_in_fewer_bits_say_their_price(tiny_model):
+    with serving(tiny_model, ServerSettings(Limits(slots=1)), weights="int4") as running:
+        ours = draw(running.client()).model_extra
+    assert not ours["exact"] and not ours["relaxed"]
+    assert ours["statistics"]["total_variation_per_token"] > 0
 
 
 # --- what happens under load ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ CARDS = {**CPUS, "GPU": 4.0, "HPU": 8.0, "accelerator_type:A100": 1.0}
 def test_auto_takes_every_accelerator_and_else_the_cores():
     assert read_workers("auto", CARDS, None) == [Kind("GPU", 4, "gpu"), Kind("HPU", 8, "hpu")]
     assert read_workers("auto", CPUS, None) == [Kind("CPU", 1, "cpu")]
+    assert read_workers("auto", {**CPUS, "licence": 3.0}, None) == [Kind("CPU", 1, "cpu")]
     assert read_workers("auto", CPUS, 2) == [Kind("CPU", 4, "cpu")]
 
 

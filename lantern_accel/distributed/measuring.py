@@ -1,0 +1,181 @@
+"""Measuring a fleet: one run of ``lantern-accel profile`` per kind of device, in an actor that holds it.
+
+Runs are made one after another, so that none disturbs another on the same machine. A run is written cell
+by cell on its worker; one that is killed is continued there, so that it costs the cell under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lantern_accel.distributed.fleet import NOT_DEVICES, Kind, known_device, placed, read_workers
+from lantern_accel.errors import BackendError, RequestError
+
+#: Seconds that a device has to be placed and to answer before it is given up and named.
+PATIENCE = 120.0
+#: Names of types of devices by which Ray tells machines of one kind from others.
+TYPE = "accelerator_type:"
+
+
+class Gauge:
+    """The worker: it runs the command in a process of its own and gives back the run's file.
+
+    What a device does to that process is not done to the worker. It knows nothing of Ray.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def answer(self) -> str:
+        """Return the device, once this worker has it."""
+        return self.device
+
+    def measure(self, words: Sequence[str], key: str) -> tuple[bytes, str]:
+        """Run ``lantern-accel profile`` with these words; return the run's file, and what went wrong.
+
+        ``key`` names the run: where one of this name was broken off on this machine, it goes on. The file
+        is empty where not even its first cell was measured.
+        """
+        path = Path(tempfile.gettempdir()) / f"lantern-accel-fleet-{os.getuid()}" / f"{key}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        call = [sys.executable, "-m", "lantern_accel", "profile", *words]
+        call += ["--device", self.device, "-o", str(path)]
+        call += ["--resume"] if path.exists() else []
+        done = subprocess.run(call, capture_output=True, text=True)
+        found = path.read_bytes() if path.exists() else b""
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            said = lines[-1] if lines else f"it ended with {done.returncode}"
+            return found, said[:500]
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return found, ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One kind of device: its run's file, or why there is none (then ``file`` may be a part of it)."""
+
+    name: str
+    file: bytes
+    error: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """A kind of device that is measured once: ``type`` is Ray's name of it where a kind has several."""
+
+    kind: Kind
+    type: str = ""
+
+    @property
+    def name(self) -> str:
+        """A name for its file."""
+        text = f"{self.kind.resource}-{self.type}" if self.type else self.kind.resource
+        return re.sub(r"[^A-Za-z0-9.-]+", "-", text).lower()
+
+
+def models_of(resources: Mapping[str, float], workers: str) -> list[Model]:
+    """Return what is to be measured: every kind of accelerator, and its types where there are several.
+
+    ``workers``: ``auto`` (processors too), or kinds as :func:`~.fleet.read_workers` takes them.
+    """
+    if workers == "auto":
+        names = {
+            name: known_device(name)
+            for name, count in sorted(resources.items())
+            if not NOT_DEVICES.fullmatch(name) and count >= 1
+        }
+        kinds = [Kind(name, 1, device) for name, device in names.items() if device is not None]
+    else:
+        kinds = read_workers(workers, resources, None)
+    if not kinds:
+        raise RequestError("this cluster has no device to measure; start its nodes first")
+    types = sorted(name.removeprefix(TYPE) for name in resources if name.startswith(TYPE))
+    several = len(types) > 1
+    found = []
+    for kind in kinds:
+        single = Kind(kind.resource, 1, kind.device)
+        typed = several and kind.resource == "GPU"
+        found += [Model(single, one) for one in types] if typed else [Model(single)]
+    return found
+
+
+def measure_fleet(
+    ray: Any,
+    models: Sequence[Model],
+    words: Sequence[str],
+    *,
+    patience: float = PATIENCE,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[Measured]:
+    """Measure every kind of device in turn; a device that never answers, or is lost, is named."""
+    digest = hashlib.sha256(repr(list(words)).encode()).hexdigest()[:12]
+    cores = int(ray.cluster_resources().get("CPU", 1))
+    for model in models:
+        say(f"measuring {model.name}")
+        # All cores, so that nobody else computes next to a processor that is measured.
+        options = placed(model.kind, cores if model.kind.resource == "CPU" else None)
+        options["max_restarts"] = options["max_task_retries"] = 1
+        if model.type:
+            options["resources"] = {**options.get("resources", {}), f"{TYPE}{model.type}": 0.001}
+        worker = ray.remote(Gauge).options(**options).remote(model.kind.device)
+        try:
+            yield _measured(ray, worker, model, words, f"{model.name}-{digest}", patience)
+        finally:
+            ray.kill(worker)
+
+
+def _measured(
+    ray: Any, worker: Any, model: Model, words: Sequence[str], key: str, patience: float
+) -> Measured:
+    try:
+        ray.get(worker.answer.remote(), timeout=patience)
+    except ray.exceptions.GetTimeoutError:
+        return Measured(model.name, b"", f"it did not answer within {patience:g} s")
+    except ray.exceptions.RayError as error:
+        return Measured(model.name, b"", f"its worker could not begin ({_short(error)})")
+    try:
+        return Measured(model.name, *ray.get(worker.measure.remote(list(words), key)))
+    except ray.exceptions.RayError as error:
+        return Measured(model.name, b"", f"its worker was lost ({_short(error)})")
+
+
+def _short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def write_runs(
+    folder: Path, measured: Iterator[Measured], say: Callable[[str], None]
+) -> list[Path]:
+    """Write every run's file into a folder as it comes; return those that are there.
+
+    Raises BackendError where there is none.
+    """
+    from operator import methodcaller
+
+    from lantern_accel.files import write_whole
+
+    written, wrong = [], []
+    for one in measured:
+        if one.error:
+            wrong.append(f"{one.name}: {one.error}")
+            say(wrong[-1])
+        if one.file:
+            path = folder / f"{one.name}.json"
+            write_whole(path, methodcaller("write", one.file))
+            written.append(path)
+    if not written:
+        raise BackendError(f"no device could be measured: {'; '.join(wrong)}")
+    return written

@@ -1,0 +1,210 @@
+"""The image service on Ray Serve: one deployment per kind of device, and a router in front of them.
+
+Each replica runs the whole application of :mod:`lantern_accel.serving`; the router passes requests on to
+the kind with the most rows to spare, and to the next one where that is full. Ray starts, watches and
+replaces replicas. This module imports Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from lantern_accel.distributed.fleet import Kind, placed
+from lantern_accel.serving.gate import refused, too_long
+from lantern_accel.serving.refusals import NO_RETRY, Refusal
+
+log = logging.getLogger("ray.serve")
+
+#: Requests that a replica may hold; its own queue is what refuses more.
+ONGOING = 1024
+#: Answers after which the next kind is asked: full, or going down.
+ELSEWHERE = (429, 503)
+#: Seconds that a replica has to finish what runs when it is stopped.
+GRACE = 300.0
+
+
+class Artist:
+    """A replica: one device and the application of one process, asked by :class:`Router`."""
+
+    def __init__(
+        self, load: Mapping[str, Any], settings: Mapping[str, Any], slots: int | None
+    ) -> None:
+        import lantern_accel
+        from lantern_accel.serving.app import ServerSettings, make_app
+        from lantern_accel.serving.studio import Limits
+
+        self.pipeline = lantern_accel.load(**load)
+        given = dict(settings)
+        limits = Limits(
+            slots or self.pipeline.backend.default_batch, given.pop("queue"), given.pop("deadline")
+        )
+        self.app = make_app(self.pipeline, ServerSettings(limits, **given))
+        self.app.state.studio.start()
+        self.slots = limits.slots
+
+    def rows(self) -> int:
+        """Return how many images this replica draws at once."""
+        return self.slots
+
+    def check_health(self) -> None:
+        """Raise where the device was lost: Ray then starts another replica."""
+        broken = self.app.state.studio.broken
+        if broken is not None:
+            raise RuntimeError(broken)
+
+    def __del__(self) -> None:
+        app = getattr(self, "app", None)
+        if app is not None:
+            app.state.studio.stop(GRACE)
+            self.pipeline.close()
+
+    async def answer(
+        self, scope: MutableMapping[str, Any], body: bytes
+    ) -> AsyncIterator[MutableMapping[str, Any]]:
+        """Let the application answer a request; yields what it sends, as ASGI's messages."""
+        sent: asyncio.Queue[MutableMapping[str, Any] | None] = asyncio.Queue()
+        gone, bodies = asyncio.Event(), [body]
+
+        async def receive() -> MutableMapping[str, Any]:
+            if bodies:
+                return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        working = asyncio.ensure_future(self.app(scope, receive, sent.put))
+        working.add_done_callback(lambda done: sent.put_nowait(None))
+        try:
+            while (message := await sent.get()) is not None:
+                yield message
+        finally:  # the client may have left half-way
+            gone.set()
+            await asyncio.wait({working}, timeout=5)
+
+
+class Router:
+    """Passes every request on to a kind of device: ``names``, with their replicas and handles."""
+
+    def __init__(
+        self, keys: Sequence[str], most_body: int, names: Sequence[str], replicas: Sequence[int],
+        *handles: Any,
+    ) -> None:  # fmt: skip
+        self.handles = dict(zip(names, handles, strict=True))
+        self.replicas = dict(zip(names, replicas, strict=True))
+        self.busy = dict.fromkeys(names, 0)
+        self.rows: dict[str, int] = {}
+        self.most_body, self.keys = most_body, keys
+
+    async def order(self) -> list[str]:
+        """Return the kinds, the one with the fewest requests per row first."""
+        for name, handle in self.handles.items():
+            if name not in self.rows:
+                self.rows[name] = self.replicas[name] * await handle.rows.remote()
+        return sorted(self.handles, key=lambda name: self.busy[name] / self.rows[name])
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer with what a replica answers; ask the next kind where one is full or going down."""
+        refusal = refused(request.scope, self.keys, self.most_body)
+        if refusal is None:
+            body = b""
+            async for part in request.stream():
+                body += part
+                if len(body) > self.most_body:
+                    refusal = too_long(self.most_body)
+                    break
+        if refusal is not None:
+            return JSONResponse(refusal.body(), refusal.status, dict(refusal.headers))
+        keep = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path",
+                "query_string")  # fmt: skip
+        scope = {name: request.scope[name] for name in keep if name in request.scope}
+        scope |= {"headers": list(request.scope["headers"]), "root_path": ""}
+        names = await self.order()
+        for name in names:
+            messages = self._messages(name, scope, body)
+            try:
+                start = await anext(messages)
+            except Exception as error:
+                log.error("the kind %s failed", name, exc_info=error)
+                await messages.aclose()
+                continue
+            # Their length is the replica's, and stays true.
+            headers = {k.decode(): v.decode() for k, v in start["headers"]}
+            if start["status"] in ELSEWHERE and name != names[-1]:
+                await messages.aclose()
+                continue
+            headers["x-device-kind"] = name
+            return StreamingResponse(_bodies(messages), start["status"], headers)
+        failed = Refusal(502, "no device answers; the server's log says more", code="no_device",
+                         headers=NO_RETRY)  # fmt: skip
+        return JSONResponse(failed.body(), failed.status, dict(failed.headers))
+
+    async def _messages(
+        self, name: str, scope: Mapping[str, Any], body: bytes
+    ) -> AsyncGenerator[Any, None]:
+        """Go through a replica's messages; where the client leaves, the replica is told."""
+        stream = self.handles[name].options(stream=True).answer.remote(scope, body)
+        self.busy[name] += 1
+        try:
+            async for message in stream:
+                yield message
+        finally:
+            self.busy[name] -= 1
+            stream.cancel()
+
+
+async def _bodies(messages: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]:
+    try:
+        async for message in messages:
+            yield message.get("body", b"")
+    finally:
+        await messages.aclose()
+
+
+def start(
+    kinds: Sequence[Kind],
+    load: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    host: str,
+    port: int,
+    slots: int | None = None,
+    threads: int | None = None,
+) -> None:
+    """Bring the service up and return; ``settings``: :class:`~.app.ServerSettings`, limits by name.
+
+    Ray must be connected. Raises what a replica raised where one cannot begin.
+    """
+    serve.start(http_options={"host": host, "port": port})
+    given = {**settings}
+    keys = given.pop("keys")
+    names, counts, handles = [], [], []
+    for kind in kinds:
+        options = placed(kind, threads)
+        for name in ("max_restarts", "max_task_retries"):
+            options.pop(name)  # Serve replaces replicas itself
+        more = {"threads": threads} if threads and kind.device == "cpu" else {}
+        mine = {**load, "device": kind.device, "options": {**(load.get("options") or {}), **more}}
+        deployed = serve.deployment(
+            Artist,  # type: ignore[arg-type]
+            name=kind.resource.lower(),
+            num_replicas=kind.count,
+            max_ongoing_requests=ONGOING,
+            graceful_shutdown_timeout_s=given["grace"],
+            ray_actor_options=options,
+        )
+        names.append(kind.resource.lower())
+        counts.append(kind.count)
+        handles.append(deployed.bind(mine, given, slots))  # type: ignore[attr-defined]
+    router = serve.deployment(
+        Router,
+        name="router",
+        max_ongoing_requests=ONGOING * max(1, sum(counts)),
+        ray_actor_options={"num_cpus": 0},
+    )
+    serve.run(router.bind(keys, given["most_body"], names, counts, *handles), name="lantern_accel")  # type: ignore[attr-defined]

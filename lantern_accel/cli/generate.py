@@ -29,7 +29,7 @@ def generate(
     prompts: list[str] = typer.Argument(
         None, metavar="PROMPT...", help="What to draw; class ids for class-conditional models."
     ),
-    output: Path = typer.Option(
+    output: Path | None = typer.Option(
         None,
         "--output",
         "-o",

@@ -119,9 +119,9 @@ def serve(
         load = {"model": model, "dtype": dtype, "weights": weights, "vq": vq, "drafter": drafter}
         load |= {"text_encoder": text_encoder, "text_device": text_device}
         load["options"] = read_options(option)
-        settings = {"queue": queue, "deadline": deadline, "grace": grace, "keys": keys}
-        settings |= {"most_body": most_body, "most_prompt": most_prompt}
-        return _on_ray(workers, load, settings, host, port, slots, threads)
+        given: dict[str, Any] = {"queue": queue, "deadline": deadline, "grace": grace, "keys": keys}
+        given |= {"most_body": most_body, "most_prompt": most_prompt}
+        return _on_ray(workers, load, given, host, port, slots, threads)
     with opened(
         model,
         device=device,
@@ -195,7 +195,7 @@ def _on_ray(
         say(f"{load['model']}, replicas: {names}, at http://{host}:{port}/", label="serving",
             style="bold green", to_stderr=True)  # fmt: skip
         stop.wait()
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
     finally:
         ray.shutdown()
 

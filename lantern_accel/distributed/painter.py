@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lantern_accel.errors import LanternWarning, RequestError
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
     from lantern_accel.distributed.prompts import Item
@@ -167,18 +168,19 @@ class Painter:
                 found.append(self._painted(item, conditions, slots.take(row)))
         return found
 
-    def _pixels(self, tokens: Tensor, shape: Hashable) -> Tensor:
-        """Decode tokens to pixels, in float32 on the host where images must not depend on the device."""
-        if self._host is None:
-            return self.pipeline.pixels(tokens, shape)
-        return self._host.family.pixels(self._host, tokens, shape)
-
-    def _painted(self, item: Item, conditions: Conditions, drawn: Drawn) -> Painted:
+    def _picture(self, item: Item, tokens: Tensor, shape: Hashable) -> Image:
+        """Draw tokens, in float32 on the host where pictures must not depend on the device."""
         from lantern_accel.generation.batches import pictures
 
+        if self._host is None:
+            made = self.pipeline.picture(tokens, shape, item.prompt, item.seed + item.index)
+            assert made is not None, "a worker that cannot draw was refused when it began"
+            return made
+        return pictures(self._host.family.pixels(self._host, tokens, shape))[0]
+
+    def _painted(self, item: Item, conditions: Conditions, drawn: Drawn) -> Painted:
         done, stream = drawn.decoded, io.BytesIO()
-        image = pictures(self._pixels(done.tokens, conditions.shape))[0]
-        image.save(stream, format=self.form)
+        self._picture(item, done.tokens, conditions.shape).save(stream, format=self.form)
         tokens = done.tokens.contiguous().numpy()
         return Painted(
             number=item.number,

@@ -191,7 +191,7 @@ def start(
         more = {"threads": threads} if threads and kind.device == "cpu" else {}
         mine = {**load, "device": kind.device, "options": {**(load.get("options") or {}), **more}}
         deployed = serve.deployment(
-            Artist,  # type: ignore[arg-type]
+            Artist,
             name=kind.resource.lower(),
             num_replicas=kind.count,
             max_ongoing_requests=ONGOING,

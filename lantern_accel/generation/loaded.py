@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.movable import Movable
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
 from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.batches import pictures
 from lantern_accel.generation.engines import CapturedEngine, Engines
 from lantern_accel.generation.request import DEFAULT_STRATEGY
 from lantern_accel.memory.capacity import Capacity
@@ -25,6 +27,9 @@ from lantern_accel.strategy.values import (
     Window,
     validated,
 )
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class Loaded:
@@ -86,6 +91,16 @@ class Loaded:
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raise :class:`RequestError` for a prompt that this model cannot draw."""
         self.conditions(prompts)
+
+    def picture(self, tokens: Tensor, shape: Hashable, prompt: Prompt, seed: int) -> Image | None:
+        """Return the picture of one image's tokens, ``[1, tokens]``; None where this machine has none.
+
+        ``seed``: of whatever randomness is left after decoding.
+        """
+        painted = self.model.family.paint(self.model, tokens, shape, [prompt], [seed % SEEDS])
+        if painted is not None:
+            return painted[0] if painted else None
+        return pictures(self.pixels(tokens, shape))[0]
 
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""

@@ -12,7 +12,6 @@ from torch import Tensor
 from lantern_accel.decoding.engine import Decoded
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import RequestError
-from lantern_accel.generation.batches import pictures
 from lantern_accel.generation.partial import partial_picture
 from lantern_accel.generation.result import (
     GenerationResult,
@@ -114,7 +113,7 @@ class Stream:
             slots = self._open(conditions)
             at: dict[int, int] = {}
             shown: dict[int, int] = {}
-            done: dict[int, tuple[Decoded, Image]] = {}
+            done: dict[int, tuple[Decoded, Image | None]] = {}
             while len(done) < request.count:
                 while wanted and slots.joinable:
                     row = self._join(slots, conditions, wanted[0])
@@ -128,12 +127,11 @@ class Stream:
                     assert error is not None
                     raise error
                 for row in slots.complete:
-                    drawn = slots.take(row).decoded
-                    image = self._pixels(drawn, conditions)
-                    index = at.pop(row)
+                    drawn, index = slots.take(row).decoded, at.pop(row)
+                    image = self._pixels(drawn, conditions, index)
                     done[index] = drawn, image
-                    tokens = drawn.tokens[0]
-                    yield Progress(index, tokens, slots.tokens, image, image.height, True)
+                    height = 0 if image is None else image.height
+                    yield Progress(index, drawn.tokens[0], slots.tokens, image, height, True)
                 for row, index in at.items():
                     known = slots.known(row)
                     share = known * (self._partials + 1) // slots.tokens
@@ -172,11 +170,17 @@ class Stream:
         return row
 
     @inferring
-    def _pixels(self, drawn: Decoded, conditions: Conditions) -> Image:
+    def _pixels(self, drawn: Decoded, conditions: Conditions, index: int) -> Image | None:
+        request = self.request
         with self.backend.stopwatch() as watch:
-            pixels = self._pipeline.pixels(drawn.tokens, conditions.shape)
+            made = self._pipeline.picture(
+                drawn.tokens,
+                conditions.shape,
+                request.prompts[index // request.num_images],
+                request.seed + index,
+            )
         self._seconds["pixels"] += watch.seconds
-        return pictures(pixels)[0]
+        return made
 
     def _finish(self, slots: Slots, done: dict[int, tuple[Decoded, Any]], total: float) -> None:
         request = self.request
@@ -188,5 +192,5 @@ class Stream:
             self._pipeline, served, parts, seconds, slots.size, slots.engine.nbytes
         )
         tokens = torch.cat([one.tokens for one in parts])
-        images = [image for _, image in ordered]
+        images = [image for _, image in ordered if image is not None]
         self._result = GenerationResult(images, tokens, stats, request.num_images)

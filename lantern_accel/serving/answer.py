@@ -25,6 +25,11 @@ def encoded(image: Image, request: ImageRequest) -> str:
     return base64.b64encode(stream.getvalue()).decode("ascii")
 
 
+def _drawn(one: Finished) -> Image:
+    assert one.image is not None, "only a request of ids has no picture"
+    return one.image
+
+
 def _common(request: ImageRequest, image: Image) -> dict[str, Any]:
     return {
         "size": f"{image.width}x{image.height}",
@@ -113,8 +118,8 @@ def whole_answer(
     ordered = sorted(done, key=lambda one: one.index)
     return {
         "created": int(time.time()),
-        "data": [{"b64_json": encoded(one.image, request)} for one in ordered],
-        **_common(request, done[0].image),
+        "data": [{"b64_json": encoded(_drawn(one), request)} for one in ordered],
+        **_common(request, _drawn(done[0])),
         "usage": usage(ordered),
         **figures(request, model, ordered, used),
     }
@@ -140,9 +145,9 @@ def completed_event(
     """Return ``image_generation.completed`` of one image."""
     return {
         "type": "image_generation.completed",
-        "b64_json": encoded(one.image, request),
+        "b64_json": encoded(_drawn(one), request),
         "created_at": int(time.time()),
-        **_common(request, one.image),
+        **_common(request, _drawn(one)),
         "usage": usage([one]),
         "image_index": one.index,
         **figures(request, model, [one], used),

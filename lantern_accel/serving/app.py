@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 import lantern_accel
 from lantern_accel.errors import LanternError, did_you_mean
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.serving import answer
+from lantern_accel.serving import answer, encoder
 from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, read_body
 from lantern_accel.serving.gate import Gate, TooLong
 from lantern_accel.serving.metrics import Metrics
@@ -69,6 +69,14 @@ class Inbox:
         if isinstance(event, Failed):
             raise event.error
         return event
+
+    async def finished(self) -> tuple[list[Finished], Completed]:
+        """Return all images and the last event; raises what the job failed with."""
+        done: list[Finished] = []
+        while not isinstance(event := await self.next(), Completed):
+            if isinstance(event, Finished):
+                done.append(event)
+        return done, event
 
 
 def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> FastAPI:
@@ -162,20 +170,28 @@ def _add_routes(
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             events = _events(inbox, asked, model)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        drawing = asyncio.ensure_future(_whole(inbox, asked, model))
-        leaving = asyncio.ensure_future(_gone(request))
-        try:
-            await asyncio.wait({drawing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not drawing.done():
-                # Nobody reads this; 499 is what others log for a client that has left.
-                return Response(status_code=499)
-            done = drawing.result()
-            metrics.seconds.observe(time.monotonic() - began)
-            return JSONResponse(done)
-        finally:
-            inbox.job.cancel()
-            drawing.cancel()
-            leaving.cancel()
+        answered = await _unless_left(request, [inbox], _whole(inbox, asked, model))
+        metrics.seconds.observe(time.monotonic() - began)
+        return answered
+
+    @app.post("/generate")
+    async def generate(request: Request) -> Response:
+        given = await _json(request)
+        if not encoder.takes_ids(pipeline.model.family):
+            raise encoder.refuse_family(model)
+        asked, several = encoder.read_generate(given, manifest, settings.most_prompt)
+        inboxes = [Inbox(one) for one in asked]
+        studio.submit(*(one.job for one in inboxes))
+        codes = int(manifest.target.vocab_size)
+
+        async def every() -> Any:
+            found = []
+            for one, inbox in zip(asked, inboxes, strict=True):
+                done, used = await inbox.finished()
+                found.append(encoder.answer(one, done, used, codes))
+            return found if several else found[0]
+
+        return await _unless_left(request, inboxes, every())
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -231,12 +247,28 @@ def _add_routes(
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY})
 
 
+async def _unless_left(
+    request: Request, inboxes: Sequence[Inbox], drawing: Coroutine[Any, Any, Any]
+) -> Response:
+    """Answer with what is drawn, and give it up where the client leaves before."""
+    work = asyncio.ensure_future(drawing)
+    leaving = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            # Nobody reads this; 499 is what others log for a client that has left.
+            return Response(status_code=499)
+        return JSONResponse(work.result())
+    finally:
+        for inbox in inboxes:
+            inbox.job.cancel()
+        work.cancel()
+        leaving.cancel()
+
+
 async def _whole(inbox: Inbox, asked: ImageRequest, model: str) -> dict[str, Any]:
-    done: list[Finished] = []
-    while not isinstance(event := await inbox.next(), Completed):
-        if isinstance(event, Finished):
-            done.append(event)
-    return await asyncio.to_thread(answer.whole_answer, asked, model, done, event)
+    done, used = await inbox.finished()
+    return await asyncio.to_thread(answer.whole_answer, asked, model, done, used)
 
 
 async def _events(inbox: Inbox, asked: ImageRequest, model: str) -> AsyncIterator[str]:

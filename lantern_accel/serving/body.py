@@ -89,6 +89,7 @@ class ImageRequest:
 
     ``seeds``: of each image its seed and its index below that seed. ``size``: in pixels, None for the
     model's own. ``notes``: what was changed; ``ignored``: fields that mean nothing here.
+    ``ids, grid``: the prompt as token ids, and the rows and columns of tokens; no picture is made then.
     """
 
     prompt: str | int
@@ -106,6 +107,8 @@ class ImageRequest:
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    ids: tuple[int, ...] | None = None
+    grid: tuple[int, int] | None = None
 
 
 def read_body(

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import BackendError, LanternWarning, RequestError
 from lantern_accel.families.base import Conditions, Rows
-from lantern_accel.generation.batches import pictures
 from lantern_accel.generation.partial import partial_picture
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.serving.body import ImageRequest
@@ -61,10 +60,10 @@ class Partial:
 
 @dataclass(frozen=True)
 class Finished:
-    """Image ``index``, complete, with what its decoding counted."""
+    """Image ``index``, complete, with what its decoding counted; no picture where ids were asked for."""
 
     index: int
-    image: Image
+    image: Image | None
     drawn: Drawn
     text_tokens: int
 
@@ -157,10 +156,15 @@ class Studio:
             )
             self._open(request, self._conditions(request.prompt, None))
 
-    def submit(self, job: Job) -> None:
-        """Queue a job's images; raises :class:`Refusal` where they are too many, or too late."""
-        pictures_ = [Picture(job, number, *seed) for number, seed in enumerate(job.request.seeds)]
-        job.left = len(pictures_)
+    def submit(self, *jobs: Job) -> None:
+        """Queue jobs' images, all or none; raises :class:`Refusal` for too many, and when closing."""
+        pictures_ = [
+            Picture(job, number, *seed)
+            for job in jobs
+            for number, seed in enumerate(job.request.seeds)
+        ]
+        for job in jobs:
+            job.left = len(job.request.seeds)
         with self._news:
             if self._closing:
                 raise closing()
@@ -225,7 +229,13 @@ class Studio:
             assert error is not None
             self._end(picture.job, Failed(error))
         for row in slots.complete:
-            self._finish(self._rows.pop(row), slots.take(row))
+            picture, drawn = self._rows.pop(row), slots.take(row)
+            try:
+                self._finish(picture, drawn)
+            except Exception as error:  # its row is given up already
+                if not isinstance(error, RequestError):
+                    log.error("a picture could not be made", exc_info=error)
+                self._end(picture.job, Failed(error))
         for row, picture in self._rows.items():
             self._show(row, picture)
         self.metrics.running.set(len(self._rows))
@@ -310,7 +320,13 @@ class Studio:
         request, model = picture.job.request, self.pipeline.model
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", LanternWarning)
-            conditions = self._conditions(request.prompt, request.size)
+            if request.ids is None:
+                conditions = self._conditions(request.prompt, request.size)
+            else:
+                family: Any = model.family
+                conditions = family.conditions_of(
+                    model, [request.ids], self.backend.device, request.grid
+                )
             rows = model.family.rows(model, conditions, request.sampling)
             if request.negative is not None:
                 rows = self._against(rows, conditions, request)
@@ -351,7 +367,19 @@ class Studio:
         job = picture.job
         assert self._slots is not None and picture.conditions is not None
         shape = picture.conditions.shape
-        image = pictures(self.pipeline.pixels(drawn.decoded.tokens, shape))[0]
+        image = None
+        if job.request.ids is None:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always", LanternWarning)
+                image = self.pipeline.picture(
+                    drawn.decoded.tokens, shape, job.request.prompt, picture.seed + picture.stream
+                )
+            if image is None:
+                log.warning("%s", "; ".join(str(one.message) for one in told))
+                raise RequestError(
+                    f"the model {self.pipeline.model.manifest.name!r} draws tokens here and no "
+                    "pictures; POST /generate gives these"
+                )
         now = time.monotonic()
         since, self._last = now - max(self._last, job.began or now), now
         self._each += (since - self._each) / MEMORY

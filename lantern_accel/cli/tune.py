@@ -63,7 +63,7 @@ def tune(
         check_target(output)
     options = read_options(option, threads)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
-        told = partial(say, to_stderr=True, style="dim")
+        log = partial(say, to_stderr=True, style="dim")
         if strategy == "auto":
             from lantern_accel.tuning.auto import tune_auto
 
@@ -76,7 +76,7 @@ def tune(
                 batches=sizes,
                 repeats=repeats,
                 budget=budget,
-                say=told,
+                say=log,
             )
             _tell(choices, sizes)
             if output is not None:
@@ -94,7 +94,7 @@ def tune(
                 temperature=temperature,
                 batches=sizes,
                 repeats=repeats,
-                say=told,
+                say=log,
             )
             _tell_windows(kept, sizes)
             if output is not None:
@@ -116,7 +116,7 @@ def tune(
             chosen,
             temperature=temperature,
             repeats=repeats,
-            say=told,
+            say=log,
         )
     if output is not None:
         write_json(output, found.sealed().model_dump(mode="json"))
@@ -134,11 +134,11 @@ def tune(
 
 def _tell(choices: list[Any], batches: list[int]) -> None:
     """Print what was chosen per batch, and where it is kept."""
-    from lantern_accel.generation.auto import said
+    from lantern_accel.generation.auto import describe_auto
     from lantern_accel.strategy.choices import choices_dir
 
     for size, choice in zip(batches, choices, strict=True):
-        speed = f"{said(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
+        speed = f"{describe_auto(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
         say(speed, label=f"batch {size}", style="bold green")
     say(str(choices_dir()), label="kept in", style="bold")
 

@@ -1,4 +1,4 @@
-"""What captures a step and what it gives: the replay, its kind, and the buffers that a step changes."""
+"""Captures a step as a replay, and finds the buffers that the step changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where compilers keep what they made: in the cache folder, unless the user has named another place.
+"""Points compilers to the cache folder, unless the user has named another place.
 
 What a compiler made for one process serves the next: a recipe or a graph of a whole model takes minutes.
 Compilers read their folder from the environment, so it is named before their first use.

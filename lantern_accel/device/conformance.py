@@ -1,4 +1,4 @@
-"""What checking a backend found: read by reports, which never import the checks themselves."""
+"""Holds what checking a backend found, for reports, which never import the checks themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backends that are installed: list them, probe them, open one."""
+"""Lists the backends that are installed, probes them, and opens one."""
 
 from __future__ import annotations
 

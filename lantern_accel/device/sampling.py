@@ -1,4 +1,4 @@
-"""From logits to distributions and draws: what a step does with the logits of a pass.
+"""Turns the logits of a pass into distributions and draws.
 
 A backend inherits :class:`SamplingOps` through :class:`~.operations.TensorOps` and overrides what its
 device does in one kernel; every method has tensor code as its reference, here or, where it follows a

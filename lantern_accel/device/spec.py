@@ -1,4 +1,4 @@
-"""How a backend presents itself before its device is opened; imports neither torch nor an SDK.
+"""Describes a backend before its device is opened; imports neither torch nor an SDK.
 
 A plug-in's first module needs only this one. Some vendors load their SDK while torch is imported
 and read the environment then, so a backend must be able to speak before torch is there.

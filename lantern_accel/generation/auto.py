@@ -183,7 +183,7 @@ class Auto:
             write_choice(choice)
 
 
-def cut(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
+def prune_lengths(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
     """Return a strategy's window with only the paces that could ever pay, the shortest always.
 
     A length goes where a step costs more than the most that its drafts can bring.
@@ -195,7 +195,7 @@ def cut(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
     return strategy.tree.model_copy(update={"length": kept[-1].length, "paces": kept})
 
 
-def said(strategy: Strategy, images: int = 1) -> str:
+def describe_auto(strategy: Strategy, images: int = 1) -> str:
     """Write what auto stands for in a few words, with the predicted speed-up where costs are known.
 
     ``images``: in a batch.

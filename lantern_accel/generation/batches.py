@@ -1,4 +1,4 @@
-"""What a request makes of a decoded batch: the rows that were asked for, pictures and progress."""
+"""Turns a decoded batch into what was asked for: its rows, pictures and progress."""
 
 from __future__ import annotations
 

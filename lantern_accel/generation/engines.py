@@ -1,4 +1,4 @@
-"""The engines of a loaded model: one per bucket of shapes, captured on first use, the oldest given up."""
+"""Keeps captured engines, one per bucket of shapes, and releases the least recently used."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Engines:
         #: Seconds that may still go into captures which the present request could do without; below 0
         #: it has waited enough.
         self.patience = math.inf
-        self._told = False
+        self._warned = False
         self._ready: OrderedDict[Hashable, CapturedEngine] = OrderedDict()
         self._neighbours: dict[tuple[int, str], Tensor] = {}
 
@@ -209,13 +209,15 @@ class Engines:
         return ready
 
     def _tell(self, left: list[tuple[str, float, str]]) -> None:
-        if left and not self._told:
-            self._told = True
+        if left and not self._warned:
+            self._warned = True
             # A step of several lengths is one thing to the reader, and its longest one tells most.
             kinds = {name.partition(" ")[0]: seconds for name, seconds, _ in reversed(left)}
-            told: list[str] = [name for name in ("prefill", "step") if name in kinds] or [*kinds]
-            names, verb = " and the ".join(told), "run" + "s" * (len(told) < 2)
-            cost = " and ".join(f"{1000 * kinds[name]:.1f} ms" for name in told)
+            names_left: list[str] = [name for name in ("prefill", "step") if name in kinds] or [
+                *kinds
+            ]
+            names, verb = " and the ".join(names_left), "run" + "s" * (len(names_left) < 2)
+            cost = " and ".join(f"{1000 * kinds[name]:.1f} ms" for name in names_left)
             warnings.warn(
                 f"the {names} cannot be captured on {self.backend.device} and {verb} operator by "
                 f"operator, which takes {'longer' if self.backend.simulated else cost + ' per call'} "

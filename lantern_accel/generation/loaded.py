@@ -1,4 +1,4 @@
-"""A loaded model on an opened device: its settings, conditions, engines and pixels."""
+"""Holds a loaded model on an opened device: its settings, conditions, engines and pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a model's name and a device's to a pipeline."""
+"""Opens a device, loads a model on it, and returns the pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture of what is decided so far: the finished rows of tokens, as pixels, and nothing below them."""
+"""Draws an unfinished image: its finished rows of tokens as pixels, and nothing below them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loaded model on an opened device: what ``lantern_accel.load`` returns."""
+"""Generates images with a loaded model: what ``lantern_accel.load`` returns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lantern_accel.errors import (
     shown,
 )
 from lantern_accel.families.base import Model, Prompt, Rows
-from lantern_accel.generation.auto import said
+from lantern_accel.generation.auto import describe_auto
 from lantern_accel.generation.batches import first, pictures, reporter
 from lantern_accel.generation.engines import CapturedEngine, explained, of_image
 from lantern_accel.generation.loaded import Loaded
@@ -260,7 +260,7 @@ class Pipeline(Loaded):
         served = request.model_copy(update={"strategy": used})
         stats = generation_stats(self, served, parts, seconds, batch, buffers)
         if strategy.name == AUTO:
-            stats = stats.model_copy(update={"auto": said(used, sizes[0])})
+            stats = stats.model_copy(update={"auto": describe_auto(used, sizes[0])})
         drawn = torch.cat([p.tokens for p in parts]).clone()
         columns = request.num_images if only is None else 0
         return GenerationResult(images, drawn, stats, columns)

@@ -1,4 +1,4 @@
-"""One request, checked and filled in before any work is done."""
+"""Checks a request and fills in defaults before any work is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call gives back: images, tokens, and the figures of how they were made."""
+"""Holds the result of a call: images, tokens, and figures of how they were made."""
 
 from __future__ import annotations
 

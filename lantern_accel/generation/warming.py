@@ -1,4 +1,4 @@
-"""What warming up runs besides capturing: everything that a request does on the device, once."""
+"""Warms up: captures engines and runs everything that a request does on the device once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the device reaches on simple work: copying, reading, multiplying, launching.
+"""Measures what a device reaches on simple work: copying, reading, multiplying, launching.
 
 Best of several readings: a ceiling is what was possible, noise only lowers it. Measured with torch's
 own operators, because a datasheet's bandwidth is one that no program sees.

@@ -1,4 +1,4 @@
-"""Is the backend's stopwatch right? Checked on work whose end the host has seen.
+"""Checks a backend's stopwatch on work whose end the host has seen.
 
 A result that has been copied to the host is finished, whatever ``synchronize`` does. A stopwatch that
 does not wait for an asynchronous device reads the launches only, and fails here. Both clocks time one

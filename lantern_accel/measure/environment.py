@@ -1,4 +1,4 @@
-"""What a reader needs to judge the figures: software, commit, the device's state, and the neighbours."""
+"""Describes what figures were measured with: software, commit, the device's state, other programs."""
 
 from __future__ import annotations
 

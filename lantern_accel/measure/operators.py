@@ -1,4 +1,4 @@
-"""What a step launches where nothing is fused: the operators of the reference, counted on shapes alone.
+"""Counts the operators that a step launches where nothing is fused, on shapes alone.
 
 A device's own count says what *it* gives to its queue: a native call or a fused kernel hides in one, or
 in none, what is many on another device. Projections take the count that is made here, the same

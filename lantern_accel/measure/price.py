@@ -1,4 +1,4 @@
-"""The price of relaxation, in the same run as its speed.
+"""Measures the price of relaxation in the same run as its speed.
 
 Three figures per relaxed strategy: the probability mass it moved; how many of its tokens are those that
 exact decoding draws with the same tree and the same uniforms; and how far its images are from plain

@@ -1,4 +1,4 @@
-"""One profiling run as a file: everything that was measured, raw samples included.
+"""Defines the record of a profiling run: everything that was measured, raw samples included.
 
 Units are in the names, as everywhere: seconds unless a name ends in ``_ms``, bytes, FLOP. A figure
 that could not be had is the text ``not measured: reason``, never a zero and never left out.

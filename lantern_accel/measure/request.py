@@ -1,4 +1,4 @@
-"""What a run is asked to measure, checked before any work: strategies tried on, names, the command."""
+"""Checks what a run is asked to measure before any work: strategies, names, the command."""
 
 from __future__ import annotations
 

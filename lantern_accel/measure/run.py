@@ -1,4 +1,4 @@
-"""The protocol of a run, and the run that survives whatever ends it.
+"""Runs the measuring protocol, and resumes it after whatever ends it.
 
 For each batch size and temperature: every strategy once cold and alone; warm-up rounds until no
 strategy gets faster and no counter moves; then timed rounds, each strategy once per round in an order

@@ -1,4 +1,4 @@
-"""What a step costs at real sizes, on random weights, next to the least that it could cost.
+"""Measures a step at real sizes on random weights, next to the least that it could cost.
 
 A vanilla step, verification alone at several node counts and a whole LANTERN step are timed in turns
 with vanilla, from the middle of an image, so that ratios hold on a machine that drifts. The floor of a

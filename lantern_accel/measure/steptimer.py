@@ -1,4 +1,4 @@
-"""One captured step on random weights, timed from the middle of an image, and what it needs."""
+"""Times one captured step on random weights from the middle of an image, and counts what it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step needs at least, and the floor that follows: max(bytes / bandwidth, operations / rate).
+"""Counts what one step needs at least; its floor is max(bytes / bandwidth, operations / rate).
 
 Every weight is read once per pass, and so is every key and value that a query sees; embedding tables
 (a few rows), activations and logits may stay in a device's caches and are not counted. Operations are

@@ -1,1 +1,1 @@
-"""How much memory a request takes, and whether it fits."""
+"""Estimates the memory that a request takes, and fits requests into a device."""

@@ -1,1 +1,1 @@
-"""A model's files: found by name, downloaded, checked, and bundled as a folder."""
+"""Finds, downloads, checks and bundles a model's files."""

@@ -1,4 +1,4 @@
-"""What a folder holds and what is missing, for ``lantern-accel models check``; nothing is loaded."""
+"""Lists what a model folder holds and lacks, for ``lantern-accel models check``; loads nothing."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def _sizes(config: Any) -> str:
         "conditioning", "dim", "n_layer", "n_head", "vocab_size", "grid", "prefix_length",
         "codebook_size", "codebook_dim", "downsample",
     )  # fmt: skip
-    said = [f"{name} {getattr(config, name)}" for name in names if hasattr(config, name)]
-    return ", ".join(said)
+    sizes = [f"{name} {getattr(config, name)}" for name in names if hasattr(config, name)]
+    return ", ".join(sizes)
 
 
 def _other(kind: str, part: str, path: Path) -> Part:

@@ -1,4 +1,4 @@
-"""From what a user wrote after ``--model`` to files: a bundled name, a published name, or a path."""
+"""Finds the files of a ``--model``: a bundled name, a published name, or a path."""
 
 from __future__ import annotations
 
@@ -127,28 +127,28 @@ def find_official(path: Path, parts: Parts) -> Found:
     if refused:
         raise refused[0]
     held = _held(path)
-    kind = "folder" if path.is_dir() else "file"
-    found = f"holds {held}, which is no model that this build knows" if held else "holds no weights"
+    what = "folder" if path.is_dir() else "file"
+    state = f"holds {held}, which is no model that this build knows" if held else "holds no weights"
     raise ModelError(
-        f"the {kind} {path} {found}; name a folder with a model.json, or one laid out as the model's "
+        f"the {what} {path} {state}; name a folder with a model.json, or one laid out as the model's "
         f"README says{_broken(failed)}"
     )
 
 
 def _broken(failed: Mapping[str, str] | None = None) -> str:
     """Say which families could not be asked, and why."""
-    said = {**broken_families(), **(failed or {})}
+    reasons = {**broken_families(), **(failed or {})}
     return "".join(
-        f"; the family {name!r} could not be asked: {text}" for name, text in said.items()
+        f"; the family {name!r} could not be asked: {text}" for name, text in reasons.items()
     )
 
 
 def _held(path: Path) -> str:
     """Name the weights that lie at a path with their first keys; empty where there are none."""
-    said = []
+    names = []
     for one in checkpoints_in(path) if path.is_dir() else [path]:
         held = examine(one, lambda _: None)
         name = one.name if held.error else f"{one.name} ({', '.join(list(held.opened())[:2])}, ...)"
-        said.append(name)
-    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
-    return f"{', '.join(said[:3])}{more}" if said else ""
+        names.append(name)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}" if names else ""

@@ -1,4 +1,4 @@
-"""How far two sets of images are apart: the kernel distance of their features.
+"""Measures how far two sets of images are apart: the kernel distance of their features.
 
 KID is the squared maximum mean discrepancy under the kernel ``(x.y / d + 1)^3`` (Binkowski et al.,
 arXiv 1801.01401), unbiased at any number of images, so that a few dozen are honest where a Frechet

@@ -1,4 +1,4 @@
-"""Your own captioned images: a folder with ``captions.jsonl``, one line per image.
+"""Reads captioned images: a folder with ``captions.jsonl``, one line per image.
 
 ``{"file": "a.png", "prompt": "a red heart"}``; for a class-conditional model the prompt is the class
 id. The middle of every image is cut out in the shape of the model's pictures, then resized.

@@ -1,4 +1,4 @@
-"""A figure with its bootstrap interval: percentile bootstrap, 95 %, from a fixed seed."""
+"""Computes a figure with its bootstrap interval: percentile bootstrap, 95 %, from a fixed seed."""
 
 from __future__ import annotations
 

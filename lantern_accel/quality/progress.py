@@ -1,4 +1,4 @@
-"""Where trainers and evaluations report to: a bar on a terminal, lines in a log, or nothing."""
+"""Reports progress of trainers and evaluations: a bar on a terminal, lines in a log, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user writes to a strategy: a name or a value, with changes, over a model's defaults."""
+"""Makes a strategy of what a user writes: a name or a value, with changes, over a model's defaults."""
 
 from __future__ import annotations
 

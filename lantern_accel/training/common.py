@@ -165,9 +165,9 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
     names = sorted((stored.keys() | wanted.keys()) - free)
     other = [name for name in names if stored.get(name) != wanted.get(name)]
     if other:
-        said = ", ".join(f"{n} was {stored.get(n)!r}, is {wanted.get(n)!r}" for n in other)
+        changes = ", ".join(f"{n} was {stored.get(n)!r}, is {wanted.get(n)!r}" for n in other)
         raise DataError(
-            f"{path} was written under another configuration ({said}); use the same values to "
+            f"{path} was written under another configuration ({changes}); use the same values to "
             f"continue it, another output folder, or resume=False to start again"
         )
     try:

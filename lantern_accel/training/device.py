@@ -1,4 +1,4 @@
-"""The device that training runs on: opened through its backend, many of them through accelerate."""
+"""Runs training on a device opened through its backend, or on several through accelerate."""
 
 from __future__ import annotations
 

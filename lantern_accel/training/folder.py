@@ -1,4 +1,4 @@
-"""The training folder: reads a trainer's settings, and puts trained parts together as a model.
+"""Reads a trainer's settings, and puts the parts in a training folder together as a model.
 
 ``WORK/text_tokenizer.json``, ``WORK/tokenizer/`` (the image tokenizer), ``WORK/target/`` and
 ``WORK/drafter/`` are what the trainers write.

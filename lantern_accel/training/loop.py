@@ -1,4 +1,4 @@
-"""The loop that all trainers share: resuming, schedule, checkpoints, curves, pictures, stopping.
+"""Runs the loop that all trainers share: resuming, schedule, checkpoints, curves, stopping.
 
 A run may be killed at any moment: checkpoints are written whole, a step's randomness depends on the
 seed and the step alone, and whatever the last checkpoint lacks is done again.
@@ -175,8 +175,8 @@ def run(
             say.advance(1, **at.running)
             if _due(task.evaluate_every, at.step) and device.main:
                 at.curve.append({"step": at.step, **at.running, **task.evaluate(at.step)})
-                told = " ".join(f"{k} {v:.4g}" for k, v in at.curve[-1].items() if k != "step")
-                say.log(f"step {at.step}: {told}")
+                figures = " ".join(f"{k} {v:.4g}" for k, v in at.curve[-1].items() if k != "step")
+                say.log(f"step {at.step}: {figures}")
                 save_curves(at.curve, out / "curves.png")
             if _due(task.samples_every, at.step) and device.main:
                 task.draw_samples(out / "samples" / f"step-{at.step}.png")

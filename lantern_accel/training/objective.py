@@ -204,9 +204,9 @@ class DrafterLoss(nn.Module):
         states = states[..., -self.head.shape[1] :]  # the taps' come first
         if own is not None:
             with torch.no_grad():
-                said = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
-            said = torch.cat((fed[:, :1], said[:, :-1].to(fed.dtype)), dim=1)
-            fed = torch.where(own.unsqueeze(-1), said, fed)
+                predicted = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
+            predicted = torch.cat((fed[:, :1], predicted[:, :-1].to(fed.dtype)), dim=1)
+            fed = torch.where(own.unsqueeze(-1), predicted, fed)
         out = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
         # Positions from the first image token on; the prompt's are never drafted from.
         guess, truth = out[:, prefix - 1 :], states[:, prefix:]

@@ -1,1 +1,1 @@
-"""What is fastest on a device, by measurement: trees, windows, and the drafts of auto."""
+"""Finds what is fastest on a device by measurement: trees, windows, and the drafts of auto."""

@@ -18,7 +18,7 @@ from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import Block, PaceRule, costs_of
 from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import RequestError
-from lantern_accel.generation.auto import cut
+from lantern_accel.generation.auto import prune_lengths
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
@@ -188,7 +188,7 @@ class AutoTuner(Search[Evidence]):
         paces = with_worth(
             costs_of(paced(self.lengths).paces, times), self.evidence.tokens_per_step()
         )
-        window = self.windows.model_copy(update={"tree": cut(self.asked, paces)})
+        window = self.windows.model_copy(update={"tree": prune_lengths(self.asked, paces)})
         found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: window}
         if self.chain_lengths:
             times = self._timed(batch, self.chains, self.evidence.chain_times)

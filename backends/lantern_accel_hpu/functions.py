@@ -1,0 +1,57 @@
+"""Every function that ``auto`` and the trees capture, on tiny models: for checks that want them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.movable import Movable
+from lantern_accel.device.backend import Backend
+from lantern_accel.strategy.values import (
+    AUTO,
+    AUTO_CHAINS,
+    DynamicTree,
+    NoTree,
+    Sampling,
+    Strategy,
+    chained,
+    named_strategy,
+)
+from lantern_accel.testing import tiny
+
+#: What auto moves between, and the trees that a request may ask for by name.
+KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2")
+
+
+def strategy_of(kind: str, vocab: int) -> Strategy:
+    """Return a strategy by :data:`KINDS`, over trees that suit a tiny model."""
+    if kind == "chains":
+        tree = chained(AUTO_CHAINS)
+        return tiny.tiny_strategy("vanilla", vocab).model_copy(update={"tree": tree, "name": kind})
+    if kind == "windows":
+        dynamic = DynamicTree(top_k=3, depth=2, total=9)
+        return named_strategy(AUTO, static=NoTree(), dynamic=dynamic)  # type: ignore[arg-type]
+    return tiny.tiny_strategy(kind, vocab)
+
+
+def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
+    """Make an engine on a tiny model, the same on every device; its attribute ``model`` is that."""
+    model = tiny.tiny_model(backend, backend.device, torch.float32)
+    vocab = model.manifest.target.vocab_size
+    target, drafter = model.family.fitted(model, model.family.usual_shape(model))
+    sampling = Sampling(cfg_scale=2.5 if guided else 1.0, top_k=min(32, vocab))
+    strategy = strategy_of(kind, vocab)
+    made = engine_for(
+        target, drafter, backend, strategy, sampling, batch=batch, neighbours=model.neighbours
+    )
+    vars(made)["model"] = model
+    return made
+
+
+def functions_of(engine: Any) -> dict[str, Callable[[], None]]:
+    """Return what a device captures of an engine, by name."""
+    steps = engine.host_functions() if isinstance(engine, Movable) else {"step": engine.step}
+    return {"prefill": engine.prefill, **steps}

@@ -1,0 +1,211 @@
+"""Compile every Triton kernel of the CUDA backend for cards that are not here; write what they take.
+
+``python tools/kernel_table.py`` compiles for sm_86 and sm_90 with the tools that the package triton
+brings, and writes registers, shared memory and occupancy between the marks of docs/cuda.md. It ends with
+1 where a register spills. ``--check`` writes nothing. Nothing runs, and nothing is said about time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs" / "cuda.md"
+BEGIN, END = "<!-- kernels -->", "<!-- /kernels -->"
+#: Of a multiprocessor: warps, blocks, registers, bytes of shared memory.
+LIMITS = {86: (48, 16, 65536, 100 * 1024), 90: (64, 32, 65536, 228 * 1024)}
+#: Bytes of shared memory that the driver takes of every block.
+RESERVED = 1024
+CODES = 16384
+
+FLOATS = (
+    "logits scale image_scale penalty temperature weights uniforms probs q_rows dial best part peak"
+    " total bonus_uniform spare price cos sin"
+)
+INTEGERS = (
+    "token kind tokens first_child num_children tests group positions address path length bonus"
+)
+TYPES = {
+    **dict.fromkeys(FLOATS.split(), "*fp32"),
+    **dict.fromkeys(INTEGERS.split(), "*i64"),
+    **dict.fromkeys(("neighbours", "keys", "codes"), "*i32"),
+    "mask": "*i8",
+}
+HALVES = dict.fromkeys(("x", "weight", "out", "qkv", "q", "cache_k", "cache_v", "q_out"), "*bf16")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one shape: its module and function, constants, types and options of a launch."""
+
+    kernel: str
+    shape: str
+    module: str
+    function: str
+    constants: dict[str, Any]
+    types: dict[str, str] = field(default_factory=dict)
+    warps: int = 4
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _attention(nodes: int, width: int) -> Case:
+    from lantern_accel_cuda.kernels import tree_attention
+
+    plan = tree_attention.plan(nodes, 704, width, 40, 2, 82)
+    constants = {
+        "WIDTH": width, "STORED": -(-width // 8) * 8, "BLOCK_T": plan.block_t,
+        "BLOCK_L": plan.block_l, "BLOCK_D": plan.block_d, "BLOCKS": plan.blocks,
+    }  # fmt: skip
+    types = {**HALVES, "scale": "fp32"}
+    shape = f"{nodes} queries, heads of {width}"
+    made = "attend", shape, "tree_attention", "_pieces", constants, types
+    return Case(*made, plan.warps, {"num_stages": 1})
+
+
+def cases() -> list[Case]:
+    """Return every kernel at the shapes of LlamaGen-XL and 3B, or with all that it can do."""
+    rows = {"SIZE": CODES, "BLOCK": 4096}
+    whole = {"TOP_K": True, "TOP_P": True, "P_FIRST": True, "HELD_T": True, "HELD_P": False}
+    walk = {"KIND": 2, "AGGREGATE": True, "DRAWN": True, "NEAR": 16}
+    rotate = {"HEADS": 20, "WIDTH": 64, "STORED": 64, "BLOCK_H": 32, "BLOCK_P": 32}
+    wide = {"HEADS": 32, "WIDTH": 100, "STORED": 104, "BLOCK_H": 32, "BLOCK_P": 64}
+    guide = {"BRANCHES": 2, "PENALTIES": False, "WHOLE": False, "HELD": False}
+    fused, codes = ("fused", {**HALVES, "eps": "fp32"}), f"{CODES:,} codes"
+    plain = {"enable_fp_fusion": False}
+    join = {"WIDTH": 64, "BLOCK_S": 16, "BLOCK_D": 64}
+    return [
+        Case("rms_norm", "1,280 wide", fused[0], "_rms_norm", {"WIDTH": 1280, "BLOCK": 2048}, fused[1]),
+        Case("swiglu", "3,456 wide", fused[0], "_swiglu", {"WIDTH": 3456, "BLOCK": 1024}, fused[1]),
+        Case("rotate_write", "20 heads of 64", fused[0], "_rotate_write", rotate, fused[1]),
+        Case("rotate_write", "32 heads of 100", fused[0], "_rotate_write", wide, fused[1]),
+        *(_attention(n, width) for n, width in ((1, 64), (16, 64), (60, 64), (60, 100))),
+        Case("attend, joining", "heads of 64", "tree_attention", "_join", join, {"out": "*bf16"}, 2),
+        Case(
+            "guide", codes, "sampling", "_guide", {"SIZE": CODES, "BLOCK": 1024} | guide,
+            {"image_scale": "fp32", "out": "*fp32"},
+        ),
+        Case(
+            "filter", codes, "sampling", "_filter", rows | whole, {"top_p": "fp32", "out": "*fp32"}, 8
+        ),
+        Case(
+            "draw", f"{codes}, 16 of them", "sampling", "_draw",
+            {"SIZE": CODES, "COUNT": 16, "BLOCK": 512}, {"out": "*i64"},
+        ),
+        *(
+            Case(
+                "race", f"{codes}, {count} of them", "race", "_race_pieces",
+                {"SIZE": CODES, "COUNT": count, "HALF": 512}, {}, 4, plain,
+            )
+            for count in (1, 10)
+        ),
+        *(
+            Case(
+                "race, joining", f"{codes}, {count} of them", "race", "_race_join",
+                {"SIZE": CODES, "COUNT": count, "BLOCK": 16 * count if count == 1 else 256},
+                {"out": "*i64"}, 1,
+            )
+            for count in (1, 10)
+        ),
+        Case("accept", codes, "accept", "_walk", {"SIZE": CODES, "BLOCK": 2048} | walk, {}, 8),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a compiled kernel takes: registers a thread, bytes of shared memory, of spilled registers."""
+
+    registers: int
+    shared: int
+    spilled: int
+
+
+def compiled(case: Case, generation: int) -> Taken:
+    """Compile a kernel for a generation of cards (86, 90) and read what it takes."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module = importlib.import_module(f"lantern_accel_cuda.kernels.{case.module}")
+    kernel = getattr(module, case.function)
+    types, names = TYPES | case.types, kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={n: "constexpr" if n in case.constants else types.get(n, "i32") for n in names},
+        constexprs={(names.index(n),): value for n, value in case.constants.items()},
+        # Tensors begin at multiples of 16 bytes; a launch finds that out by itself.
+        attrs={
+            (names.index(n),): [["tt.divisibility", 16]]
+            for n in names
+            if types.get(n, "").startswith("*") and n not in case.constants
+        },
+    )
+    made = triton.compile(
+        source,
+        target=GPUTarget("cuda", generation, 32),
+        options={"num_warps": case.warps, **case.options},
+    )
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(made.asm["cubin"])
+        command = [str(tool), "--dump-resource-usage", str(file)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {
+        name: int(re.findall(rf"\b{name}:(\d+)", said)[-1]) for name in ("REG", "STACK", "LOCAL")
+    }
+    return Taken(found["REG"], made.metadata.shared, found["STACK"] + found["LOCAL"])
+
+
+def occupancy(taken: Taken, warps: int, generation: int) -> float:
+    """Return the share of a multiprocessor's warps that a kernel keeps there."""
+    most, blocks, registers, shared = LIMITS[generation]
+    # Registers are given out 256 at a time, to a warp.
+    each = -(-32 * taken.registers // 256) * 256 * warps
+    fits = min(blocks, most // warps, registers // each, shared // (taken.shared + RESERVED))
+    return fits * warps / most
+
+
+def table() -> tuple[list[str], bool]:
+    """Return the lines of the table, and whether no kernel spills."""
+    names = [f"sm_{generation}" for generation in LIMITS]
+    head = " | ".join(f"{name}: registers, shared, occupancy" for name in names)
+    lines = [f"| kernel | shape | warps | {head} |", "|---|---|---|" + "---|" * len(names)]
+    sound = True
+    for case in cases():
+        cells = []
+        for generation in LIMITS:
+            taken = compiled(case, generation)
+            sound = sound and not taken.spilled
+            share = f"{occupancy(taken, case.warps, generation):.0%}".replace("%", " %")
+            spilled = f", **{taken.spilled} bytes spilled**" if taken.spilled else ""
+            kilo = f"{taken.shared / 1024:.1f}".removesuffix(".0")
+            cells.append(f"{taken.registers}, {kilo} KB, {share}{spilled}")
+        lines.append(f"| {case.kernel} | {case.shape} | {case.warps} | {' | '.join(cells)} |")
+    return lines, sound
+
+
+def main() -> int:
+    """Write the table, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    given = parser.parse_args()
+    lines, sound = table()
+    text = DOCS.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    made = before + "\n".join([BEGIN, *lines, END]) + after
+    if not given.check:
+        DOCS.write_text(made, encoding="utf-8")
+    print("\n".join(lines))
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

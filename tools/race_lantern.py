@@ -237,7 +237,9 @@ class Ours:
     @torch.inference_mode()
     def __call__(self) -> Lap:
         self.seed += 1
-        self.engine.start(self.rows, self.mask, self.engine.uniforms(self.seed, [0]), self.prefill)
+        self.engine.start(
+            self.rows, self.mask, self.engine.randomness(self.seed, [0]), self.prefill
+        )
         with self.backend.stopwatch() as watch:
             cpu = time.process_time()
             done = self.engine.run(self.step)

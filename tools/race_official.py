@@ -141,7 +141,7 @@ class Ours:
     def __call__(self, tokens: int) -> torch.Tensor:
         """Decode ``tokens`` tokens of every image; int64 ``[B, tokens]`` on the host."""
         g = self.engine.geometry
-        uniforms = self.engine.uniforms(0, list(range(g.batch)))
+        uniforms = self.engine.randomness(0, list(range(g.batch)))
         self.engine.start(self.rows, self.mask, uniforms, self._prefill)
         if tokens == g.tokens:
             return self.engine.run(self._step).tokens

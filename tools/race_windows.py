@@ -133,14 +133,18 @@ def theirs(
 def ours(teller: Teller, window: Window, images: int) -> tuple[Tensor, Tensor]:
     """Decode many images with the engine; return tokens ``[n, N]`` and steps ``[n]``."""
     engine = JacobiEngine(
-        teller.model, TensorOps(), Strategy(tree=window), teller.sampling, batch=images
+        teller.model,
+        TensorOps(),
+        Strategy(tree=window, coupling="maximal"),
+        teller.sampling,
+        batch=images,
     )
-    g = engine.geometry
+    seed = int(torch.randint(2**62, ()))
     with torch.inference_mode():
         engine.start(
             teller.features.expand(images, -1, -1),
             teller.mask.expand(images, -1),
-            torch.rand(images, g.tokens, g.columns).clamp(2.0**-24, 1 - 2.0**-22),
+            engine.randomness(seed, list(range(images))),
         )
         done = engine.run()
     return done.tokens, done.steps

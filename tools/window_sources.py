@@ -57,15 +57,21 @@ def captions(pipeline: Pipeline, file: Path, draw: int, count: int) -> list[str]
 
 
 def plan(args: argparse.Namespace) -> Iterator[tuple[str, Strategy]]:
-    """Yield what is measured: a label and a strategy."""
-    for length in args.windows:
-        for text in args.variants:
-            window = parse_tree(f"window:{length},{text}" if text else f"window:{length}")
-            assert isinstance(window, Window)
-            if len(window.siblings) < length:
-                yield f"{length} {text or 'scd'}", Strategy(tree=window)
-    for tree in args.trees:
-        yield f"eagle {tree}", Strategy(name="eagle", tree=parse_tree(tree))
+    """Yield what is measured: a label and a strategy, with every coupling that is asked for."""
+    for coupling in args.couplings:
+        said = "" if coupling == "invariant" else f", {coupling}"
+        for length in args.windows:
+            for text in args.variants:
+                window = parse_tree(f"window:{length},{text}" if text else f"window:{length}")
+                assert isinstance(window, Window)
+                if len(window.siblings) < length:
+                    yield (
+                        f"{length} {text or 'scd'}{said}",
+                        Strategy(tree=window, coupling=coupling),
+                    )
+        for tree in args.trees:
+            one = Strategy(name="eagle", tree=parse_tree(tree), coupling=coupling)
+            yield f"eagle {tree}{said}", one
 
 
 def measure(
@@ -113,6 +119,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--trees", nargs="*", default=[], help="trees of the drafter, such as chain:4"
+    )
+    parser.add_argument(
+        "--couplings", nargs="*", choices=["invariant", "maximal"], default=["invariant"]
     )
     parser.add_argument("--half", choices=["tuning", "reporting"], default="reporting")
     parser.add_argument("--prompts", type=int, default=14)

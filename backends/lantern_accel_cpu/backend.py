@@ -27,7 +27,7 @@ from lantern_accel.nn.rounding import Rounded
 from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
-from lantern_accel_cpu.native import passes, sampling, trees, trunk, windows
+from lantern_accel_cpu.native import passes, races, sampling, trees, trunk, windows
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
 from lantern_accel_cpu.native.rounded import RoundedPanels
 from lantern_accel_cpu.native.steps import NativeReplay
@@ -187,6 +187,31 @@ class DeviceBackend(Backend):
         self.kernels.threads()
         library = self.kernels.library
         return sampling.accept(library, tree, logits, given, rule, uniforms, bonus_uniform, masked)
+
+    def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """Return weights over the noise of their place, ``[B, T, V]``."""
+        out = None
+        if self.kernels is not None:
+            self.kernels.threads()
+            out = races.perturb(self.kernels.library, weights, keys, positions)
+        return out if out is not None else super().perturb(weights, keys, positions)
+
+    def race(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """Return the codes ``[B, T]`` whose weight over noise is largest."""
+        out = None
+        if self.kernels is not None and self.index == torch.int64:
+            self.kernels.threads()
+            out = races.race(self.kernels.library, weights, keys, positions)
+        return out if out is not None else super().race(weights, keys, positions)
+
+    def accept_invariant(
+        self, tree: Any, logits: Tensor, given: Filter, keys: Tensor, length: Tensor
+    ) -> tuple[Tensor, ...] | None:
+        """Walk down the tokens that noise chooses in one native call."""
+        if self.kernels is None:
+            return None
+        self.kernels.threads()
+        return races.accept(self.kernels.library, tree, logits, given, keys, length)
 
     def couple(
         self, x: Tensor, p: Tensor, q: Tensor, tests: Tensor, draws: Tensor, anew: bool, left: bool

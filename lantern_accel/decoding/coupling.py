@@ -116,10 +116,10 @@ def couple(
 
 
 def compare(x: Tensor, scores: Tensor, rule: Rule) -> Coupled:
-    """Keep the drafts that are the highest score, up to the first that is not.
+    """Keep the drafts that are the likeliest code, up to the first that is not: greedy decoding.
 
-    ``x`` integer ``[B, L - 1]``; ``scores [B, L, V]``: logits, greedily, where a relaxed ``rule`` counts
-    A(x) for a draft; or ``log p + Gumbel noise`` of each position, whose highest is a draw from p.
+    ``x`` integer ``[B, L - 1]``; ``scores [B, L, V]``: logits. A relaxed ``rule`` counts A(x) for a
+    draft.
     """
     best = scores.argmax(dim=-1).to(x.dtype)
     own = best[:, :-1]
@@ -137,8 +137,3 @@ def compare(x: Tensor, scores: Tensor, rule: Rule) -> Coupled:
     before = order < count.unsqueeze(1)
     tokens = torch.cat((torch.where(before, x, own), best[:, -1:]), dim=1)
     return Coupled(tokens, count + 1, torch.where(before, price, 0.0))
-
-
-def gumbel(uniforms: Tensor) -> Tensor:
-    """Return Gumbel noise of uniforms, float32 of the same shape."""
-    return -torch.log(-torch.log(uniforms))

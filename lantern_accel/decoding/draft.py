@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.levels import Level, Picks
-from lantern_accel.decoding.logits import Filters, distribution
+from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.target import Drafter, Target
@@ -50,7 +51,7 @@ class Drafting:
     ops: TensorOps
     cache: KVCache
     geometry: Geometry
-    filters: Filters
+    choices: Choices
     guidance: Guidance
     tables: TreeTables | None
     dynamic: DynamicTree | None
@@ -64,6 +65,7 @@ class Drafting:
         self.base = self.prefix + g.tokens
         #: Slots that committed tokens lie in, by number; the others are beyond any reach.
         self.reached = torch.where(self.slots < self.base, self.slots, self.cache.layout.capacity)
+        self.filters = self.choices.filters
         self.behind = self.slots[: self.base] - self.prefix
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
@@ -226,8 +228,13 @@ class Drafting:
 
     # --- trees ---------------------------------------------------------------------------------
 
-    def draft(self, state: State, uniforms: Tensor, window: Written | None = None) -> DraftTree:
-        """Catch up and propose a tree; ``uniforms [B, columns]``, ``window`` is a static tree's."""
+    def draft(
+        self, state: State, uniforms: Tensor | None, window: Written | None = None
+    ) -> DraftTree:
+        """Catch up and propose a tree; ``window`` is a static tree's.
+
+        ``uniforms [B, columns]``: the first are for drafts; None: keys decide.
+        """
         shown = self._shown(state)
         features = self.catch_up(state, shown)
         ahead = self._begin(state, shown)
@@ -240,7 +247,7 @@ class Drafting:
         state: State,
         ahead: Depths,
         features: Tensor,
-        uniforms: Tensor,
+        uniforms: Tensor | None,
         window: Written | None,
     ) -> DraftTree:
         tables = self.tables
@@ -251,8 +258,12 @@ class Drafting:
         for depth, width in enumerate(tables.max_children):
             logits = self._guided(ahead, depth, features)
             groups = logits.shape[1]
-            if self.filters.sampling.greedy:
+            if self.choices.greedy:
                 picks = logits.topk(width, dim=-1).indices.to(self.ops.index)
+            elif uniforms is None:
+                q = distribution(logits, self.filters)
+                places = (state.length + (depth + 1)).unsqueeze(1).expand(-1, groups)
+                picks = self.choices.ranked(q, places, width)
             else:
                 q = distribution(logits, self.filters)
                 here = uniforms[:, used : used + groups * width].view(batch, groups, width)
@@ -278,10 +289,28 @@ class Drafting:
             window=window,
         )
 
-    def _log_probs(self, logits: Tensor) -> Tensor:
-        if self.filters.sampling.greedy:
+    def _log_probs(self, logits: Tensor, luck: Tensor | None) -> Tensor:
+        """Return what each code of ``logits [B, n, V]`` promises, as a logarithm.
+
+        ``luck [B, 1, V]``: where noise decides, codes count with that of their position, as the target
+        will choose.
+        """
+        if self.choices.greedy:
             return logits.log_softmax(dim=-1).clamp(min=FLOOR)
-        return distribution(logits, self.filters).log().clamp(min=FLOOR)
+        q = distribution(logits, self.filters)
+        if luck is not None:
+            q = q * luck
+            q = q / q.sum(dim=-1, keepdim=True)
+        return q.log().clamp(min=FLOOR)
+
+    def _luck(self, state: State, levels: int) -> list[Tensor | None]:
+        """Return one over the noise of the next positions, ``[B, 1, V]`` each; None without noise."""
+        g = self.geometry
+        if self.choices.greedy or not g.keyed:
+            return [None] * levels
+        places = state.length.unsqueeze(1) + self.slots[1 : levels + 1]
+        even = torch.ones(g.batch, levels, g.vocab, device=places.device)
+        return list(torch.split(self.choices.perturbed(even, places), 1, dim=1))
 
     def _draft_dynamic(
         self, state: State, ahead: Depths, features: Tensor, tree: DynamicTree
@@ -293,7 +322,8 @@ class Drafting:
         """
         batch, k = self.geometry.batch, tree.top_k
         device = features.device
-        log_probs = self._log_probs(self._guided(ahead, 0, features))[:, 0]
+        luck = self._luck(state, tree.depth + 1)
+        log_probs = self._log_probs(self._guided(ahead, 0, features), luck[0])[:, 0]
         scores, codes = log_probs.topk(k, dim=-1)
         codes = codes.to(self.ops.index)
         pool_codes, pool_scores = [codes], [scores]
@@ -310,7 +340,8 @@ class Drafting:
             seen = torch.cat(pads, dim=-1)
             mask = self._mask(self.branches.masked(seen))
             features = self._level(ahead, level + 1, codes, features, mask)
-            log_probs = self._log_probs(self._guided(ahead, level + 1, features))
+            guided = self._guided(ahead, level + 1, features)
+            log_probs = self._log_probs(guided, luck[level + 1])
             best, children = log_probs.topk(k, dim=-1)
             children = children.to(self.ops.index)
             # A child ranks strictly below its parent, so that ties cannot part the two.

@@ -19,6 +19,7 @@ from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.geometry import cache_layouts, geometry_of, tables_of
 from lantern_accel.decoding.greedy import accept_greedy
+from lantern_accel.decoding.invariant import accept_invariant
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.pricing import path_prices
 from lantern_accel.decoding.rows import Guidance
@@ -69,21 +70,21 @@ class Engine(Running):
         )
         tables = tables_of(strategy.tree)
         layout, drafter_layout = cache_layouts(g, target, drafter, ops)
+        self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
+        self._watch()
         taps: Sequence[int] = ()
         if drafter is not None and drafter_layout is not None:
             taps = drafter.taps
             dynamic = strategy.tree if isinstance(strategy.tree, DynamicTree) else None
             cache = ops.allocate(drafter_layout)
             self.drafting = Drafting(
-                drafter, target, ops, cache, g, self.filters, guidance, tables, dynamic
+                drafter, target, ops, cache, g, self.choices, guidance, tables, dynamic
             )
         open_pads = drafter is not None and not (drafter.config.mask_padding or g.own_prompts)
         open_pads = open_pads and strategy.needs_drafter
         cache = ops.allocate(layout)
         self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
         self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
-        self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
-        self._watch()
         self._divide_and_plan()
 
     def _share(self, longest: Engine, drafter: Drafter | None) -> None:
@@ -92,14 +93,18 @@ class Engine(Running):
         g = replace(self.geometry, scratch=one.scratch, draft_columns=one.draft_columns)
         self.geometry, self.dials, self.filters = g, longest.dials, longest.filters
         self.rule, self.state, self.sound = longest.rule, longest.state, longest.sound
-        self._progress, self.greedy = longest._progress, longest.greedy
+        self._progress, self.greedy, self.choices = (
+            longest._progress,
+            longest.greedy,
+            longest.choices,
+        )
         v, ops, tables = longest.verifying, self.ops, tables_of(self.strategy.tree)
         taps: Sequence[int] = ()
         if g.depth:
             assert drafter is not None and longest.drafting is not None
             taps, cache = v.taps, longest.drafting.cache
             self.drafting = Drafting(
-                drafter, v.target, ops, cache, g, self.filters, v.guidance, tables, None
+                drafter, v.target, ops, cache, g, self.choices, v.guidance, tables, None
             )
         self.verifying = Verifying(v.target, ops, v.cache, g, v.guidance, taps, v.open_pads)
         assert tables is not None
@@ -120,11 +125,13 @@ class Engine(Running):
         """Run the prompt and draw the first token. No value is read by the host."""
         state = self.state
         features, logits = self.verifying.prefill(state)
+        weights = logits if self.greedy else distribution(logits, self.filters)
         if self.greedy:
-            weights = logits
             root = logits.argmax(dim=-1).to(self.ops.index)
+        elif self.geometry.keyed:
+            first = self.verifying.first.unsqueeze(1)
+            root = self.choices.of(weights.unsqueeze(1), first).squeeze(1)
         else:
-            weights = distribution(logits, self.filters)
             root = self.filters.draws.draw(weights, state.uniforms[:, 0, -1])
         self.sound.begin(weights)
         state.root.copy_(root)
@@ -144,22 +151,27 @@ class Engine(Running):
         if slots is None and self.at_once is not None and self.at_once():
             return
         state = self.state
-        now = state.step.clamp(max=self.geometry.tokens - 1)
-        uniforms = state.uniforms.index_select(1, now).squeeze(1)
-        drafts, tests = self.geometry.draft_columns, self.geometry.test_columns
+        uniforms = self._uniforms()
         with self.ops.phase("draft"):
-            tree = self._draft(uniforms[:, :drafts])
+            tree = self._draft(uniforms)
         with self.ops.phase("verify"):
             features, logits = self.verifying.verify(state, tree, slots)
         with self.ops.phase("accept"):
-            accepted = self._accept(
-                tree, logits, uniforms[:, drafts : drafts + tests], uniforms[:, -1]
-            )
+            accepted = self._accept(tree, logits, uniforms)
         with self.ops.phase("commit"):
             commit(self.verifying, state, tree, features, accepted)
             self.sound.end()
 
-    def _draft(self, uniforms: Tensor) -> DraftTree:
+    def _uniforms(self) -> Tensor | None:
+        """Return this step's uniforms ``[B, columns]``; None where keys decide."""
+        g, state = self.geometry, self.state
+        if g.keyed:
+            return None
+        now = state.step.clamp(max=g.tokens - 1)
+        here: Tensor = state.uniforms.index_select(1, now).squeeze(1)
+        return here
+
+    def _draft(self, uniforms: Tensor | None) -> DraftTree:
         if self.drafting is not None:
             static = self.drafting.tables is not None
             window = self.verifying.window(self.state) if static else None
@@ -167,12 +179,14 @@ class Engine(Running):
         assert self._root_only is not None
         return DraftTree(tokens=self.state.root.unsqueeze(1), max_children=(), **self._root_only)
 
-    def _accept(self, tree: DraftTree, logits: Tensor, tests: Tensor, bonus: Tensor) -> Accepted:
-        if self.greedy:
-            self.sound.note(logits)
-            return accept_greedy(tree, logits, self.rule)
+    def _accept(self, tree: DraftTree, logits: Tensor, uniforms: Tensor | None) -> Accepted:
         self.sound.note(logits, logits=True)
-        masked = self.verifying.guidance.allowed is not None
+        if self.greedy and self.rule.relaxed:
+            return accept_greedy(tree, logits, self.rule)
+        if uniforms is None:
+            return accept_invariant(tree, logits, self.choices, self.state.length)
+        first, masked = self.geometry.draft_columns, self.verifying.guidance.allowed is not None
+        tests, bonus = uniforms[:, first : first + self.geometry.test_columns], uniforms[:, -1]
         accepted = accept(tree, logits, self.filters, self.rule, tests, bonus, masked=masked)
         if self.accounting == "exact" and self.rule.relaxed:
             official = self.rule.residual == "official" and masked

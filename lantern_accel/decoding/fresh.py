@@ -62,6 +62,20 @@ class Freshness:
         return self.width if self.kind in ABOVE else 0
 
     @property
+    def reads(self) -> bool:
+        """Whether a draft depends on another position."""
+        return self.kind not in ("uniform", "code")
+
+    @property
+    def copies(self) -> bool:
+        """Whether a draft is another position's token."""
+        return self.kind in ("left-code", "above-code")
+
+    def near(self, left: Tensor, above: Tensor) -> Tensor:
+        """Return the source of kinds that have one, of those that :meth:`sources` returns."""
+        return left if self.kind.startswith("left") else above
+
+    @property
     def certain(self) -> bool:
         """Whether a draft, once it is chosen, counts as drawn with probability 1 (SJD's way)."""
         return self.kind in CERTAIN

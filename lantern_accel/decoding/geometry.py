@@ -29,7 +29,8 @@ class Geometry:
     deepest draft; ``scratch`` drafter nodes a step; ``vocab`` codes; ``dim`` width of a feature;
     ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`); ``taps``: states
     of the target that the drafter reads next to the feature; ``draft_columns, test_columns``: uniforms
-    that drafting and testing take per image and step.
+    that drafting and testing take per image and step. ``keyed``: none, since tokens are compared with
+    what the seed or the likeliest code decides (:mod:`~.invariant`).
     """
 
     batch: int
@@ -45,11 +46,12 @@ class Geometry:
     taps: int = 0
     draft_columns: int = 0
     test_columns: int = 0
+    keyed: bool = False
 
     @property
     def columns(self) -> int:
         """Uniforms per image and step: for drafting, for the tests, and one for the bonus token."""
-        return self.draft_columns + self.test_columns + 1
+        return 0 if self.keyed else self.draft_columns + self.test_columns + 1
 
     @property
     def rows(self) -> int:
@@ -144,7 +146,10 @@ def geometry_of(
         scratch = sum(len(level) for level in tables.inner[1:])
         tests = sum(tables.max_children)
         widths = zip(tables.inner, tables.max_children, strict=True)
-        drafts = 0 if sampling.greedy else sum(len(level) * width for level, width in widths)
+        drafts = sum(len(level) * width for level, width in widths)
+    keyed = strategy.invariant or sampling.greedy
+    if keyed:
+        tests = drafts = 0
     return Geometry(
         batch=batch,
         branches=sampling.branches,
@@ -159,6 +164,7 @@ def geometry_of(
         taps=len(drafter.taps) if drafter is not None else 0,
         draft_columns=drafts,
         test_columns=tests,
+        keyed=keyed,
     )
 
 

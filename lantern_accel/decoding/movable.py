@@ -53,6 +53,7 @@ class Movable(Running):
         self.engines, self.now, self.strategy = engines, max(engines), strategy
         self.sampling, self.ops, self.greedy = longest.sampling, longest.ops, longest.greedy
         self.geometry, self.dials = longest.geometry, longest.dials
+        self.filters, self.choices = longest.filters, longest.choices
         self.verifying, self.drafting = longest.verifying, longest.drafting
         self.state, self.sound = longest.state, longest.sound
         self._progress = longest._progress

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lantern_accel.decoding.at_once import AtOnce
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import PaceRule
 from lantern_accel.decoding.target import Target
@@ -55,7 +54,6 @@ class PlainStep:
             return
         forward = self.forward if slots is None else self.passes.get(slots, self.forward)
         engine, state, n = self.engine, self.engine.state, self.engine.geometry.tokens
-        now = state.step.clamp(max=n - 1)
         newest = state.length.unsqueeze(1)
         with engine.ops.phase("verify"):
             x = state.tokens.gather(1, newest)
@@ -63,15 +61,7 @@ class PlainStep:
         with engine.ops.phase("accept"):
             if self.advance is not None and self.advance(logits):
                 return
-            if engine.greedy:
-                engine.sound.note(logits)
-                token = logits[:, 0].argmax(dim=-1).to(engine.ops.index)
-            else:
-                uniforms = state.uniforms.index_select(1, now).squeeze(1)
-                p = distribution(logits, engine.filters)
-                engine.sound.note(p)
-                engine.ring.write(state.q, newest + 1, p)
-                token = engine.filters.draws.draw(p[:, 0], uniforms[:, -1])
+            token = engine.drafts.plain(logits, newest + 1)
         with engine.ops.phase("commit"):
             state.tokens.scatter_(1, (newest + 1).clamp(max=n), token.unsqueeze(1))
             open_ = state.length + 1 < n

@@ -14,16 +14,18 @@ from lantern_accel.decoding.buckets import Reach, Steps, Within
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.invariant import Choices
+from lantern_accel.decoding.logits import Filters
+from lantern_accel.decoding.randomness import draw_uniforms, image_keys
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.sound import Soundness, require
-from lantern_accel.decoding.uniforms import draw_uniforms
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Buffers of the state that a request fills and no step changes.
-GIVEN = ("condition", "prefix_mask", "uniforms", "start")
+GIVEN = ("condition", "prefix_mask", "uniforms", "keys", "start")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Running(ABC):
     ops: TensorOps
     geometry: Geometry
     dials: Dials
+    filters: Filters
+    choices: Choices
     verifying: Verifying
     sizes: tuple[int, ...]
     """Buckets of the target's cache, rising: how many slots a step may look at. The last is the whole."""
@@ -75,6 +79,7 @@ class Running(ABC):
     def _watch(self) -> None:
         """Make what the host reads while steps run: the lengths, and whether numbers are finite."""
         self.greedy = self.sampling.greedy
+        self.choices = Choices(self.state.keys, self.filters, self.greedy)
         self.sound = Soundness(self.state.length, self.greedy)
         self._progress = self.ops.host_copy(self.sound.report)
 
@@ -190,22 +195,23 @@ class Running(ABC):
         self,
         condition: Tensor,
         prefix_mask: Tensor,
-        uniforms: Tensor,
+        randomness: Tensor,
         prefill: Callable[[], None] | None = None,
     ) -> None:
         """Load a request and prefill; ``prefill`` replays a captured :meth:`prefill`."""
-        self.load(condition, prefix_mask, uniforms)
+        self.load(condition, prefix_mask, randomness)
         (prefill or self.prefill)()
 
-    def load(self, condition: Tensor, prefix_mask: Tensor, uniforms: Tensor) -> None:
+    def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
         """Clear the buffers and copy a request into them.
 
         ``condition``: rows ``[cond; uncond]`` with guidance, else ``[cond]``, each caption features
-        ``[prefix, caption_dim]`` or a class id; ``prefix_mask`` bool ``[B, prefix]``; ``uniforms``
-        float32 ``[B, N, columns]``. Raises :class:`RequestError` for another shape.
+        ``[prefix, caption_dim]`` or a class id; ``prefix_mask`` bool ``[B, prefix]``; ``randomness``
+        as :meth:`randomness` gives it. Raises :class:`RequestError` for another shape.
         """
         state = self.state
-        given = {"condition": condition, "prefix_mask": prefix_mask, "uniforms": uniforms}
+        drawn = "keys" if self.geometry.keyed else "uniforms"
+        given = {"condition": condition, "prefix_mask": prefix_mask, drawn: randomness}
         for name, value in given.items():
             if value.shape != getattr(state, name).shape:
                 raise RequestError(
@@ -219,13 +225,17 @@ class Running(ABC):
         if self.geometry.own_prompts:
             state.start.copy_(prefix_mask.sum(dim=1))
 
-    def uniforms(self, seed: int, images: list[int]) -> Tensor:
-        """Draw the request's randomness: float32 ``[B, N, columns]`` on the engine's device.
+    def randomness(self, seed: int, images: list[int]) -> Tensor:
+        """Return what decides a request's images, on the engine's device.
 
-        ``images`` are the indices that pick each image's random stream.
+        Keys of their noise, int32 ``[B, 3]``, where the seed decides every token; with the coupling
+        ``maximal`` uniforms float32 ``[B, N, columns]``. ``images``: their numbers in the request. Image
+        i gets the same alone and in a batch.
         """
-        drawn = draw_uniforms(seed, images, self.geometry.tokens, self.geometry.columns)
-        return drawn.to(self.state.uniforms.device)
+        g, device = self.geometry, self.state.length.device
+        if g.keyed:
+            return image_keys(seed, images).to(device)
+        return draw_uniforms(seed, images, g.tokens, g.columns).to(device)
 
     def run(
         self,
@@ -290,7 +300,7 @@ class Running(ABC):
         self,
         condition: Tensor,
         prefix_mask: Tensor,
-        uniforms: Tensor,
+        randomness: Tensor,
         prefill: Callable[[], None],
         step: Callable[[], None],
     ) -> Decoded:
@@ -299,7 +309,7 @@ class Running(ABC):
         Loading, one step, the host's look at the lengths, and reading what was decoded. Arguments as
         :meth:`start` takes them.
         """
-        self.start(condition, prefix_mask, uniforms, prefill)
+        self.start(condition, prefix_mask, randomness, prefill)
         self.leave_out(0)
         step()
         self._progress.post()

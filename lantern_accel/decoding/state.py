@@ -19,7 +19,8 @@ class State:
     positions up to ``length`` are committed, and the ``nodes`` after them are where the next tree is
     written. ``place_of [B, S]`` is its inverse. ``tokens [B, N + 1]``: known tokens; column N is trash.
     ``pending_*``: tokens that the drafter has yet to catch up on, ``depth + 1`` at most, with the target
-    features they follow from. ``histogram [B, D + 1]``: steps by accepted drafts.
+    features they follow from. ``uniforms`` float32 ``[B, N, columns]`` or ``keys`` int32 ``[B, 3]``: the
+    request's randomness (:mod:`~.randomness`). ``histogram [B, D + 1]``: steps by accepted drafts.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class State:
         self.pending_count = ints(g.batch)
         self.pending_features = floats(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
         self.uniforms = floats(g.batch, g.tokens, g.columns)
+        self.keys = torch.zeros(g.batch, 3, dtype=torch.int32, device=device)
         self.step = ints(1)
         self.steps = ints(g.batch)
         self.histogram = ints(g.batch, g.depth + 1)

@@ -22,23 +22,19 @@ class WindowGeometry(Geometry):
     """Sizes of a window: ``nodes`` is what a pass runs, ``depth`` the drafts of the chain.
 
     ``siblings`` drafts have no slot of their own in the image, at most ``widest`` of one draft; ``kept``
-    distributions are kept per image; ``noisy``: Gumbel noise decides; ``passes`` whose rows are kept.
+    distributions are kept per image; ``passes`` whose drafts are recalled.
     """
 
     siblings: int = 0
     kept: int = 0
     widest: int = 0
-    noisy: bool = False
     passes: int = 0
 
     @property
     def columns(self) -> int:
-        """Uniforms per image and step: tests, fresh drafts, siblings drawn and tested, and draws.
-
-        With Gumbel noise one per code, a row per position.
-        """
+        """Uniforms per image and step: tests, fresh drafts, siblings drawn and tested, and draws."""
         drafts = 2 * self.depth + self.siblings + self.widest
-        return self.vocab if self.noisy else drafts + self.depth + 1
+        return 0 if self.keyed else drafts + self.depth + 1
 
     @property
     def image_slots(self) -> int:
@@ -54,13 +50,15 @@ class WindowGeometry(Geometry):
 class WindowState:
     """What a window's step reads and updates in place; nothing here changes its address.
 
-    ``length [B]``: the last known token's position, whose keys and values the next pass writes.
-    ``newest [B]``: the last position that a pass has predicted. ``tokens [B, N + 1]``: known ones, then
-    drafts; column N is trash. ``q`` float32 ``[B, K + 1, V]``:
-    what the drafts were drawn from, a ring of K positions and a trash row. It is as wide as the
-    vocabulary of *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own
-    distributions. ``histogram [B, D + 1]``: steps by accepted drafts. ``past``, ``heard`` and ``before``
-    are :class:`~.recall.Recall`'s.
+    ``length [B]``: the last known token's position, whose keys and values the next pass writes. ``newest
+    [B]``: the last position that a pass has predicted. ``tokens [B, N + 1]``: known ones, then drafts;
+    column N is trash. ``q`` float32 ``[B, K + 1, V]``: the distributions of positions, a ring of K and a
+    trash row: what drafts were drawn from, or where noise decides what a pass gave, which fresh drafts
+    follow. It is as wide as the vocabulary of *codes*: 64 positions of 16,384 codes are 4 MiB per image,
+    as much as one pass's own distributions. ``histogram [B, D + 1]``: steps by accepted drafts. Of the
+    last M passes ``heard`` integer ``[B, M, L]`` says which position each row is of and which token it
+    followed, as one number; ``before`` the token before that; and what the pass gave: ``said``, the token
+    that it chose, or its row ``past [B, M, L, V]``.
     """
 
     def __init__(
@@ -85,9 +83,12 @@ class WindowState:
         self.q = floats(g.batch, g.kept + 1, g.vocab) if g.kept else floats(0)
         held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
         # Half the bytes do: what is drawn from them is what they are after this rounding.
-        self.past = torch.zeros(*held, g.vocab, dtype=torch.bfloat16, device=device)
+        rows = (0, 0, 0) if g.keyed else held
+        self.past = torch.zeros(*rows, g.vocab, dtype=torch.bfloat16, device=device)
         self.heard, self.before = ints(*held), ints(*held)
+        self.said = ints(*held) if g.keyed else ints(0, 0, 0)
         self.uniforms = floats(g.batch, g.tokens, g.columns)
+        self.keys = torch.zeros(g.batch, 3, dtype=torch.int32, device=device)
         self.step = ints(1)
         self.steps = ints(g.batch)
         self.histogram = ints(g.batch, g.depth + 1)

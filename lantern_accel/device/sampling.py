@@ -173,7 +173,7 @@ class SamplingOps:
     def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
         """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum), uniforms ``[...]``.
 
-        The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.decoding.uniforms`), so that rounding
+        The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.decoding.randomness`), so that rounding
         cannot push a draw past the last code with a weight. ``sums``: what :meth:`running_sums` made.
         """
         total = self.scan(weights) if sums is None else two_level_scan(weights, sums)
@@ -205,16 +205,22 @@ class SamplingOps:
         (:mod:`lantern_accel.device.noise`): the same for the same row, key and position, whatever else
         is computed with it. ``keys`` int32 ``[B, 3]``; ``positions`` integer ``[B, T]``, of the tokens.
         """
-        noise = exponential(keys, positions, weights.shape[-1])
-        return (weights / noise).argmax(dim=-1).to(self.index)
+        return self.perturb(weights, keys, positions).argmax(dim=-1).to(self.index)
 
     def race_siblings(self, weights: Tensor, keys: Tensor, positions: Tensor, count: int) -> Tensor:
         """Draw ``count`` different codes ``[B, T, count]``: the race's first, second, ...
 
         The first is :meth:`race`'s. Codes without weight come last, and acceptance never keeps them.
         """
-        noise = exponential(keys, positions, weights.shape[-1])
-        return (weights / noise).topk(count, dim=-1).indices.to(self.index)
+        first = self.perturb(weights, keys, positions).topk(count, dim=-1)
+        return first.indices.to(self.index)
+
+    def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """Return weights over the noise of their place, ``[B, T, V]``, which :meth:`race` compares.
+
+        Arguments as in :meth:`race`.
+        """
+        return weights / exponential(keys, positions, weights.shape[-1])
 
     def accept(
         self,
@@ -231,6 +237,17 @@ class SamplingOps:
         Takes and returns what :func:`lantern_accel.decoding.accept.accept` does, the fields of an
         ``Accepted``; None where the device has no kernel for this tree or rule, as here: then the tensor
         code of that module runs. ``masked``: logits of -inf are codes that may not be.
+        """
+        return None
+
+    def accept_invariant(
+        self, tree: Any, logits: Tensor, given: Filter, keys: Tensor, length: Tensor
+    ) -> tuple[Tensor, ...] | None:
+        """Filter the rows of a tree that are visited, and walk down the tokens that win there.
+
+        Takes what :func:`lantern_accel.decoding.invariant.accept_invariant` does, and returns the fields
+        of an ``Accepted``; None where the device has no kernel for this tree, as here: then the tensor
+        code of that module runs.
         """
         return None
 

@@ -64,6 +64,7 @@ class Auto:
             temperature=round(sampling.temperature, 1),
             filters=[sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
             budget=strategy.tv_budget,
+            invariant=strategy.invariant,
             lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS)],
         )
 

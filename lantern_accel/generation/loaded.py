@@ -168,7 +168,7 @@ class Loaded:
                 return self.engines.get(
                     batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
                 )
-            uniforms = one.engine.uniforms(0, list(range(batch)))
+            uniforms = one.engine.randomness(0, list(range(batch)))
             one.engine.start(rows.condition, rows.mask, uniforms, one.prefill)
             found.append(self.auto.timed(one.engine))
         self.auto.settle(found, strategy, batch, sampling)

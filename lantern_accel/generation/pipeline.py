@@ -235,7 +235,7 @@ class Pipeline(Loaded):
                 ready = self.settled(ready, rows, strategy, sampling, shape)
                 engine = ready.engine
                 buffers = max(buffers, engine.nbytes)
-                uniforms = engine.uniforms(request.seed, full)
+                uniforms = engine.randomness(request.seed, full)
                 with watch() as prefill:
                     engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                     if spare:  # rows that nobody asked for are finished
@@ -288,7 +288,7 @@ class Pipeline(Loaded):
         rows = self.model.family.rows(self.model, conditions, sampling)
         with explained(self.backend):
             ready = self.settled(ready, rows, strategy, sampling, conditions.shape)
-        return ready, rows, ready.engine.uniforms(seed, list(range(len(prompts))))
+        return ready, rows, ready.engine.randomness(seed, list(range(len(prompts))))
 
     @inferring
     def decode_only(

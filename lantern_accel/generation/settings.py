@@ -14,7 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from lantern_accel.bounds import MOST_BATCH, MOST_CLASS_ID, MOST_IMAGES, MOST_PIXELS, SEEDS, whole
 from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, shown
-from lantern_accel.strategy.values import NeighbourSpace, Residual, Sampling, Strategy, Tree
+from lantern_accel.strategy.values import (
+    Coupling,
+    NeighbourSpace,
+    Residual,
+    Sampling,
+    Strategy,
+    Tree,
+)
 
 
 def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any:
@@ -42,7 +49,11 @@ class Settings(BaseModel):
         "--relaxed/--no-relaxed",
     )
     num_images: int | None = _said("Images per prompt.", "-n", ge=1, le=MOST_IMAGES)
-    seed: int | None = _said("Fixes the images; drawn and printed if left out.", ge=0, lt=SEEDS)
+    seed: int | None = _said(
+        "Fixes the images, under every exact strategy alike; drawn and printed if left out.",
+        ge=0,
+        lt=SEEDS,
+    )
     batch_size: int | None = _said("Images decoded together.", "-b", ge=1, le=MOST_BATCH)
     size: tuple[int, int] | None = _said(
         "Width and height in pixels (768x512), where a model draws several sizes.", shown=str
@@ -60,6 +71,11 @@ class Settings(BaseModel):
     delta: float | None = _said("LANTERN's bound on a draft's borrowed mass, in (0, 1].")
     lam: float | None = _said("LANTERN++'s bound, 1 or more.", "--lambda")
     residual: Residual | None = _said("aggregate, official or optimal.", shown=str)
+    coupling: Coupling | None = _said(
+        "invariant (the default of exact strategies: a seed is a picture, whatever drafts), or maximal: "
+        "speculative sampling as published, a few per cent more tokens per step.",
+        shown=str,
+    )
     neighbour_space: NeighbourSpace | None = _said(
         "Where neighbours are measured: decoder or raw.", shown=str
     )

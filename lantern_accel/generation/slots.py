@@ -139,8 +139,9 @@ class Slots:
     def joinable(self) -> bool:
         """Whether an image may join now."""
         begun = any(one.steps for one in self._rows.values())
-        # Randomness of today is counted by steps, so all images of a batch begin together.
-        return len(self._rows) < self.size and not begun
+        # Uniforms are counted by steps: images that take them begin together. Keys are a row's own.
+        alike = self.engine.geometry.keyed or not begun
+        return len(self._rows) < self.size and alike
 
     def known(self, row: int) -> int:
         """Return the tokens of a row's image that are known, as of the last look."""
@@ -183,11 +184,11 @@ class Slots:
             self._begin()
         with explained(self.backend):
             if self.size > 1:
-                noise = single.uniforms(seed, [index])
+                noise = single.randomness(seed, [index])
                 single.start(rows.condition, rows.mask, noise, self.single.prefill)
                 self._copy(single, row)
             else:
-                noise = engine.uniforms(seed, [index])
+                noise = engine.randomness(seed, [index])
                 engine.start(rows.condition, rows.mask, noise, self.ready.prefill)
         sound, place = engine.sound, self._places[row][1]
         # Else a device that replays nothing would show what the last image left.

@@ -56,7 +56,7 @@ def rehearse(pipeline: Loaded, ready: CapturedEngine, sampling: Sampling, shape:
         rows = model.family.rows(model, made, sampling)
         if (rows.condition.shape, rows.mask.shape) == (condition.shape, mask.shape):
             condition, mask = rows.condition, rows.mask
-    uniforms = engine.uniforms(0, [0] * engine.geometry.batch)
+    uniforms = engine.randomness(0, [0] * engine.geometry.batch)
     with explained(pipeline.backend):
         decoded = engine.rehearse(condition, mask, uniforms, ready.prefill, ready.step)
         pipeline.pixels(decoded.tokens, shape)

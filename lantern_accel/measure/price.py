@@ -105,7 +105,11 @@ class PriceStudy:
         """Return the price of a relaxed strategy."""
         relaxed = self.draw(strategy)
         twin = strategy.model_copy(
-            update={"name": f"exact decoding for {strategy.name}", "acceptance": Exact()}
+            update={
+                "name": f"exact decoding for {strategy.name}",
+                "acceptance": Exact(),
+                "coupling": "maximal",  # which draws from the same uniforms
+            }
         )
         count = min(self.images, COMPARED)
         exact = self.draw(twin, images=count).tokens[:count]

@@ -247,7 +247,8 @@ def detail_of(strategy: Strategy) -> str:
     elif isinstance(tree, DynamicTree):
         words = [f"dynamic, {tree.total - 1} drafts, {tree.depth + 1} deep"]
     elif isinstance(tree, Window):
-        words = [f"window of {tree.length}, {tree.fresh}, {tree.tail}"]
+        words = [f"window of {tree.length}, {tree.fresh}"]
+        words += [] if strategy.invariant else [tree.tail]
         if tree.siblings:
             words.append(f"siblings {' '.join(map(str, tree.siblings))}")
     else:

@@ -35,6 +35,7 @@ CHANGES = (
     "delta",
     "lam",
     "residual",
+    "coupling",
     "neighbour_space",
     "tv_budget",
     "relaxed",
@@ -114,12 +115,13 @@ def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> 
                 f"the strategy that it belongs to, such as {ask}"
             )
     chosen = named_strategy(AUTO, static=defaults.static_tree, dynamic=defaults.dynamic_tree)
+    coupling = changes.get("coupling")
     budget = changes.get("tv_budget")
     if relaxed is False and budget is not None:
         raise StrategyError("an exact strategy spends no total variation; leave tv_budget out")
     if relaxed or budget is not None:
         chosen = chosen.override(acceptance=defaults.lantern_pp, tv_budget=budget)
-    return chosen
+    return chosen.override(coupling=coupling)
 
 
 def _check_tree(named: Strategy, tree: Any) -> None:

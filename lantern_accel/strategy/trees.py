@@ -118,8 +118,8 @@ def parse_window(text: str) -> Window:
     """Read a window from what follows ``window:``, words in any order, such as ``16,above,siblings=3.2``.
 
     A number is the length; ``uniform``, ``left``, ``above``, ... say what fresh drafts are drawn from,
-    ``coupled``, ``anew`` and ``gumbel`` what becomes of the tail, ``passes=4`` how many passes are
-    recalled. What is left out is the strategy's. Raises :class:`StrategyError`.
+    ``coupled`` and ``anew`` what becomes of the tail, ``passes=4`` how many passes are recalled. What is
+    left out is the strategy's. Raises :class:`StrategyError`.
     """
     values: dict[str, Any] = {}
     for word in text.split(",") if text else []:
@@ -128,7 +128,7 @@ def parse_window(text: str) -> Window:
             values["length"] = length
         elif word in get_args(Fresh):
             values["fresh"] = word
-        elif word in ("coupled", "anew", "gumbel"):
+        elif word in ("coupled", "anew"):
             values["tail"] = word
         elif word.startswith("siblings="):
             counts = word.removeprefix("siblings=").split(".")
@@ -139,7 +139,7 @@ def parse_window(text: str) -> Window:
         else:
             raise StrategyError(
                 f"the window {text[:80]!r} cannot be read at {word[:40]!r}; write window:LENGTH and, "
-                f"after commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, gumbel, "
+                f"after commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, "
                 "siblings=3.2.1 and passes=4"
             )
     return validated(Window, values, "window")

@@ -41,6 +41,7 @@ __all__ = [
     "AcceptanceRule",
     "Annealed",
     "ChainTree",
+    "Coupling",
     "DynamicTree",
     "Exact",
     "Fresh",
@@ -64,6 +65,10 @@ __all__ = [
 ]
 
 Residual = Literal["aggregate", "official", "optimal"]
+#: ``invariant``: noise of the seed, the image, the position and the code draws every token, drafted or
+#: not, so that no draft changes an image (Daliri, Musco, Suresh, arXiv 2408.07978). ``maximal``: drafts
+#: are tested by a uniform each, and refused ones replaced from the residual, as the papers have it.
+Coupling = Literal["invariant", "maximal"]
 #: ``decoder``: the space in which the decoder looks codes up (the unit sphere for LlamaGen); ``raw``: the
 #: codebook's rows as they are stored, as the official tables are.
 NeighbourSpace = Literal["decoder", "raw"]
@@ -166,13 +171,14 @@ class Window(Value):
 
     ``tail`` says what becomes of the drafts behind the first one that is refused. ``coupled``: they are
     tested and replaced one by one (SCD's maximal coupling, arXiv 2510.24211). ``anew``: they are drawn
-    anew (SJD). ``gumbel``: one row of Gumbel noise a position decides all its draws (SCD-GS).
+    anew (SJD). The two differ under the coupling ``maximal`` alone: where noise decides, every draft
+    becomes the token that its noise chooses (SCD-GS).
 
     ``siblings``: alternatives that are tried where one of the first drafts is refused, one count for
     each of them (SJD-PAC's proactive drafting; what they are drawn from is this project's).
 
     ``passes``: how many passes are recalled with the tail ``coupled``: behind a replacement drafts are
-    drawn from the pass that had seen this past, if one had (this project's).
+    those of the pass that had seen this past, if one had (this project's).
 
     ``paces``: shorter lengths between which the host moves by how many drafts were accepted, and the
     whole one, rising; none: every step is ``length`` long.
@@ -183,11 +189,9 @@ class Window(Value):
         16, ge=2, le=256, description="tokens of the window, the last known included"
     )
     fresh: Fresh = "above"
-    tail: Literal["coupled", "anew", "gumbel"] = "coupled"
+    tail: Literal["coupled", "anew"] = "coupled"
     siblings: tuple[Annotated[int, Field(ge=1, le=16)], ...] = ()
-    passes: int = Field(
-        4, ge=0, le=16, description="passes whose distributions are recalled; 0: none"
-    )
+    passes: int = Field(4, ge=0, le=16, description="passes whose drafts are recalled; 0: none")
     paces: tuple[Pace, ...] = ()
 
     @model_validator(mode="after")
@@ -197,17 +201,13 @@ class Window(Value):
             raise ValueError(
                 f"paces of lengths {lengths} do not rise to the window's {self.length}"
             )
-        if lengths and (self.siblings or self.tail == "gumbel"):
-            raise ValueError(
-                "a window with siblings or Gumbel noise keeps one length; leave paces out"
-            )
+        if lengths and self.siblings:
+            raise ValueError("a window with siblings keeps one length; leave paces out")
         if len(self.siblings) >= self.length:
             raise ValueError(
                 f"siblings of {len(self.siblings)} drafts, but a window of {self.length} tokens has "
                 f"{self.length - 1}"
             )
-        if self.siblings and self.tail == "gumbel":
-            raise ValueError("with the tail 'gumbel' the noise decides, and no sibling is tried")
         return self
 
 
@@ -224,6 +224,11 @@ class Strategy(Value):
     tree: Tree = NoTree()
     acceptance: Acceptance = Exact()
     residual: Residual = "aggregate"
+    coupling: Coupling | None = Field(
+        None,
+        description="how tokens and drafts are drawn together; None: invariant with exact acceptance, "
+        "else maximal",
+    )
     neighbour_space: NeighbourSpace | None = Field(
         None, description="where neighbours are measured; None: as the model says"
     )
@@ -256,9 +261,10 @@ class Strategy(Value):
                 "exact acceptance spends no total variation; leave tv_budget out, or choose "
                 "lantern or lantern++"
             )
-        if isinstance(self.tree, Window) and self.tree.tail == "gumbel" and self.acceptance.relaxed:
+        if self.coupling == "invariant" and self.acceptance.relaxed:
             raise ValueError(
-                "with the tail 'gumbel' drafts are compared, not tested: nothing can be relaxed"
+                "with the coupling 'invariant' drafts are compared, not tested, so that nothing can be "
+                "relaxed; choose the coupling 'maximal', or exact acceptance"
             )
         return self
 
@@ -266,6 +272,13 @@ class Strategy(Value):
     def needs_drafter(self) -> bool:
         """Whether drafts are a drafter's."""
         return not isinstance(self.tree, NoTree | Window)
+
+    @property
+    def invariant(self) -> bool:
+        """Whether the image depends on the seed alone, and on no draft (:data:`Coupling`)."""
+        if self.coupling is None:
+            return not self.acceptance.relaxed
+        return self.coupling == "invariant"
 
     @property
     def bucket(self) -> tuple[Any, ...]:
@@ -276,6 +289,7 @@ class Strategy(Value):
             self.tree.model_dump_json(exclude=hidden),
             self.acceptance.bucket,
             self.residual,
+            self.invariant,
             self.neighbour_space,
             self.tv_budget is not None,
         )
@@ -310,7 +324,7 @@ class Strategy(Value):
                         f"the strategy {self.name!r} has no window; choose one of {_WINDOWS}"
                     )
                 values["tree"]["length"] = value
-            elif key in ("tree", "residual", "name", "neighbour_space", "tv_budget"):
+            elif key in ("tree", "residual", "coupling", "name", "neighbour_space", "tv_budget"):
                 values[key] = value.model_dump() if isinstance(value, BaseModel) else value
             elif (
                 key in type(self.acceptance).model_fields
@@ -389,7 +403,7 @@ def named_strategy(
         "lantern++": (static, lantern_pp or LanternPP()),
         "sjd": (Window(fresh="uniform", tail="anew"), Exact()),
         "scd": (Window(), Exact()),
-        "scd-gumbel": (Window(tail="gumbel"), Exact()),
+        "scd-gumbel": (Window(passes=0), Exact()),
         "sjd-pac": (Window(siblings=(4, 2, 1)), Exact()),
         "lantern-jacobi": (Window(), lantern or Lantern()),
         "lantern++-jacobi": (Window(), lantern_pp or LanternPP()),
@@ -397,4 +411,5 @@ def named_strategy(
     if name not in points:
         raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, points)}")
     tree, acceptance = points[name]
-    return Strategy(name=name, tree=tree, acceptance=acceptance)
+    coupling = "invariant" if name == "scd-gumbel" else None
+    return Strategy(name=name, tree=tree, acceptance=acceptance, coupling=coupling)

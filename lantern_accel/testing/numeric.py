@@ -17,7 +17,7 @@ from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, recorded
 from lantern_accel.strategy.trees import parse_tree, tree_paths
-from lantern_accel.strategy.values import STRATEGIES, LanternPP, Sampling
+from lantern_accel.strategy.values import STRATEGIES, Coupling, LanternPP, Sampling
 from lantern_accel.testing import tiny
 from lantern_accel.testing.caches import normal
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, within
@@ -150,6 +150,21 @@ def greedy(backend: Backend) -> Measured:
     return Measured(f"{compared} exact strategies give vanilla's tokens")
 
 
+def seeds(backend: Backend) -> Measured:
+    """Sample in float32: a seed gives the same tokens under every exact strategy, and in a batch."""
+    compared = 0
+    for family, strategy in tiny.cases(("vanilla", *EXACT)):
+        doing(f"{family}, {strategy}")
+        engine = tiny.tiny_engine(backend, strategy, batch=3, family=family)
+        got = _run(engine, 4)
+        if strategy == "vanilla":
+            want = got
+        elif not torch.equal(got, want):
+            raise Failed(f"{family}: {strategy} does not draw vanilla's tokens in float32")
+        compared += strategy != "vanilla"
+    return Measured(f"{compared} exact strategies draw vanilla's tokens")
+
+
 def allowed(backend: Backend) -> Measured:
     """Decode models that force codes, such as the end of a row: each stands where it must."""
     checked = 0
@@ -172,12 +187,13 @@ def allowed(backend: Backend) -> Measured:
 
 
 def distribution(backend: Backend) -> Measured:
-    """Sample thousands of images' first tokens: eagle's second token follows vanilla's law."""
+    """Sample thousands of images' tokens by the papers' coupling: the second follows vanilla's law."""
     counts: dict[tuple[str, str], Tensor] = {}
     worst = 0.0
     for family, strategy in tiny.cases(("vanilla", *EXACT)):
         doing(f"{family}, {strategy}")
-        engine = tiny.tiny_engine(backend, strategy, batch=256, family=family)
+        coupling: Coupling = "invariant" if strategy == "vanilla" else "maximal"
+        engine = tiny.tiny_engine(backend, strategy, batch=256, family=family, coupling=coupling)
         vocab = engine.geometry.vocab
         seen = torch.zeros(vocab)
         for seed in range(10):
@@ -283,6 +299,7 @@ CHECKS: dict[str, Callable[[Backend], Measured]] = {
     "accept.decisions": decisions,
     "draw.scan": scan,
     "decode.greedy": greedy,
+    "decode.seeds": seeds,
     "decode.allowed": allowed,
     "decode.distribution": distribution,
     "decode.interrupted": interrupted,

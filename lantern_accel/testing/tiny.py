@@ -19,6 +19,7 @@ from lantern_accel.families.registry import families, family, family_names
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
+    Coupling,
     DynamicTree,
     Sampling,
     StaticTree,
@@ -101,10 +102,11 @@ def tiny_engine(
     dtype: torch.dtype = torch.float32,
     family: str = "",
     model: TinyModel | None = None,
+    coupling: Coupling | None = None,
 ) -> TinyEngine:
     """Build an engine on a family's tiny model, guided where it is, top-k 32; ``family`` "": the first.
 
-    ``model``: one that was made before, in place of a new one.
+    ``model``: one that was made before, in place of a new one. ``coupling``: None, the strategy's.
     """
     model = model or tiny_model(backend, backend.device, dtype, family)
     vocab = model.manifest.target.vocab_size
@@ -115,7 +117,9 @@ def tiny_engine(
         target,
         drafter,
         backend,
-        tiny_strategy(strategy, vocab, model.manifest.target.num_tokens),
+        tiny_strategy(strategy, vocab, model.manifest.target.num_tokens).override(
+            coupling=coupling
+        ),
         sampling,
         batch=batch,
         neighbours=model.neighbours,
@@ -144,4 +148,4 @@ def load(engine: TinyEngine, seed: int, *, alike: bool = False) -> None:
     rows = model.family.rows(
         model, Conditions(given, made.mask.to(weight.device), made.shape), engine.sampling
     )
-    engine.load(rows.condition, rows.mask, engine.uniforms(seed, list(range(batch))))
+    engine.load(rows.condition, rows.mask, engine.randomness(seed, list(range(batch))))

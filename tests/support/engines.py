@@ -70,7 +70,7 @@ def start(engine: Engine, which: list[int] | None = None, seed: int = 0) -> None
     if engine.sampling.guided:
         condition = torch.cat((condition, target.unconditional(batch)))
     with torch.inference_mode():
-        engine.start(condition, mask[which], engine.uniforms(seed, which))
+        engine.start(condition, mask[which], engine.randomness(seed, which))
 
 
 def finish(engine: Engine, which: list[int] | None = None, seed: int = 0) -> Decoded:

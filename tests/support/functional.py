@@ -28,9 +28,11 @@ class Ref:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
 
     def of(self, values: Mapping[int, Tensor]) -> Tensor:
-        return values[self.value].as_strided(self.size, self.stride, self.offset)
+        """Return the part, whose bits may be read as another dtype than the value's."""
+        return values[self.value].view(self.dtype).as_strided(self.size, self.stride, self.offset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Program(TorchDispatchMode):
         if key not in self._made and key not in self.inputs:
             self.inputs[key] = tensor
         self._alive.append(tensor)
-        return Ref(key, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return Ref(key, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

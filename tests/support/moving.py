@@ -25,12 +25,11 @@ Decide = Callable[[Tensor, Any], Tensor]
 def begin(engine: Movable, seed: int = 3) -> None:
     g, target = engine.geometry, engine.verifying.target
     features, mask = captions(target, 1)
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.rand(g.batch, g.tokens, g.columns, generator=generator)
     condition = features.expand(g.batch, -1, -1)
     if engine.sampling.guided:
         condition = torch.cat((condition, target.unconditional(g.batch)))
-    engine.start(condition, mask.expand(g.batch, -1), drawn.clamp(2.0**-24, 1 - 2.0**-22))
+    drawn = engine.randomness(seed, list(range(g.batch)))
+    engine.start(condition, mask.expand(g.batch, -1), drawn)
 
 
 def each_its_own(engine: Any, decide: Decide) -> Tensor:

@@ -123,6 +123,6 @@ def decode(
                 accepted[image].append(count)
 
     with torch.inference_mode():
-        engine.start(rows, mask, engine.uniforms(0, list(range(batch))))
+        engine.start(rows, mask, engine.randomness(0, list(range(batch))))
         decoded = engine.run(step)
     return decoded.tokens, accepted, engine

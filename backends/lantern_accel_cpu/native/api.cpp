@@ -93,7 +93,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 5; }
+EXPORT int lantern_version() { return 6; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -154,6 +154,19 @@ EXPORT void lantern_couple(const Couple* given) { unit->couple(*given); }
 EXPORT void lantern_recall(const Recall* given) { unit->recall(*given); }
 // One part of a tree's step.
 EXPORT void lantern_tree_step(const TreeStep* given, int32_t part) { unit->tree_step(*given, part); }
+// Codes [images][count] that win the races of weights [images][count][n], or all weights over noise.
+EXPORT void lantern_race(const float* weights, const int32_t* keys, const int64_t* positions, int64_t images,
+                         int64_t count, int64_t n, int64_t* out) {
+    unit->race(weights, keys, positions, images, count, n, out);
+}
+EXPORT void lantern_perturb(const float* weights, const int32_t* keys, const int64_t* positions, int64_t images,
+                            int64_t count, int64_t n, float* out) {
+    unit->perturb(weights, keys, positions, images, count, n, out);
+}
+EXPORT void lantern_choose(const Choose* given) { unit->choose(*given); }
+EXPORT void lantern_advance_chosen(const AdvanceChosen* given, const float* logits) {
+    unit->advance_chosen(*given, logits);
+}
 EXPORT void lantern_advance(const Advance* given, const float* logits) { unit->advance(*given, logits); }
 
 // Seconds to read the memory once, each thread its share.

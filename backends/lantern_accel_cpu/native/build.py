@@ -218,9 +218,12 @@ def compile_library(units: list[str], path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
             objects, calls = [], []
             for name in units:
-                objects.append(f"{folder}/{name}.o")
                 flags = (*_FLAGS, *_QUIET, "-O3", *UNITS[machine][name].flags, f"-DUNIT={name}")
-                calls.append([tool, *flags, "-c", str(HERE / "unit.cpp"), "-o", objects[-1]])
+                # Noise has the reference's bits, so that nothing is contracted there.
+                for source, more in (("unit", ()), ("race", ("-ffp-contract=off",))):
+                    objects.append(f"{folder}/{name}-{source}.o")
+                    given = (*flags, *more, "-c", str(HERE / f"{source}.cpp"))
+                    calls.append([tool, *given, "-o", objects[-1]])
             _run(calls)
             made = f"{folder}/library.so"
             listed = " ".join(f"ONE({name})" for name in units)

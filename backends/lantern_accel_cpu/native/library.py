@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 5
+VERSION = 6
 PANEL = 32
 
 
@@ -158,7 +158,7 @@ _POINTERS = (
 )
 _TABLES = "parent depth_of inner inner_count widths"
 _STATE = (
-    "length root known pending_tokens pending_count pending_features uniforms step steps histogram "
+    "length root known pending_tokens pending_count pending_features uniforms keys step steps histogram "
     "price last_path last_length slot_of place_of holds sound report tokens q logits states path kept "
     "bonus weights prices"
 )
@@ -191,6 +191,28 @@ class Advance(Structure):
     ]  # fmt: skip
 
 
+class Choose(Structure):
+    _fields_ = [
+        ("filter", Filter), ("logits", c_void_p), ("tokens", c_void_p), ("first_child", c_void_p),
+        ("num_children", c_void_p), ("keys", c_void_p), ("root_at", c_void_p), ("path", c_void_p),
+        ("length", c_void_p), ("bonus", c_void_p), ("weights", c_void_p), ("images", c_int64),
+        ("nodes", c_int64), ("vocab", c_int64), ("depth", c_int32),
+    ]  # fmt: skip
+
+
+class AdvanceChosen(Structure):
+    _fields_ = [
+        ("filter", Filter), ("keys", c_void_p), ("place", c_void_p), ("tokens", c_void_p),
+        ("length", c_void_p), ("newest", c_void_p), ("step", c_void_p), ("steps", c_void_p),
+        ("last_length", c_void_p), ("histogram", c_void_p), ("rows", c_void_p), ("heard", c_void_p),
+        ("before", c_void_p), ("said", c_void_p), ("root", c_void_p), ("holds", c_void_p),
+        ("sound", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
+        ("vocab", c_int64), ("image", c_int64), ("kept", c_int64), ("passes", c_int64),
+        ("wide", c_int64), ("histogram_stride", c_int64), ("width", c_int64),
+        ("fresh", c_int32),
+    ]  # fmt: skip
+
+
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "version": (c_int, []),
     "sources": (c_char_p, []),
@@ -214,6 +236,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "couple": (None, [POINTER(Couple)]),
     "recall": (None, [POINTER(Recall)]),
     "advance": (None, [POINTER(Advance), c_void_p]),
+    "race": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "perturb": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "choose": (None, [POINTER(Choose)]),
+    "advance_chosen": (None, [POINTER(AdvanceChosen), c_void_p]),
     "tree_step": (None, [POINTER(TreeStep), c_int32]),
     "read_seconds": (c_double, [c_void_p, c_size_t, c_int]),
     "multiply_seconds": (c_double, [c_int64, c_int]),
@@ -295,7 +321,7 @@ def describe() -> str:
 
 
 __all__ = [
-    "PANEL", "Accept", "Attend", "Block", "Cache", "Filter", "Guide", "Library", "Linear", "Mask",
-    "Rotary", "RotateWrite", "Rule", "TreeStep", "Trunk", "WindowPass", "byref", "describe", "load",
-    "load_or_warn",
+    "PANEL", "Accept", "AdvanceChosen", "Attend", "Block", "Cache", "Choose", "Filter", "Guide",
+    "Library", "Linear", "Mask", "Rotary", "RotateWrite", "Rule", "TreeStep", "Trunk", "WindowPass",
+    "byref", "describe", "load", "load_or_warn",
 ]  # fmt: skip

@@ -148,6 +148,19 @@ struct Accept {
     int32_t depth, masked;  // masked: -inf among logits means a code that may not be
 };
 
+// A tree of B images and the tokens that noise chooses behind its nodes (decoding/invariant.py).
+struct Choose {
+    Filter filter;
+    const float* logits;                                    // [B][T][V]
+    const int64_t *tokens, *first_child, *num_children;     // [B][T]
+    const int32_t* keys;                                    // [B][3]
+    const int64_t* root_at;                                 // [B]: the root's position
+    int64_t *path, *length, *bonus;                         // [B][depth + 1], [B], [B]
+    float* weights;                                         // [B][V], or null
+    int64_t images, nodes, vocab;
+    int32_t depth;
+};
+
 // Drafts of B windows of L positions under the exact test (decoding/coupling.py).
 struct Couple {
     const int64_t* x;                      // [B][L - 1]
@@ -190,7 +203,8 @@ struct TreeStep {
     const int32_t *parent, *depth_of, *inner, *inner_count, *widths;  // [T] twice, [G], [D] twice
     int64_t *length, *root, *known, *pending_tokens, *pending_count;  // [B] twice, [B][N + 1], [B][P], [B]
     void* pending_features;                     // T [rows][P][F dim]
-    const float* uniforms;                      // [B][N][columns]
+    const float* uniforms;                      // [B][N][columns], or null
+    const int32_t* keys;                        // [B][3] in place of uniforms
     int64_t *step, *steps, *histogram;          // [1], [B], [B][P]
     float* price;                               // [B]
     int64_t *last_path, *last_length, *slot_of, *place_of;  // [B][P], [B], [B][image_slots] twice
@@ -226,6 +240,24 @@ struct Advance {
     int64_t fresh_column, width;                     // of the first fresh draft's uniform; tokens in an image's row
     int32_t anew, above;                             // above: fresh drafts follow the row above, else the left
 };
+
+// What follows a pass over B windows of L positions where noise decides (decoding/window_invariant.py): the tokens that
+// it chooses, which drafts are those, and further drafts. K: rows of the ring, then a trash row; M: `passes`.
+// Plain decoding has a root and none of the buffers of drafts.
+struct AdvanceChosen {
+    Filter filter;
+    const int32_t* keys;                             // [B][3]
+    const int64_t* place;                            // where a position's row lies in the ring; null without one
+    int64_t *tokens, *length, *newest, *step, *steps, *last_length;  // [B][N + 1], [B] ..., step [1]
+    int64_t* histogram;                              // [B][histogram_stride]
+    float* rows;                                     // [B][K + 1][V]
+    int64_t *heard, *before, *said, *root;           // [B][M][wide] thrice; [B]: an image's last token
+    uint8_t* holds;                                  // [B], and what the host reads: [B], [2][B]
+    int64_t *sound, *report;
+    int64_t images, span, vocab, image, kept, passes, wide, histogram_stride, width;
+    int32_t fresh;                                   // Fresh
+};
+enum Fresh : int32_t { UNIFORM = 0, LEFT = 1, ABOVE = 2 };
 }
 
 struct Seen;  // a Mask as lists of slots
@@ -247,6 +279,12 @@ struct Unit {
     void (*couple)(const Couple&);
     void (*recall)(const Recall&);
     void (*advance)(const Advance&, const float* logits);
+    void (*race)(const float* weights, const int32_t* keys, const int64_t* positions, int64_t images, int64_t count,
+                 int64_t n, int64_t* out);
+    void (*perturb)(const float* weights, const int32_t* keys, const int64_t* positions, int64_t images, int64_t count,
+                    int64_t n, float* out);
+    void (*choose)(const Choose&);
+    void (*advance_chosen)(const AdvanceChosen&, const float* logits);
     void (*tree_step)(const TreeStep&, int32_t part);
     uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
     double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum

@@ -2,6 +2,7 @@
 // the state takes it in. The arithmetic is that of decoding/draft.py, verify.py, accept.py and commit.py.
 #pragma once
 
+#include "choose.h"
 #include "pass.h"
 
 namespace {
@@ -94,10 +95,13 @@ template <class T> struct TreeJob {
             const TreeStep& g = d.job.g;
             int64_t n = g.vocab, count = g.inner_count[d.level], b = chunk / count, i = chunk % count;
             int64_t width = g.widths[d.level], node = g.inner[d.first + i], children = g.num_children[node];
-            float* q = g.q + (b * g.groups + d.first + i) * n;
             float* row = (float*)scratch(14, size_t(2 * whole(n)) * sizeof(float));
             filter_row(g.filter, d.logits + chunk * n, n, row);
-            memcpy(q, row, size_t(n) * sizeof(float));
+            if (g.keys) {
+                int64_t* codes = g.tokens + b * g.nodes + g.first_child[node];
+                return ranked_codes(row, n, g.keys + b * 3, g.length[b] + 1 + d.level, children, row + whole(n), codes);
+            }
+            memcpy(g.q + (b * g.groups + d.first + i) * n, row, size_t(n) * sizeof(float));
             const float* u = d.job.uniforms(b) + d.used + i * width;
             for (int64_t c = 0; c < children; ++c) {
                 int64_t code = draw_row(row, n, u[c]);
@@ -220,6 +224,11 @@ template <class T> struct TreeJob {
             }
             g.holds[b] = g.holds[b] && sum - sum == 0.0f;
             g.sound[b] += g.holds[b];
+        }
+        if (g.keys) {
+            std::fill(g.prices, g.prices + g.images * g.depth, 0.0f);
+            return choose(Choose{g.filter, g.logits, g.tokens, g.first_child, g.num_children, g.keys, g.length, g.path, g.kept,
+                                 g.bonus, nullptr, g.images, g.nodes, g.vocab, int32_t(g.depth)});
         }
         const float* tests = uniforms(0) + g.draft_columns;
         int64_t stride = g.image * g.columns;

@@ -55,7 +55,12 @@ def tree_step(kernels: Kernels, ops: Any, engine: Any) -> Callable[[], bool] | N
     norms = [norm.weight for norm in own.tap_norms]
     tables_ok = lies(dtype, stack.embedding, own.embedding, stack.norm.weight, *biases, *norms)
     ropes = (target.rope_cos, target.rope_sin, drafter.rope_cos, drafter.rope_sin)
-    floats = (*ropes, state.uniforms, state.price, *([] if scale is None else [scale]))
+    floats = (
+        *ropes,
+        state.price,
+        *([] if g.keyed else [state.uniforms]),
+        *([] if scale is None else [scale]),
+    )
     ints = {
         name: getattr(state, name)
         for name in (
@@ -113,7 +118,9 @@ def tree_step(kernels: Kernels, ops: Any, engine: Any) -> Callable[[], bool] | N
         cos=cos.data_ptr(), sin=sin.data_ptr(), own_cos=own_cos.data_ptr(),
         own_sin=own_sin.data_ptr(), prompt=state.prefix_mask.data_ptr(),
         scale=None if scale is None else scale.data_ptr(),
-        pending_features=state.pending_features.data_ptr(), uniforms=state.uniforms.data_ptr(),
+        pending_features=state.pending_features.data_ptr(),
+        uniforms=None if g.keyed else state.uniforms.data_ptr(),
+        keys=state.keys.data_ptr() if g.keyed else None,
         price=state.price.data_ptr(), holds=sound.holds.data_ptr(),
         parent=table(tables.parents), depth_of=table(tables.depths),
         inner=table([node for level in tables.inner for node in level]),

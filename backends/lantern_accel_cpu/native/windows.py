@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern_accel_cpu.native import races
 from lantern_accel_cpu.native.kernels import Kernels
 from lantern_accel_cpu.native.library import Advance, Couple, Library, Recall, byref
 from lantern_accel_cpu.native.sampling import filter_of
@@ -118,7 +119,9 @@ def recall(
 
 def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
     """Return what follows a pass in one call (:meth:`SamplingOps.advance`), on buffers that stay."""
-    if engine.greedy or engine.rule.relaxed:
+    if engine.geometry.keyed:
+        return races.advance(kernels, engine, span)
+    if engine.rule.relaxed:
         return None
     state, sound, g = engine.state, engine.sound, engine.geometry
     held: list[Tensor] = []
@@ -143,12 +146,12 @@ def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool
         **{name: tensor.data_ptr() for name, tensor in buffers.items()},
     )  # fmt: skip
     if "q" in drafts:
-        fresh = engine.fresh
+        fresh, window = engine.fresh, engine.drafts
         given.kept = state.q.shape[1] - 1
         given.passes, given.wide = g.passes, state.past.shape[2]
         given.slots, given.fresh_column, given.width = (
-            engine.looked_up,
-            engine.fresh_column,
+            window.looked_up,
+            window.fresh_column,
             fresh.width,
         )
         given.anew, given.above = engine.window.tail == "anew", fresh.kind == "above"
@@ -169,7 +172,7 @@ def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool
 def _drafts(engine: Any) -> dict[str, Tensor] | None:
     """Return the buffers of a window's drafts by name; None where there is no kernel for them."""
     state, fresh = engine.state, engine.fresh
-    if engine.noisy or engine.siblings.total:
+    if engine.siblings.total:
         return None
     if fresh.kind not in ("above", "left") or fresh.kinds is not None or fresh.up is not None:
         return None

@@ -93,7 +93,7 @@ def decoded(tree: str, rule: str) -> tuple[Tensor, list[list[int]]]:
                 accepted[image].append(count)
 
     with torch.inference_mode():
-        engine.start(condition, mask, engine.uniforms(0, [0, 1]))
+        engine.start(condition, mask, engine.randomness(0, [0, 1]))
         tokens = engine.run(step).tokens
     return tokens + ids.image_first, accepted
 

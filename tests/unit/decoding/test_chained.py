@@ -36,7 +36,7 @@ def engine_of(
     images: int, lengths: tuple[int, ...] = (1, 2, 4), sampling: Sampling = SAMPLING, **more: Any
 ) -> ChainedEngine:
     models = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    strategy = Strategy(tree=chained(lengths))
+    strategy = Strategy(tree=chained(lengths), coupling="maximal")
     return ChainedEngine(*models, TensorOps(), strategy, sampling, batch=images, **more)
 
 
@@ -47,7 +47,7 @@ def run(engine: Any, seed: int = 5) -> Any:
         condition = torch.cat((features, engine.verifying.target.unconditional(len(features))))
     with torch.inference_mode():
         images = list(range(engine.geometry.batch))
-        engine.start(condition, mask, engine.uniforms(seed, images))
+        engine.start(condition, mask, engine.randomness(seed, images))
         return engine.run()
 
 

@@ -38,7 +38,10 @@ def test_new_values_decode_as_a_new_engine_does(models: Models, name: str) -> No
     ("strategy", "sampling"),
     [
         (NAMED["lantern++"].override(k=4), SAMPLED),
-        (NAMED["lantern++"].model_copy(update={"acceptance": Exact()}), SAMPLED),
+        (
+            NAMED["lantern++"].model_copy(update={"acceptance": Exact()}),
+            SAMPLED,
+        ),
         (NAMED["lantern++"].override(tv_budget=0.1), SAMPLED),
         (NAMED["lantern++"], SAMPLED.model_copy(update={"top_k": 12})),
         (NAMED["lantern++"], SAMPLED.model_copy(update={"temperature": 0.0})),
@@ -56,7 +59,7 @@ def test_a_budget_keeps_the_price_of_an_image_below_it(models: Models) -> None:
     loose = NAMED["lantern"].override(delta=0.9)
     free = finish(engine_of(models, loose, SAMPLED, batch=8))
     thrifty = finish(engine_of(models, loose.override(tv_budget=0.02), SAMPLED, batch=8))
-    exact = loose.model_copy(update={"acceptance": Exact()})
+    exact = loose.model_copy(update={"acceptance": Exact(), "coupling": "maximal"})
     strict = finish(engine_of(models, exact, SAMPLED, batch=8))
     per_token = thrifty.price / thrifty.tokens.shape[1]
     assert (free.price / free.tokens.shape[1]).mean() > 0.05

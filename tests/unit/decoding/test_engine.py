@@ -27,6 +27,7 @@ from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.trees import SMALL_12
 from lantern_accel.strategy.values import (
     ChainTree,
+    Coupling,
     DynamicTree,
     Lantern,
     LanternPP,
@@ -190,25 +191,26 @@ def joint(models: Models, sampling: Sampling) -> Tensor:
     ],
     ids=["chain", "eagle", "eagle2", "eagle2 deep"],
 )
+@pytest.mark.parametrize("coupling", ["invariant", "maximal"])
 @pytest.mark.parametrize("images", [8_000, pytest.param(20_000, marks=pytest.mark.long)])
 def test_sampled_images_follow_the_targets_joint_distribution(
-    small: Models, tree: Tree, images: int
+    small: Models, tree: Tree, images: int, coupling: Coupling
 ) -> None:
     sampling = Sampling(temperature=1.1, top_k=5, cfg_scale=1.7)
     expected = joint(small, sampling)
     assert float(expected.sum()) == pytest.approx(1.0, abs=1e-5)
-    engine = Engine(*small, TensorOps(), Strategy(tree=tree), sampling, batch=BATCH)
+    strategy = Strategy(tree=tree, coupling=coupling)
+    engine = Engine(*small, TensorOps(), strategy, sampling, batch=BATCH)
     features, mask = captions(small[0], 2)
     rows = features[1:2].expand(BATCH, -1, -1)
-    generator = torch.Generator().manual_seed(11)
     parts, counts_of_steps = [], []
-    for _ in range(images // BATCH):
-        uniforms = torch.rand(engine.state.uniforms.shape, generator=generator)
+    for part in range(images // BATCH):
+        numbers = list(range(part * BATCH, (part + 1) * BATCH))
         with torch.inference_mode():
             engine.start(
                 torch.cat((rows, small[0].unconditional(BATCH))),
                 mask[1:2].expand(BATCH, -1),
-                uniforms.clamp(2.0**-24, 1 - 2.0**-22),
+                engine.randomness(11, numbers),
             )
             decoded = engine.run()
         parts.append(decoded.tokens)
@@ -336,8 +338,8 @@ def test_what_does_not_fit_the_engine_is_refused_before_decoding() -> None:
         Engine(*models, TensorOps(), official, Sampling(), neighbours=table)
     engine = Engine(*models, TensorOps(), Strategy(), Sampling(), batch=3)
     condition, mask = captions(models[0], 3)
-    with pytest.raises(RequestError, match="uniforms has shape"):
-        engine.start(condition, mask, engine.uniforms(0, [0]))
+    with pytest.raises(RequestError, match="keys has shape"):
+        engine.start(condition, mask, engine.randomness(0, [0]))
 
 
 @pytest.mark.parametrize(
@@ -378,7 +380,7 @@ def test_a_host_that_reads_late_gets_the_same_tokens(small: Models, lag: int) ->
         for seed in (0, 1):
             known: list[int] = []
             with torch.inference_mode():
-                engine.start(rows, mask, engine.uniforms(seed, [0, 1]))
+                engine.start(rows, mask, engine.randomness(seed, [0, 1]))
                 got.append(engine.run(on_progress=known.append))
             assert known == sorted(known)
             assert known[-1] == engine.geometry.tokens

@@ -17,6 +17,7 @@ from support.moving import (
     at_random,
     begin,
     by_acceptance,
+    each_its_own,
     misfit_of,
 )
 from support.tiny import captions, tiny_models
@@ -25,15 +26,17 @@ from torch import Tensor
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Sampling, Strategy, paced
+from lantern_accel.strategy.values import Coupling, Sampling, Strategy, paced
 
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9
 
 
-def engine_of(images: int, sampling: Sampling = SAMPLING, **more: Any) -> PacedEngine:
+def engine_of(
+    images: int, sampling: Sampling = SAMPLING, coupling: Coupling = "maximal", **more: Any
+) -> PacedEngine:
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    strategy = Strategy(tree=paced((1, 2, 4)))
+    strategy = Strategy(tree=paced((1, 2, 4)), coupling=coupling)
     return PacedEngine(target, TensorOps(), strategy, sampling, batch=images, **more)
 
 
@@ -50,6 +53,15 @@ def test_images_follow_the_target_whatever_counts_decide(decide: Decide) -> None
 
 def test_a_rule_that_reads_drafts_is_found() -> None:
     assert misfit_of(engine_of(IMAGES), looks_at_drafts) > 2 * SOUND
+
+
+def test_where_noise_decides_even_a_rule_that_reads_drafts_changes_nothing() -> None:
+    engine = engine_of(IMAGES, coupling="invariant")
+    with torch.inference_mode():
+        assert torch.equal(
+            each_its_own(engine, looks_at_drafts), each_its_own(engine, by_acceptance)
+        )
+    assert misfit_of(engine, looks_at_drafts) < SOUND
 
 
 @pytest.mark.parametrize("lengths", [(1,), (4,), (1, 4), (4, 1, 2), (2, 3, 4, 1)])
@@ -89,7 +101,7 @@ def test_one_length_decodes_as_the_window_alone() -> None:
     condition = torch.cat((features, target.unconditional(2)))
     with torch.inference_mode():
         for engine in (paces, alone):
-            engine.start(condition, mask, engine.uniforms(5, [0, 1]))
+            engine.start(condition, mask, engine.randomness(5, [0, 1]))
         assert torch.equal(paces.run().tokens, alone.run().tokens)
 
 

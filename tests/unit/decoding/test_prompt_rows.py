@@ -120,7 +120,7 @@ def decode(
     )
     ids, mask = left_pad(contexts(prompts, sampling.branches), prefix, pad=1)
     with torch.inference_mode():
-        engine.start(ids, mask, engine.uniforms(5, images or list(range(len(prompts)))))
+        engine.start(ids, mask, engine.randomness(5, images or list(range(len(prompts)))))
         engine.run()
     return engine
 
@@ -257,7 +257,7 @@ def test_newlines_are_always_accepted() -> None:
     ids, mask = left_pad(contexts(PROMPTS, 2), 8, pad=1)
     passed = 0
     with torch.inference_mode():
-        engine.start(ids, mask, engine.uniforms(5, [0, 1, 2]))
+        engine.start(ids, mask, engine.randomness(5, [0, 1, 2]))
         while int(engine.state.length.min()) < c.num_tokens - 1:
             before = engine.state.length.clone()
             engine.step()
@@ -274,7 +274,7 @@ def test_the_drafter_reads_the_prompts_own_tokens() -> None:
     engine = engine_for(Strategy(tree=TREES["chain"]), GREEDY, 3)
     ids, mask = left_pad(contexts(PROMPTS, 2), 8, pad=1)
     with torch.inference_mode():
-        engine.start(ids, mask, engine.uniforms(5, [0, 1, 2]))
+        engine.start(ids, mask, engine.randomness(5, [0, 1, 2]))
         assert engine.drafting is not None
         got = engine.drafting.catch_up(engine.state)[:, 0]
     root = engine.state.root.long()
@@ -297,7 +297,7 @@ def test_prompts_of_their_own_keep_the_step_one_graph(tree: str | None, temperat
     first: dict[str, Recorder] = {}
     for prompts in (PROMPTS[:2], PROMPTS[1:]):
         ids, mask = left_pad(contexts(prompts, 3), 8, pad=1)
-        engine.load(ids, mask, engine.uniforms(5, [0, 1]))
+        engine.load(ids, mask, engine.randomness(5, [0, 1]))
         for step in range(4):
             name = "step" if step else "prefill"
             recorder = Recorder(torch.device("cpu"))

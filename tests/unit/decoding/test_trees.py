@@ -302,7 +302,7 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
     monkeypatch.setattr(Drafting, "_keep_best", staticmethod(spying))
     features, mask = captions(target, 3)
     with torch.inference_mode():
-        engine.start(features, mask, engine.uniforms(0, [0, 1, 2]))
+        engine.start(features, mask, engine.randomness(0, [0, 1, 2]))
         engine.run()
     assert len(drafted) > 3
     for tree in drafted:

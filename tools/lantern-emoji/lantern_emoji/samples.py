@@ -47,7 +47,7 @@ class SampleSheet:
         engine.start(
             torch.cat((condition, free)),
             mask,
-            engine.uniforms(0, list(range(count))),
+            engine.randomness(0, list(range(count))),
             engine.prefill,
         )
         grid = model.gpt.config.grid

@@ -34,7 +34,7 @@ def decoded(pipeline: Pipeline, ids: list[list[int]], strategy: str, **sampling:
     ready = pipeline.engine(len(ids), pipeline.strategy(strategy), chosen, given.shape)
     rows = family.rows(model, given, chosen)
     with torch.inference_mode():
-        start = ready.engine.uniforms(0, list(range(len(ids))))
+        start = ready.engine.randomness(0, list(range(len(ids))))
         ready.engine.start(rows.condition, rows.mask, start, ready.prefill)
         return ready.engine.run(ready.steps).tokens.tolist()
 

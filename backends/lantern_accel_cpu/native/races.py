@@ -1,0 +1,130 @@
+"""Decoding where noise decides every token, in native calls: races, walks, and what follows a pass.
+
+Every function returns None for what it has no kernel for: that goes the reference's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.device import sampling
+from lantern_accel_cpu.native.kernels import Kernels, lies
+from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byref
+from lantern_accel_cpu.native.sampling import filter_of
+
+FRESH = {"uniform": 0, "code": 0, "left": 1, "above": 2}
+
+
+def _rows(weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, ...] | None:
+    """Return the tensors of a race in one piece each, or None."""
+    if positions.dtype != torch.int64 or weights.requires_grad or not weights.numel():
+        return None
+    given = weights.contiguous(), keys.contiguous(), positions.contiguous()
+    whole = lies(torch.float32, given[0]) and lies(torch.int32, given[1])
+    return given if whole and lies(torch.int64, given[2]) else None
+
+
+def race(library: Library, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor | None:
+    """Return the codes ``[B, T]`` that win (:meth:`SamplingOps.race`)."""
+    given = _rows(weights, keys, positions)
+    if given is None:
+        return None
+    images, count, vocab = weights.shape
+    out = torch.empty((images, count), dtype=torch.int64)
+    library.race(*(t.data_ptr() for t in given), images, count, vocab, out.data_ptr())
+    return out
+
+
+def perturb(library: Library, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor | None:
+    """Return weights over noise ``[B, T, V]`` (:meth:`SamplingOps.perturb`)."""
+    given = _rows(weights, keys, positions)
+    if given is None:
+        return None
+    images, count, vocab = weights.shape
+    out = torch.empty((images, count, vocab))
+    library.perturb(*(t.data_ptr() for t in given), images, count, vocab, out.data_ptr())
+    return out
+
+
+def accept(
+    library: Library,
+    tree: Any,
+    logits: Tensor,
+    given: sampling.Filter,
+    keys: Tensor,
+    length: Tensor,
+) -> tuple[Tensor, ...] | None:
+    """Walk down a tree (:meth:`SamplingOps.accept_invariant`); return the fields of an ``Accepted``."""
+    held: list[Tensor] = []
+    described = filter_of(given, held) if lies(torch.float32, logits) else None
+    ints = [t.contiguous() for t in (tree.tokens, tree.first_child, tree.num_children, length)]
+    if described is None or not lies(torch.int64, *ints) or not lies(torch.int32, keys):
+        return None
+    images, nodes, vocab = logits.shape
+    depth = len(tree.max_children)
+    path = torch.empty((images, depth + 1), dtype=torch.int64)
+    kept, bonus = (torch.empty(images, dtype=torch.int64) for _ in range(2))
+    weights = torch.empty((images, vocab))
+    call = Choose(
+        described, logits.data_ptr(), *(t.data_ptr() for t in ints[:3]), keys.data_ptr(),
+        ints[3].data_ptr(), path.data_ptr(), kept.data_ptr(), bonus.data_ptr(), weights.data_ptr(),
+        images, nodes, vocab, depth,
+    )  # fmt: skip
+    library.choose(byref(call))
+    return path, kept, bonus, weights, torch.zeros(images, depth)
+
+
+def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
+    """Return what follows a pass in one call (:meth:`SamplingOps.advance`), on buffers that stay."""
+    if engine.greedy:
+        return None
+    state, sound, g = engine.state, engine.sound, engine.geometry
+    held: list[Tensor] = []
+    described = filter_of(engine.filters.given, held)
+    windowed = hasattr(engine, "ring")
+    drafts = _drafts(engine) if windowed else {"root": state.root}
+    if described is None or drafts is None:
+        return None
+    buffers: dict[str, Tensor] = {
+        "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
+        "last_length": state.last_length, "histogram": state.histogram, "sound": sound.count,
+        "report": sound.report, **drafts,
+    }  # fmt: skip
+    rows = state.q if windowed and g.kept else None
+    if not lies(torch.int64, *buffers.values()) or not lies(torch.int32, state.keys):
+        return None
+    given = AdvanceChosen(
+        described, keys=state.keys.data_ptr(), holds=sound.holds.data_ptr(),
+        rows=None if rows is None else rows.data_ptr(), images=g.batch, span=span, vocab=g.vocab,
+        image=g.tokens, histogram_stride=state.histogram.stride(0),
+        **{name: tensor.data_ptr() for name, tensor in buffers.items()},
+    )  # fmt: skip
+    if windowed:
+        given.kept, given.passes, given.wide = g.kept, g.passes, state.said.shape[2]
+        given.width, given.fresh = engine.fresh.width, FRESH[engine.fresh.kind]
+    library, keep = kernels.library, (buffers, rows, state, sound, held)
+
+    def run(logits: Tensor) -> bool:
+        if not lies(torch.float32, logits := logits.contiguous()):
+            return False
+        assert keep
+        kernels.threads()
+        library.advance_chosen(byref(given), logits.data_ptr())
+        return True
+
+    return run
+
+
+def _drafts(engine: Any) -> dict[str, Tensor] | None:
+    """Return the buffers of a window's drafts by name; None where there is no kernel for them."""
+    state, fresh = engine.state, engine.fresh
+    if engine.siblings.total or fresh.kind not in FRESH:
+        return None
+    if fresh.kinds is not None or fresh.up is not None:
+        return None
+    notes = {name: getattr(state, name) for name in ("heard", "before", "said")}
+    return {"place": engine.ring.place, "newest": state.newest, **notes}

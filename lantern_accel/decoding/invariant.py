@@ -1,0 +1,98 @@
+"""Drafter-invariant decoding: the seed decides every token, and a draft is kept where it is that token.
+
+Each code of each position has its own noise, an exponential ``E`` of the seed, the image, the position
+and the code alone. The token of a position is ``argmax_i p_i / E_i``, which is a draw from p (the
+Gumbel-max draw, with G = -log E). Plain decoding draws so, and every draft is compared with what plain
+decoding would have drawn: so the image is the same, whatever was drafted. Drafters race with the same
+noise on their own distribution q, since a draft that noise chose from q is the target's own choice with
+probability at least ``(1 - d) / (1 + d)``, d the total variation of p and q.
+
+Source: Daliri, Musco, Suresh (arXiv 2408.07978); SCD-GS (2510.24211) for windows. Greedy decoding is the
+same comparison with the likeliest code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.accept import Accepted
+from lantern_accel.decoding.logits import Filters, distribution
+from lantern_accel.decoding.trees import DraftTree
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Chooses the tokens of positions, by noise from filtered logits or greedily the likeliest.
+
+    ``keys`` int32 ``[B, 3]``, a buffer that a step reads anew: the seed's low and high word, and the
+    image's number in its request (:mod:`lantern_accel.device.noise`).
+    """
+
+    keys: Tensor
+    filters: Filters
+    greedy: bool
+
+    def of_logits(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Return the tokens of ``positions [B, T]``, ``[B, T]``, from guided logits ``[B, T, V]``."""
+        if self.greedy:
+            return logits.argmax(dim=-1).to(self.filters.ops.index)
+        return self.of(distribution(logits, self.filters), positions)
+
+    def of(self, weights: Tensor, positions: Tensor) -> Tensor:
+        """Return the codes ``[B, T]`` that win at ``positions``, of ``weights [B, T, V]`` of any sum."""
+        return self.filters.ops.race(weights, self.keys, positions)
+
+    def perturbed(self, weights: Tensor, positions: Tensor) -> Tensor:
+        """Return what races, the weights over the noise, ``[B, T, V]``."""
+        return self.filters.ops.perturb(weights, self.keys, positions)
+
+    def ranked(self, weights: Tensor, positions: Tensor, count: int) -> Tensor:
+        """Return the first ``count`` codes of the race, the winner first: ``[B, T, count]``."""
+        return self.filters.ops.race_siblings(weights, self.keys, positions, count)
+
+
+def accept_invariant(tree: DraftTree, logits: Tensor, choices: Choices, length: Tensor) -> Accepted:
+    """Keep the drafts that the target chooses itself, from guided logits ``[B, T, V]``.
+
+    ``length [B]``: the position of the root. The device does all of it at once where it has a kernel,
+    which then looks at the rows that are visited alone.
+    """
+    if not choices.greedy:
+        ops, given = choices.filters.ops, choices.filters.given
+        done = ops.accept_invariant(tree, logits, given, choices.keys, length)
+        if done is not None:
+            return Accepted(*done)
+    weights = logits if choices.greedy else distribution(logits, choices.filters)
+    positions = length.unsqueeze(1) + tree.ahead().chunk(2, dim=1)[1]
+    chosen = (
+        choices.of_logits(logits, positions) if choices.greedy else choices.of(weights, positions)
+    )
+    return accept_chosen(tree, chosen, weights)
+
+
+def accept_chosen(tree: DraftTree, chosen: Tensor, weights: Tensor) -> Accepted:
+    """Walk down the children that are what the target chooses after their parent.
+
+    ``chosen`` integer ``[B, T]``: the token after each node, on the path that leads there; ``weights``
+    float32 ``[B, T, V]``: what it was chosen from. Siblings differ, so that no two paths are kept.
+    """
+    batch, nodes, vocab = weights.shape
+    depth = len(tree.max_children)
+    if not depth:
+        node = torch.zeros_like(chosen[:, 0])
+        return Accepted(node.unsqueeze(1), node, chosen[:, 0], weights[:, 0], weights[:, 0, :0])
+    root = torch.arange(nodes, dtype=chosen.dtype, device=chosen.device) == 0
+    keep = root | (tree.tokens == chosen.gather(1, tree.parent))
+    for _ in range(depth):
+        keep = keep & keep.gather(1, tree.parent)
+    levels = torch.arange(depth + 1, dtype=chosen.dtype, device=chosen.device).view(1, -1, 1)
+    on_path = keep.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
+    path = on_path.to(torch.int32).argmax(dim=-1).to(chosen.dtype)
+    length = torch.where(keep, tree.depth, 0).amax(dim=1)
+    last = path.gather(1, length.unsqueeze(1))
+    bonus = chosen.gather(1, last).squeeze(1)
+    row = weights.gather(1, last.unsqueeze(-1).expand(-1, -1, vocab)).squeeze(1)
+    return Accepted(path, length, bonus, row, weights.new_zeros(batch, depth))

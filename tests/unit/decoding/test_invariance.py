@@ -1,0 +1,212 @@
+"""A seed is a picture: every exact strategy draws vanilla's tokens, whatever drafts, when and where.
+
+Equality stands in for statistics here: whatever is wrong with a draft's test, a position's noise or the
+past that a token was judged by changes a token. That vanilla itself follows the target is in the tests of
+its law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.engines import LOPSIDED, TREES
+from support.tiny import captions, tiny_models
+from torch import Tensor
+
+from lantern_accel.decoding import invariant
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.movable import Movable
+from lantern_accel.device import noise, sampling
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.strategy.values import (
+    ChainTree,
+    NoTree,
+    Pace,
+    Sampling,
+    Strategy,
+    Tree,
+    Window,
+)
+
+SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, cfg_scale=2.0)
+PLAIN = Sampling(temperature=0.9, top_k=0, top_p=1.0, cfg_scale=2.0)
+GREEDY = Sampling(temperature=0, cfg_scale=3.0)
+
+
+def paces(*lengths: int) -> tuple[Pace, ...]:
+    return tuple(Pace(length=n, cost=1.0, worth=1.0) for n in lengths)
+
+
+SOURCES: dict[str, Tree] = {
+    "vanilla": NoTree(),
+    "chain": ChainTree(length=3),
+    "chains that move": ChainTree(length=3, paces=paces(1, 2, 4)),
+    "eagle": LOPSIDED,
+    "eagle2": TREES["dynamic"],
+    "scd": Window(length=6),
+    "scd, recalling nothing": Window(length=6, passes=0),
+    "scd, long": Window(length=16),
+    "sjd": Window(length=5, fresh="uniform", tail="anew"),
+    "sjd, copies": Window(length=5, fresh="above-code"),
+    "sjd, any code": Window(length=4, fresh="code"),
+    "left": Window(length=4, fresh="left"),
+    "mean": Window(length=4, fresh="mean"),
+    "product": Window(length=4, fresh="product"),
+    "sjd-pac": Window(length=6, siblings=(3, 2, 1)),
+    "auto": Window(length=8, paces=paces(1, 2, 4, 8)),
+}
+
+
+class Walk:
+    """A rule that walks through lengths by a coin."""
+
+    def __init__(self, lengths: list[int], seed: int) -> None:
+        self.lengths, self.generator = lengths, torch.Generator().manual_seed(seed)
+
+    def begin(self) -> int:
+        return self.told(None)
+
+    def told(self, block: Any) -> int:
+        return self.lengths[int(torch.randint(0, len(self.lengths), (), generator=self.generator))]
+
+
+def decoded(
+    tree: Tree,
+    given: Sampling = SAMPLED,
+    images: tuple[int, ...] = (0, 1, 2),
+    seed: int = 5,
+    batch: int | None = None,
+    rule: Callable[[list[int]], Any] | None = None,
+    ops: TensorOps | None = None,
+) -> Tensor:
+    """Return the tokens of some images of a request, ``batch`` at a time, one caption each."""
+    target, drafter = tiny_models(0)
+    batch = batch or len(images)
+    engine = engine_for(
+        target, drafter, ops or TensorOps(), Strategy(tree=tree), given, batch=batch
+    )
+    if rule is not None:
+        assert isinstance(engine, Movable)
+        engine.chosen = rule(engine.lengths)
+    features, mask = captions(target, 8)
+    rows = []
+    with torch.inference_mode():
+        for at in range(0, len(images), batch):
+            some = [*images[at : at + batch]]
+            condition = torch.cat((features[some], target.unconditional(batch)))
+            engine.start(condition, mask[some], engine.randomness(seed, some))
+            rows.append(engine.run().tokens)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("given", [SAMPLED, PLAIN, GREEDY], ids=["filtered", "plain", "greedy"])
+@pytest.mark.parametrize("name", [name for name in SOURCES if name != "vanilla"])
+def test_every_source_draws_vanillas_tokens(name: str, given: Sampling) -> None:
+    assert torch.equal(decoded(SOURCES[name], given), decoded(SOURCES["vanilla"], given))
+
+
+@pytest.mark.parametrize("name", ["vanilla", "eagle", "eagle2", "scd", "chains that move", "auto"])
+def test_images_are_the_same_alone_and_in_any_batch(name: str) -> None:
+    images = (0, 1, 2, 3, 4, 5, 6, 7)
+    together = decoded(SOURCES[name], images=images)
+    assert torch.equal(decoded(SOURCES[name], images=images, batch=1), together)
+    assert torch.equal(decoded(SOURCES[name], images=images[:6], batch=3), together[:6])
+
+
+@pytest.mark.parametrize("name", ["auto", "chains that move"])
+def test_lengths_that_are_forced_change_nothing(name: str) -> None:
+    want = decoded(SOURCES["vanilla"])
+    for seed in range(4):
+        found = decoded(SOURCES[name], rule=lambda lengths: Walk(lengths, seed))  # noqa: B023
+        assert torch.equal(found, want), seed
+
+
+def test_a_row_of_a_batch_may_be_another_requests() -> None:
+    """Keys are data of a row: two images of different seeds decode next to each other as each alone."""
+    target, drafter = tiny_models(0)
+    features, mask = captions(target, 8)
+    seeds, images = [3, 2**40 + 9, 3], [0, 4, 2]
+    for tree in (NoTree(), Window(length=6), LOPSIDED):
+        alone = []
+        for seed, image in zip(seeds, images, strict=True):
+            alone.append(decoded(tree, images=(image,), seed=seed))
+        engine = engine_for(target, drafter, TensorOps(), Strategy(tree=tree), SAMPLED, batch=3)
+        keys = noise.noise_keys(seeds, images)
+        condition = torch.cat((features[images], target.unconditional(3)))
+        with torch.inference_mode():
+            engine.start(condition, mask[images], keys)
+            assert torch.equal(engine.run().tokens, torch.cat(alone))
+
+
+def test_seeds_of_64_bits_and_images_are_all_different() -> None:
+    pairs = [(14176, 0), (105792, 0), (2**32 + 5, 0), (5, 0), (5, 1), (2**63 - 1, 0), (0, 5)]
+    said = [decoded(NoTree(), images=(i,), seed=s).flatten().tolist() for s, i in pairs]
+    # Images of other numbers have other captions here, too; the noise alone is compared below.
+    assert len({tuple(one) for one in said}) == len(pairs)
+    keys = noise.noise_keys([s for s, _ in pairs], [i for _, i in pairs])
+    drawn = noise.exponential(keys, torch.zeros(len(pairs), 1, dtype=torch.int64), 64)
+    assert len({tuple(one.flatten().tolist()) for one in drawn}) == len(pairs)
+
+
+# --- what is wrong is seen -------------------------------------------------------------------------
+
+
+class OtherNoise(TensorOps):
+    """Drafts as the reference, and judges windows of drafts by other noise than a single token."""
+
+    def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        if weights.shape[1] > 1:
+            keys = keys + torch.tensor([1, 0, 0], dtype=torch.int32)
+        return super().perturb(weights, keys, positions)
+
+
+class ReusedNoise(TensorOps):
+    """Reuses the noise of a pass's first position for all of them."""
+
+    def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        return super().perturb(weights, keys, positions[:, :1].expand_as(positions))
+
+
+class OtherTies(TensorOps):
+    """Breaks ties towards the higher code where several positions are judged at once."""
+
+    def race(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        if weights.shape[1] == 1:
+            return super().race(weights, keys, positions)
+        scores = self.perturb(weights, keys, positions)
+        return (scores.shape[-1] - 1 - scores.flip(-1).argmax(-1)).to(self.index)
+
+
+@pytest.mark.parametrize("name", ["eagle", "scd"])
+@pytest.mark.parametrize("wrong", [OtherNoise, ReusedNoise])
+def test_other_noise_and_reused_noise_are_seen(wrong: type[TensorOps], name: str) -> None:
+    found = decoded(SOURCES[name], ops=wrong())
+    assert not torch.equal(found, decoded(SOURCES["vanilla"]))
+
+
+@pytest.mark.parametrize("name", ["eagle", "scd"])
+def test_ties_that_are_broken_otherwise_are_seen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def coarse(keys: Tensor, positions: Tensor, codes: int) -> Tensor:
+        """Noise of two values makes ties of codes that are equally likely."""
+        return 1.0 + (noise.exponential(keys, positions, codes) > 1).float()
+
+    def level(logits: Tensor, filters: Any) -> Tensor:
+        return (logits > logits.mean(-1, keepdim=True)).float()
+
+    monkeypatch.setattr(sampling, "exponential", coarse)
+    for module in (invariant, *_users_of_distributions()):
+        monkeypatch.setattr(module, "distribution", level)
+    want = decoded(SOURCES["vanilla"])
+    assert torch.equal(decoded(SOURCES[name]), want)
+    assert not torch.equal(decoded(SOURCES[name], ops=OtherTies()), want)
+
+
+def _users_of_distributions() -> list[Any]:
+    from lantern_accel.decoding import draft, engine, window_invariant
+
+    return [draft, engine, window_invariant]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from lantern_accel.files import write_json
 from lantern_accel.strategy.choices import Worth
-from lantern_accel.tuning.auto import Evidence
+from lantern_accel.tuning.auto import AutoEvidence
 
 
-def worth_of(evidence: Evidence, prompts: str) -> Worth:
+def worth_of(evidence: AutoEvidence, prompts: str) -> Worth:
     """Return the record that ships; lengths that were not counted are left out."""
     key = evidence.settings["key"]
     return Worth(
@@ -40,7 +40,8 @@ def main(words: list[str] | None = None) -> int:
     data = json.loads(given.evidence.read_text(encoding="utf-8"))
     data.pop("choices", None)
     write_json(
-        given.out, worth_of(Evidence.model_validate(data), given.prompts).model_dump(mode="json")
+        given.out,
+        worth_of(AutoEvidence.model_validate(data), given.prompts).model_dump(mode="json"),
     )
     return 0
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lantern_accel.device.backend import (
     Backend,
-    Conditions,
+    DeviceConditions,
     DeviceFacts,
     KVCache,
     KVLayout,
@@ -373,9 +373,9 @@ class DeviceBackend(Backend):
         """Let large tensors leave the process as soon as they go, where the heap is glibc's."""
         return heap.giving_back()
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> DeviceConditions:
         """Read the clock of the first core, where the system tells it."""
-        return Conditions(clock_mhz=_clock_mhz())
+        return DeviceConditions(clock_mhz=_clock_mhz())
 
     def close(self) -> None:
         """Restore torch's thread count."""

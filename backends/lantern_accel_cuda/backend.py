@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern_accel.device.backend import (
     Backend,
-    Conditions,
+    DeviceConditions,
     DeviceFacts,
     HostCopy,
     KVCache,
@@ -341,9 +341,9 @@ class DeviceBackend(Backend):
         """Start a new peak of the allocator."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> DeviceConditions:
         """Ask NVML for clocks, power, temperature and the other processes on this GPU."""
-        return Conditions(**self._card.conditions())
+        return DeviceConditions(**self._card.conditions())
 
     def counters(self) -> dict[str, int]:
         """Read the allocator's retries and errors, and bytes that captures left behind; none may rise."""

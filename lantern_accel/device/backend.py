@@ -31,8 +31,8 @@ __all__ = [
     "KINDS",
     "Backend",
     "CaptureKind",
-    "Conditions",
     "DTypePolicy",
+    "DeviceConditions",
     "DeviceFacts",
     "HostCopy",
     "KVCache",
@@ -134,7 +134,7 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class DeviceConditions:
     """What a device's speed depends on at this moment; None where the backend cannot read it."""
 
     clock_mhz: float | None = None
@@ -346,9 +346,9 @@ class Backend(TensorOps, ABC):
         """Run the block, which makes large tensors that soon go again, in little more than they take."""
         return nullcontext()
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> DeviceConditions:
         """Read clocks, power limit, temperature and the other processes on the device."""
-        return Conditions()
+        return DeviceConditions()
 
     def counters(self) -> dict[str, int]:
         """Read the device's own counters, such as graph compilations and CPU fall-backs."""

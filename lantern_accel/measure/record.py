@@ -83,7 +83,7 @@ class Plan(_Record):
     quality_images: int = Field(ge=0, description="images per strategy for its price; 0: none")
 
 
-class Settings(_Record):
+class RunSettings(_Record):
     """What a run is a run of; a resumed run must have the same."""
 
     model: str
@@ -335,7 +335,7 @@ class Run(_Record):
     name: str = Field(min_length=1, max_length=LONGEST_NAME)
     state: Literal["running", "interrupted", "complete"]
     command: str = Field(description="what to type to measure this again")
-    settings: Settings
+    settings: RunSettings
     environment: Environment
     clock: ClockCheck | NotMeasured
     ceilings: Ceilings | NotMeasured

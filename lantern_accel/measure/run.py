@@ -28,8 +28,8 @@ from lantern_accel.measure.record import (
     WARMUPS,
     Cell,
     Run,
+    RunSettings,
     Session,
-    Settings,
     is_measured,
     not_measured,
 )
@@ -71,7 +71,7 @@ class Profiler:
             name=request.name,
             state="running",
             command=request.command,
-            settings=Settings(
+            settings=RunSettings(
                 model=pipeline.model.manifest.name,
                 weights_hash=pipeline.model.weights_hash,
                 tokens=pipeline.model.manifest.target.num_tokens,

@@ -27,8 +27,8 @@ from lantern_accel.measure.record import (
     Interval,
     NotMeasured,
     Run,
+    RunSettings,
     Session,
-    Settings,
     Strip,
 )
 from lantern_accel.report.projection import (
@@ -64,7 +64,7 @@ class RunSummary(_Part):
     device: str
     state: str
     command: str
-    settings: Settings
+    settings: RunSettings
     environment: Environment
     clock: ClockCheck | NotMeasured
     ceilings: Ceilings | NotMeasured

@@ -59,7 +59,7 @@ class Counted(BaseModel):
         return max(1.0, self.gained / self.steps) if self.steps else 1.0
 
 
-class Evidence(BaseModel):
+class AutoEvidence(BaseModel):
     """Everything that was measured so far; kept until the choices are made, so that a run goes on."""
 
     model_config = ConfigDict(extra="forbid")
@@ -92,7 +92,7 @@ class Steady:
         return self.length
 
 
-class AutoTuner(Search[Evidence]):
+class AutoTuner(Search[AutoEvidence]):
     """Measures for one pipeline and one temperature; a run that was interrupted goes on."""
 
     def __init__(
@@ -115,7 +115,7 @@ class AutoTuner(Search[Evidence]):
         key = pipeline.auto.key(asked, 0, sampling)
         given = tuning_prompts(pipeline, prompts)
         lengths = [self.lengths, self.chain_lengths]
-        fresh = Evidence(settings={"key": key, "prompts": given, "lengths": lengths})
+        fresh = AutoEvidence(settings={"key": key, "prompts": given, "lengths": lengths})
         super().__init__(pipeline, key, fresh, given, say)
 
     @property
@@ -261,7 +261,7 @@ def tune_auto(
     repeats: int = 3,
     budget: float | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[list[Choice], Evidence]:
+) -> tuple[list[Choice], AutoEvidence]:
     """Choose what auto decodes with, for each batch, and keep it in the cache.
 
     ``asked``: auto, exact or relaxed; ``prompts`` default to the half of the built-in ones that nothing

@@ -105,7 +105,7 @@ class Candidate(BaseModel):
         return self.expected_tokens / self.predicted_ms
 
 
-class Progress(BaseModel):
+class TreeEvidence(BaseModel):
     """What a run has measured so far, kept next to its result until it is complete."""
 
     model_config = ConfigDict(extra="forbid")
@@ -120,7 +120,7 @@ class Progress(BaseModel):
     finalists: dict[str, Cell] = {}
 
 
-class TreeTuner(Search[Progress]):
+class TreeTuner(Search[TreeEvidence]):
     """Measures one strategy's trees on one device; a run that was interrupted goes on."""
 
     def __init__(
@@ -136,7 +136,7 @@ class TreeTuner(Search[Progress]):
         given = tuning_prompts(pipeline, prompts)
         settings = {"key": self.key, "prompts": given, "temperature": temperature}
         settings |= {"probe": list(PROBE), "timed": [list(pair) for pair in TIMED]}
-        fresh = Progress(
+        fresh = TreeEvidence(
             settings=settings,
             taken=[[0.0] * width for width in PROBE],
             visits=[[0.0] * width for width in PROBE],
@@ -149,20 +149,20 @@ class TreeTuner(Search[Progress]):
         A rate is the share of visits of a parent at depth d that end at its child of rank r. Rates are
         made to fall with rank (a later sibling is only tried when the earlier ones failed).
         """
-        progress = self.evidence
+        evidence = self.evidence
         began = time.perf_counter()
-        for number, prompt in enumerate(islice(self.prompts, progress.prompts, None), 1):
-            taken, visits = self._visit(prompt, 100 + progress.prompts)
+        for number, prompt in enumerate(islice(self.prompts, evidence.prompts, None), 1):
+            taken, visits = self._visit(prompt, 100 + evidence.prompts)
             # Counted only when the prompt is done, so that an interruption counts nothing twice.
-            progress.taken = _added(progress.taken, taken)
-            progress.visits = _added(progress.visits, visits)
-            progress.prompts += 1
+            evidence.taken = _added(evidence.taken, taken)
+            evidence.visits = _added(evidence.visits, visits)
+            evidence.prompts += 1
             self.keep()
             each = (time.perf_counter() - began) / number
-            left = about(each * (len(self.prompts) - progress.prompts + 6 * len(TIMED)))
-            self.say(f"acceptance: {progress.prompts} of {len(self.prompts)} prompts, {left} left")
+            left = about(each * (len(self.prompts) - evidence.prompts + 6 * len(TIMED)))
+            self.say(f"acceptance: {evidence.prompts} of {len(self.prompts)} prompts, {left} left")
         rates = []
-        for taken_row, visits_row in zip(progress.taken, progress.visits, strict=True):
+        for taken_row, visits_row in zip(evidence.taken, evidence.visits, strict=True):
             # Half a count of each: a rate that was never seen is small, not 0.
             row = [(t + 0.25) / (v + 0.5) for t, v in zip(taken_row, visits_row, strict=True)]
             rates.append([min(row[: r + 1]) for r in range(len(row))])

@@ -31,7 +31,7 @@ HOPELESS = 0.7
 FINALISTS = 3
 
 
-class Tried(BaseModel):
+class WindowEvidence(BaseModel):
     """What was measured so far, by batch and window; kept until the choices are made."""
 
     model_config = ConfigDict(extra="forbid")
@@ -59,7 +59,7 @@ def words(window: Window) -> str:
     return f"window:{window.length}" + (f",siblings={more}" if more else "")
 
 
-class WindowTuner(Search[Tried]):
+class WindowTuner(Search[WindowEvidence]):
     """Measures one strategy's windows for one pipeline; a run that was interrupted goes on."""
 
     def __init__(
@@ -76,7 +76,7 @@ class WindowTuner(Search[Tried]):
         self.sampling = pipeline.sampling(temperature=temperature)
         key = pipeline.auto.key(strategy, 0, self.sampling)
         given = tuning_prompts(pipeline, prompts)
-        fresh = Tried(settings={"key": key, "prompts": given})
+        fresh = WindowEvidence(settings={"key": key, "prompts": given})
         super().__init__(pipeline, key, fresh, given, say)
 
     def search(self, batch: int) -> dict[str, Cell]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import Pace, Strategy
-from lantern_accel.tuning.auto import Counted, Evidence
+from lantern_accel.tuning.auto import AutoEvidence, Counted
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,6 +80,6 @@ def test_evidence_becomes_what_ships() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     key = {"model": "m", "weights_hash": "h", "temperature": 1.0, "acceptance": {"kind": "exact"}}
-    evidence = Evidence(settings={"key": key}, worth={8: Counted(gained=30, steps=12)})
+    evidence = AutoEvidence(settings={"key": key}, worth={8: Counted(gained=30, steps=12)})
     found = module.worth_of(evidence, "prompts")
     assert (found.weights_hash, found.relaxed, found.tokens_per_step) == ("h", False, {8: 2.5})

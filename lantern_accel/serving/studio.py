@@ -335,12 +335,7 @@ class Studio:
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
 
     def _conditions(self, prompt: Any, size: tuple[int, int] | None) -> Conditions:
-        # The text encoder stays where it is: the next prompt is near.
-        pipeline = self.pipeline
-        made: Conditions = pipeline.model.family.conditions(
-            pipeline.model, [prompt], self.backend.device, pipeline.dtype, size
-        )
-        return made
+        return self.pipeline.conditions([prompt], size)
 
     def _against(self, rows: Rows, conditions: Conditions, request: ImageRequest) -> Rows:
         """Return rows whose unconditional branch is the negative prompt's."""

@@ -69,10 +69,19 @@ def _attention(nodes: int, width: int) -> Case:
     return Case(*made, plan.warps, {"num_stages": 1})
 
 
+def _filter(size: int, cut: bool) -> Case:
+    from lantern_accel_cuda.kernels import rows
+
+    block, warps = rows.filter_shape(size, cut)
+    asked = {"TOP_K": True, "TOP_P": cut, "P_FIRST": cut, "HELD_T": True, "HELD_P": False}
+    shape = f"{size:,} codes, top-k" + (" and top-p" if cut else "")
+    constants = {"SIZE": size, "BLOCK": block, **asked}
+    types = {"top_p": "fp32", "out": "*fp32"}
+    return Case("filter", shape, "sampling", "_filter", constants, types, warps)
+
+
 def cases() -> list[Case]:
     """Return every kernel at the shapes of LlamaGen-XL and 3B, or with all that it can do."""
-    rows = {"SIZE": CODES, "BLOCK": 4096}
-    whole = {"TOP_K": True, "TOP_P": True, "P_FIRST": True, "HELD_T": True, "HELD_P": False}
     walk = {"KIND": 2, "AGGREGATE": True, "DRAWN": True, "NEAR": 16}
     rotate = {"HEADS": 20, "WIDTH": 64, "STORED": 64, "BLOCK_H": 32, "BLOCK_P": 32}
     wide = {"HEADS": 32, "WIDTH": 100, "STORED": 104, "BLOCK_H": 32, "BLOCK_P": 64}
@@ -91,9 +100,7 @@ def cases() -> list[Case]:
             "guide", codes, "sampling", "_guide", {"SIZE": CODES, "BLOCK": 1024} | guide,
             {"image_scale": "fp32", "out": "*fp32"},
         ),
-        Case(
-            "filter", codes, "sampling", "_filter", rows | whole, {"top_p": "fp32", "out": "*fp32"}, 8
-        ),
+        *(_filter(size, cut) for size in (8192, CODES, 65536) for cut in (False, True)),
         Case(
             "draw", f"{codes}, 16 of them", "sampling", "_draw",
             {"SIZE": CODES, "COUNT": 16, "BLOCK": 512}, {"out": "*i64"},

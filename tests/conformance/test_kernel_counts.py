@@ -103,6 +103,9 @@ class Fused(Null):
     def filter(self, logits: Tensor, given: Filter) -> Tensor:
         return logits * 1.0
 
+    def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
+        return weights[..., 0].to(self.index)
+
     def draw_without_replacement(
         self, weights: Tensor, uniforms: Tensor, sums: Tensor | None = None
     ) -> Tensor:

@@ -12,6 +12,8 @@ import triton.language as tl
 #: Codes that a program takes at once, and its warps.
 BLOCK = 4096
 WARPS = 8
+#: The same of a filter's program times 2 or 4 (:func:`filter_shape`).
+FILTER_BLOCK = 4096
 
 #: The rank of -inf.
 LOWEST = tl.constexpr(-2139095041)
@@ -20,6 +22,18 @@ LOWEST = tl.constexpr(-2139095041)
 def block_of(size: int) -> int:
     """Return how many codes of a row of ``size`` a program takes at once."""
     return int(min(BLOCK, triton.next_power_of_2(size)))
+
+
+def filter_shape(size: int, cut: bool) -> tuple[int, int]:
+    """Return the codes that a filter's program takes at once, and its warps; ``cut``: with top-p.
+
+    As many threads as a multiprocessor has registers for: a filter passes over its row some thirty times,
+    and a step has few rows. Without top-p a codebook of 16,384 is one piece.
+    """
+    whole = int(triton.next_power_of_2(size))
+    most = (4 if whole == 4 * FILTER_BLOCK and not cut else 2) * FILTER_BLOCK
+    block = min(whole, most)
+    return block, 8 if block <= FILTER_BLOCK else 16 if cut else 32
 
 
 @triton.jit

@@ -187,13 +187,13 @@ def _filtered(
     logits = logits.contiguous()
     size = logits.shape[-1]
     out = torch.empty_like(logits)
+    block, warps = rows.filter_shape(size, cut)
     with torch.cuda.device_of(logits):
         _filter[(logits.numel() // size,)](
             logits, t if temperature is None else temperature, p if top_p is None else top_p, out,
             top_k,
             SIZE=size, TOP_K=0 < top_k < size, TOP_P=cut, P_FIRST=p_first and cut,
-            HELD_T=temperature is not None, HELD_P=top_p is not None, BLOCK=rows.block_of(size),
-            num_warps=rows.WARPS,
+            HELD_T=temperature is not None, HELD_P=top_p is not None, BLOCK=block, num_warps=warps,
         )  # fmt: skip
     return out
 

@@ -69,6 +69,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern_accel_cuda.kernels import rows
 
     monkeypatch.setattr(rows, "BLOCK", 128)
+    monkeypatch.setattr(rows, "FILTER_BLOCK", 32)
 
 
 SIZES = [1, 33, 200]

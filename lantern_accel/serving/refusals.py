@@ -77,6 +77,14 @@ def closing() -> Refusal:
     )
 
 
+def lost(reason: str) -> Refusal:
+    """Return the refusal of a server whose device is gone; another process has to open it."""
+    return Refusal(
+        503, f"the server lost its device ({reason}); start it again", code="device_lost",
+        headers=NO_RETRY,
+    )  # fmt: skip
+
+
 def too_late(seconds: float) -> Refusal:
     """Return the refusal of a request whose time is over."""
     return Refusal(

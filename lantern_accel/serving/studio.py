@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.device.backend import inferring
-from lantern_accel.errors import BackendError, LanternWarning, RequestError
+from lantern_accel.errors import DeviceLostError, LanternWarning, RequestError
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.partial import partial_picture
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.serving.body import ImageRequest
 from lantern_accel.serving.metrics import Metrics
-from lantern_accel.serving.refusals import busy, closing, refusal_of, too_late
+from lantern_accel.serving.refusals import busy, closing, lost, refusal_of, too_late
 from lantern_accel.strategy.values import AUTO, Strategy
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ class Studio:
         with self._news:
             if self._closing:
                 raise closing()
+            if self.broken is not None:
+                raise lost(self.broken)
             waiting = len(self._queue)
             if waiting + len(pictures_) > self.limits.queue:
                 raise busy(self._each * (waiting + 1), waiting, self.limits.queue)
@@ -418,11 +420,17 @@ class Studio:
         jobs = {id(one.job): one.job for one in self._rows.values()}
         self._rows.clear()
         self._slots = self._key = None
-        self.pipeline.release_engines()
-        if isinstance(error, BackendError) and "lost" in type(error).__name__.lower():
+        if isinstance(error, DeviceLostError):
             self.broken = str(error)
+            with self._news:
+                jobs |= {id(one.job): one.job for one in self._queue}
+                self._queue.clear()
         for job in jobs.values():
             self._end(job, Failed(error))
+        try:
+            self.pipeline.release_engines()
+        except Exception as late:  # a device that failed may fail at that too
+            log.error("its buffers could not be freed", exc_info=late)
 
     def _end(self, job: Job, event: Event) -> None:
         if job.over:

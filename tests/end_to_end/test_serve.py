@@ -337,6 +337,60 @@ def test_a_batch_that_fails_fails_alone(tiny_model, monkeypatch):
         assert draw(served.client()).data
 
 
+def test_a_lost_device_ends_what_runs_and_waits_and_is_told_at_the_door(tiny_model, monkeypatch):
+    from lantern_accel.errors import DeviceLostError
+    from lantern_accel.generation.slots import Slots
+
+    hold = Held(monkeypatch)
+    with serving(tiny_model, ServerSettings(Limits(slots=1), grace=30)) as served:
+        running = begin(served)
+        assert hold.inside.wait(20)
+        waiting = begin(served)
+        served.until(lambda: served.counted("queue_images") == 1)
+
+        def gone(slots: Slots) -> None:
+            raise DeviceLostError("the card fell off the bus")
+
+        monkeypatch.setattr(Slots, "_look", lambda *more: gone(more[0]))
+        hold.go.set()
+        for one in (running, waiting):
+            with pytest.raises(openai.InternalServerError, match="fell off the bus"):
+                one.result(20)
+        with pytest.raises(openai.InternalServerError) as caught:
+            draw(served.client())
+        assert caught.value.code == "device_lost" and caught.value.status_code == 503
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        health = httpx.get(f"{served.url}/health")
+        assert health.status_code == 503 and health.json()["status"] == "failed"
+
+
+def test_a_client_that_does_not_read_is_let_go():
+    import asyncio
+    from types import SimpleNamespace
+
+    from lantern_accel.serving.gate import Gate
+
+    left = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        finally:
+            left.append("the application")
+
+    async def never(message: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    counter = SimpleNamespace(labels=lambda *more: SimpleNamespace(inc=lambda: None))
+    gate = Gate(app, SimpleNamespace(requests=counter), write_seconds=0.05)  # type: ignore[arg-type]
+    scope = {"type": "http", "path": "/", "headers": []}
+    asyncio.run(asyncio.wait_for(gate(scope, receive, never), 10))
+    assert left == ["the application"]
+
+
 def test_keys_open_the_door_and_health_needs_none(tiny_model):
     with serving(tiny_model, ServerSettings(Limits(slots=1), keys=("one", "two"))) as served:
         assert draw(served.client("two")).data

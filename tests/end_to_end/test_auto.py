@@ -178,3 +178,21 @@ def test_a_choice_may_be_plain_decoding(tiny_model, own):
         want = pipeline.generate("red heart", seed=1, strategy="vanilla")
     assert isinstance(drawn.stats.strategy.tree, NoTree)
     assert torch.equal(drawn.tokens, want.tokens)
+
+
+def test_a_seed_is_a_picture_whatever_is_kept_timed_or_drafted(tiny_model, own):
+    """The first request, one whose choice is kept and one after all choices are gone draw alike."""
+    with load(tiny_model) as pipeline:
+        want = pipeline.generate("red heart", seed=3, num_images=8, strategy="vanilla").tokens
+        for strategy in ("auto", "auto", "eagle", "eagle2", "scd"):
+            drawn = pipeline.generate("red heart", seed=3, num_images=8, strategy=strategy)
+            assert torch.equal(drawn.tokens, want), strategy
+        for batch in (3, 8):
+            drawn = pipeline.generate("red heart", seed=3, num_images=8, batch_size=batch)
+            assert torch.equal(drawn.tokens, want), batch
+        others = pipeline.generate("red heart", seed=3, strategy="scd", coupling="maximal").tokens
+        assert not torch.equal(others, want[:1]), "the papers' coupling draws images of its own"
+    for kept in (own / "choices").glob("*.json"):
+        kept.unlink()
+    with load(tiny_model) as pipeline:
+        assert torch.equal(pipeline.generate("red heart", seed=3).tokens, want[:1])

@@ -20,6 +20,7 @@ import torch
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
+from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.running import Decoded
 from lantern_accel.device.operations import TensorOps
@@ -85,7 +86,7 @@ def _llamagen() -> Any:
 
 def every_step_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
-    strategy = Strategy(tree=NoTree())
+    strategy = Strategy(tree=NoTree(), coupling="maximal")
     engine = module.Engine(model.target, None, TensorOps(), strategy, Sampling())
     read = _rows_used(engine)
     assert len(set(read)) == len(read) == 20
@@ -93,10 +94,10 @@ def every_step_has_numbers_of_its_own(module: Any) -> None:
 
 def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
-    strategy = Strategy(tree=Window(length=2, fresh="uniform", tail="anew"))
-    engine = module.JacobiEngine(model.target, TensorOps(), strategy, Sampling())
-    read = _rows_used(engine)
-    assert len(set(read)) == len(read) >= 20
+    strategy = Strategy(tree=Window(length=2, fresh="uniform", tail="anew"), coupling="maximal")
+    engine = JacobiEngine(model.target, TensorOps(), strategy, Sampling())
+    engine.drafts = module.MaximalWindow(engine)
+    assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts
 
 
 def where_nothing_is_left_the_target_draws(module: Any) -> None:
@@ -219,14 +220,14 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     "the same uniforms for every later step": (
         every_step_has_numbers_of_its_own,
         DECODING + "engine",
-        "state.step.clamp(max=self.geometry.tokens - 1)",
+        "state.step.clamp(max=g.tokens - 1)",
         "state.step.clamp(max=8)",
     ),
     "the same uniforms for every later window": (
         every_window_has_numbers_of_its_own,
-        DECODING + "jacobi",
-        "state.step.clamp(max=g.tokens - 1)",
-        "state.step.clamp(max=8)",
+        DECODING + "window_maximal",
+        "(state.step - back).clamp(max=self.engine.geometry.tokens - 1)",
+        "(state.step - back).clamp(max=8)",
     ),
     "aggregate falls back to all codes alike": (
         where_nothing_is_left_the_target_draws,

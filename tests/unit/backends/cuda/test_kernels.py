@@ -140,18 +140,31 @@ def test_rotation_and_cache_write_are_the_references_bit_for_bit(shared: bool) -
 
 
 @interpreted
-def test_a_step_with_all_kernels_decides_as_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    ["vanilla", "lantern++", *(pytest.param(n, marks=pytest.mark.long) for n in ("scd", "eagle"))],
+)
+def test_a_step_with_all_kernels_decides_as_the_reference(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend, _ = doubled_backend(monkeypatch, preset="fast")
     plain, _ = doubled_backend(monkeypatch)
+    from lantern_accel_cuda.kernels import race
+
+    raced: list[int] = []
+    honest = race.race
+    monkeypatch.setattr(race, "race", lambda *given: raced.append(1) or honest(*given))
     with torch.inference_mode():
         state = []
         for one in (backend, plain):
-            engine = tiny.tiny_engine(one, "lantern++")
+            engine = tiny.tiny_engine(one, strategy)
             tiny.start(engine, 0)
             engine.step()
             state.append(engine.state)
     assert torch.equal(state[0].tokens, state[1].tokens)
-    assert torch.allclose(state[0].pending_features, state[1].pending_features, atol=1e-4)
+    assert bool(raced) == (strategy != "lantern++")
+    if strategy == "lantern++":
+        assert torch.allclose(state[0].pending_features, state[1].pending_features, atol=1e-4)
 
 
 @interpreted

@@ -1,7 +1,7 @@
 // Products of a few rows with packed weights, whole (panel.h) or in fewer bits (rounded.h).
 #pragma once
 
-#include "rounded.h"
+#include "fused.h"
 
 namespace {
 
@@ -23,10 +23,11 @@ void product(const A* x, int64_t ldx, int64_t m, const Weights& w, int64_t k, in
         for (int64_t r = 0; r < m; r += BLOCK) {
             int64_t count = m - r < BLOCK ? m - r : BLOCK;
             const char *here = w.start + p * size, *next = p + 1 < to || !after ? here + size : after;
+            const A* rows = x + r * ldx;
             if (w.kept == WHOLE)
-                panel(x + r * ldx, ldx, count, (const T*)here, k, tile, (const T*)next);
-            else
-                rounded_panel(x + r * ldx, ldx, count, here, w.kept, k, size, tile, p + 1 < to ? next : after,
+                panel(rows, ldx, count, (const T*)here, k, tile, (const T*)next);
+            else if (!fused(rows, ldx, count, here, w.kept, k, tile, sums + r * groups, groups))
+                rounded_panel(rows, ldx, count, here, w.kept, k, size, tile, p + 1 < to ? next : after,
                               sums + r * groups, groups);
             emit(p, r, count, tile);
         }

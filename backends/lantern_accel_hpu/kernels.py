@@ -194,6 +194,10 @@ class HPUOps(TensorOps):
 
     # --- sampling ------------------------------------------------------------------------------
 
+    def held(self, buffer: Tensor) -> Tensor:
+        """Copy a buffer: torch's fuser may list a short way to a write before a long way to a reader."""
+        return buffer.clone()
+
     def put(self, buffer: Tensor, dim: int, index: Tensor, values: Tensor) -> None:
         """Write entries of a buffer, all of it in one write: an HPUGraph records none to a view."""
         whole = buffer.flatten(dim, dim + 1).index_copy(dim, index.long(), values)

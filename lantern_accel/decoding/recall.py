@@ -110,7 +110,9 @@ class Recall:
         if taken is not None:
             changed = changed & ~(taken.unsqueeze(1) & (self.slots == 0))
         places = state.length.unsqueeze(1) + 1 + row
-        heard, before = state.heard.flatten(1).unsqueeze(1), state.before.flatten(1).unsqueeze(1)
+        # Read now: their writes need less than what is compared with them.
+        past, heard, before = (self.ops.held(t) for t in (state.past, state.heard, state.before))
+        heard, before = heard.flatten(1).unsqueeze(1), before.flatten(1).unsqueeze(1)
         hit = heard == (places * vocab + now).unsqueeze(-1)
         # The token before that agrees too, or at least the pass is recent.
         earlier = torch.cat((x[:, :1], tokens), dim=1).gather(1, (row - 1).clamp(min=0))
@@ -123,7 +125,7 @@ class Recall:
         found = changed & hit.any(dim=-1)
         index = torch.arange(len(x), dtype=self.index, device=x.device).unsqueeze(1)
         index = index * (self.passes * wide) + entry
-        past = state.past.flatten(0, 2).index_select(0, index.flatten()).view(*row.shape, vocab)
+        past = past.flatten(0, 2).index_select(0, index.flatten()).view(*row.shape, vocab)
         # Rounded as they are, they have a sum of their own.
         past = past.float()
         total = past.sum(dim=-1, keepdim=True)

@@ -123,7 +123,9 @@ class InvariantWindow:
         e, state = self.engine, self.engine.state
         g = e.geometry
         wide = state.heard.shape[2]
-        heard, before, said = (t.flatten(1) for t in (state.heard, state.before, state.said))
+        # Read now: their writes need less than what is compared with them.
+        notes = (e.ops.held(t) for t in (state.heard, state.before, state.said))
+        heard, before, said = (t.flatten(1) for t in notes)
         # The latest pass first, and before it one in which the token before that agrees too.
         age = (self.order - state.step - 1) % g.passes
         recent = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
@@ -139,9 +141,9 @@ class InvariantWindow:
         found = behind & (left != window) & hit.any(dim=-1)
         recalled = torch.where(found, said.gather(1, entry), tokens)
         # A shorter window on a longer one's buffers leaves older notes behind its own: they stay true.
-        at = ((state.step % g.passes) * wide + e.ahead - 1).long()
-        heard.index_copy_(1, at, places * g.vocab + window)
+        at = (state.step % g.passes) * wide + e.ahead - 1
+        e.ops.put(state.heard, 1, at, places * g.vocab + window)
         # What is before the first lies outside the window; the token itself stands for it.
-        before.index_copy_(1, at, torch.cat((window[:, :1], window[:, :-1]), dim=1))
-        said.index_copy_(1, at, tokens)
+        e.ops.put(state.before, 1, at, torch.cat((window[:, :1], window[:, :-1]), dim=1))
+        e.ops.put(state.said, 1, at, tokens)
         return recalled

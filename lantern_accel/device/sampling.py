@@ -105,6 +105,14 @@ class SamplingOps:
     index: torch.dtype = torch.int64
     """Dtype of token ids, positions and cache slots in a step; int32 where the device prefers it."""
 
+    def held(self, buffer: Tensor) -> Tensor:
+        """Return what a static buffer holds now, for a step that reads it late and writes it early.
+
+        The reference returns the buffer, since operators run in the order in which they are written. A
+        device whose compiler puts them in another order returns a copy, which that has to make first.
+        """
+        return buffer
+
     def put(self, buffer: Tensor, dim: int, index: Tensor, values: Tensor) -> None:
         """Write ``values`` to entries ``index [n]`` of a buffer, dimensions ``dim, dim + 1`` as one.
 

@@ -36,7 +36,7 @@ TESTS = {
                          "tests/unit/decoding/test_acceptance_oracle.py"],
     "decoding/pricing.py": ["tests/unit/decoding/test_price.py"],
     "decoding/logits.py": ["tests/unit/decoding/test_logits.py", *DECODING],
-    "decoding/coupling.py": ["tests/unit/decoding/test_jacobi.py",
+    "decoding/maximal_coupling.py": ["tests/unit/decoding/test_jacobi.py",
                              "tests/unit/decoding/test_jacobi_exactness.py"],
     "decoding/": DECODING,
     "quality/": ["tests/unit/quality", "tests/unit/evaluation", "tests/unit/measure/test_intervals.py"],

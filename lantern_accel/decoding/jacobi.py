@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lantern_accel.decoding.at_once import AtOnce
 from lantern_accel.decoding.buckets import usual
-from lantern_accel.decoding.coupling import Coupled
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
 from lantern_accel.decoding.geometry import cache_layouts, check
 from lantern_accel.decoding.logits import Filters
+from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.target import Target, above_of, place_of, row_of

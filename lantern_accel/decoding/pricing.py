@@ -314,7 +314,7 @@ def window_prices(
 ) -> Tensor:
     """Return the price of every tried draft of a window, float32 ``[B, L - 1]``; the host reads it.
 
-    Arguments as :func:`~.coupling.couple` takes them; ``count [B]`` as it gives it.
+    Arguments as :func:`~.maximal_coupling.couple` takes them; ``count [B]`` as it gives it.
     """
     rule = host_rule(rule)
     out = torch.zeros(x.shape)

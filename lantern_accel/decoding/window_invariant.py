@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.coupling import Coupled, compare, leading
 from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.maximal_coupling import Coupled, compare, leading
 from lantern_accel.decoding.window_base import WindowBase
 
 

@@ -1,6 +1,7 @@
 """A window's drafts under the papers' coupling: drawn, tested and replaced by uniforms.
 
-Source: SJD (arXiv 2410.01699), SCD (2510.24211), SJD-PAC. What the tests say is in :mod:`~.coupling`.
+Source: SJD (arXiv 2410.01699), SCD (2510.24211), SJD-PAC. What the tests say is in
+:mod:`~.maximal_coupling`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.coupling import Coupled, couple
 from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.maximal_coupling import Coupled, couple
 from lantern_accel.decoding.pricing import window_prices
-from lantern_accel.decoding.recall import Recall
+from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.siblings import Tried
 from lantern_accel.decoding.window_base import WindowBase
 
@@ -24,9 +25,9 @@ class MaximalWindow:
     def __init__(self, engine: WindowBase) -> None:
         e, g = engine, engine.geometry
         self.engine = engine
-        self.recall: Recall | None = None
+        self.recall: RowCache | None = None
         if g.passes:
-            self.recall = Recall(
+            self.recall = RowCache(
                 g.passes, engine.window.length, g.tokens, g.vocab, e.ops.index,
                 e.state.length.device, e.ops, e.filters.draws,
             )  # fmt: skip

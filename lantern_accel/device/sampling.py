@@ -264,9 +264,10 @@ class SamplingOps:
     ) -> tuple[Tensor, Tensor, Tensor | None] | None:
         """Test a window's drafts exactly, and replace what fails.
 
-        Takes what :func:`lantern_accel.decoding.coupling.couple` does; returns its tokens ``[B, L]``,
-        counts ``[B]`` and, with ``left``, what is left where the first draft is refused, ``[B, V]``.
-        None where the device has no kernel for it, as here: then the tensor code of that module runs.
+        Takes what :func:`lantern_accel.decoding.maximal_coupling.couple` does; returns its tokens ``[B,
+        L]``, counts ``[B]`` and, with ``left``, what is left where the first draft is refused, ``[B,
+        V]``. None where the device has no kernel for it, as here: then the tensor code of that module
+        runs.
         """
         return None
 
@@ -286,8 +287,8 @@ class SamplingOps:
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Draw drafts behind a replacement again, where an earlier pass had the same past.
 
-        Takes what :meth:`lantern_accel.decoding.recall.Recall.refine` does, how many ``slots`` are looked
-        up and the tokens of an ``image``; returns the fields of a ``Recalled``, None as above.
+        Takes what :meth:`lantern_accel.decoding.row_cache.RowCache.refine` does, how many ``slots`` are
+        looked up and the tokens of an ``image``; returns the fields of a ``Recalled``, None as above.
         """
         return None
 

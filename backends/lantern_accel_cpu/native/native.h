@@ -161,7 +161,7 @@ struct Choose {
     int32_t depth;
 };
 
-// Drafts of B windows of L positions under the exact test (decoding/coupling.py).
+// Drafts of B windows of L positions under the exact test (decoding/maximal_coupling.py).
 struct Couple {
     const int64_t* x;                      // [B][L - 1]
     const float *p, *q, *tests, *draws;    // p [B][L][V], q [B][L - 1][V]; rows of uniforms lie strides apart
@@ -172,7 +172,7 @@ struct Couple {
     int32_t anew;                          // behind the first that is refused, draw from p
 };
 
-// The look-up of earlier passes for S slots behind a replacement (decoding/recall.py).
+// The look-up of earlier passes for S slots behind a replacement (decoding/row_cache.py).
 struct Recall {
     const int64_t *x, *tokens, *first, *length_of, *step;  // [B][L] twice, [B] twice, [1]
     const float *p, *q, *tests, *draws;                    // as in Couple

@@ -1,5 +1,5 @@
 // A window of drafts, for each image alone: which are kept, what the others become, and the look-up of
-// earlier passes. The arithmetic is that of decoding/coupling.py and decoding/recall.py, step by step.
+// earlier passes. The arithmetic is that of decoding/maximal_coupling.py and decoding/row_cache.py, step by step.
 #pragma once
 
 #include "accept.h"

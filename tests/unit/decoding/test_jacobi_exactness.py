@@ -21,9 +21,9 @@ from support.tiny import captions, tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding import window_maximal
-from lantern_accel.decoding.coupling import Coupled, couple
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.maximal_coupling import Coupled, couple
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.window_maximal import MaximalWindow
 from lantern_accel.device.operations import TensorOps

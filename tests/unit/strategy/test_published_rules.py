@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import examine, residual
-from lantern_accel.decoding.coupling import couple
+from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.rules import AcceptanceRule, Tried, parse_rule

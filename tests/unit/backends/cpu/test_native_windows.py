@@ -9,9 +9,9 @@ import torch
 from support import native
 from torch import Tensor
 
-from lantern_accel.decoding.coupling import couple
 from lantern_accel.decoding.logits import REFERENCE
-from lantern_accel.decoding.recall import Recall
+from lantern_accel.decoding.maximal_coupling import couple
+from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.rules import Exact
@@ -120,7 +120,7 @@ def test_the_look_up_finds_what_the_reference_finds(unit: str) -> None:
         given = (state, x, p, q, tokens, first, u[:, : length - 1], u[:, -length:], taken)
         device = torch.device("cpu")
         want, got = (
-            Recall(passes, length, image, vocab, torch.int64, device, one).refine(*given)
+            RowCache(passes, length, image, vocab, torch.int64, device, one).refine(*given)
             for one in (Scanning(), ops)
         )
         assert torch.equal(got.tokens, want.tokens) and torch.equal(got.places, want.places)

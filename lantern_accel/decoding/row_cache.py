@@ -36,7 +36,7 @@ class Recalled:
     places: Tensor
 
 
-class Recall:
+class RowCache:
     """Keeps the rows of ``passes`` passes over windows of ``length``, and finds the right one.
 
     The buffers are the state's: ``past [B, M, L, V]``, the rows; ``heard`` integer ``[B, M, L]``, which
@@ -86,11 +86,11 @@ class Recall:
     ) -> Recalled:
         """Draw the drafts behind a replacement again, where there is a better row for them.
 
-        ``x [B, L]``: the window that the pass saw, the last known token first; ``p [B, L, V]``,
-        ``q [B, L - 1, V]``, ``tests [B, L - 1]`` and ``draws [B, L]`` as in
-        :func:`~lantern_accel.decoding.coupling.couple`, and ``tokens [B, L]`` what it made of them;
-        ``first [B]``: the first that is not known; ``taken`` bool ``[B]``: that one was drawn with the
-        right past and stays.
+        ``x [B, L]``: the window that the pass saw, the last known token first; ``p [B, L, V]``, ``q [B, L
+        - 1, V]``, ``tests [B, L - 1]`` and ``draws [B, L]`` as in
+        :func:`~lantern_accel.decoding.maximal_coupling.couple`, and ``tokens [B, L]`` what it made of
+        them; ``first [B]``: the first that is not known; ``taken`` bool ``[B]``: that one was drawn with
+        the right past and stays.
         """
         done = self.ops.recall(
             state, x, p, q, tokens, first, tests, draws, taken, len(self.slots), self.tokens

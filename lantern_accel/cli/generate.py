@@ -275,7 +275,7 @@ def _report(results: Sequence[GenerationResult], json_path: str | None) -> None:
 
 
 def _summary(result: GenerationResult) -> None:
-    from lantern_accel.strategy.values import ChainTree, StaticTree, Window
+    from lantern_accel.strategy.values import ChainTree, SelfDrafts, StaticTree, Window
 
     stats = result.stats
     seconds = stats.seconds
@@ -301,6 +301,8 @@ def _summary(result: GenerationResult) -> None:
         shape += f" ({len(tree.paths)} drafts)"
     elif isinstance(tree, Window):
         shape = f"a window of {tree.length} tokens"
+    elif isinstance(tree, SelfDrafts):
+        shape = f"{tree.length} drafts of its own weights in {tree.weights}"
     elif isinstance(tree, ChainTree):
         shape = f"a chain of {tree.length} drafts"
     say(

@@ -14,6 +14,7 @@ from lantern_accel.strategy.values import (
     DynamicTree,
     NoTree,
     Sampling,
+    SelfDrafts,
     Strategy,
     Tree,
     Window,
@@ -80,7 +81,11 @@ class Geometry:
 
 def tables_of(tree: Tree) -> TreeTables | None:
     """Return the tables of a tree whose shape is known in advance; None for others, and windows."""
-    return None if isinstance(tree, DynamicTree | Window) else TreeTables(tree_paths(tree))
+    return (
+        None
+        if isinstance(tree, DynamicTree | Window | SelfDrafts)
+        else TreeTables(tree_paths(tree))
+    )
 
 
 def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
@@ -101,7 +106,9 @@ def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
             "one token; leave tv_budget out or choose a temperature above 0"
         )
     tables = tables_of(strategy.tree)
-    if isinstance(strategy.tree, Window):
+    if isinstance(strategy.tree, SelfDrafts):
+        widest = 1
+    elif isinstance(strategy.tree, Window):
         widest = 1 + max(strategy.tree.siblings, default=0)
     elif isinstance(strategy.tree, DynamicTree):
         widest = strategy.tree.top_k

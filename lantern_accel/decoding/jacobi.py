@@ -26,7 +26,7 @@ from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, Wind
 from lantern_accel.decoding.window_base import WindowBase
 from lantern_accel.decoding.window_invariant import InvariantWindow
 from lantern_accel.decoding.window_maximal import MaximalWindow
-from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.operations import KVCache, TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.trees import tree_size
 from lantern_accel.strategy.values import Sampling, Strategy, Window
@@ -49,8 +49,12 @@ class JacobiEngine(WindowBase):
         batch: int = 1,
         neighbours: Tensor | None = None,
         longest: JacobiEngine | None = None,
+        cache: KVCache | None = None,
     ) -> None:
-        """``longest``: an engine of a longer window, whose buffers this one steps on."""
+        """``longest``: an engine of a longer window, whose buffers this one steps on.
+
+        ``cache``: another engine's, of as many slots, to read and write in place of one of its own.
+        """
         window, config = strategy.tree, target.config
         assert isinstance(window, Window)
         tokens, row = config.num_tokens, row_of(config)
@@ -98,7 +102,7 @@ class JacobiEngine(WindowBase):
             passes=self._passes(keyed),
         )
         if longest is None:
-            self._own(target, neighbours)
+            self._own(target, neighbours, cache)
         else:
             self.dials, self.filters, self.rule = longest.dials, longest.filters, longest.rule
             self.verifying, self.ring, self.state = longest.verifying, longest.ring, longest.state
@@ -133,7 +137,7 @@ class JacobiEngine(WindowBase):
         recalls = keyed or self.window.tail == "coupled"
         return self.window.passes if recalls else 0
 
-    def _own(self, target: Target, neighbours: Tensor | None) -> None:
+    def _own(self, target: Target, neighbours: Tensor | None, cache: KVCache | None) -> None:
         """Make the buffers that every window of one state steps on."""
         g, strategy, sampling, ops = self.geometry, self.strategy, self.sampling, self.ops
         _, device = place_of(target)
@@ -145,7 +149,7 @@ class JacobiEngine(WindowBase):
         scale = self.dials.scale if sampling.guided else None
         guidance = Guidance(scale, image_scale, target.allowed(), ops)
         layout, _ = cache_layouts(g, target, None, ops)
-        self.verifying = Verifying(target, ops, ops.allocate(layout), g, guidance)
+        self.verifying = Verifying(target, ops, cache or ops.allocate(layout), g, guidance)
         ahead = 2 * self.window.length
         self.ring = Ring(max(g.kept, 1), g.tokens, ahead, g.batch, ops, device)
         self.state = WindowState(g, target.condition_buffer(g.rows), ops.index, device)

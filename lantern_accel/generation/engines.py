@@ -8,7 +8,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -31,7 +31,11 @@ from lantern_accel.errors import (
 from lantern_accel.families.base import Model
 from lantern_accel.files import cache_dir
 from lantern_accel.memory.capacity import Capacity
-from lantern_accel.strategy.values import NeighbourSpace, Sampling, Strategy
+from lantern_accel.memory.limits import free_bytes
+from lantern_accel.memory.limits import size as written
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import projections, rounded_copy
+from lantern_accel.strategy.values import NeighbourSpace, Sampling, SelfDrafts, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.
 KEPT_ENGINES = 4
@@ -113,6 +117,7 @@ class Engines:
         self.patience = math.inf
         self._warned = False
         self._ready: OrderedDict[Hashable, CapturedEngine] = OrderedDict()
+        self._copies: dict[str, Any] = {}
         self._neighbours: dict[tuple[int, str], Tensor] = {}
 
     @property
@@ -181,6 +186,7 @@ class Engines:
                 )
             check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
             target, drafter = self.model.family.fitted(self.model, shape)
+            copy = self.copy(strategy, shape)
             self._make_room(batch, strategy, sampling, (target, drafter))
             k = strategy.neighbours
             with explained(self.backend):
@@ -192,6 +198,7 @@ class Engines:
                     sampling,
                     batch=batch,
                     neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
+                    copy=copy,
                 )
                 self._ready[key] = self._captured(engine)
         else:
@@ -199,6 +206,27 @@ class Engines:
         self._ready.move_to_end(key)
         self._ready[key].engine.configure(strategy, sampling)
         return self._ready[key]
+
+    def copy(self, strategy: Strategy, shape: Hashable = None) -> Any:
+        """Return the target with the weights that a strategy drafts with, made once; None: with none.
+
+        Raises :class:`BackendError` where the device has no memory left for them.
+        """
+        if not isinstance(strategy.tree, SelfDrafts):
+            return None
+        how, model = rounding(strategy.tree.weights), self.model
+        if how.name not in self._copies:
+            weights = sum(p.numel() for m in projections(model.target) for p in (m.weight,))
+            need, free = int(weights * how.bits_per_weight / 8), free_bytes(self.backend.memory())
+            if free is not None and need > free:
+                raise BackendError(
+                    f"a copy of {model.manifest.name} in {how.name} to draft with takes {written(need)}, "
+                    f"device {self.backend.device} has {written(free)} free; draft with fewer bits "
+                    "(--tree self:4,int4), or choose a strategy without a copy, such as 'scd'"
+                )
+            self._copies[how.name] = rounded_copy(model.target, self.backend, how)
+        drawn = replace(model, target=self._copies[how.name])
+        return model.family.fitted(drawn, shape)[0]
 
     def _captured(self, engine: Running) -> CapturedEngine:
         """Capture an engine's functions; one line tells of those that run as they are instead."""

@@ -158,7 +158,9 @@ def measure(
         if strategy.neighbours:
             shape = (fitted[0].config.vocab_size, strategy.neighbours)
             table = torch.zeros(shape, dtype=torch.int32)
-        engine = engine_for(*fitted, Shapes(), strategy, sampling, batch=batch, neighbours=table)
+        engine = engine_for(
+            *fitted, Shapes(), strategy, sampling, batch=batch, neighbours=table, copy=fitted[0]
+        )
         together = min(batch, kind.pixels_together(model) or batch)
         tokens = torch.zeros(together, engine.geometry.tokens, dtype=torch.int64)
         phases: dict[str, Callable[[], object]] = {

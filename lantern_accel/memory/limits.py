@@ -107,6 +107,7 @@ def engine_bytes(
         sampling,
         batch=batch,
         neighbours=table if strategy.neighbours else None,
+        copy=without_memory(target),
     )
     return engine.nbytes
 

@@ -141,18 +141,21 @@ def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None
                 part.weight = nn.Parameter(empty, requires_grad=False)
 
 
+def projections(module: nn.Module) -> list[Projection]:
+    """Return the projections of a module."""
+    return [part for part in module.modules() if isinstance(part, Projection)]
+
+
 def rounded_copy(module: nn.Module, ops: TensorOps, how: Rounding) -> nn.Module:
     """Return a module whose projections have weights in fewer bits; all else is the first one's own."""
-    projections = [part for part in module.modules() if isinstance(part, Projection)]
-    held = [part.packed for part in projections if part.packed is not None]
+    held = [part.packed for part in projections(module) if part.packed is not None]
     shared: list[Any] = [*module.parameters(), *module.buffers(), *held, ops]
     made = copy.deepcopy(module, {id(one): one for one in shared})
-    for part in made.modules():
-        if isinstance(part, Projection):
-            whole = part.weight if part.packed is None else ops.unpack(part.packed)
-            part.packed = ops.pack_rounded(rounded(whole, how))
-            empty = part.weight.new_zeros(()).expand(part.weight.shape)
-            part.weight = nn.Parameter(empty, requires_grad=False)
+    for part in projections(made):
+        whole = part.weight if part.packed is None else ops.unpack(part.packed)
+        part.packed = ops.pack_rounded(rounded(whole, how))
+        empty = part.weight.new_zeros(()).expand(part.weight.shape)
+        part.weight = nn.Parameter(empty, requires_grad=False)
     return made
 
 

@@ -12,6 +12,7 @@ from lantern_accel.strategy.values import (
     Fresh,
     NoTree,
     Path,
+    SelfDrafts,
     StaticTree,
     Tree,
     Window,
@@ -32,7 +33,7 @@ def tree_paths(tree: Tree) -> tuple[Path, ...]:
         return chain_paths(tree.length)
     if isinstance(tree, StaticTree):
         return tree.paths
-    if isinstance(tree, Window):
+    if isinstance(tree, Window | SelfDrafts):
         raise StrategyError("a window has no paths")
     raise StrategyError("a dynamic tree has no paths before it is drafted")
 
@@ -43,6 +44,8 @@ def tree_size(tree: Tree) -> tuple[int, int]:
         return tree.total, tree.depth + 1
     if isinstance(tree, Window):
         return tree.length + sum(tree.siblings), tree.length - 1
+    if isinstance(tree, SelfDrafts):
+        return tree.length + 1, tree.length
     paths = tree_paths(tree)
     return 1 + len(paths), max((len(p) for p in paths), default=0)
 
@@ -90,6 +93,8 @@ def parse_tree(text: str) -> Tree:
     kind, _, rest = text.strip().partition(":")
     if kind == "window":
         return parse_window(rest)
+    if kind == "self":
+        return parse_self(rest)
     if kind == "none" and not rest:
         return NoTree()
     if kind in ("chain", "dynamic"):
@@ -112,6 +117,29 @@ def parse_tree(text: str) -> Tree:
         return validated(StaticTree, {"paths": paths}, "tree")
     known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]
     raise StrategyError(f"unknown tree {text[:80]!r}{did_you_mean(kind, known)}")
+
+
+def parse_self(text: str) -> SelfDrafts:
+    """Read what follows ``self:``, words in any order, such as ``16,int6,window=16,passes=6``.
+
+    A number is how many drafts a step has. What is left out is the default. Raises
+    :class:`StrategyError`.
+    """
+    values: dict[str, Any] = {}
+    for word in (one.strip() for one in text.split(",") if text):
+        name, _, value = word.partition("=")
+        if (length := whole(word)) is not None:
+            values["length"] = length
+        elif name in ("window", "passes") and whole(value) is not None:
+            values[name] = whole(value)
+        elif word.startswith("int"):
+            values["weights"] = word
+        else:
+            raise StrategyError(
+                f"the drafts self:{text[:80]} cannot be read at {word[:20]!r}; write self:DRAFTS and, if "
+                "you like, int8, int6 or int4, window=N and passes=N"
+            )
+    return validated(SelfDrafts, values, "tree")
 
 
 def parse_window(text: str) -> Window:

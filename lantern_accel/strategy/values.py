@@ -34,6 +34,7 @@ __all__ = [
     "AUTO",
     "NO_DRAFTER",
     "RULES",
+    "SELF",
     "STRATEGIES",
     "TREE_STRATEGIES",
     "WINDOW_STRATEGIES",
@@ -54,6 +55,7 @@ __all__ = [
     "Path",
     "Residual",
     "Sampling",
+    "SelfDrafts",
     "StaticTree",
     "Strategy",
     "Tree",
@@ -211,9 +213,37 @@ class Window(Value):
         return self
 
 
-#: Where drafts come from: nowhere, a drafter's tree, or a window.
+class SelfDrafts(Value):
+    """Drafts by a copy of the target's own weights in fewer bits, checked by the target in one pass.
+
+    Self-speculative decoding with quantised weights. The copy guesses ``length`` tokens, one a pass, or
+    in windows of its own of ``window`` tokens, in ``passes`` passes (0: a third of the drafts).
+    """
+
+    kind: Literal["self"] = "self"
+    length: int = Field(4, ge=1, le=128, description="drafted tokens a step")
+    weights: Literal["int8", "int6", "int4"] = Field("int8", description="the copy's")
+    window: int = Field(0, ge=0, le=128, description="tokens of the copy's own window; 0: none")
+    passes: int = Field(0, ge=0, le=128, description="of the copy's window, a step; 0: by length")
+
+    @model_validator(mode="after")
+    def _fits(self) -> SelfDrafts:
+        if self.window == 1 or (self.passes and not self.window):
+            raise ValueError(
+                "the copy's own window has 2 tokens or more (0: none), and passes belong to one"
+            )
+        return self
+
+    @property
+    def copy_passes(self) -> int:
+        """Passes of the copy a step."""
+        return (self.passes or -(-self.length // 3)) if self.window else self.length
+
+
+#: Where drafts come from: nowhere, a drafter's tree, a window, or the target's own weights in fewer bits.
 Tree = Annotated[
-    NoTree | ChainTree | StaticTree | DynamicTree | Window, Field(discriminator="kind")
+    NoTree | ChainTree | StaticTree | DynamicTree | Window | SelfDrafts,
+    Field(discriminator="kind"),
 ]
 
 
@@ -261,6 +291,11 @@ class Strategy(Value):
                 "exact acceptance spends no total variation; leave tv_budget out, or choose "
                 "lantern or lantern++"
             )
+        if isinstance(self.tree, SelfDrafts) and not self.invariant:
+            raise ValueError(
+                "drafts of the model's own weights are compared with the tokens that the seed decides; "
+                "use exact acceptance and the coupling 'invariant'"
+            )
         if self.coupling == "invariant" and self.acceptance.relaxed:
             raise ValueError(
                 "with the coupling 'invariant' drafts are compared, not tested, so that nothing can be "
@@ -271,7 +306,7 @@ class Strategy(Value):
     @property
     def needs_drafter(self) -> bool:
         """Whether drafts are a drafter's."""
-        return not isinstance(self.tree, NoTree | Window)
+        return not isinstance(self.tree, NoTree | Window | SelfDrafts)
 
     @property
     def invariant(self) -> bool:
@@ -344,6 +379,14 @@ class Strategy(Value):
         """Return the values of another tree or window; one does not take the place of the other."""
         if isinstance(self.tree, Window) and isinstance(tree, Window):
             return {**self.tree.model_dump(), **tree.model_dump(exclude_unset=True)}
+        own = isinstance(self.tree, SelfDrafts), isinstance(tree, SelfDrafts)
+        if all(own):
+            return {**self.tree.model_dump(), **tree.model_dump(exclude_unset=True)}
+        if any(own):
+            raise StrategyError(
+                f"the strategy {self.name!r} takes no such drafts; 'self' takes self:LENGTH, and nothing "
+                "else does"
+            )
         if isinstance(self.tree, Window):
             raise StrategyError(
                 f"the strategy {self.name!r} drafts in a window and takes no tree; write window:LENGTH, "
@@ -367,11 +410,12 @@ AUTO_LENGTHS, AUTO_CHAINS = (1, 2, 4, 8, 16), (1, 2, 3, 4)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.
+SELF = "self"
 WINDOW_STRATEGIES = ("sjd", "scd", "scd-gumbel", "sjd-pac", "lantern-jacobi", "lantern++-jacobi")
 STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES)
 _WINDOWS = ", ".join(map(repr, WINDOW_STRATEGIES))
 #: For errors: the strategies that work on a model without a drafter.
-NO_DRAFTER = f"'vanilla', {_WINDOWS}"
+NO_DRAFTER = f"'vanilla', {_WINDOWS}, {SELF!r}"
 
 
 def paced(lengths: Sequence[int]) -> Window:
@@ -407,6 +451,7 @@ def named_strategy(
         "sjd-pac": (Window(siblings=(4, 2, 1)), Exact()),
         "lantern-jacobi": (Window(), lantern or Lantern()),
         "lantern++-jacobi": (Window(), lantern_pp or LanternPP()),
+        SELF: (SelfDrafts(), Exact()),
     }
     if name not in points:
         raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, points)}")

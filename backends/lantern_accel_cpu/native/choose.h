@@ -129,6 +129,10 @@ struct ChosenJob {
         int64_t count = g.span - 1, b = chunk / count, newest = g.newest[b], position = newest + 1 + chunk % count;
         if (position >= std::min(g.length[b] + g.span, g.image)) return;
         int64_t last = std::min(newest, g.image - 1), near = last, n = g.vocab;
+        if (g.fresh == LEFT_CODE) {
+            g.tokens[b * (g.image + 1) + position] = g.tokens[b * (g.image + 1) + last];
+            return;
+        }
         const float* from;
         if (g.fresh == UNIFORM) {
             float* even = (float*)scratch(14, size_t(whole(n)) * sizeof(float));

@@ -257,7 +257,7 @@ struct AdvanceChosen {
     int64_t images, span, vocab, image, kept, passes, wide, histogram_stride, width;
     int32_t fresh;                                   // Fresh
 };
-enum Fresh : int32_t { UNIFORM = 0, LEFT = 1, ABOVE = 2 };
+enum Fresh : int32_t { UNIFORM = 0, LEFT = 1, ABOVE = 2, LEFT_CODE = 3 };
 }
 
 struct Seen;  // a Mask as lists of slots

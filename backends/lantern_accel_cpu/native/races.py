@@ -16,7 +16,7 @@ from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byref
 from lantern_accel_cpu.native.sampling import filter_of
 
-FRESH = {"uniform": 0, "code": 0, "left": 1, "above": 2}
+FRESH = {"uniform": 0, "code": 0, "left": 1, "above": 2, "left-code": 3}
 
 
 def _rows(weights: Tensor, keys: Tensor, positions: Tensor) -> tuple[Tensor, ...] | None:

@@ -1,0 +1,126 @@
+"""Self-speculative decoding with quantised weights: the model's own weights in fewer bits draft.
+
+A copy of the target that is read in half the time or less guesses the next tokens, and the target
+checks all of them in one pass over a window, which writes over every key and value that the copy left in
+its cache. The seed decides every token (:mod:`~.invariant`): the copy races with the same noise on its
+own distribution, and a guess is kept where it is the target's token. So no distribution of the copy is
+kept, any guess is a fair one, and at temperature 0 the tokens are plain decoding's too.
+
+The copy guesses one token a pass, or in windows of its own (speculative Jacobi decoding of the copy) in
+a fixed number of passes. Source of the idea, for language models: QuantSpec (arXiv 2502.10424), ML-SpecQD
+(2503.13565).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.jacobi import JacobiEngine
+from lantern_accel.decoding.paced import PlainStep
+from lantern_accel.decoding.target import Target
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, Window
+
+
+class SelfEngine(JacobiEngine):
+    """Decodes ``batch`` images a call: drafts by a copy of the target, then a check by the target.
+
+    ``copy``: a target that shares all but its projections with ``target``
+    (:func:`~lantern_accel.nn.transformer.rounded_copy`). It reads the target's keys and values, and
+    its own of the drafts of one step.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        copy: Target,
+        ops: TensorOps,
+        strategy: Strategy,
+        sampling: Sampling,
+        *,
+        batch: int = 1,
+    ) -> None:
+        drafts = strategy.tree
+        assert isinstance(drafts, SelfDrafts)
+        # What a step drafts behind its window is written over by the copy before it is read.
+        check = Window(length=drafts.length + 1, fresh="left-code", passes=0)
+        super().__init__(
+            target, ops, strategy.model_copy(update={"tree": check}), sampling, batch=batch
+        )
+        self.strategy, self.drafts_by = strategy, drafts
+        windowed = drafts.window > 0
+        own = (
+            Window(length=drafts.window)
+            if windowed
+            else Window(length=2, fresh="left-code", passes=0)
+        )
+        self.copy = JacobiEngine(
+            copy,
+            ops,
+            strategy.model_copy(update={"tree": own}),
+            sampling,
+            batch=batch,
+            cache=self.verifying.cache,
+        )
+        #: One pass of the copy: a token of it, or a window.
+        self.guess = self.copy if windowed else PlainStep(self.copy)
+        self.guesses = drafts.copy_passes
+        positions = torch.arange(
+            self.geometry.tokens + 1, dtype=ops.index, device=self.ahead.device
+        )
+        self.positions = positions.unsqueeze(0)
+
+    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
+        """Take other values of the settings that are data."""
+        super().configure(strategy, sampling)
+        self.copy.dials.set(strategy, sampling)
+
+    def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
+        """Clear the buffers, the copy's too, and copy a request into them."""
+        super().load(condition, prefix_mask, randomness)
+        self.copy.load(condition, prefix_mask, randomness)
+
+    @property
+    def changes(self) -> dict[str, Tensor]:
+        """Every tensor that prefill and steps change in place, by name; the caches are shared."""
+        own = self.copy.changes.items()
+        copied = {f"copy.{name}": t for name, t in own if not name.startswith("target.")}
+        return {**super().changes, **copied}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the static buffers; the cache is counted once."""
+        copy = self.copy
+        return super().nbytes + copy.state.nbytes + copy.dials.nbytes + copy.sound.nbytes
+
+    def prefill(self) -> None:
+        """Run the prompt through the target and draw the first token. No value is read by the host."""
+        state, copy = self.state, self.copy
+        _, logits = self.verifying.prefill(state)
+        state.tokens[:, 0].copy_(self.drafts.first(logits))
+        state.step.fill_(1)
+        # The same noise on the same logits: the same token, and what the copy's first drafts follow.
+        copy.state.tokens[:, 0].copy_(copy.drafts.first(logits))
+        copy.state.step.fill_(1)
+        if self.drafts_by.window:
+            copy.drafts.fresh(copy.state.length, back=1)
+
+    def step(self, slots: int | None = None) -> None:
+        """Draft by the copy, check by the target. No value is read by the host.
+
+        ``slots``: how many of the cache the check looks at (:attr:`sizes`); None: all.
+        """
+        with self.ops.phase("draft"):
+            self._guess()
+        super().step(slots)
+
+    def _guess(self) -> None:
+        """Let the copy go on from what is known, and take what it has behind that."""
+        state, own = self.state, self.copy.state
+        known = self.positions <= state.length.unsqueeze(1)
+        own.tokens.copy_(torch.where(known, state.tokens, own.tokens))
+        own.length.copy_(state.length)
+        for _ in range(self.guesses):
+            self.guess.step()
+        state.tokens.copy_(torch.where(known, state.tokens, own.tokens))

@@ -1,0 +1,175 @@
+"""Drafts by the model's own weights in fewer bits: the tokens are plain decoding's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.selfdraft import SelfEngine
+from lantern_accel.decoding.window_invariant import InvariantWindow
+from lantern_accel.errors import StrategyError
+from lantern_accel.nn.rounding import ROUNDINGS
+from lantern_accel.nn.transformer import REFERENCE, rounded_copy
+from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.values import Sampling, Strategy
+from tests.support.tiny import captions, tiny_models
+
+PLAIN = Strategy(name="vanilla")
+
+
+def models(bits="int8", seed=0):
+    target, _ = tiny_models(seed, dim=64)
+    return target, rounded_copy(target, REFERENCE, ROUNDINGS[bits])
+
+
+def decode(strategy, target, copy=None, *, batch=2, seed=5, temperature=1.0, guided=True):
+    sampling = Sampling(
+        temperature=temperature, cfg_scale=2.0 if guided else 1.0, top_k=0, top_p=0.95
+    )
+    engine = engine_for(target, None, target.ops, strategy, sampling, batch=batch, copy=copy)
+    condition, mask = captions(target, batch)
+    if guided:
+        condition = torch.cat((condition, target.unconditional(batch)))
+    with torch.inference_mode():
+        engine.start(condition, mask, engine.randomness(seed, list(range(batch))))
+        return engine, engine.run()
+
+
+def self_drafts(text):
+    return Strategy(name="self", tree=parse_tree(text))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "drafts",
+    ["self:1", "self:4", "self:5,window=4", "self:8,window=8,passes=1", "self:16,window=3"],
+)
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_the_tokens_are_those_of_plain_decoding(bits, drafts, temperature):
+    target, copy = models(bits)
+    for seed in (1, 2):
+        _, plain = decode(PLAIN, target, seed=seed, temperature=temperature)
+        _, made = decode(self_drafts(drafts), target, copy, seed=seed, temperature=temperature)
+        assert torch.equal(made.tokens, plain.tokens)
+        assert (made.steps <= plain.steps).all()
+
+
+def test_images_of_a_batch_are_those_that_are_drawn_alone_and_without_guidance_too():
+    target, copy = models("int6")
+    strategy = self_drafts("self:4")
+    for guided in (True, False):
+        _, many = decode(strategy, target, copy, batch=3, guided=guided)
+        _, plain = decode(PLAIN, target, batch=3, guided=guided)
+        assert torch.equal(many.tokens, plain.tokens)
+
+
+def test_a_copy_that_agrees_is_kept_whole_and_one_that_does_not_costs_steps_alone():
+    target, copy = models("int8")
+    tokens = target.config.num_tokens
+    _, own = decode(self_drafts("self:4"), target, target)
+    assert (own.steps == -(-(tokens - 1) // 5)).all()  # five tokens a step
+    _, near = decode(self_drafts("self:4"), target, copy)
+    other, _ = tiny_models(9, dim=64)
+    _, far = decode(self_drafts("self:4"), target, other)
+    _, plain = decode(PLAIN, target)
+    assert (near.steps >= own.steps).all()
+    assert near.steps.sum() < far.steps.sum()
+    assert torch.equal(far.tokens, plain.tokens)
+
+
+def test_nothing_of_the_copy_is_left_in_the_cache():
+    target, copy = models("int4")
+    plain, _ = decode(PLAIN, target)
+    made, _ = decode(self_drafts("self:5,window=4"), target, copy)
+    g = plain.geometry
+    slots = torch.arange(g.prefix + g.tokens - 1).expand(g.rows, -1)
+    for layer in range(2):
+        for a, b in zip(
+            REFERENCE.read(plain.verifying.cache, layer, slots),
+            REFERENCE.read(made.verifying.cache, layer, slots),
+            strict=True,
+        ):
+            # The last position is known from its logits alone in one of them.
+            torch.testing.assert_close(a[:, :-1], b[:, :-1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_copy_whose_keys_stay_in_the_cache_would_be_seen(monkeypatch):
+    """Planted: the check writes nothing, so that the target goes on from the copy's keys and values."""
+    target, copy = models("int4")
+    _, plain = decode(PLAIN, target)
+    write = REFERENCE.write
+    checking = {"now": False}
+
+    def planted(kv, layer, address, k, v):
+        if not checking["now"]:
+            write(kv, layer, address, k, v)
+
+    guess = SelfEngine._guess
+
+    def guessed(self):
+        checking["now"] = False
+        guess(self)
+        checking["now"] = True
+
+    monkeypatch.setattr(target.ops, "write", planted, raising=False)
+    monkeypatch.setattr(SelfEngine, "_guess", guessed)
+    _, made = decode(self_drafts("self:4"), target, copy)
+    assert not torch.equal(made.tokens, plain.tokens)
+
+
+def test_drafts_that_are_kept_unchecked_would_be_seen(monkeypatch):
+    """Planted: every draft of a poor copy is taken for the target's token."""
+    target, _ = models()
+    other, _ = tiny_models(9, dim=64)
+    _, plain = decode(PLAIN, target)
+    choose = InvariantWindow._choose
+
+    def planted(self, logits, positions):
+        chosen = choose(self, logits, positions)
+        if isinstance(self.engine, SelfEngine) and positions.shape[1] > 1:
+            chosen[:, :-1] = self.engine.state.tokens.gather(1, positions.clamp(max=36))[:, :-1]
+        return chosen
+
+    monkeypatch.setattr(InvariantWindow, "_choose", planted)
+    _, made = decode(self_drafts("self:4"), target, other)
+    assert not torch.equal(made.tokens, plain.tokens)
+
+
+def test_settings_that_are_data_reach_the_copy():
+    target, copy = models()
+    engine, _ = decode(self_drafts("self:2"), target, copy)
+    warmer = Sampling(temperature=0.7, cfg_scale=3.0, top_k=0, top_p=0.9)
+    engine.configure(self_drafts("self:2"), warmer)
+    assert float(engine.copy.dials.temperature) == pytest.approx(0.7)
+    assert float(engine.copy.dials.scale[0]) == 3.0
+
+
+def test_what_a_step_changes_is_listed_with_the_copys_buffers():
+    target, copy = models()
+    engine, _ = decode(self_drafts("self:2"), target, copy)
+    assert engine.changes["copy.state.tokens"] is engine.copy.state.tokens
+    assert engine.copy.verifying.cache is engine.verifying.cache
+    assert len([n for n in engine.changes if "keys" in n]) == 2
+    assert engine.nbytes > engine.verifying.cache.layout.nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("self:0", "length"), ("self:4,window=1", "2 tokens or more"), ("self:4,passes=2", "passes"),
+     ("self:4,int5", "int8"), ("self:4,fast", "self:DRAFTS")],
+)  # fmt: skip
+def test_drafts_that_cannot_be_are_refused(text, said):
+    with pytest.raises(StrategyError, match=said):
+        parse_tree(text)
+
+
+def test_relaxed_acceptance_and_a_missing_copy_are_refused():
+    strategy = self_drafts("self:4")
+    with pytest.raises(StrategyError, match="seed decides"):
+        strategy.override(coupling="maximal")
+    target, _ = models()
+    with pytest.raises(StrategyError, match="none was given"):
+        decode(strategy, target)
+    with pytest.raises(StrategyError, match="takes no such drafts"):
+        Strategy(name="scd", tree=parse_tree("window:8")).override(tree=parse_tree("self:4"))

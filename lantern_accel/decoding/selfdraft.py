@@ -92,7 +92,8 @@ class SelfEngine(JacobiEngine):
     def nbytes(self) -> int:
         """Bytes of the static buffers; the cache is counted once."""
         copy = self.copy
-        return super().nbytes + copy.state.nbytes + copy.dials.nbytes + copy.sound.nbytes
+        own: int = copy.state.nbytes + copy.dials.nbytes + copy.sound.nbytes
+        return super().nbytes + own
 
     def prefill(self) -> None:
         """Run the prompt through the target and draw the first token. No value is read by the host."""

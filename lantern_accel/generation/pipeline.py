@@ -291,6 +291,30 @@ class Pipeline(Loaded):
         return ready, rows, ready.engine.randomness(seed, list(range(len(prompts))))
 
     @inferring
+    def draw_tokens(
+        self,
+        rows: Rows,
+        shape: Hashable,
+        strategy: Strategy,
+        sampling: Sampling,
+        seed: int,
+        images: Sequence[int],
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Decode one batch of rows that were made elsewhere: tokens, int64 ``[B, N]``, on the host.
+
+        ``shape``: that of the conditions that the rows were made of; ``images``: the indices that pick
+        each image's randomness; ``on_progress`` gets the tokens known of the slowest image.
+        """
+        with self._turns.take(), explained(self.backend):
+            ready = self.engine(len(images), strategy, sampling, shape)
+            ready = self._settled(ready, rows, strategy, sampling, shape)
+            engine = ready.engine
+            given = engine.uniforms(seed, list(images))
+            engine.start(rows.condition, rows.mask, given, ready.prefill)
+            return engine.run(ready.steps, on_progress).tokens
+
+    @inferring
     def decode_only(
         self,
         prompts: Sequence[Prompt],

@@ -119,6 +119,32 @@ def detect(path: Path, parts: Parts) -> Found | None:
     return Found(manifest, files, parts, notes, missing)
 
 
+def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> ChameleonManifest:
+    """Return the manifest of a model that transformers has loaded, whose configuration has the ids.
+
+    Rows have no end of their own here: a picture is Anole's, square. Raises :class:`CheckpointError`.
+    """
+    layout = key_layout(weights)
+    if layout is None or not config.get("vocabulary_map"):
+        raise CheckpointError(
+            f"{weights.path} has no vocabulary_map in its configuration, or no norms of queries and "
+            "keys, so "
+            "it is not a Chameleon that draws; load Anole as transformers' "
+            "ChameleonForConditionalGeneration"
+        )
+    ids = ids_from_vocabulary(config["vocabulary_map"])
+    target = target_config(weights, layout, config, ids, False, _side(Path(), config, "anole"))
+    return ChameleonManifest(
+        name="anole",
+        variant="anole",
+        side=target.height,
+        ids=ids,
+        target=target,
+        vq=chameleon_vq_config(codebook_size=ids.image_codes),
+        defaults=DEFAULTS["anole"].within(target.image_codes),
+    )
+
+
 def published_manifest(entry: ModelEntry) -> ChameleonManifest:
     """Return the manifest of a published model, drafter included where one is published."""
     variant: Variant = entry.config["variant"]

@@ -61,7 +61,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
                 f"GLM-Image takes no {part} from elsewhere, so {given} would not be read; leave "
                 f"--{part} out"
             )
-    files, missing, marks = {"target": home}, {}, Marks()
+    files, missing, marks = {"target": home}, {}, read_marks(said)
     if CODEBOOK in checkpoint:
         files["vq"] = home
     else:
@@ -71,7 +71,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         missing["text"] = f"a text tokenizer: put the released {PROCESSOR} folder beside {folder}"
     else:
         files["text_tokenizer"] = text
-        marks = read_marks(text, said)
+        marks = read_marks(said, text)
     manifest = manifest_of(checkpoint, said, home, marks=marks)
     known = published_entry(manifest)
     if known is not None:
@@ -185,10 +185,10 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
     return manifest.defaults.model_copy(update={"sampling": sampling})
 
 
-def read_marks(tokenizer: Path, said: dict[str, Any]) -> Marks:
+def read_marks(said: dict[str, Any], tokenizer: Path | None = None) -> Marks:
     """Return the strings around a picture's size, of the tokenizer's own configuration."""
-    beside = tokenizer.parent / "tokenizer_config.json"
-    told = read_json(beside) if beside.is_file() else {}
+    beside = None if tokenizer is None else tokenizer.parent / "tokenizer_config.json"
+    told = read_json(beside) if beside is not None and beside.is_file() else {}
     start = said.get("image_start_token_id")
     named = {
         "size_begin": told.get("grid_bos_token"),

@@ -1,0 +1,232 @@
+"""A loaded ``GlmImagePipeline`` whose prior decodes with lantern-accel; the call stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.families.base import Model
+from lantern_accel.families.glm_image.grids import PIXELS, prior_token_ids
+from lantern_accel.families.releases import require
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.integrations.decoding import InterruptedDecodingError, draw, fresh_seed
+from lantern_accel.integrations.law import sampling_of
+from lantern_accel.integrations.transformers import accelerated, glm_tokens
+from lantern_accel.strategy.values import Sampling, Strategy
+
+__all__ = ["accelerate", "prior_token_ids", "restore"]
+
+_STATE = "_lantern_accel"
+
+
+class _Prior:
+    """What draws the prior of one pipeline: its own module's weights, or a model of ours."""
+
+    def __init__(
+        self, pipe: Any, prior: Any, strategy: str | Strategy, overrides: dict[str, Any]
+    ) -> None:
+        self.pipe, self.strategy, self.overrides = pipe, strategy, overrides
+        self.own: Pipeline | None = None
+        self.opened = False
+        if prior is None:
+            if pipe.vision_language_encoder is None:
+                raise ModelError(
+                    "the pipeline was loaded without its prior (vision_language_encoder is None); "
+                    "name one: "
+                    "accelerate(pipe, prior=the folder of the release)"
+                )
+            accelerated(pipe.vision_language_encoder, strategy, **overrides)
+        elif isinstance(prior, Pipeline):
+            self.own = prior
+        else:
+            from lantern_accel.api import load
+
+            self.own, self.opened = load(prior, device=str(pipe._execution_device)), True
+        if self.own is not None and self.own.model.manifest.family != "glm_image":
+            raise ModelError(f"the prior {prior} is no GLM-Image; name the folder of its release")
+
+    def tokens(
+        self,
+        prompts: Sequence[str],
+        height: int,
+        width: int,
+        seeds: list[tuple[int, int]],
+        report: Callable[[int], None],
+    ) -> Tensor:
+        """Return the codes of both grids, ``[B, N]``."""
+        check_special(self.pipe, prompts)
+        if self.own is not None:
+            made = self.own.conditions(prompts, (width, height))
+            sampling = self.own.sampling(**self.overrides)
+            rows = self.own.model.family.rows(self.own.model, made, sampling)
+            return draw(self.own, rows, made.shape, self.strategy, sampling, seeds, report)
+        inner = self.pipe.vision_language_encoder
+        given = self.pipe.processor.apply_chat_template(
+            [[{"role": "user", "content": [{"type": "text", "text": one}]}] for one in prompts],
+            tokenize=True,
+            padding=len(prompts) > 1,
+            target_h=height,
+            target_w=width,
+            return_dict=True,
+            return_tensors="pt",
+        )
+        ours = accelerated(inner, self.strategy, **self.overrides)
+        sampling = ours.sampling(self._law(inner, given["input_ids"], ours.pipeline.model))
+        return glm_tokens(
+            ours,
+            given["input_ids"],
+            given["attention_mask"],
+            given["image_grid_thw"],
+            sampling,
+            0,
+            seeds,
+            report,
+        )
+
+    def _law(self, inner: Any, ids: Tensor, model: Model) -> Sampling:
+        """Return what ``generate(do_sample=True)`` of the pipeline's own prior would draw by."""
+        from transformers import LogitsProcessorList
+
+        config, _ = inner._prepare_generation_config(None, do_sample=True)
+        processors = inner._get_logits_processor(
+            generation_config=config,
+            input_ids_seq_length=ids.shape[1],
+            encoder_input_ids=ids,
+            prefix_allowed_tokens_fn=None,
+            logits_processor=LogitsProcessorList(),
+            device=ids.device,
+        )
+        return sampling_of(processors, model.manifest.target.vocab_size, sample=True)
+
+    def close(self) -> None:
+        """Free what is held beside the pipeline's own modules."""
+        from lantern_accel.integrations import transformers
+
+        if self.own is None:
+            transformers.restore(self.pipe.vision_language_encoder)
+        elif self.opened:
+            self.own.close()
+
+
+def check_special(pipe: Any, prompts: Sequence[str]) -> None:
+    """Raise :class:`RequestError` for a prompt with a string that the tokenizer reads as a token."""
+    tokenizer = getattr(pipe.processor, "tokenizer", None)
+    for special in getattr(tokenizer, "added_tokens_encoder", {}):
+        for prompt in prompts:
+            if special in prompt:
+                raise RequestError(
+                    f"the prompt {prompt[:60]!r} has {special!r} in it, which this model reads as a "
+                    "token of "
+                    "its own and not as text; leave it out"
+                )
+
+
+def accelerate(
+    pipe: Any, *, prior: Any = None, strategy: str | Strategy = "auto", **overrides: Any
+) -> Any:
+    """Let a ``GlmImagePipeline`` draw its prior with lantern-accel; returns the pipeline.
+
+    Its call takes the same arguments. Of ``num_images_per_prompt`` images each has a prior of its
+    own; the seed is the generator's, and torch's global randomness is not touched where there is
+    one. The progress bar counts the prior's tokens first; setting ``pipe._interrupt`` while they
+    are drawn raises :class:`InterruptedDecodingError`. ``prior``: a loaded pipeline of ours, or
+    where its weights lie, for a pipeline that was loaded without
+    (``vision_language_encoder=None``). ``overrides``: fields of :class:`Sampling`, such as
+    ``temperature=0``. ``pipe.restore()`` undoes it. Drawing from pictures stays the pipeline's own.
+    Raises :class:`ModelError` for another pipeline or an untested release.
+    """
+    require("diffusers")
+    require("transformers")
+    restore(pipe)
+    kind = type(pipe)
+    if kind.__name__ != "GlmImagePipeline":
+        raise ModelError(f"{kind.__name__} cannot be accelerated; diffusers' GlmImagePipeline can")
+    state = _Prior(pipe, prior, strategy, overrides)
+    # A call looks its method up on the class, so the object gets a class of its own.
+    body = {
+        "__call__": _call,
+        "restore": restore,
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+    }
+    pipe.__class__ = type(kind.__name__, (kind,), body)
+    vars(pipe)[_STATE] = state
+    return pipe
+
+
+def restore(pipe: Any) -> Any:
+    """Give a pipeline its own prior back, and free what was held beside it."""
+    state = vars(pipe).pop(_STATE, None)
+    if state is not None:
+        pipe.__class__ = type(pipe).__mro__[1]
+        state.close()
+    return pipe
+
+
+@torch.no_grad()
+def _call(
+    self: Any,
+    prompt: Any = None,
+    image: Any = None,
+    height: Any = None,
+    width: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Draw the prior with lantern-accel, then paint as the pipeline does."""
+    own = type(self).__mro__[1].__call__
+    if image is not None or kwargs.get("prior_token_ids") is not None or prompt is None:
+        return own(self, prompt, image, height, width, **kwargs)
+    tensors = kwargs.get("callback_on_step_end_tensor_inputs", ["latents"])
+    self.check_inputs(prompt, height, width, tensors, kwargs.get("prompt_embeds"))
+    if height is None or width is None:
+        raise RequestError("height and width must be given, in multiples of 32 pixels")
+    if height % PIXELS or width % PIXELS:
+        near = [max(round(side / PIXELS), 1) * PIXELS for side in (width, height)]
+        raise RequestError(
+            f"the prior draws sizes that are multiples of {PIXELS} pixels, not {width}x{height}; "
+            f"{near[0]}x{near[1]} would do"
+        )
+    times = kwargs.pop("num_images_per_prompt", 1)
+    prompts = [
+        one for one in ([prompt] if isinstance(prompt, str) else prompt) for _ in range(times)
+    ]
+    generator = kwargs.get("generator")
+    if isinstance(generator, list):
+        if len(generator) != len(prompts):
+            raise RequestError(
+                f"there are {len(generator)} generators for {len(prompts)} images; give one, or one each"
+            )
+        seeds = [(_seed(one), 0) for one in generator]
+    else:
+        seed = fresh_seed() if generator is None else _seed(generator)
+        seeds = [(seed, i) for i in range(len(prompts))]
+    self._interrupt = False
+    state: _Prior = vars(self)[_STATE]
+    with self.progress_bar(total=_tokens(height, width)) as bar:
+
+        def report(known: int) -> None:
+            if self._interrupt:
+                raise InterruptedDecodingError("the prior was interrupted, so there is no picture")
+            bar.update(max(known - bar.n, 0) if hasattr(bar, "n") else 0)
+
+        tokens = state.tokens(prompts, height, width, seeds, report)
+    ids = prior_token_ids(tokens, height // PIXELS, width // PIXELS)
+    kwargs["prior_token_ids"] = ids.to(self._execution_device)
+    negative = kwargs.get("negative_prompt_embeds")
+    if negative is not None and times > 1:
+        kwargs["negative_prompt_embeds"] = negative.repeat_interleave(times, dim=0)
+    return own(self, prompts, None, height, width, **kwargs)
+
+
+def _seed(generator: torch.Generator) -> int:
+    return generator.initial_seed() % 2**63
+
+
+def _tokens(height: int, width: int) -> int:
+    from lantern_accel.families.glm_image.grids import grids
+
+    return sum(a * b for a, b in grids(height // PIXELS, width // PIXELS))

@@ -1,0 +1,99 @@
+"""The law of a token, read off the processors that transformers built for a request.
+
+Whatever a processor does that this decoder does not is refused by name: a token is drawn by the law that
+was asked for, or not at all. transformers adds a top-k of 50 where nobody asks for another; that is read
+off too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lantern_accel.errors import RequestError
+from lantern_accel.strategy.values import Sampling, validated
+
+_ORDER = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
+#: What changes no token that we draw: an end comes after the last token, or not at all.
+_HARMLESS = {
+    "LogitNormalization": "normalises what is normalised",
+    "InfNanRemoveLogitsProcessor": "numbers that are not finite are an error here",
+}
+_STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}
+
+
+def refused(what: str) -> RequestError:
+    """Return the error for something that a request asks for and this decoder does not do."""
+    return RequestError(
+        f"the request asks for {what}, which lantern-accel does not do; leave it out, or call restore() "
+        "for the library's own loop"
+    )
+
+
+def sampling_of(
+    processors: Iterable[Any], codes: int, *, sample: bool, scale: float = 1.0
+) -> Sampling:
+    """Return the settings that processors stand for; raises :class:`RequestError` for one that is
+    unknown.
+
+    ``codes``: how many a token is one of; ``scale``: guidance that was read elsewhere. Without ``sample``
+    the highest logit is taken, whatever the filters.
+    """
+    values: dict[str, Any] = {"cfg_scale": scale}
+    seen: list[str] = []
+    for one in processors:
+        name = type(one).__name__
+        if not type(one).__module__.startswith("transformers.") and name not in _HARMLESS:
+            raise refused(f"the logits processor {name}")
+        if name in _HARMLESS:
+            continue
+        if name in (
+            "ClassifierFreeGuidanceLogitsProcessor",
+            "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+        ):
+            if seen:
+                raise refused(f"guidance after {seen[-1]}")
+            values["cfg_scale"] = float(one.guidance_scale)
+        elif name == "TemperatureLogitsWarper":
+            values["temperature"] = float(one.temperature)
+        elif name == "TopKLogitsWarper" and _cuts(one):
+            values["top_k"] = 0 if one.top_k >= codes else int(one.top_k)
+        elif name == "TopPLogitsWarper" and _cuts(one):
+            values["top_p"] = float(one.top_p)
+        else:
+            raise refused(f"the logits processor {name}")
+        if name in _ORDER:
+            seen.append(name)
+    if not sample:
+        return validated(
+            Sampling, {"cfg_scale": values["cfg_scale"], "temperature": 0.0}, "sampling"
+        )
+    if len(set(seen)) < len(seen) or ("TemperatureLogitsWarper" in seen[1:]):
+        raise refused(f"logits processors in the order {', '.join(seen)}")
+    if seen[-2:] == ["TopPLogitsWarper", "TopKLogitsWarper"]:
+        values["order"] = "top_p_first"
+    return validated(Sampling, values, "sampling")
+
+
+def _cuts(warper: Any) -> bool:
+    """Return whether a filter removes what it filters, and keeps one at least as ours does."""
+    return warper.filter_value == -float("inf") and getattr(warper, "min_tokens_to_keep", 1) == 1
+
+
+def check_stopping(criteria: Iterable[Any]) -> None:
+    """Raise :class:`RequestError` for a criterion that could end a picture before its last token."""
+    for one in criteria:
+        if type(one).__name__ not in _STOPS:
+            raise refused(f"the stopping criterion {type(one).__name__}")
+
+
+def check_outputs(config: Any) -> None:
+    """Raise :class:`RequestError` for what a generation config asks for besides tokens."""
+    for name in (
+        "return_dict_in_generate", "output_scores", "output_logits", "output_attentions",
+        "output_hidden_states",
+    ):  # fmt: skip
+        if getattr(config, name, False):
+            raise refused(f"{name}=True")
+    if (getattr(config, "num_beams", 1) or 1) > 1:
+        raise refused(f"num_beams={config.num_beams}")

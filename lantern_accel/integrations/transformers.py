@@ -1,0 +1,348 @@
+"""Models that transformers has loaded, decoding with lantern-accel.
+
+``accelerate(model)`` replaces ``generate`` on a Janus; ``decode`` is a callable for
+``model.generate(..., custom_generate=decode)`` of GLM-Image and Chameleon. Weights are shared with the
+module where the layout is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.families.base import Rows
+from lantern_accel.families.prompts import bucket
+from lantern_accel.families.releases import require
+from lantern_accel.files import write_whole
+from lantern_accel.integrations.decoding import Accelerated, draw, fresh_seed
+from lantern_accel.integrations.law import check_outputs, check_stopping, refused, sampling_of
+from lantern_accel.integrations.sharing import ModuleWeights
+from lantern_accel.strategy.values import Sampling, Strategy
+
+#: transformers' classes, and how our model of each is described.
+JANUS, GLM, CHAMELEON = (
+    "JanusForConditionalGeneration",
+    "GlmImageForConditionalGeneration",
+    "ChameleonForConditionalGeneration",
+)
+#: Where a module keeps our decoder of it, so that both are freed together.
+_OURS = "_lantern_accel"
+
+
+def accelerated(
+    model: nn.Module, strategy: str | Strategy = "auto", **overrides: Any
+) -> Accelerated:
+    """Return our decoder around a loaded model, the same for every call; nothing is made yet.
+
+    ``overrides``: fields of :class:`Sampling` that win over what requests ask for. Raises
+    :class:`ModelError` for a class that is unknown, or for an untested release.
+    """
+    require("transformers")
+    kinds = {
+        JANUS: ("janus", _janus),
+        GLM: ("glm_image", _glm),
+        CHAMELEON: ("chameleon", _chameleon),
+    }
+    name = type(model).__name__
+    if name not in kinds:
+        raise ModelError(
+            f"{name} cannot be accelerated; transformers' classes that can be are {', '.join(kinds)}"
+        )
+    ours: Accelerated = vars(model).setdefault(_OURS, Accelerated(model, *kinds[name]))
+    ours.strategy, ours.overrides = strategy, overrides
+    return ours
+
+
+def _known(model: nn.Module) -> Accelerated:
+    ours: Accelerated | None = vars(model).get(_OURS)
+    return accelerated(model) if ours is None else ours
+
+
+def _class_of(model: nn.Module) -> Any:
+    return type(model)
+
+
+# --- descriptions -----------------------------------------------------------------------------------
+
+
+def _config(weights: ModuleWeights) -> dict[str, Any]:
+    config: Any = weights.module.config
+    said: dict[str, Any] = config.to_dict()
+    return said
+
+
+def _janus(weights: ModuleWeights) -> Any:
+    from lantern_accel.families.janus.keys import HUGGING_FACE
+    from lantern_accel.families.janus.official import manifest_of
+    from lantern_accel.families.janus.text import SpecialIds
+
+    given: Any = weights
+    return manifest_of(
+        given, HUGGING_FACE, _config(weights), weights.path, ids=SpecialIds(), variant="pro"
+    )
+
+
+def _glm(weights: ModuleWeights) -> Any:
+    from lantern_accel.families.glm_image.official import manifest_of, read_marks
+
+    given: Any = weights
+    said = _config(weights)
+    return manifest_of(given, said, weights.path, marks=read_marks(said))
+
+
+def _chameleon(weights: ModuleWeights) -> Any:
+    from lantern_accel.families.chameleon.official import manifest_of_module
+
+    given: Any = weights
+    return manifest_of_module(given, _config(weights))
+
+
+# --- Janus ------------------------------------------------------------------------------------------
+
+
+def accelerate(model: nn.Module, strategy: str | Strategy = "auto", **overrides: Any) -> nn.Module:
+    """Let ``model.generate(..., generation_mode="image")`` of a Janus decode with lantern-accel.
+
+    Everything else of ``generate`` stays the model's own, and so does every argument. Returns the model;
+    ``model.restore()`` undoes it. ``strategy`` and ``overrides`` as in :func:`accelerated`.
+    """
+    ours = accelerated(model, strategy, **overrides)
+    if type(model).__name__ != JANUS:
+        raise ModelError(
+            f"{type(model).__name__} takes lantern-accel as a callable: "
+            "model.generate(..., custom_generate=lantern_accel.integrations.transformers.decode)"
+        )
+    plain = functools.partial(_class_of(model).generate, model)
+    vars(model)["generate"] = functools.partial(_generate_image, ours, plain)
+    vars(model)["restore"] = functools.partial(restore, model)
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Give a model its own ``generate`` back, and free what was held beside it."""
+    made: Accelerated | None = vars(model).pop(_OURS, None)
+    if vars(model).pop("restore", None) is not None:
+        del vars(model)["generate"]
+    if made is not None:
+        made.close()
+    return model
+
+
+@torch.no_grad()
+def _generate_image(
+    ours: Accelerated,
+    plain: Callable[..., Any],
+    inputs: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    logits_processor: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Stand for ``JanusForConditionalGeneration.generate``: 576 codes an image, int64 ``[B, 576]``."""
+    if kwargs.get("generation_mode", "text") != "image":
+        return plain(inputs, attention_mask, logits_processor, **kwargs)
+    from transformers import LogitsProcessorList
+
+    kwargs.pop("generation_mode")
+    model: Any = ours.module
+    if kwargs.pop("streamer", None) is not None:
+        raise refused("a streamer")
+    check_stopping(kwargs.pop("stopping_criteria", None) or ())
+    config, more = model._prepare_generation_config(kwargs.pop("generation_config", None), **kwargs)
+    ids = inputs if inputs is not None else more.pop("input_ids", None)
+    more.pop("input_ids", None)
+    more.pop("use_cache", None)
+    if ids is None or ids.dim() != 2:
+        raise RequestError(
+            "the prompt must be token ids [batch, length], as the processor gives them"
+        )
+    if more:
+        raise refused(", ".join(f"{name}=" for name in more))
+    check_outputs(config)
+    scale = 5.0 if config.guidance_scale is None else float(config.guidance_scale)
+    config.guidance_scale = None
+    processors = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=ids.shape[1],
+        encoder_input_ids=ids,
+        prefix_allowed_tokens_fn=None,
+        logits_processor=LogitsProcessorList(logits_processor or []),
+        device=ids.device,
+    )
+    pipeline = ours.pipeline
+    codes = pipeline.model.manifest.target.vocab_size
+    found = sampling_of(processors, codes, sample=bool(config.do_sample), scale=scale)
+    sampling = ours.sampling(found)
+    times = config.num_return_sequences or 1
+    mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+    ids, mask = (one.repeat_interleave(times, dim=0) for one in (ids, mask))
+    # A prompt for a picture ends with the token that starts it, whether or not the config names it.
+    start = (getattr(config, "generation_kwargs", None) or {}).get("boi_token_id", ids[:, -1:])
+    keep = (ids == config.bos_token_id) | (ids == start)
+    other = torch.where(keep, ids, config.pad_token_id)
+    condition = torch.cat((ids, other)) if sampling.branches == 2 else ids
+    rows, length = _padded(pipeline, condition, mask.bool())
+    seed = fresh_seed()
+    tokens = draw(
+        pipeline, rows, length, ours.strategy, sampling, [(seed, i) for i in range(len(ids))]
+    )
+    return tokens.to(ids)
+
+
+def _padded(pipeline: Any, condition: Tensor, mask: Tensor) -> tuple[Rows, int]:
+    """Return rows of a bucket's length, left-padded, and that length; raises for what is too long."""
+    target = pipeline.model.manifest.target
+    longest = condition.shape[1]
+    if longest + target.num_tokens > target.max_positions:
+        raise RequestError(
+            f"a prompt has {longest} tokens and the picture {target.num_tokens}, but the model was "
+            "trained "
+            f"on {target.max_positions} in all; shorten the prompt"
+        )
+    length = bucket(longest)
+    extra = (length - longest, 0)
+    condition = nn.functional.pad(condition, extra)
+    return Rows(condition, nn.functional.pad(mask, extra, value=False)), length
+
+
+def save_custom_generate(folder: str | Path) -> Path:
+    """Write ``custom_generate/generate.py`` into the folder of a saved Janus; return the file.
+
+    ``from_pretrained(folder, trust_remote_code=True)`` then decodes with lantern-accel wherever it is
+    installed, ``pipeline("any-to-any")`` included.
+    """
+    path = Path(folder) / "custom_generate" / "generate.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = (
+        '"""Images decode with lantern-accel; everything else is the model\'s own generate."""\n\n'
+        "from lantern_accel.integrations.transformers import generate_saved\n\n\n"
+        "def generate(model, **kwargs):\n"
+        "    return generate_saved(model, **kwargs)\n"
+    )
+    write_whole(path, lambda stream: stream.write(text.encode("utf-8")))
+    return path
+
+
+def generate_saved(model: nn.Module, **kwargs: Any) -> Any:
+    """Do what the file of :func:`save_custom_generate` is for."""
+    plain = functools.partial(_class_of(model).generate, model)
+    return _generate_image(_known(model), plain, **kwargs)
+
+
+# --- callables --------------------------------------------------------------------------------------
+
+
+def decode(
+    model: nn.Module,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    image_grid_thw: Tensor | None = None,
+    images_per_sample: Tensor | None = None,
+    **model_kwargs: Any,
+) -> Tensor:
+    """Draw a picture's tokens; for ``model.generate(..., custom_generate=decode)``.
+
+    Returns prompt and tokens, int64 ``[B, prompt + N]``. GLM-Image: the law is the one that transformers
+    built, over codes alone. Chameleon: the prompt ends where the picture starts, and only image
+    tokens are drawn. Raises :class:`RequestError` for what the request asks for and this decoder
+    does not do.
+    """
+    ours = _known(model)
+    check_outputs(generation_config)
+    check_stopping(stopping_criteria or ())
+    pipeline = ours.pipeline
+    codes = pipeline.model.manifest.target.vocab_size
+    sample = bool(generation_config.do_sample)
+    sampling = ours.sampling(sampling_of(logits_processor or (), codes, sample=sample))
+    mask = model_kwargs.get("attention_mask")
+    mask = torch.ones_like(input_ids) if mask is None else mask
+    seed = fresh_seed()
+    if type(model).__name__ == GLM:
+        if model_kwargs.get("pixel_values") is not None:
+            raise refused("pictures as input")
+        tokens = glm_tokens(ours, input_ids, mask, image_grid_thw, sampling, seed)
+    else:
+        tokens = _chameleon_tokens(ours, input_ids, mask, logits_processor, sampling, seed)
+    out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
+    most = getattr(generation_config, "max_length", None) or out.shape[1]
+    return out[:, :most]
+
+
+def glm_tokens(
+    ours: Accelerated,
+    ids: Tensor,
+    mask: Tensor,
+    grids: Tensor | None,
+    sampling: Sampling,
+    seed: int,
+    seeds: list[tuple[int, int]] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Return the codes of both grids, ``[B, N]``, of prompts that GLM-Image's processor made.
+
+    ``grids``: its ``image_grid_thw``, of which the first is the large one; ``seeds`` as in :func:`draw`.
+    """
+    if grids is None or len(grids) < 2:
+        raise RequestError(
+            "the request has no image_grid_thw of a small and a large grid; make it with the model's "
+            "processor, apply_chat_template(..., target_h=, target_w=)"
+        )
+    pipeline = ours.pipeline
+    model = pipeline.model
+    kind: Any = model.family
+    large = (int(grids[0][1]), int(grids[0][2]))
+    rows_of = [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
+    made = kind.conditions_of(model, rows_of, pipeline.backend.device, large)
+    both = model.manifest.target.model_copy(update={"height": large[0], "width": large[1]}).grids
+    others = {(int(one[1]), int(one[2])) for one in grids}
+    if others - set(both):
+        raise RequestError(
+            f"image_grid_thw has grids {sorted(others)}, but a picture of {large[0]} x {large[1]} tokens "
+            f"has {both[0][0]} x {both[0][1]} before it; a batch is of one size"
+        )
+    rows = kind.rows(model, made, sampling)
+    if seeds is None:
+        seeds = [(seed, i) for i in range(len(ids))]
+    return draw(pipeline, rows, made.shape, ours.strategy, sampling, seeds, on_progress)
+
+
+def _chameleon_tokens(
+    ours: Accelerated,
+    ids: Tensor,
+    mask: Tensor,
+    processors: Any,
+    sampling: Sampling,
+    seed: int,
+) -> Tensor:
+    """Return the image tokens of prompts that end where a picture starts."""
+    pipeline = ours.pipeline
+    manifest: Any = pipeline.model.manifest
+    special, target = manifest.ids, manifest.target
+    if bool((ids[:, -1] != special.image_start).any()):
+        raise RequestError(
+            f"a prompt does not end with the token {special.image_start}, where a picture starts; add it"
+        )
+    contexts = [row[seen.bool()].tolist() for row, seen in zip(ids, mask, strict=True)]
+    if sampling.branches == 2:
+        given = next((one for one in processors if hasattr(one, "unconditional_context")), None)
+        context = getattr(given, "unconditional_context", {}).get("input_ids")
+        other = ids[:, -1:] if context is None else context
+        contexts += [row.tolist() for row in other.expand(len(ids), -1)]
+    from lantern_accel.families.prompts import left_pad
+
+    length = bucket(max(len(row) for row in contexts))
+    condition, seen = left_pad(contexts, length, special.pad)
+    device = pipeline.backend.device
+    rows = Rows(condition.to(device), seen.to(device))
+    shape = (length, target.height, target.width)
+    seeds = [(seed, i) for i in range(len(ids))]
+    codes = draw(pipeline, rows, shape, ours.strategy, sampling, seeds)
+    table = torch.tensor(target.token_ids())
+    return table[codes]

@@ -1,0 +1,321 @@
+"""Models that transformers loaded: its own loops and ours, on random models of several sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", minversion="5.2")
+
+from support.hub_models import filled, glm, glm_inputs, glm_processor, janus
+
+from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.families.glm_image.grids import grids
+from lantern_accel.integrations import accelerate, restore
+from lantern_accel.integrations.transformers import (
+    accelerated,
+    decode,
+    generate_saved,
+    save_custom_generate,
+)
+
+PROMPTS = torch.tensor([[90, 5, 6, 7, 8, 92], [91, 91, 90, 9, 10, 92]])
+MASK = (PROMPTS != 91).long()
+
+
+def drawn_fairly(laws: Tensor, tokens: Tensor) -> None:
+    """Compare how often each code was drawn with what the laws ``[n, V]`` of ``n`` draws expect."""
+    assert laws.gather(1, tokens.view(-1, 1)).gt(0).all(), "a token that the law excludes was drawn"
+    seen = torch.zeros_like(laws).scatter_(1, tokens.view(-1, 1), 1.0).sum(0)
+    spread = (laws * (1 - laws)).sum(0)
+    often = spread > 3
+    z = (seen - laws.sum(0))[often] / spread[often].sqrt()
+    assert len(z) > 5 and z.abs().max() < 5.0
+    assert 0.2 < float(z.square().mean()) < 2.5
+
+
+# --- Janus -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy"),
+    [
+        ({}, "vanilla"),
+        ({"dim": 32, "heads": 4, "kv_heads": 2, "grid": 5, "layers": 3}, "scd"),
+        ({"dim": 40, "heads": 5, "kv_heads": 1, "head_dim": 16, "codes": 70}, "sjd"),
+        ({"dim": 64, "heads": 8, "theta": 500.0, "grid": 3}, "auto"),
+    ],
+)
+def test_janus_draws_the_same_greedily(sizes: dict[str, Any], strategy: str) -> None:
+    model = janus(3, **sizes)
+    asked = {
+        "attention_mask": MASK, "generation_mode": "image", "do_sample": False, "guidance_scale": 4.0,
+    }  # fmt: skip
+    want = model.generate(PROMPTS, **asked)
+    assert accelerate(model, strategy=strategy) is model
+    made = model.generate(PROMPTS, **asked)
+    assert torch.equal(made, want) and made.dtype == want.dtype
+    pixels = [model.decode_image_tokens(one) for one in (made, want)]
+    assert torch.equal(*pixels)
+    asked_twice = {**asked, "do_sample": True, "top_k": 1, "num_return_sequences": 2}
+    twice = model.generate(input_ids=PROMPTS, **asked_twice)
+    assert torch.equal(twice, want.repeat_interleave(2, dim=0))
+    model.restore()
+    assert torch.equal(model.generate(PROMPTS, **asked), want)
+
+
+def test_janus_keeps_its_text() -> None:
+    model = janus(4)
+    asked = {"attention_mask": MASK, "max_new_tokens": 5, "do_sample": False}
+    want = model.generate(PROMPTS, **asked)
+    accelerate(model)
+    assert torch.equal(model.generate(PROMPTS, **asked), want)
+    assert torch.equal(model.generate(PROMPTS, **asked, generation_mode="text"), want)
+
+
+def test_janus_logits_are_its_own() -> None:
+    model = janus(5, dim=32, heads=4, kv_heads=2, grid=4)
+    ours = accelerated(model).pipeline.model.target
+    codes = torch.randint(0, 40, (2, 15), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        text = model.get_input_embeddings()(PROMPTS[:1].expand(2, -1))
+        image = model.prepare_embeddings_for_image_generation(codes)
+        states = model.model.language_model(inputs_embeds=torch.cat((text, image), 1))
+        want = model.model.generation_head(states.last_hidden_state[:, 5:])
+        made = ours.head(ours.forward_dense(PROMPTS[:1].expand(2, -1), codes)[:, 5:])
+    assert (made - want).abs().max() < 1e-4
+
+
+def test_janus_draws_by_the_law_that_was_asked_for() -> None:
+    model = janus(6, grid=3, codes=24)
+    accelerate(model, strategy="scd")
+    torch.manual_seed(3)
+    tokens = model.generate(
+        PROMPTS[:1], attention_mask=MASK[:1], generation_mode="image", do_sample=True,
+        temperature=0.8, top_p=0.9, top_k=12, guidance_scale=2.0, num_return_sequences=300,
+    )  # fmt: skip
+    other = torch.where((PROMPTS[:1] == 90) | (PROMPTS[:1] == 92), PROMPTS[:1], 91)
+    states = []
+    with torch.no_grad():
+        image = model.prepare_embeddings_for_image_generation(tokens[:, :-1])
+        for ids in (PROMPTS[:1], other):
+            text = model.get_input_embeddings()(ids).expand(len(tokens), -1, -1)
+            out = model.model.language_model(inputs_embeds=torch.cat((text, image), 1))
+            states.append(model.model.generation_head(out.last_hidden_state[:, 5:]))
+    logits = (states[1] + 2.0 * (states[0] - states[1])).flatten(0, 1)
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    for warp in (TemperatureLogitsWarper(0.8), TopKLogitsWarper(12), TopPLogitsWarper(0.9)):
+        logits = warp(None, logits)
+    drawn_fairly(logits.softmax(-1), tokens.flatten())
+
+
+def test_janus_is_fixed_by_the_global_seed() -> None:
+    model = accelerate(janus(7), strategy="vanilla")
+    asked = {"attention_mask": MASK, "generation_mode": "image", "do_sample": True}
+    made = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        made.append(model.generate(PROMPTS, **asked))
+    assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor"),
+        ({"min_p": 0.1, "do_sample": True}, "MinPLogitsWarper"),
+        ({"typical_p": 0.5, "do_sample": True}, "TypicalLogitsWarper"),
+        ({"output_scores": True}, "output_scores=True"),
+        ({"num_beams": 2}, "num_beams=2"),
+        ({"streamer": object()}, "a streamer"),
+        ({"logits_processor": [lambda ids, scores: scores]}, "the logits processor function"),
+        ({"stopping_criteria": [lambda ids, scores: False]}, "the stopping criterion function"),
+    ],
+)
+def test_what_we_do_not_do_is_refused_by_name(asked: dict[str, Any], message: str) -> None:
+    model = accelerate(janus(8), strategy="vanilla")
+    with pytest.raises(RequestError, match=f"asks for (the logits processor )?{message}"):
+        model.generate(PROMPTS, attention_mask=MASK, generation_mode="image", **asked)
+
+
+def test_janus_refuses_what_it_cannot_hold() -> None:
+    model = accelerate(janus(8), strategy="vanilla")
+    with pytest.raises(RequestError, match="has 250 tokens and the picture 16"):
+        model.generate(PROMPTS[:1].repeat(1, 50)[:, :250], generation_mode="image")
+
+
+def test_a_saved_model_decodes_with_us(tmp_path: Path) -> None:
+    model = janus(9)
+    asked = {"attention_mask": MASK, "generation_mode": "image", "do_sample": False}
+    want = model.generate(PROMPTS, **asked)
+    model.save_pretrained(tmp_path)
+    assert save_custom_generate(tmp_path).name == "generate.py"
+    loaded = type(model).from_pretrained(tmp_path, trust_remote_code=True)
+    assert "generate" in vars(loaded)  # transformers put the file's function there
+    assert torch.equal(loaded.generate(inputs=PROMPTS, **asked), want)
+    assert "_lantern_accel" in vars(loaded)
+    assert torch.equal(generate_saved(model, inputs=PROMPTS, **asked), want)
+
+
+def test_weights_are_shared_where_layouts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel.integrations import sharing
+
+    monkeypatch.setattr(sharing, "pack", lambda module, ops: None)  # as on most devices
+    for model, most in ((janus(10, dim=64), 0.5), (glm(10, dim=64, head_dim=12), 0.4)):
+        before = {name: p.clone() for name, p in model.named_parameters()}
+        ours = accelerated(model)
+        target = ours.pipeline.model.target
+        memory = ours.memory
+        assert memory is not None and memory.beside < most * memory.shared, str(memory)
+        assert "shared with the module" in str(memory)
+        assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+        block, theirs = target.layers[0], model.model.language_model.layers[0]
+        pairs = [
+            (block.attention.wo.weight, theirs.self_attn.o_proj.weight),
+            (block.feed_forward.w2.weight, theirs.mlp.down_proj.weight),
+        ]
+        if hasattr(theirs.mlp, "gate_proj"):
+            pairs.append((block.feed_forward.w13.weight, theirs.mlp.gate_proj.weight))
+        for mine, other in pairs:
+            assert mine.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        restore(model)
+
+
+def test_other_classes_and_offloaded_modules_are_refused() -> None:
+    with pytest.raises(ModelError, match="Linear cannot be accelerated"):
+        accelerate(torch.nn.Linear(2, 2))
+    with pytest.raises(ModelError, match="takes lantern-accel as a callable"):
+        accelerate(glm(1))
+    model = janus(1)
+    model._hf_hook = object()
+    accelerate(model)
+    with pytest.raises(RequestError, match="the module is offloaded"):
+        model.generate(PROMPTS, attention_mask=MASK, generation_mode="image")
+
+
+def test_an_untested_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel.families import releases
+
+    monkeypatch.setattr(releases, "installed", lambda library: "5.99.1")
+    with pytest.raises(ModelError, match=r"transformers 5\.99\.1 is installed, but only releases"):
+        accelerate(janus(1))
+
+
+# --- GLM-Image -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size", "strategy"),
+    [
+        ({}, (96, 96), "vanilla"),
+        ({"dim": 64, "heads": 8, "kv_heads": 2, "head_dim": 12, "layers": 3}, (64, 160), "scd"),
+        ({"dim": 40, "heads": 4, "kv_heads": 1, "head_dim": 16, "sections": (2, 4, 2),
+          "partial": 1.0}, (160, 32), "sjd"),
+        ({"heads": 3, "kv_heads": 3, "head_dim": 16, "sections": (1, 2, 1), "bias": False},
+         (32, 32), "scd"),
+    ],
+)  # fmt: skip
+def test_glm_image_draws_the_same_greedily(
+    sizes: dict[str, Any], size: tuple[int, int], strategy: str
+) -> None:
+    model, processor = glm(3, **sizes), glm_processor()
+    accelerated(model, strategy)
+    count = sum(a * b for a, b in grids(size[0] // 32, size[1] // 32))
+    given = glm_inputs(processor, ["a red cube", "two  cats,\n asleep on a sphere "], *size)
+    asked = {**given, "max_new_tokens": count + 1, "do_sample": False}
+    want = model.generate(**asked)
+    made = model.generate(**asked, custom_generate=decode)
+    assert made.shape[1] == given["input_ids"].shape[1] + count
+    assert torch.equal(made, want[:, : made.shape[1]])
+    short = model.generate(**{**asked, "max_new_tokens": 7}, custom_generate=decode)
+    assert torch.equal(short, want[:, : short.shape[1]])
+
+
+def test_glm_image_draws_by_the_law_that_transformers_built() -> None:
+    model, processor = glm(4, codes=40), glm_processor()
+    accelerated(model, "scd")
+    given = glm_inputs(processor, ["a red cube"] * 6, 32, 32)
+    torch.manual_seed(1)
+    made = model.generate(
+        **given, max_new_tokens=258, do_sample=True, temperature=1.1, top_k=20, top_p=0.95,
+        custom_generate=decode,
+    )  # fmt: skip
+    length = given["input_ids"].shape[1]
+    with torch.no_grad():
+        target = accelerated(model, "scd").pipeline.model.target
+        target = target.fitted(prefix_length=length, height=1, width=1)
+        states = target.forward_dense(made[:, :length], made[:, length:-1])
+        logits = target.head(states[:, length - 1 :]).flatten(0, 1)
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    for warp in (TemperatureLogitsWarper(1.1), TopKLogitsWarper(20), TopPLogitsWarper(0.95)):
+        logits = warp(None, logits)
+    drawn_fairly(logits.softmax(-1), made[:, length:].flatten())
+
+
+def test_glm_image_refuses_what_is_not_its_prompt() -> None:
+    model, processor = glm(5), glm_processor()
+    given = glm_inputs(processor, ["a red cube"], 96, 96)
+    asked = {"do_sample": False, "max_new_tokens": 300, "custom_generate": decode}
+    wrong = {**given, "image_grid_thw": torch.tensor([[1, 3, 3], [1, 9, 9]])}
+    with pytest.raises(RequestError, match="a batch is of one size"):
+        model.generate(**wrong, **asked)
+    with pytest.raises(RequestError, match="asks for the logits processor Repetition"):
+        model.generate(**given, **asked, repetition_penalty=1.2)
+
+
+# --- Chameleon -------------------------------------------------------------------------------------
+
+
+def chameleon(seed: int, *, heads: int = 4, codes: int = 16) -> Any:
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+    from lantern_accel.families.chameleon.text import image_token_name
+
+    names = ["<s>", "<pad>", "</s>", "<unk>", *(image_token_name(c) for c in range(codes))]
+    names += ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>", *(f"w{i}" for i in range(9))]
+    config = ChameleonConfig(
+        vocab_size=len(names), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=512,
+        vocabulary_map={name: i for i, name in enumerate(names)},
+        vq_config={
+            "embed_dim": 8, "num_embeddings": codes, "latent_channels": 8, "resolution": 10,
+            "base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1,
+        },
+    )  # fmt: skip
+    return filled(ChameleonForConditionalGeneration(config), seed)
+
+
+@pytest.mark.parametrize("guidance", [None, 3.0])
+@pytest.mark.parametrize("strategy", ["vanilla", "scd"])
+def test_chameleon_draws_image_tokens(strategy: str, guidance: float | None) -> None:
+    model = chameleon(2)
+    accelerated(model, strategy)
+    start, first, codes = 21, 4, 16
+    ids = torch.tensor([[0, 25, 26, 27, 22, start]])
+    more = {} if guidance is None else {"guidance_scale": guidance}
+    made = model.generate(
+        input_ids=ids, max_new_tokens=25, do_sample=False, custom_generate=decode, **more
+    )
+    assert made.shape == (1, 31) and torch.equal(made[:, :6], ids)
+
+    want = ids
+    with torch.no_grad():
+        for _ in range(25):
+            rows = [want] if guidance is None else [want, want[:, 5:]]
+            logits = [
+                model.lm_head(model.model(row).last_hidden_state[:, -1])[:, first : first + codes]
+                for row in rows
+            ]
+            scores = logits[0]
+            if guidance is not None:
+                scores = logits[1] + guidance * (logits[0] - logits[1])
+            want = torch.cat((want, scores.argmax(-1, keepdim=True) + first), 1)
+    assert torch.equal(made, want)
+    with pytest.raises(RequestError, match="does not end with the token 21"):
+        model.generate(input_ids=ids[:, :-1], max_new_tokens=25, custom_generate=decode)

@@ -306,11 +306,11 @@ class Pipeline(Loaded):
         ``shape``: that of the conditions that the rows were made of; ``images``: the indices that pick
         each image's randomness; ``on_progress`` gets the tokens known of the slowest image.
         """
-        with self._turns.take(), explained(self.backend):
+        with self.request_lock.hold(), explained(self.backend):
             ready = self.engine(len(images), strategy, sampling, shape)
-            ready = self._settled(ready, rows, strategy, sampling, shape)
+            ready = self.settled(ready, rows, strategy, sampling, shape)
             engine = ready.engine
-            given = engine.uniforms(seed, list(images))
+            given = engine.randomness(seed, list(images))
             engine.start(rows.condition, rows.mask, given, ready.prefill)
             return engine.run(ready.steps, on_progress).tokens
 

@@ -90,7 +90,7 @@ def generate(
 
     ``num_images`` per prompt; ``seed`` fixes the images on a device (None draws one, which the result
     tells). ``strategy``: ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++`` (the default),
-    without a drafter ``scd``, ``sjd``, ``scd-gumbel``, ``sjd-pac``, ``lantern-jacobi`` and
+    without a drafter ``self``, ``scd``, ``sjd``, ``scd-gumbel``, ``sjd-pac``, ``lantern-jacobi`` and
     ``lantern++-jacobi``, or a :class:`Strategy`. ``tree``, ``window`` (its length), ``accept`` (a rule,
     or text such as ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``,
     ``residual`` and ``neighbour_space`` change a part of it. ``sampling`` is a :class:`Sampling`; its

@@ -40,7 +40,7 @@ class Settings(BaseModel):
     )
     strategy: str | Strategy | None = _said(
         "auto (the default: the fastest here that is allowed), vanilla, eagle, eagle2, lantern, "
-        "lantern++; without a drafter scd, sjd, scd-gumbel, sjd-pac, lantern-jacobi or "
+        "lantern++; without a drafter self, scd, sjd, scd-gumbel, sjd-pac, lantern-jacobi or "
         "lantern++-jacobi.",
         "-s",
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,7 @@ class T5Text:
 
     def _loaded(self) -> tuple[Any, Any]:
         try:
-            import transformers
+            transformers: Any = importlib.import_module("transformers")
         except ImportError:
             raise RequestError(
                 "this model reads captions through transformers, which is not installed: pip install "

@@ -108,11 +108,6 @@ class DeviceBackend(Backend):
             return weight.dense()
         return weight if weight.layout == torch.strided else weight.to_dense()
 
-    def pack_rounded(self, weight: Rounded) -> Rounded | RoundedPanels:
-        """Return a matrix in fewer bits in the native kernels' order, where there are any."""
-        fits = self.kernels is not None and type(weight.codes) is Tensor
-        return RoundedPanels.of(weight) if fits else weight
-
     def linear(
         self, x: Tensor, weight: Tensor | RoundedPanels, bias: Tensor | None = None
     ) -> Tensor:
@@ -121,6 +116,11 @@ class DeviceBackend(Backend):
             assert self.kernels is not None
             return self.kernels.linear(x, weight, bias)
         return linear(x, weight, bias)
+
+    def pack_rounded(self, weight: Rounded) -> Rounded | RoundedPanels:
+        """Return a matrix in fewer bits in the native kernels' order, where there are any."""
+        fits = self.kernels is not None and type(weight.codes) is Tensor
+        return RoundedPanels.of(weight) if fits else weight
 
     def scan(self, weights: Tensor) -> Tensor:
         """Add one weight after the other: torch does so here in double, in one thread a row."""

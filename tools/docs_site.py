@@ -1,8 +1,9 @@
 """Hooks of the documentation site (``mkdocs.yml``): pages that are made from the code and the root.
 
-The command reference is made from the commands, so that it cannot say what they do not. ``CHANGELOG.md``
-and ``CONTRIBUTING.md`` become pages. Links that leave ``docs/`` work where the repository is browsed;
-on the site, where those files are not, the link becomes the file's name.
+The command reference is made from the commands, so that it cannot say what they do not: ``python
+tools/docs_site.py`` writes it, and a test compares. ``CHANGELOG.md`` and ``CONTRIBUTING.md`` become
+pages. Links that leave ``docs/`` work where the repository is browsed; on the site, where those files
+are not, the link becomes the file's name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
         "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
-        "reference/commands.md": command_reference(),
     }
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -97,3 +97,7 @@ def _row(parameter: Any) -> str:
 
 def _sentence(text: str | None) -> str:
     return " ".join((text or "").split()).replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "reference" / "commands.md").write_text(command_reference(), encoding="utf-8")

@@ -163,7 +163,8 @@ def test_the_porting_example_is_a_backend(monkeypatch, tmp_path):
     from lantern_accel.device import plugins
     from lantern_accel.testing import CHECKS, run_check
 
-    block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.S) if "hookimpl" in b)
+    tutorial = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
+    block = next(b for b in re.findall(r"```python\n(.*?)```", tutorial, re.S) if "hookimpl" in b)
     (tmp_path / "my_package.py").write_text(block)
     info = tmp_path / "my_package-1.0.dist-info"
     info.mkdir()

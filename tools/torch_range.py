@@ -73,16 +73,7 @@ def stages() -> list[Stage]:
     """Return what every environment runs, in order; results are written to the stage's folder."""
     pytest = ["-m", "pytest", "-p", "no:cacheprovider"]
     hpu = ["conform", "hpu", "--software", "--json=hpu.json"]
-    first = [
-        "generate",
-        "red heart",
-        "--overwrite",
-        "--seed",
-        "7",
-        "-o",
-        "heart.png",
-        "--json=first.json",
-    ]
+    first = ["generate", "red heart", "--seed", "7", "-o", "heart.png", *FIRST]
     found = [
         Stage("first command", "lantern-accel", first, "first.json", _first),
         Stage("conform cpu", "lantern-accel", ["conform", "cpu", "--json=cpu.json"], "cpu.json", _kit),

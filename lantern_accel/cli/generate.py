@@ -176,7 +176,10 @@ def generate(
                 names = ", ".join(map(str, kept))
                 say(names, label="kept", style="bold yellow", to_stderr=True)
             raise
-    if columns:
+    bare = [one for one in results if not one.images]
+    if bare:  # a prior, and nothing that paints
+        pictures.write_tokens(bare)
+    elif columns:
         pictures.write_columns(len(columns), len(runs))
     elif grid:
         pictures.write_grid(settings["num_images"] or 1)

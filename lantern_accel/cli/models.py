@@ -185,6 +185,10 @@ def check(
         raise typer.Exit(1)
 
 
+#: What cards usually have: said for a kind of device of which none is here.
+USUAL_MEMORY = {"24 GB": 24 * 10**9, "80 GB": 80 * 10**9}
+
+
 @commands.command("plan")
 def plan(
     model: str = typer.Argument(..., help="A model's name, or a folder or file of weights."),
@@ -227,12 +231,24 @@ def plan(
     made = planner.plan(chosen, sampling, batch=batch)
     tips = planner.advice(made, chosen, sampling)
     largest = None
+    usual: dict[str, dict[str, int]] = {}
     if made.capacity is not None:
         largest = planner.largest_batch(chosen, sampling, made.capacity)
+    elif device:
+        beside = {"": 0, **_beside(model)}
+        usual = {
+            card: {
+                what: planner.largest_batch(chosen, sampling, held - taken)
+                for what, taken in beside.items()
+            }
+            for card, held in USUAL_MEMORY.items()
+        }
     if as_json:
         import json
 
         report = {**made.report(), "largest_batch": largest, "advice": tips}
+        if usual:
+            report["largest_batch_by_memory"] = usual
         typer.echo(json.dumps(report, indent=2))
     else:
         from rich.console import Console
@@ -252,11 +268,24 @@ def plan(
             verdict = "yes" if made.fits else "no"
             images = "1 image" if largest == 1 else f"{largest} images"
             say(f"{verdict}; at most {images} together", label="fits", style="bold")
+        for card, fitting in usual.items():
+            for what, most in fitting.items():
+                verdict = f"yes; at most {most} image{'s' * (most > 1)} together" if most else "no"
+                say(verdict, label=f"fits {card}{what and ' beside ' + what}", style="bold")
         if made.fits is False:
             for tip in tips or ["nothing that this command can change; a larger device is needed"]:
                 say(tip, label="instead", style="yellow")
     if made.fits is False:
         raise typer.Exit(1)
+
+
+def _beside(model: str) -> dict[str, int]:
+    """Return what another library loads for a published model on the same device, in bytes by name."""
+    from lantern_accel.families.catalogue import entry, is_published
+
+    if not is_published(model):
+        return {}
+    return {str(name): int(held) for name, held in entry(model).config.get("beside", {}).items()}
 
 
 def _plan_table(made: MemoryPlan) -> Table:

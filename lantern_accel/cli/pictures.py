@@ -12,7 +12,11 @@ from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, read_json_file, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from PIL.Image import Image
+
+    from lantern_accel.generation.result import GenerationResult
 
 
 def free_name(count: int, stem: str = "lantern", suffix: str = ".png") -> Path:
@@ -157,6 +161,18 @@ class Pictures:
         ]
         self.images = dict(enumerate(order))
         self.write_grid(columns)
+
+    def write_tokens(self, results: Sequence[GenerationResult]) -> None:
+        """Write the tokens of results without pictures, ``tokens [n, N]``, into a safetensors file."""
+        import torch
+        from safetensors.torch import save
+
+        from lantern_accel.files import write_whole
+
+        path = self.output.with_suffix(".safetensors")
+        data = save({"tokens": torch.cat([one.tokens for one in results])})
+        write_whole(path, lambda stream: stream.write(data))
+        self.written.append(path)
 
     def keep(self) -> list[Path]:
         """Write what is finished and waits for one picture as files of its own; return all files."""

@@ -289,7 +289,8 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
     compute = DTYPES["bfloat16" if dtype == "auto" else dtype]
     if not device:
         return {"capacity": None, "runtime": DRIVER_RESERVE, "measured": False, "dtype": compute}
-    ready = [one.name for one in devices_report() if one.state == "ready"]
+    report = devices_report()
+    ready = [one.name for one in report if one.state == "ready"]
     if device.partition(":")[0] in ready:
         with open_backend(device) as backend:
             use = backend.memory()
@@ -302,6 +303,13 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
                 "dtype": backend.dtypes(dtype).compute,
             }
     if device not in profile_names():
+        if device in {one.name for one in report}:  # a kind of device, and none of it is here
+            return {
+                "capacity": None,
+                "runtime": DRIVER_RESERVE,
+                "measured": False,
+                "dtype": compute,
+            }
         names: Sequence[str] = sorted({*ready, *profile_names()})
         raise BackendError(
             f"no device here and no profile is named {device!r}{did_you_mean(device, names)} (or give "

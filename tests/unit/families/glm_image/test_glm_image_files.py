@@ -173,3 +173,29 @@ def test_the_published_model_is_planned_before_anything_is_fetched() -> None:
     # Keys and values once a group: 40,960 bytes a position, 64 of the prompt and 1,280 of the picture.
     assert 1344 * 40960 < plan.buffers < 2 * 1344 * 40960
     assert json.loads(json.dumps(plan.report()))["fits"] is True
+
+
+def test_the_command_says_what_fits_usual_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    from lantern_accel.cli import main
+    from lantern_accel.device.plugins import devices_report
+
+    absent = next(one.name for one in devices_report() if one.state == "not available")
+    assert main(["models", "plan", "glm-image", "--device", absent, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    small, large = (said["largest_batch_by_memory"][name] for name in ("24 GB", "80 GB"))
+    assert small[""] > 1 and small["the diffusion half"] == 0
+    assert large[""] > small[""] and large["the diffusion half"] > 1
+
+
+def test_the_command_writes_tokens_where_nothing_paints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    from lantern_accel.cli import main
+
+    folder = write_glm_image(tmp_path / "GLM-Image")
+    given = ["generate", "a cube", "--model", str(folder), "--size", "32x32", "--device", "cpu"]
+    assert main([*given, "--seed", "1", "-s", "vanilla", "-o", str(tmp_path / "a.png")]) == 0
+    assert "a.safetensors" in capsys.readouterr().out.replace("\n", "")
+    assert load_file(tmp_path / "a.safetensors")["tokens"].shape == (1, 257)

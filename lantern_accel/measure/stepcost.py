@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.bounds import MOST_NODES, whole
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.device.backend import Backend, check_clock, inferring
 from lantern_accel.errors import BackendError, RequestError
@@ -174,7 +174,7 @@ def _timed(
 ) -> Iterator[Timed]:
     fit_engine(backend, model.target, model.drafter, strategy, sampling, cost.batch).check(backend)
     table = model.neighbours if strategy.neighbours else None
-    engine = Engine(
+    engine = engine_for(
         model.target, model.drafter, backend, strategy, sampling,
         batch=cost.batch, neighbours=table,
     )  # fmt: skip
@@ -192,14 +192,28 @@ def _timed(
 # --- a measurement --------------------------------------------------------------------------------
 
 
+def _windows(length: int) -> Strategy:
+    """Return scd with windows of ``length`` tokens."""
+    named = named_strategy("scd", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
+    return named.override(window=length)
+
+
 def plan(
-    strategy: Strategy, batches: Sequence[int], nodes: Sequence[int]
+    strategy: Strategy, batches: Sequence[int], nodes: Sequence[int], drafter: bool = True
 ) -> list[tuple[Cost, Strategy]]:
-    """List what is measured: per batch vanilla, verification by node count, the whole step."""
+    """List what is measured: per batch vanilla, verification by node count, the whole step.
+
+    Without a drafter, whole steps of windows by their length.
+    """
     vanilla = Strategy(name="vanilla")
     found = []
     for batch in batches:
         found.append((Cost(kind="vanilla", label="vanilla", batch=batch, nodes=1), vanilla))
+        for count in nodes if not drafter else ():
+            cost = Cost(kind="step", label=f"scd {count}", batch=batch, nodes=count)
+            found.append((cost, _windows(count)))
+        if not drafter:
+            continue
         for count in nodes:
             cost = Cost(kind="verify", label=f"verify {count}", batch=batch, nodes=count)
             found.append((cost, Strategy(name="verify", tree=bush(count))))
@@ -251,7 +265,7 @@ def run_stepcost(
     known = {cost.key: cost for cost in report.costs}
     todo = [
         (cost, chosen)
-        for cost, chosen in plan(strategy, batches, nodes)
+        for cost, chosen in plan(strategy, batches, nodes, model.drafter is not None)
         if len(known.get(cost.key, cost).ms) < repeats
     ]
     for batch in dict.fromkeys(cost.batch for cost, _ in todo):
@@ -359,9 +373,12 @@ def measure(
     chosen = named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     if tree is not None:
         chosen = chosen.override(tree=parse_tree(tree))
-    config = sized(name).target
+    manifest = sized(name)
+    config, own = manifest.target, manifest.defaults.sampling
     text = getattr(config, "conditioning", "text") == "text"
     sampling = default_sampling(text, cfg_scale, top_k)
+    if not own.guided and cfg_scale is None:  # half the rows of other models
+        sampling = own if top_k is None else own.model_copy(update={"top_k": top_k})
     check_settings(chosen, sampling, config.vocab_size)
     say(f"random weights of {name}")
     model = make_model(backend, name, dtype, max(chosen.neighbours, 1), weights)

@@ -67,7 +67,8 @@ class Timed:
         state = self.engine.state
         state.length.fill_(self.middle)
         state.step.fill_(self.middle)
-        state.pending_count.fill_(1)
+        if hasattr(state, "pending_count"):
+            state.pending_count.fill_(1)
 
     def needs(self) -> tuple[float, float]:
         """Return operations and bytes that this kind of step needs at least."""

@@ -15,6 +15,7 @@ from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, ModelError, RequestError, StrategyError
 from lantern_accel.families.random_weights import random_model, sized, weights_bytes
+from lantern_accel.families.registry import family
 from lantern_accel.measure import ceilings, stepcost, steptimer, work
 from lantern_accel.measure.stepcost import Acceptance, StepCost, read_acceptance
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
@@ -222,3 +223,18 @@ def test_the_papers_sampling_by_kind_of_model() -> None:
     assert stepcost.default_sampling(False, 2.0, 5) == Sampling(cfg_scale=2.0, top_k=5)
     chosen = named_strategy("lantern++", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     assert stepcost.plan(chosen, (1,), (8,))[-1][0].nodes == 58
+
+
+@pytest.mark.parametrize("name", ["janus", "glm_image"])
+def test_models_without_a_drafter_have_windows(name: str) -> None:
+    """Their steps have a floor too; a prior without guidance has one row per image."""
+    manifest = family(name).tiny()
+    strategy = named_strategy("lantern++", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
+    with open_backend("cpu") as backend:
+        model = random_model(manifest, backend, torch.float32, neighbours=1)
+        report = stepcost.run_stepcost(
+            backend, model, strategy, manifest.defaults.sampling,
+            nodes=(4,), repeats=2,
+        )  # fmt: skip
+    assert [cost.label for cost in report.costs] == ["vanilla", "scd 4"]
+    assert all(cost.floor_bytes > 0 and len(cost.ms) == 2 for cost in report.costs)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,12 +63,16 @@ def test_a_signal_finishes_what_runs_and_leaves_nothing_behind(tiny_model, tmp_p
         body = {"prompt": "red heart", "seed": 7, "strategy": "vanilla", "n": 10}
         first = httpx.post(f"{url}/v1/images/generations", json=body, timeout=60).json()
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            asked = [
-                pool.submit(httpx.post, f"{url}/v1/images/generations", json=body, timeout=60)
-                for _ in range(4)
-            ]
+
+            def ask() -> httpx.Response:
+                return httpx.post(f"{url}/v1/images/generations", json=body, timeout=60)
+
+            until = time.monotonic() + 60
+            asked = [pool.submit(ask) for _ in range(4)]
             while "lantern_slots_busy 2.0" not in httpx.get(f"{url}/metrics").text:
-                pass
+                assert time.monotonic() < until, "two slots are never busy"
+                if all(one.done() for one in asked):  # too quick to be seen at work
+                    asked = [pool.submit(ask) for _ in range(4)]
             running.send_signal(getattr(signal, f"SIG{how}"))
             answers = []
             for one in asked:

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 GROUPS: dict[str, tuple[str, ...]] = {
     "What to draw, and where it goes": (
         "output", "overwrite", "json_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
-        "size", "seed", "seeds", "compare", "grid", "scale", "resume", "quiet",
+        "size", "seed", "seeds", "compare", "grid", "scale", "resume", "quiet", "on", "workers",
     ),
     "Model": ("model", "vq", "drafter", "text_encoder", "text_device", "embeddings", "weights"),
     "Device": ("device", "dtype", "exact_dtype", "threads", "option", "batch", "batches", "batch_size"),

@@ -121,7 +121,7 @@ def test_the_command_that_it_names_trains_one(command, lumina, tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "reason"),
-    [("17x8", "multiples of 4"), ("16", "cannot be read"), ("0x8", "cannot be read")],
+    [("17x8", "multiples of 4"), ("16", "cannot be read"), ("0x8", "is not possible")],
 )
 def test_a_size_that_cannot_be_drawn_is_refused(command, lumina, tmp_path, size, reason):
     done = command(

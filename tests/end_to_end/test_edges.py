@@ -29,7 +29,7 @@ WRITERS: list[tuple[list[str], str, str]] = [
     (["conform", "cpu"], "--json", "c.json"),
     (["conform", "cpu"], "--junit", "c.xml"),
     (["conform", "cpu"], "--certificate", "c.md"),
-    (["compare", "run.json"], "-o", "c.html"),
+    (["compare", "measured.json"], "-o", "c.html"),
     (["generate", "dog"], "-o", "a.png"),
     (["generate", "dog"], "--json", "a.json"),
 ]
@@ -52,6 +52,7 @@ def test_what_cannot_be_written_is_refused_before_work(
     (tmp_path / f"folder{suffix}").mkdir()
     (tmp_path / f"loop{suffix}").symlink_to(tmp_path / f"loop{suffix}")
     (tmp_path / "file").write_text("")
+    (tmp_path / "measured.json").write_text("{}")
     for target in (f"folder{suffix}", f"loop{suffix}", f"{'n' * 252}{suffix}", f"file/{name}"):
         assert main([*command, option, target]) == 2, target
         told = capsys.readouterr().err

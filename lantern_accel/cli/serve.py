@@ -195,7 +195,7 @@ def _on_ray(
         say(f"{load['model']}, replicas: {names}, at http://{host}:{port}/", label="serving",
             style="bold green", to_stderr=True)  # fmt: skip
         stop.wait()
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()
     finally:
         ray.shutdown()
 

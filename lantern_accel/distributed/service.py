@@ -200,11 +200,11 @@ def start(
         )
         names.append(kind.resource.lower())
         counts.append(kind.count)
-        handles.append(deployed.bind(mine, given, slots))  # type: ignore[attr-defined]
+        handles.append(deployed.bind(mine, given, slots))
     router = serve.deployment(
         Router,
         name="router",
         max_ongoing_requests=ONGOING * max(1, sum(counts)),
         ray_actor_options={"num_cpus": 0},
     )
-    serve.run(router.bind(keys, given["most_body"], names, counts, *handles), name="lantern_accel")  # type: ignore[attr-defined]
+    serve.run(router.bind(keys, given["most_body"], names, counts, *handles), name="lantern_accel")

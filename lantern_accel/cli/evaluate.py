@@ -98,6 +98,12 @@ def evaluate(
     batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Pictures together."),
     per_prompt: int = typer.Option(1, min=1, max=1000, help="Pictures per prompt."),
     geneval: Path | None = typer.Option(None, help="Also lay the pictures out here for GenEval."),
+    pictures: list[str] = typer.Option(
+        [], metavar="NAME=FOLDER", help="Also measure pictures of these prompts drawn elsewhere."
+    ),
+    write_prompts: Path | None = typer.Option(
+        None, help="Only write the suite's prompts, for `generate --prompts` (.jsonl)."
+    ),
     resamples: int = typer.Option(100, min=2, max=10_000, help="Of FID's bootstrap."),
     preset: str | None = typer.Option(
         None, help="Published sampling: lantern-accel models --presets."
@@ -152,12 +158,17 @@ def evaluate(
                 batch=batch,
                 per_prompt=per_prompt,
                 geneval=geneval,
+                pictures=pictures,
+                write_prompts=write_prompts,
                 resamples=resamples,
                 preset=preset,
                 sampling={name: value for name, value in given.items() if value is not None},
                 seed=seed,
             )
         )
+        if write_prompts is not None:
+            say(str(suites.write_prompts(asked)), label="wrote", style="bold green")
+            return
         if images is not None and not (images / CAPTIONS).is_file():
             images = None  # the parts read another list
     elif captions is not None or reference is not None:

@@ -42,6 +42,8 @@ class Asked:
     batch: int
     per_prompt: int
     geneval: Path | None
+    pictures: Sequence[str]
+    write_prompts: Path | None
     resamples: int
     preset: str | None
     sampling: Mapping[str, Any]
@@ -61,6 +63,7 @@ class Ready:
     protocol: Protocol
     captioned: Captioned | None
     weights: Mapping[str, Path]
+    pictures: Mapping[str, Path]
 
 
 def read(asked: Asked) -> Ready:
@@ -91,7 +94,7 @@ def read(asked: Asked) -> Ready:
             }
         )
     check_targets(asked.output)
-    for path in (asked.save_reference, asked.geneval and asked.geneval / "a"):
+    for path in (asked.save_reference, asked.write_prompts, asked.geneval and asked.geneval / "a"):
         if path is not None:
             check_target(path)
     captioned = None
@@ -108,7 +111,30 @@ def read(asked: Asked) -> Ready:
             )
     if captioned is not None:
         captioned = captioned.first(asked.count)
-    return Ready(asked, protocol, captioned, read_given(list(asked.metric_weights)))
+    weights = read_given(list(asked.metric_weights))
+    return Ready(asked, protocol, captioned, weights, dict(map(_named_folder, asked.pictures)))
+
+
+def write_prompts(ready: Ready) -> Path:
+    """Write the suite's prompts, one line per picture; return the file."""
+    from lantern_accel.evaluation.suite.captions import write_prompts as write
+
+    path = ready.asked.write_prompts
+    assert path is not None
+    if ready.captioned is None:
+        raise RequestError("--write-prompts is for captions; class ids are counted from 0")
+    prompts = [one for one in ready.captioned.prompts for _ in range(ready.asked.per_prompt)]
+    write(path, prompts)
+    return path
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    label, equals, folder = text.partition("=")
+    if not (label.strip() and equals and folder):
+        raise RequestError(
+            f"--pictures takes NAME=FOLDER, such as official=images, not {text[:80]!r}"
+        )
+    return label.strip(), Path(folder)
 
 
 def _fits(asked: Asked) -> None:
@@ -165,6 +191,7 @@ def request(ready: Ready, pipeline: Pipeline) -> SuiteRequest:
         reference=asked.reference,
         save_reference=asked.save_reference,
         geneval=asked.geneval,
+        pictures=ready.pictures,
         weights=ready.weights,
         host=asked.metrics_on_host,
         resamples=asked.resamples,

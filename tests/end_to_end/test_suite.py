@@ -233,6 +233,41 @@ def test_weights_in_fewer_bits_are_rows_of_their_own_against_the_full_vanilla(
     assert speed.speedup.value != 1  # against the full weights' seconds
 
 
+def test_pictures_from_elsewhere_are_measured_next_to_the_others(
+    command, pipeline, real, tmp_path, tiny_model
+):
+    whole = run(pipeline, tmp_path / "a.json", request(pipeline, real, words=["vanilla"])).suite
+    place = next(path for path in (tmp_path / "pictures").iterdir() if path.is_dir())
+    other = tmp_path / "fleet"
+    other.mkdir()
+    for i in range(6):
+        (other / f"image_{i}.png").write_bytes((place / f"{i:06d}.png").read_bytes())
+    made = request(pipeline, real, words=["vanilla"], pictures={"fleet": other})
+    found = run(pipeline, tmp_path / "a.json", made).suite
+    assert whole is not None
+    assert found is not None
+    assert found.rows[1].strategy is None
+    assert found.rows[1].metrics == found.rows[0].metrics == whole.rows[0].metrics
+    assert found.rows[1].speed.speedup == "not measured: the pictures were drawn elsewhere"
+    (other / "image_5.png").unlink()
+    with pytest.raises(DataError, match="has 5 pictures, and the suite 6 prompts"):
+        run(pipeline, tmp_path / "a.json", made)
+    done = command(
+        "evaluate", "--suite", "coco", "--captions", real.parent / "captions.json", "--images", real,
+        "--write-prompts", tmp_path / "prompts.jsonl",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert lines[1] == {"id": "000001", "prompt": "dog face"}
+    done = command("generate", "--prompts", tmp_path / "prompts.jsonl", "--on", "here", "--model",
+                   tiny_model, "-o", tmp_path / "here", "--device", "cpu")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = request(pipeline, real, words=["vanilla"], pictures={"here": tmp_path / "here"})
+    found = run(pipeline, tmp_path / "a.json", made).suite
+    assert found is not None
+    assert [row.label for row in found.rows] == ["vanilla", "here", "fleet"]
+
+
 def test_tables_are_written_in_three_forms_with_the_first_experiments(pipeline, real, tmp_path):
     out = tmp_path / "table.json"
     made = request(pipeline, real, words=["vanilla,lantern++"])
@@ -323,6 +358,19 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
         (["--suite", "coco", "--images", "REAL"], "--captions captions_val2017.json is missing"),
         (["--suite", "imagenet"], "draws from text; use --suite coco"),
         (["--suite", "imagenet", "--images", "REAL"], "takes no --images"),
+        (["COCO", "--pictures", "x"], "takes NAME=FOLDER"),
+        (
+            [
+                "COCO",
+                "--features",
+                "efficientnet",
+                "--strategies",
+                "vanilla",
+                "--pictures",
+                "x=gone",
+            ],
+            "there is no such folder",
+        ),
         (["--captions", "CAPTIONS"], "belong to --suite"),
         (["COCO", "--count", "9"], "asks for 9 prompts, and there are 6"),
         (["COCO", "--protocol", "lantren"], "did you mean lantern"),

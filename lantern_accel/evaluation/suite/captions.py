@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import UnreadableFile, read_bytes_file, read_json_file, read_text_file
+from lantern_accel.files import (
+    UnreadableFile,
+    read_bytes_file,
+    read_json_file,
+    read_text_file,
+    write_whole,
+)
 
 #: Names that a reason lists at most.
 NAMED = 3
@@ -113,6 +119,13 @@ def read_prompts(path: Path) -> Captioned:
     if not found.prompts:
         raise DataError(f"{path} has no prompt; write one per line")
     return found
+
+
+def write_prompts(path: Path, prompts: Sequence[str | int]) -> None:
+    """Write a line per picture, as ``lantern-accel generate --prompts`` reads them."""
+    rows = [{"id": f"{i:06d}", "prompt": prompt} for i, prompt in enumerate(prompts)]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_whole(path, lambda stream: stream.write(text.encode()))
 
 
 def class_prompts(classes: int, count: int | None, usual: int) -> Captioned:

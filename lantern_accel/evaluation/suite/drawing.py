@@ -96,6 +96,30 @@ def picture_paths(folder: Path, count: int) -> list[Path]:
     return [folder / f"{i:06d}.png" for i in range(count)]
 
 
+def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
+    """Return pictures that were drawn elsewhere, by the numbers in their names.
+
+    Raises :class:`DataError` for a folder that does not have one per prompt.
+    """
+    if not folder.is_dir():
+        raise DataError(f"--pictures {label}={folder}: there is no such folder; name another")
+    files = [one for one in folder.iterdir() if one.suffix.lower() in (".png", ".jpg", ".webp")]
+    if len(files) != count:
+        raise DataError(
+            f"--pictures {label}={folder} has {len(files)} pictures, and the suite {count} prompts; "
+            "draw those that --write-prompts lists"
+        )
+
+    def place(path: Path) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in _split(path.name)]
+
+    return sorted(files, key=place)
+
+
+def _split(name: str) -> list[str]:
+    return [part for part in re.split(r"([0-9]+)", name) if part]
+
+
 def draw(
     pipeline: Pipeline,
     prompts: Sequence[str | int],

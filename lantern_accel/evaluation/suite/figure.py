@@ -38,7 +38,8 @@ def points(suite: Suite, metric: Metric) -> list[Point]:
             speed = Interval(
                 value=1 / seconds.value, low=1 / seconds.high, high=1 / seconds.low, n=seconds.n
             )
-            found.append((row.label, row.strategy.name, speed, value))
+            name = row.strategy.name if row.strategy is not None else ""
+            found.append((row.label, name, speed, value))
     sign = 1.0 if metric.better == "higher" else -1.0
     places = [(speed.value, sign * value.value) for _, _, speed, value in found]
     return [

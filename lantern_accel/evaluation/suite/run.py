@@ -19,11 +19,12 @@ from lantern_accel.evaluation.suite.drawing import (
     Chunk,
     Drawn,
     draw,
+    drawn_pictures,
     picture_paths,
     records,
     save_geneval,
 )
-from lantern_accel.evaluation.suite.measuring import Tools, measure, speed_of
+from lantern_accel.evaluation.suite.measuring import Tools, measure, speed_of, unknown_speed
 from lantern_accel.evaluation.suite.networks import FeatureNetwork
 from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
 from lantern_accel.evaluation.suite.published import published_rows
@@ -68,6 +69,7 @@ class SuiteRequest:
     reference: Path | None = None
     save_reference: Path | None = None
     geneval: Path | None = None
+    pictures: Mapping[str, Path] = field(default_factory=dict)
     weights: Mapping[str, Path] = field(default_factory=dict)
     host: bool = False
     resamples: int = RESAMPLES
@@ -231,6 +233,10 @@ class SuiteRun:
         )
         if r.name == "prompts" and r.reference is None:
             skip["features"] = "there are no real images; --suite coco takes them"
+        elsewhere = {
+            label: drawn_pictures(label, folder, len(prompts))
+            for label, folder in r.pictures.items()
+        }
         tools = Tools.load(
             r.protocol, r.weights, device, self.say.log, r.networks, r.scorers, skip=skip
         )
@@ -276,6 +282,22 @@ class SuiteRun:
             self._keep(row)
             if r.geneval is not None and r.captioned.metadata is not None:
                 save_geneval(r.geneval / folder.name, paths, r.captioned.metadata, r.per_prompt)
+        for label, paths in elsewhere.items():
+            self.say.start(f"{label}: figures")
+            kept = r.work / f"elsewhere-{digest([label])[:8]}"
+            figures = measure(
+                paths, prompts, kept, tools, real, covered, r.resamples, self.say.advance
+            )
+            self.say.finish()
+            self._keep(
+                Row(
+                    label=label,
+                    strategy=None,
+                    images=len(paths),
+                    speed=unknown_speed("the pictures were drawn elsewhere"),
+                    metrics=figures,
+                )
+            )
         return self.suite
 
     def _label(self, name: str) -> str:
@@ -298,6 +320,7 @@ class SuiteRun:
         old = self.before.rows if self.before is not None else []
         ours = {r.label: r for r in self.suite.rows} | {row.label: row}
         labels = [self._label(name) for name, _ in self.request.strategies]
+        labels += self.request.pictures
         rest = [r for r in old if r.label not in labels]
         order = [ours[label] for label in labels if label in ours]
         self.suite.rows = order

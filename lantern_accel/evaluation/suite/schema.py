@@ -53,7 +53,7 @@ class Row(_Part):
     """One strategy. ``details``: what generation says of the run (device, dtype, weights, ...)."""
 
     label: str
-    strategy: Strategy
+    strategy: Strategy | None = Field(description="None: the pictures were drawn elsewhere")
     images: int
     speed: Speed
     metrics: dict[str, Reading]

@@ -24,7 +24,7 @@ def profile(
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
     strategies: list[str] = typer.Option(
-        ["vanilla,eagle,eagle2,lantern,lantern++,scd"],
+        ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd"],
         "--strategies",
         help="Names with commas between, or repeated; vanilla is always measured.",
     ),

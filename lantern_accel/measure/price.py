@@ -35,6 +35,14 @@ OTHER_SEED = 10_000
 PLAIN = Strategy(name="vanilla")
 
 
+def images_for(strategies: int, images: int) -> int:
+    """Return how many images the prices of so many strategies at one temperature take.
+
+    Two sets of plain decoding, and for each strategy its own and those of its exact twin.
+    """
+    return 2 * images + strategies * (images + min(images, COMPARED)) if strategies else 0
+
+
 def relaxed_mass(done: Decoded) -> Tensor:
     """Return the mass that relaxation moved per generated token, float ``[B]``."""
     return (done.price / done.tokens.shape[1]).float()
@@ -52,7 +60,8 @@ class Drawn:
 class PriceStudy:
     """Draws each set of images once and compares relaxed strategies with exact ones.
 
-    ``images`` per strategy, prompts in turn; ``beat`` is called after every chunk, for progress.
+    ``images`` per strategy, prompts in turn; ``beat`` is called after every chunk, for progress, when
+    ``drawn`` images are done.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class PriceStudy:
         self.seed = seed
         self.temperature = temperature
         self.beat = beat
+        self.drawn = 0
         self._sets: dict[tuple[str, int], Drawn] = {}
         self._features: dict[tuple[str, int], intervals.Array] = {}
         self._network: network_features.EfficientNetLite0 | str | None = None
@@ -98,6 +108,7 @@ class PriceStudy:
             moved.append(relaxed_mass(done))
             with self.pipeline.backend.inference():
                 pixels.append(self.pipeline.pixels(done.tokens))
+            self.drawn += count
             self.beat(f"price: {strategy.name}: {start + count} of {images} images")
         return Drawn(torch.cat(tokens), torch.cat(moved), torch.cat(pixels))
 

@@ -238,6 +238,9 @@ class Cell(_Record):
         ge=0,
         description="host seconds per step in which Python traces it again; None: it does not",
     )
+    stands_for: str = Field(
+        "", description="what auto decoded with, in words; empty: the strategy is its own name"
+    )
     warmup: list[Warmup] = Field(description="the cold decoding is the first")
     settled: bool = Field(description="warm-up ended because times and counters stood still")
     memory: Memory | NotMeasured

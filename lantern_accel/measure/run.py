@@ -9,10 +9,9 @@ file is written as the run proceeds; what it holds is never measured again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from lantern_accel.device.backend import check_clock
@@ -22,7 +21,7 @@ from lantern_accel.measure import environment, samples, store
 from lantern_accel.measure.ceilings import measure_ceilings
 from lantern_accel.measure.clock import check_stopwatch
 from lantern_accel.measure.phases import write_trace
-from lantern_accel.measure.price import PriceStudy
+from lantern_accel.measure.price import PriceStudy, images_for
 from lantern_accel.measure.reading import clock_fault
 from lantern_accel.measure.record import (
     WARMUPS,
@@ -33,13 +32,12 @@ from lantern_accel.measure.record import (
     is_measured,
     not_measured,
 )
+from lantern_accel.measure.remaining import MOST_SAMPLES, Countdown, seconds_left
 from lantern_accel.measure.request import Request
 from lantern_accel.measure.rounds import about, interleave
 from lantern_accel.quality.features import is_there
 from lantern_accel.strategy.values import Strategy
 
-#: Timed samples per cell at most, however fast the device is.
-MOST_SAMPLES = 300
 Say = Callable[[str], None]
 
 
@@ -215,25 +213,20 @@ class Profiler:
                 self.keep(force=False)
         if not cells:
             return
-        self.say(
-            f"batch {cells[0].batch}, temperature {cells[0].temperature:g}: "
-            f"{about(self._remaining(cells))} left"
-        )
+        self.say(f"batch {cells[0].batch}, temperature {cells[0].temperature:g}{self._left()}")
         self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
         self._warm(cells)
         for cell in interleave(cells, lambda c: len(c.samples), self._done, self.request.seed):
             self._sample(cell)
 
-    def _remaining(self, cells: Sequence[Cell]) -> float:
-        """Estimate the seconds that warm-up and samples of these cells still take."""
-        plan = self.request.plan
-        rounds = samples.QUICK_WARMUPS if plan.quick else samples.MOST_WARMUPS // 2
-        total = 0.0
-        for cell in cells:
-            each = cell.warmup[-1].seconds if cell.warmup else 0.0
-            missing = max(plan.samples - len(cell.samples), 0)
-            total += rounds * each + max(missing * each, plan.seconds if missing else 0.0)
-        return total
+    def _left(self) -> str:
+        """Say how long the whole run still takes, prices included; empty before anything has run."""
+        images = sum(
+            images_for(self._relaxed(temperature), self.request.plan.quality_images)
+            for temperature in self.request.temperatures
+        )
+        seconds = seconds_left(self.cells, self.request.plan, self.session, images)
+        return "" if seconds is None else f"; {about(seconds)} left"
 
     def _warm(self, cells: list[Cell]) -> None:
         """Decode in rounds until every cell has settled, or had its share."""
@@ -242,7 +235,7 @@ class Profiler:
         most = samples.QUICK_WARMUPS if self.request.plan.quick else samples.MOST_WARMUPS
         for number in range(most):
             for cell in [cell for cell in cells if not cell.settled]:
-                self.say(f"{cell.name}: warm-up")
+                self.say(f"{cell.name}: warm-up{self._left()}")
                 cell.warmup.append(
                     samples.warm_up(self.pipeline, cell, self.prompts, 2 + number, self.session)
                 )
@@ -263,7 +256,9 @@ class Profiler:
         fault = clock_fault(cell)
         if fault:
             raise BackendError(f"{cell.name}: {fault}; correct the backend's stopwatch()")
-        self.say(f"{cell.name}: {len(cell.samples)} samples")
+        taken, wanted = len(cell.samples), self.request.plan.samples
+        of = f" of {wanted}" if taken <= wanted else ""
+        self.say(f"{cell.name}: sample {taken}{of}{self._left()}")
         self.keep(force=False)
 
     # --- quality -------------------------------------------------------------------------------
@@ -280,17 +275,27 @@ class Profiler:
 
         return [cell for cell in self.cells if images and cell.relaxed and open_(cell)]
 
+    def _relaxed(self, temperature: float) -> int:
+        """Return how many relaxed strategies wait for their price at one temperature."""
+        waiting = [cell for cell in self._unpriced() if cell.temperature == temperature]
+        return len({cell.strategy.model_dump_json() for cell in waiting})
+
     def _price(self, temperature: float) -> None:
         """Measure the price of every relaxed strategy at one temperature, and draw the sheet."""
         unpriced = [c for c in self._unpriced() if c.temperature == temperature]
         if not unpriced:
             return
         images = self.request.plan.quality_images
-        each = median(s.total for c in unpriced for s in c.samples[:1] if is_measured(s.total))
-        sets = 2 + len({cell.strategy.model_dump_json() for cell in unpriced})
-        self.say(f"price: {images} images per strategy, {about(sets * images * each)}")
+        self.say(f"price: {images} images per strategy{self._left()}")
+        pieces = images_for(self._relaxed(temperature), images)
+        countdown = Countdown(pieces, time.perf_counter())
+
+        def tell(text: str) -> None:
+            left = countdown.left(study.drawn, time.perf_counter())
+            self.say(text if left is None else f"{text}; {about(left)} left")
+
         study = PriceStudy(
-            self.pipeline, self.prompts, images, self.request.seed, temperature, self.say
+            self.pipeline, self.prompts, images, self.request.seed, temperature, tell
         )
         every = [s for batch in self.request.batches for s in self._strategies(temperature, batch)]
         for strategy in dict.fromkeys(every):

@@ -199,6 +199,7 @@ def take_sample(
     stats = request(pipeline, cell, prompts, seed).stats
     wall = time.perf_counter() - began
     after = backend.energy_mj()
+    cell.stands_for = stats.auto or ""
     cell.samples.append(
         Sample(
             session=session,

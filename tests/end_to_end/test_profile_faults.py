@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -315,3 +316,22 @@ def test_a_counter_of_the_device_is_watched_over_a_step(profiler, monkeypatch):
     (cell,) = one.measure().cells
     assert all(warm.rising == {"compilations": 1} for warm in cell.warmup)
     assert not cell.settled
+
+
+def test_auto_is_measured_resumed_and_says_what_it_stood_for(profiler, tmp_path):
+    out = tmp_path / "run.json"
+    first = profiler(out, names=("vanilla",)).measure()
+    grown = profiler(out, names=("vanilla", "auto"), resume=True).measure()
+    cells = {cell.strategy.name: cell for cell in grown.cells}
+    assert cells["vanilla"].samples == first.cells[0].samples
+    assert len(cells["auto"].samples) == 3
+    assert cells["auto"].stands_for
+    assert not cells["vanilla"].stands_for
+    assert profiler(out, names=("vanilla", "auto"), resume=True).measure() == grown
+
+
+def test_auto_is_among_what_is_measured_unasked():
+    from lantern_accel.cli.profile import profile
+
+    (names,) = inspect.signature(profile).parameters["strategies"].default.default
+    assert {"vanilla", "auto"} <= set(names.split(","))

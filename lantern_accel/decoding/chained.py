@@ -62,6 +62,10 @@ class ChainedEngine(Movable):
         self.chosen = rule
         self._step_on(engines, strategy)
 
+    def usual(self, length: int) -> float:
+        """Return the most that a step can bring: what a drafter is worth is counted."""
+        return float(length)
+
     def at_middle(self, length: int) -> None:
         self.state.length.fill_(self.geometry.tokens // 2)
         self.state.pending_count.fill_(length)  # what a step of so many drafts leaves at most

@@ -12,6 +12,7 @@ from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.selfdraft import SelfEngine
+from lantern_accel.decoding.selfpaced import SelfPacedEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import ChainTree, Sampling, SelfDrafts, Strategy, Window
@@ -39,6 +40,8 @@ def engine_for(
             raise StrategyError(
                 f"the strategy {strategy.name!r} drafts with a copy of the target, and none was given"
             )
+        if strategy.tree.paces:
+            return SelfPacedEngine(target, copy, ops, strategy, sampling, batch=batch)
         return SelfEngine(target, copy, ops, strategy, sampling, batch=batch)
     if isinstance(strategy.tree, ChainTree) and strategy.tree.paces:
         return ChainedEngine(

@@ -14,7 +14,7 @@ from lantern_accel.decoding.buckets import Reach, Steps, Within, usual
 from lantern_accel.decoding.pacing import GAIN, Block, ByAcceptance, PaceRule, usual_worth
 from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.strategy.values import Pace, Sampling, Strategy
+from lantern_accel.strategy.values import Pace, Sampling, Strategy, with_worth
 
 #: Steps between two looks at the lengths, on a device whose copies lag.
 LAGGING_BLOCK = 8
@@ -132,11 +132,27 @@ class Movable(Running):
         """Go on with another length."""
         self.now = length
 
+    def usual(self, length: int) -> float:
+        """Return the tokens that a step of this length brings, where nobody has counted them."""
+        return usual_worth(length)
+
+    def count(self, length: int, steps: int) -> tuple[int, int]:
+        """Take some steps of one length; return the tokens gained and the steps, summed over images.
+
+        A request was started before, and must be started again.
+        """
+        self.now = max(self.lengths)  # what prefill has prepared
+        self.move(length)
+        for _ in range(steps):
+            self.step()
+        return int(self.state.length.cpu().sum()), int(self.state.steps.cpu().sum())
+
     def _pacing(self) -> PaceRule:
         if self.chosen is not None:
             return self.chosen
-        timed = tuple(pace for pace in self.paces if pace.cost is not None)
-        return ByAcceptance(timed or self.paces, self.gain, self.geometry.batch)
+        known = with_worth(self.paces, {n: self.usual(n) for n in self.lengths})
+        timed = tuple(pace for pace in known if pace.cost is not None)
+        return ByAcceptance(timed or known, self.gain, self.geometry.batch)
 
     def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
@@ -146,9 +162,7 @@ class Movable(Running):
         """
         times: dict[int, list[float]] = {}
         lengths = [pace.length for pace in self.paces]
-        worth = {
-            p.length: usual_worth(p.length) if p.worth is None else p.worth for p in self.paces
-        }
+        worth = {p.length: p.worth or self.usual(p.length) for p in self.paces}
         for number in range(rounds + 1):
             for length in list(lengths):
                 for _ in range(self.untimed + 1):

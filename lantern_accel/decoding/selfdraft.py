@@ -31,6 +31,11 @@ class SelfEngine(JacobiEngine):
     its own of the drafts of one step.
     """
 
+    copy: JacobiEngine
+    guess: JacobiEngine | PlainStep
+    """One pass of the copy: a token of it, or a window."""
+    positions: Tensor
+
     def __init__(
         self,
         target: Target,
@@ -40,15 +45,25 @@ class SelfEngine(JacobiEngine):
         sampling: Sampling,
         *,
         batch: int = 1,
+        longest: SelfEngine | None = None,
     ) -> None:
+        """``longest``: an engine of more drafts, whose buffers and copy this one steps on."""
         drafts = strategy.tree
         assert isinstance(drafts, SelfDrafts)
         # What a step drafts behind its window is written over by the copy before it is read.
         check = Window(length=drafts.length + 1, fresh="left-code", passes=0)
         super().__init__(
-            target, ops, strategy.model_copy(update={"tree": check}), sampling, batch=batch
+            target,
+            ops,
+            strategy.model_copy(update={"tree": check}),
+            sampling,
+            batch=batch,
+            longest=longest,
         )
-        self.strategy, self.drafts_by = strategy, drafts
+        self.strategy, self.drafts_by, self.guesses = strategy, drafts, drafts.copy_passes
+        if longest is not None:
+            self.copy, self.guess, self.positions = longest.copy, longest.guess, longest.positions
+            return
         windowed = drafts.window > 0
         own = (
             Window(length=drafts.window)
@@ -63,13 +78,11 @@ class SelfEngine(JacobiEngine):
             batch=batch,
             cache=self.verifying.cache,
         )
-        #: One pass of the copy: a token of it, or a window.
         self.guess = self.copy if windowed else PlainStep(self.copy)
-        self.guesses = drafts.copy_passes
         positions = torch.arange(
             self.geometry.tokens + 1, dtype=ops.index, device=self.ahead.device
         )
-        self.positions = positions.unsqueeze(0)
+        self.positions = positions.unsqueeze(0).clone()  # no view, which some devices make anew
 
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:
         """Take other values of the settings that are data."""

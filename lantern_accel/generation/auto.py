@@ -23,7 +23,6 @@ from lantern_accel.strategy.choices import (
     known_worth,
     read_choice,
     warn_of_stale,
-    with_worth,
     write_choice,
 )
 from lantern_accel.strategy.choose import shortened
@@ -38,6 +37,7 @@ from lantern_accel.strategy.values import (
     Strategy,
     Window,
     chained,
+    with_worth,
 )
 
 #: What drafts must promise over plain decoding by costs of a few steps: these are uncertain by a tenth.

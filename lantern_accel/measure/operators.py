@@ -46,5 +46,6 @@ def count_operators(
             sampling,
             batch=batch,
             neighbours=model.neighbours,
+            copy=model.target,
         )
         return count_launches(engine, prefill=prefill)

@@ -13,9 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.measure.operators import count_operators
 from lantern_accel.measure.phases import count_launches
 from lantern_accel.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import projections
 
 Need = tuple[float, float]
 """Operations and bytes."""
@@ -43,7 +46,12 @@ def step_needs(engine: Running, seen: int | None = None) -> dict[str, Need]:
     head = target.weight
     needs["verify"] = _pass(target, head, g.rows, g.nodes, g.nodes, seen + g.nodes)
     drafting = engine.drafting
-    if drafting is not None:
+    if isinstance(engine, SelfEngine):
+        copy, own = engine.copy.verifying.target, engine.guess.geometry.nodes
+        ops, size = _pass(copy, copy.weight, g.rows, own, own, seen + own)
+        size -= _spared(copy, engine.drafts_by.weights)
+        needs["draft"] = engine.guesses * ops, engine.guesses * size
+    elif drafting is not None:
         drafter = drafting.drafter
         fuse = getattr(drafter, "fuse", None)
         # The catch-up runs depth + 1 positions and draws from one; each level draws from all its nodes.
@@ -56,6 +64,12 @@ def step_needs(engine: Running, seen: int | None = None) -> dict[str, Need]:
             sum(size for _, size in parts) + float(extra * width),
         )
     return needs
+
+
+def _spared(copy: Any, weights: str) -> float:
+    """Return the bytes that a pass does not read since a copy's weights have fewer bits."""
+    own = rounding(weights).bits_per_weight / 8
+    return sum(p.weight.numel() * (p.weight.element_size() - own) for p in projections(copy))
 
 
 def prefill_needs(engine: Running) -> Need:

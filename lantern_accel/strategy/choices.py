@@ -22,7 +22,7 @@ from lantern_accel._version import __version__
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
 from lantern_accel.errors import LanternWarning
 from lantern_accel.files import cache_dir, is_regular, write_json
-from lantern_accel.strategy.values import Pace, Strategy
+from lantern_accel.strategy.values import Strategy
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -206,13 +206,3 @@ def known_worth(weights_hash: str, temperature: float, relaxed: bool) -> Worth |
     ]
     greedy = [one for one in found if (one.temperature == 0) == (temperature == 0)]
     return min(greedy, key=lambda one: abs(one.temperature - temperature), default=None)
-
-
-def with_worth(paces: tuple[Pace, ...], worth: dict[int, float]) -> tuple[Pace, ...]:
-    """Return paces with the worth that is known; what was measured before stays."""
-    return tuple(
-        pace
-        if pace.worth is not None or pace.length not in worth
-        else pace.model_copy(update={"worth": worth[pace.length]})
-        for pace in paces
-    )

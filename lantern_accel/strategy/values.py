@@ -98,6 +98,12 @@ class Pace(Value):
     worth: float | None = Field(None, ge=1, allow_inf_nan=False)
 
 
+def _rise(lengths: Sequence[int], most: int) -> None:
+    """Raise ValueError for lengths that do not rise to ``most``, which is drafts and one."""
+    if lengths and (list(lengths) != sorted(set(lengths)) or lengths[-1] != most):
+        raise ValueError(f"paces of lengths {list(lengths)} do not rise to {most}, drafts and one")
+
+
 class ChainTree(Value):
     """One drafted token after another; with ``paces`` the host may cut the chain from step to step."""
 
@@ -107,10 +113,7 @@ class ChainTree(Value):
 
     @model_validator(mode="after")
     def _fits(self) -> ChainTree:
-        lengths = [pace.length for pace in self.paces]
-        most = self.length + 1
-        if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != most):
-            raise ValueError(f"paces of lengths {lengths} do not rise to {most}, drafts and one")
+        _rise([pace.length for pace in self.paces], self.length + 1)
         return self
 
 
@@ -218,6 +221,9 @@ class SelfDrafts(Value):
 
     Self-speculative decoding with quantised weights. The copy guesses ``length`` tokens, one a pass, or
     in windows of its own of ``window`` tokens, in ``passes`` passes (0: a third of the drafts).
+
+    ``paces``: fewer drafts between which the host moves by how many were accepted; lengths are of drafts
+    and one, and rise to those of ``length``.
     """
 
     kind: Literal["self"] = "self"
@@ -225,6 +231,7 @@ class SelfDrafts(Value):
     weights: Literal["int8", "int6", "int4"] = Field("int8", description="the copy's")
     window: int = Field(0, ge=0, le=128, description="tokens of the copy's own window; 0: none")
     passes: int = Field(0, ge=0, le=128, description="of the copy's window, a step; 0: by length")
+    paces: tuple[Pace, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> SelfDrafts:
@@ -232,12 +239,24 @@ class SelfDrafts(Value):
             raise ValueError(
                 "the copy's own window has 2 tokens or more (0: none), and passes belong to one"
             )
+        most = self.length + 1
+        if self.window > most:
+            raise ValueError(
+                f"the copy's own window of {self.window} tokens is longer than the {self.length} drafts "
+                "and one that the target checks; take more drafts or a shorter window"
+            )
+        _rise([pace.length for pace in self.paces], most)
         return self
 
     @property
     def copy_passes(self) -> int:
         """Passes of the copy a step."""
         return (self.passes or -(-self.length // 3)) if self.window else self.length
+
+    def cut(self, drafts: int) -> SelfDrafts:
+        """Return the drafts of a step that has fewer, with its share of the passes."""
+        passes = -(-self.passes * drafts // self.length)
+        return self.model_copy(update={"length": drafts, "passes": passes, "paces": ()})
 
 
 #: Where drafts come from: nowhere, a drafter's tree, a window, or the target's own weights in fewer bits.
@@ -407,12 +426,15 @@ def _dumped(rule: Any) -> dict[str, Any]:
 AUTO = "auto"
 #: Lengths of auto's window, few since a longer one takes some steps to settle, and of a drafter's chains.
 AUTO_LENGTHS, AUTO_CHAINS = (1, 2, 4, 8, 16), (1, 2, 3, 4)
+#: Lengths of auto's drafts by a copy of the target's own weights, those drafts and one.
+AUTO_SELF = (1, 2, 3, 5, 7, 9)
 #: Strategies whose drafts are a drafter's, and plain decoding.
 TREE_STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
 #: Strategies that draft in a window and need no drafter; all but the relaxed two are exact.
-SELF = "self"
 WINDOW_STRATEGIES = ("sjd", "scd", "scd-gumbel", "sjd-pac", "lantern-jacobi", "lantern++-jacobi")
-STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES)
+#: Drafts by a copy of the target's own weights in fewer bits; exact.
+SELF = "self"
+STRATEGIES = (*TREE_STRATEGIES, *WINDOW_STRATEGIES, SELF)
 _WINDOWS = ", ".join(map(repr, WINDOW_STRATEGIES))
 #: For errors: the strategies that work on a model without a drafter.
 NO_DRAFTER = f"'vanilla', {_WINDOWS}, {SELF!r}"
@@ -427,6 +449,27 @@ def chained(lengths: Sequence[int]) -> ChainTree:
     """Return a chain of the longest of ``lengths``, its drafts and one, which the host may cut."""
     paces = tuple(Pace(length=one) for one in sorted(lengths))
     return ChainTree(length=max(lengths) - 1, paces=paces)
+
+
+def self_drafted(lengths: Sequence[int], weights: str = "int8", window: int = 0) -> SelfDrafts:
+    """Return drafts by a copy in ``weights``, as many as ``lengths`` say, less one."""
+    values = {
+        "length": max(lengths) - 1,
+        "weights": weights,
+        "window": window,
+        "paces": [{"length": one} for one in sorted(lengths)],
+    }
+    return validated(SelfDrafts, values, "self")
+
+
+def with_worth(paces: tuple[Pace, ...], worth: dict[int, float]) -> tuple[Pace, ...]:
+    """Return paces with the worth that is known; what was measured before stays."""
+    return tuple(
+        pace
+        if pace.worth is not None or pace.length not in worth
+        else pace.model_copy(update={"worth": worth[pace.length]})
+        for pace in paces
+    )
 
 
 def named_strategy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,12 +17,16 @@ from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Conditions
 from lantern_accel.families.random_weights import RandomModel, fill_random
 from lantern_accel.families.registry import families, family, family_names
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import (
+    SELF,
     WINDOW_STRATEGIES,
     Coupling,
     DynamicTree,
     Sampling,
+    SelfDrafts,
     StaticTree,
     Strategy,
     Window,
@@ -32,10 +37,10 @@ TinyModel = RandomModel
 #: Neighbours in a tiny model's table, and how many of them relaxed acceptance reads.
 TABLE, K = 12, 8
 #: Strategies that need no drafter.
-WITHOUT = ("vanilla", *WINDOW_STRATEGIES)
-#: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule
-#: and a window.
-FEWER = ("vanilla", "eagle2", "lantern++", "scd")
+WITHOUT = ("vanilla", *WINDOW_STRATEGIES, SELF)
+#: What every family but the first is checked with: no drafts, a tree of its own making, a relaxed rule,
+#: a window, and a copy of its own weights in fewer bits.
+FEWER = ("vanilla", "eagle2", "lantern++", "scd", SELF)
 
 
 #: An engine on a tiny model, which its attribute ``model`` is.
@@ -112,17 +117,22 @@ def tiny_engine(
     vocab = model.manifest.target.vocab_size
     scale = 2.5 if model.manifest.defaults.sampling.guided else 1.0
     sampling = Sampling(temperature=temperature, cfg_scale=scale, top_k=min(32, vocab))
-    target, drafter = model.family.fitted(model, model.family.usual_shape(model))
+    shape = model.family.usual_shape(model)
+    target, drafter = model.family.fitted(model, shape)
+    chosen = tiny_strategy(strategy, vocab, model.manifest.target.num_tokens)
+    copy = None
+    if isinstance(chosen.tree, SelfDrafts):
+        fewer = rounded_copy(model.target, backend, rounding(chosen.tree.weights))
+        copy, _ = model.family.fitted(replace(model, target=fewer), shape)
     engine = engine_for(
         target,
         drafter,
         backend,
-        tiny_strategy(strategy, vocab, model.manifest.target.num_tokens).override(
-            coupling=coupling
-        ),
+        chosen.override(coupling=coupling),
         sampling,
         batch=batch,
         neighbours=model.neighbours,
+        copy=copy,
     )
     vars(engine)["model"] = model
     return engine

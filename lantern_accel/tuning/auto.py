@@ -23,7 +23,7 @@ from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import batch_prompts, new_cell
-from lantern_accel.strategy.choices import Choice, with_worth
+from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
@@ -32,6 +32,7 @@ from lantern_accel.strategy.values import (
     Strategy,
     chained,
     paced,
+    with_worth,
 )
 from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts
 

@@ -21,11 +21,14 @@ from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.movable import Movable
 from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.values import (
     ChainTree,
     NoTree,
     Pace,
     Sampling,
+    SelfDrafts,
     Strategy,
     Tree,
     Window,
@@ -57,7 +60,14 @@ SOURCES: dict[str, Tree] = {
     "product": Window(length=4, fresh="product"),
     "sjd-pac": Window(length=6, siblings=(3, 2, 1)),
     "auto": Window(length=8, paces=paces(1, 2, 4, 8)),
+    "self": SelfDrafts(length=4),
+    "self, int4": SelfDrafts(length=7, weights="int4"),
+    "self, windows of its own": SelfDrafts(length=6, window=4),
+    "self that moves": SelfDrafts(length=6, weights="int6", paces=paces(1, 2, 4, 7)),
+    "self that moves, windows of its own": SelfDrafts(length=6, window=3, paces=paces(1, 3, 7)),
 }
+#: Sources whose length changes from step to step.
+MOVING = [name for name in SOURCES if name == "auto" or "move" in name]
 
 
 class Walk:
@@ -85,9 +95,11 @@ def decoded(
     """Return the tokens of some images of a request, ``batch`` at a time, one caption each."""
     target, drafter = tiny_models(0)
     batch = batch or len(images)
-    engine = engine_for(
-        target, drafter, ops or TensorOps(), Strategy(tree=tree), given, batch=batch
-    )
+    ops = ops or TensorOps()
+    copy = None
+    if isinstance(tree, SelfDrafts):
+        copy = rounded_copy(target, ops, rounding(tree.weights))
+    engine = engine_for(target, drafter, ops, Strategy(tree=tree), given, batch=batch, copy=copy)
     if rule is not None:
         assert isinstance(engine, Movable)
         engine.chosen = rule(engine.lengths)
@@ -108,7 +120,7 @@ def test_every_source_draws_vanillas_tokens(name: str, given: Sampling) -> None:
     assert torch.equal(decoded(SOURCES[name], given), decoded(SOURCES["vanilla"], given))
 
 
-@pytest.mark.parametrize("name", ["vanilla", "eagle", "eagle2", "scd", "chains that move", "auto"])
+@pytest.mark.parametrize("name", ["vanilla", "eagle", "eagle2", "scd", "self", *MOVING])
 def test_images_are_the_same_alone_and_in_any_batch(name: str) -> None:
     images = (0, 1, 2, 3, 4, 5, 6, 7)
     together = decoded(SOURCES[name], images=images)
@@ -116,7 +128,7 @@ def test_images_are_the_same_alone_and_in_any_batch(name: str) -> None:
     assert torch.equal(decoded(SOURCES[name], images=images[:6], batch=3), together[:6])
 
 
-@pytest.mark.parametrize("name", ["auto", "chains that move"])
+@pytest.mark.parametrize("name", MOVING)
 def test_lengths_that_are_forced_change_nothing(name: str) -> None:
     want = decoded(SOURCES["vanilla"])
     for seed in range(4):
@@ -180,7 +192,7 @@ class OtherTies(TensorOps):
         return (scores.shape[-1] - 1 - scores.flip(-1).argmax(-1)).to(self.index)
 
 
-@pytest.mark.parametrize("name", ["eagle", "scd"])
+@pytest.mark.parametrize("name", ["eagle", "scd", "self"])
 @pytest.mark.parametrize("wrong", [OtherNoise, ReusedNoise])
 def test_other_noise_and_reused_noise_are_seen(wrong: type[TensorOps], name: str) -> None:
     found = decoded(SOURCES[name], ops=wrong())

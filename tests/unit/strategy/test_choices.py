@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.strategy import choices
-from lantern_accel.strategy.values import Pace, Strategy
+from lantern_accel.strategy.values import Pace, Strategy, with_worth
 from lantern_accel.tuning.auto import AutoEvidence, Counted
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def test_other_weights_and_rules_have_none(shipped: Path) -> None:
 
 def test_what_was_measured_stays() -> None:
     paces = (Pace(length=1), Pace(length=8, worth=2.5), Pace(length=16))
-    assert [p.worth for p in choices.with_worth(paces, {8: 9.0, 16: 3.0})] == [None, 2.5, 3.0]
+    assert [p.worth for p in with_worth(paces, {8: 9.0, 16: 3.0})] == [None, 2.5, 3.0]
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lantern_accel.device.backend import (
     Backend,
@@ -22,15 +22,23 @@ from lantern_accel.device.backend import (
     Replay,
     Support,
 )
-from lantern_accel.device.sampling import Filter
+from lantern_accel.device.kv_cache import Pass
+from lantern_accel.device.plan import (
+    AcceptanceRule,
+    DraftedTree,
+    Filter,
+    FusedStep,
+    Lookup,
+    StepPlan,
+)
 from lantern_accel.nn.rounding import Rounded
 from lantern_accel_cpu import cache, heap
 from lantern_accel_cpu.compile import CompiledReplay
 from lantern_accel_cpu.linear import linear, pack, packs
-from lantern_accel_cpu.native import passes, races, sampling, trees, trunk, windows
+from lantern_accel_cpu.native import races, sampling, steps, trunk, windows
 from lantern_accel_cpu.native.kernels import Kernels, Panels, real
+from lantern_accel_cpu.native.replay import NativeReplay
 from lantern_accel_cpu.native.rounded import RoundedPanels
-from lantern_accel_cpu.native.steps import NativeReplay
 from lantern_accel_cpu.training import TrainingOps
 
 
@@ -173,10 +181,10 @@ class DeviceBackend(Backend):
 
     def accept(
         self,
-        tree: Any,
+        tree: DraftedTree,
         logits: Tensor,
         given: Filter,
-        rule: Any,
+        rule: AcceptanceRule,
         uniforms: Tensor,
         bonus_uniform: Tensor,
         masked: bool,
@@ -205,7 +213,7 @@ class DeviceBackend(Backend):
         return out if out is not None else super().race(weights, keys, positions)
 
     def accept_invariant(
-        self, tree: Any, logits: Tensor, given: Filter, keys: Tensor, length: Tensor
+        self, tree: DraftedTree, logits: Tensor, given: Filter, keys: Tensor, length: Tensor
     ) -> tuple[Tensor, ...] | None:
         """Walk down the tokens that noise chooses in one native call."""
         if self.kernels is None:
@@ -222,16 +230,12 @@ class DeviceBackend(Backend):
         self.kernels.threads()
         return windows.couple(self.kernels.library, x, p, q, tests, draws, anew, left)
 
-    def recall(self, *given: Any) -> tuple[Tensor, Tensor, Tensor] | None:
+    def recall(self, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
         """Look up earlier passes in one native call."""
         if self.kernels is None:
             return None
         self.kernels.threads()
-        return windows.recall(self.kernels.library, *given)
-
-    def advance(self, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
-        """Do all that follows a pass over a window in one native call, where the test is exact."""
-        return None if self.kernels is None else windows.advance(self.kernels, engine, span)
+        return windows.recall(self.kernels.library, given)
 
     def mask(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Keep a mask boolean for the native kernels, which read visible slots only."""
@@ -277,7 +281,12 @@ class DeviceBackend(Backend):
         return super().rotate_write(qkv, rotary, kv, layer, address)
 
     def trunk(
-        self, blocks: Any, x: Tensor, at: Any, taps: Sequence[int] = (), norm: Any = None
+        self,
+        blocks: nn.ModuleList,
+        x: Tensor,
+        at: Pass,
+        taps: Sequence[int] = (),
+        norm: nn.Module | None = None,
     ) -> Tensor:
         """Run a stack of blocks: in one native call where there is one."""
         out = None
@@ -285,17 +294,9 @@ class DeviceBackend(Backend):
             out = trunk.run(self.kernels, blocks, x, at, taps, norm)
         return out if out is not None else super().trunk(blocks, x, at, taps, norm)
 
-    def window_pass(
-        self, verifying: Any, state: Any, span: int, slots: int
-    ) -> Callable[[], Tensor | None] | None:
-        """Run the target over windows in one native call, where it is a plain stack of blocks."""
-        if self.kernels is None:
-            return None
-        return passes.window_pass(self.kernels, self, verifying, state, span, slots)
-
-    def tree_step(self, engine: Any) -> Callable[[], bool] | None:
-        """Do a static tree's step in a native call for each phase, where all it is made of is native."""
-        return None if self.kernels is None else trees.tree_step(self.kernels, self, engine)
+    def fused_step(self, plan: StepPlan) -> FusedStep | None:
+        """Do a plan's step in a native call for each phase, where all that it has is native."""
+        return None if self.kernels is None else steps.fused_step(self.kernels, self, plan)
 
     def swiglu(self, x: Tensor) -> Tensor:
         """``silu(gate) * up`` of ``x = [gate; up]``, ``[..., 2F]``."""

@@ -246,7 +246,7 @@ def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
         for residual in ("aggregate", "optimal"):
             judged = Rule(rule, residual, table if rule.k else None, dials)
             for one in (tree, replace(tree, q=None, group=None, inner=None)):
-                found = accept.accept(one, logits, given, judged, tests, bonus)
+                found = accept.accept(one, logits, given, judged.given, tests, bonus)
                 probs = sampling.filter(logits, given)
                 assert found is not None and probs is not None
                 want = accept_sampling(one, probs, judged, tests, bonus)

@@ -22,7 +22,8 @@ from lantern_accel.device.backend import (
     Stopwatch,
     Support,
 )
-from lantern_accel.device.sampling import Filter, triangle
+from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
+from lantern_accel.device.sampling import triangle
 from lantern_accel.errors import BackendError
 from lantern_accel_cuda import attention, faults
 from lantern_accel_cuda.copies import PinnedCopy
@@ -245,10 +246,10 @@ class DeviceBackend(Backend):
 
     def accept(
         self,
-        tree: Any,
+        tree: DraftedTree,
         logits: Tensor,
         given: Filter,
-        rule: Any,
+        rule: AcceptanceRule,
         uniforms: Tensor,
         bonus_uniform: Tensor,
         masked: bool,

@@ -183,7 +183,9 @@ def accept(
     ``masked``: logits of -inf are codes that may not follow. The device does all of it at once where it
     has a kernel, else :func:`accept_sampling` what follows the distributions.
     """
-    done = filters.ops.accept(tree, logits, filters.given, rule, uniforms, bonus_uniform, masked)
+    done = filters.ops.accept(
+        tree, logits, filters.given, rule.given, uniforms, bonus_uniform, masked
+    )
     if done is not None:
         return Accepted(*done)
     inner, last = _rows(logits, tree.parents), partial(_row, logits)

@@ -6,17 +6,17 @@ strategy and one set of sampling settings; calls with other prompts reuse all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted, accept
-from lantern_accel.decoding.at_once import AtOnce
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
+from lantern_accel.decoding.fused import FusedSteps, source_of
 from lantern_accel.decoding.geometry import cache_layouts, geometry_of, tables_of
 from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.invariant import accept_invariant
@@ -29,7 +29,7 @@ from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import DynamicTree, NoTree, Sampling, Strategy
+from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
 
 __all__ = ["Decoded", "Engine"]
 
@@ -114,12 +114,11 @@ class Engine(Running):
     def _divide_and_plan(self) -> None:
         g, ops = self.geometry, self.ops
         self.divide(usual(g, self.verifying.cache.layout, ops))
-        #: A whole step where the device does that at once. In plain decoding every token keeps its slot.
-        self.at_once: Callable[[], bool] | None
-        if isinstance(self.strategy.tree, NoTree):
-            self.at_once = AtOnce(ops, self, self.verifying, 1, g.prefix + g.tokens + 1)
-        else:
-            self.at_once = ops.tree_step(self)
+        # In plain decoding every token keeps its slot; the one more is for what is past the image.
+        slots = g.target_slots if self.drafting is not None else g.prefix + g.tokens + 1
+        source = source_of(self.state, self.drafting)
+        #: A whole step where the device does that at once.
+        self.fused = FusedSteps(ops, self.plan(g, source, slots))
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""
@@ -148,7 +147,7 @@ class Engine(Running):
 
         ``slots``: how many of the target's cache it looks at (:attr:`sizes`); None: all.
         """
-        if slots is None and self.at_once is not None and self.at_once():
+        if slots is None and self.fuses and self.fused.step():
             return
         state = self.state
         uniforms = self._uniforms()

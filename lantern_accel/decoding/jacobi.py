@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.at_once import AtOnce
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
+from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import cache_layouts, check
 from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.maximal_coupling import Coupled
@@ -27,6 +27,7 @@ from lantern_accel.decoding.window_base import WindowBase
 from lantern_accel.decoding.window_invariant import InvariantWindow
 from lantern_accel.decoding.window_maximal import MaximalWindow
 from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.device.plan import Window as PlannedWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.trees import tree_size
 from lantern_accel.strategy.values import Sampling, Strategy, Window
@@ -118,8 +119,7 @@ class JacobiEngine(WindowBase):
         self.drafts: InvariantWindow | MaximalWindow
         self.drafts = InvariantWindow(self) if keyed else MaximalWindow(self)
         #: A whole step, or what follows a pass, where the device does that at once.
-        self.at_once = AtOnce(ops, self, self.verifying, window.length, self.forward.reach)
-        self.advance = self.at_once.advance
+        self.fused = FusedSteps(ops, self.plan(g, self.source(), self.forward.reach))
 
     def _kept(self, keyed: bool) -> int:
         """Return how many positions' distributions are kept."""
@@ -155,6 +155,32 @@ class JacobiEngine(WindowBase):
         self.state = WindowState(g, target.condition_buffer(g.rows), ops.index, device)
         self._watch()
 
+    def source(self) -> PlannedWindow:
+        """Describe where drafts come from, and the buffers that are theirs."""
+        g, state, fresh = self.geometry, self.state, self.fresh
+        maximal = self.drafts if isinstance(self.drafts, MaximalWindow) else None
+        noted = g.passes > 0
+        return PlannedWindow(
+            fresh=fresh.kind,
+            width=fresh.width,
+            anew=self.window.tail == "anew",
+            siblings=self.siblings.counts,
+            passes=g.passes,
+            kept=g.kept,
+            recalled=0 if maximal is None else maximal.looked_up,
+            fresh_column=0 if maximal is None else maximal.fresh_column,
+            newest=state.newest,
+            place=self.ring.place,
+            q=state.q if g.kept else None,
+            heard=state.heard if noted else None,
+            before=state.before if noted else None,
+            said=state.said if noted and g.keyed else None,
+            past=state.past if noted and not g.keyed else None,
+            above=fresh.up,
+            code_kind=fresh.kinds,
+            open_codes=fresh.open,
+        )
+
     def prefill(self) -> None:
         """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
         state = self.state
@@ -179,19 +205,19 @@ class JacobiEngine(WindowBase):
 
         ``slots``: how many of the cache it looks at (:attr:`sizes`); None: all.
         """
-        if slots is None and self.at_once():
+        if slots is None and self.fuses and self.fused.step():
             return
         state, g = self.state, self.geometry
         forward = self.forward if slots is None else self.passes.get(slots, self.forward)
         chain = state.length.unsqueeze(1) + self.forward.chain
         x = state.tokens.gather(1, chain.clamp(max=g.tokens))
         with self.ops.phase("draft"):
-            others = None if self.advance is not None else self.drafts.propose(x[:, 1:], chain)
+            others = None if self.fused.after is not None else self.drafts.propose(x[:, 1:], chain)
         with self.ops.phase("verify"):
             nodes = x if others is None else torch.cat((x, others[0]), dim=1)
             logits = forward.logits(state.length, state.start, state.prefix_mask, nodes)
         with self.ops.phase("accept"):
-            if self.advance is not None and self.advance(logits):
+            if self.fused.follow(logits):
                 return
             coupled = self.drafts.decide(x, chain, logits, others)
         with self.ops.phase("commit"):

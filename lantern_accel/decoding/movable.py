@@ -55,7 +55,8 @@ class Movable(Running):
         self.geometry, self.dials = longest.geometry, longest.dials
         self.filters, self.choices = longest.filters, longest.choices
         self.verifying, self.drafting = longest.verifying, longest.drafting
-        self.state, self.sound = longest.state, longest.sound
+        self.state, self.sound, self.rule = longest.state, longest.sound, longest.rule
+        self.fused, self._planned = longest.fused, longest._planned
         self._progress = longest._progress
         self.divide(usual(self.geometry, self.verifying.cache.layout, self.ops))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.at_once import AtOnce
+from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import PaceRule
@@ -32,8 +32,8 @@ class PlainStep:
         self.geometry = replace(engine.geometry, nodes=1, depth=0)
         self.forward = WindowPass(engine.verifying, self.geometry, ())
         self.passes: dict[int, WindowPass] = {}
-        self.at_once = AtOnce(engine.ops, engine, engine.verifying, 1, self.forward.reach)
-        self.advance = self.at_once.advance
+        plan = engine.plan(self.geometry, engine.source(), self.forward.reach)
+        self.fused = FusedSteps(engine.ops, plan)
 
     def divide(self, sizes: Sequence[int]) -> None:
         """Take other buckets below the whole cache."""
@@ -50,7 +50,7 @@ class PlainStep:
 
         ``slots``: how many of the cache it looks at; None: all.
         """
-        if slots is None and self.at_once():
+        if slots is None and self.engine.fuses and self.fused.step():
             return
         forward = self.forward if slots is None else self.passes.get(slots, self.forward)
         engine, state, n = self.engine, self.engine.state, self.engine.geometry.tokens
@@ -59,7 +59,7 @@ class PlainStep:
             x = state.tokens.gather(1, newest)
             logits = forward.logits(state.length, state.start, state.prefix_mask, x)
         with engine.ops.phase("accept"):
-            if self.advance is not None and self.advance(logits):
+            if self.fused.follow(logits):
                 return
             token = engine.drafts.plain(logits, newest + 1)
         with engine.ops.phase("commit"):

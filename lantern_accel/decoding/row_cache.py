@@ -18,6 +18,7 @@ from torch import Tensor
 from lantern_accel.decoding.logits import REFERENCE, Draws
 from lantern_accel.decoding.rule import TINY
 from lantern_accel.decoding.window import WindowState
+from lantern_accel.device.plan import Lookup
 from lantern_accel.device.sampling import SamplingOps
 
 #: Drafts behind a replacement that are looked up; farther on the past changes once more anyway.
@@ -92,9 +93,11 @@ class RowCache:
         them; ``first [B]``: the first that is not known; ``taken`` bool ``[B]``: that one was drawn with
         the right past and stays.
         """
-        done = self.ops.recall(
-            state, x, p, q, tokens, first, tests, draws, taken, len(self.slots), self.tokens
-        )
+        given = Lookup(
+            state.length, state.step, state.past, state.heard, state.before, x, p, q, tokens, first,
+            tests, draws, taken, len(self.slots), self.tokens,
+        )  # fmt: skip
+        done = self.ops.recall(given)
         if done is not None:
             return Recalled(*done)
         last, vocab = self.length - 1, self.vocab

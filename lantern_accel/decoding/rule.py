@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from lantern_accel.device.plan import AcceptanceRule
 from lantern_accel.strategy.values import Acceptance, Residual, Tried
 
 #: Smaller sums of weights than this are taken for nothing.
@@ -29,6 +30,21 @@ class Rule:
     dials: Tensor | None = None
     budget: Tensor | None = None
     order: Tensor | None = None
+    given: AcceptanceRule = field(init=False, repr=False, compare=False)
+    """What the device's operations and plans take."""
+
+    def __post_init__(self) -> None:
+        acceptance = self.acceptance
+        given = AcceptanceRule(
+            acceptance.kind,
+            self.relaxed,
+            self.residual,
+            acceptance.k,
+            self.neighbours,
+            self.dials,
+            self.budget,
+        )
+        object.__setattr__(self, "given", given)
 
     @property
     def relaxed(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from lantern_accel.decoding.buckets import Reach, Steps, Within
 from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.draft import Drafting
+from lantern_accel.decoding.fused import FusedSteps, drafter_of, target_of
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.logits import Filters
@@ -21,6 +22,7 @@ from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.sound import Soundness, require
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
+from lantern_accel.device.plan import Buffers, Sizes, Source, StepPlan
 from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -64,6 +66,7 @@ class Running(ABC):
     geometry: Geometry
     dials: Dials
     filters: Filters
+    rule: Rule
     choices: Choices
     verifying: Verifying
     sizes: tuple[int, ...]
@@ -74,6 +77,8 @@ class Running(ABC):
     #: steps that run operator by operator (:mod:`~.pricing`).
     accounting: Literal["bound", "exact"] = "bound"
     sound: Soundness
+    fused: FusedSteps
+    """What the device does of a step at once."""
     _progress: HostCopy
 
     def _watch(self) -> None:
@@ -110,6 +115,42 @@ class Running(ABC):
                     f"cache has {whole}"
                 )
         self.sizes = (*sorted(set(sizes)), whole)
+
+    def plan(self, g: Geometry, source: Source, slots: int) -> StepPlan:
+        """Describe a step of ``g.nodes`` nodes that looks at ``slots`` slots of the target's cache."""
+        state, finite, drafting = self.state, self.sound, self.drafting
+        #: Tests plant faults in what guides logits; a plan keeps what it was made with.
+        self._planned = self.verifying.guidance
+        sizes = Sizes(
+            g.batch, g.branches, g.prefix, g.tokens, g.nodes, g.depth, g.vocab, slots, g.own_prompts
+        )
+        buffers = Buffers(
+            length=state.length,
+            tokens=state.tokens,
+            prefix_mask=state.prefix_mask,
+            step=state.step,
+            steps=state.steps,
+            histogram=state.histogram,
+            price=state.price,
+            last_length=state.last_length,
+            finite=finite.count,
+            holds=finite.holds,
+            report=finite.report,
+            start=state.start if g.own_prompts else None,
+            uniforms=None if g.keyed else state.uniforms,
+            keys=state.keys if g.keyed and not self.greedy else None,
+        )
+        found = StepPlan(
+            sizes, source, self.filters.given, self.rule.given, self.greedy, buffers,
+            target_of(self.verifying), None if drafting is None else drafter_of(drafting),
+        )  # fmt: skip
+        found.check(self.ops.index)
+        return found
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a step may be a fused one: operators alone price exactly."""
+        return self.accounting == "bound" and self.verifying.guidance is self._planned
 
     @property
     def steps(self) -> dict[int, Callable[[], None]]:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.fresh import Freshness
-from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass
@@ -22,7 +21,6 @@ class WindowBase(Running):
 
     geometry: WindowGeometry
     window: Window
-    rule: Rule
     ring: Ring
     fresh: Freshness
     siblings: Siblings

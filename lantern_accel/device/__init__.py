@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     )
     from lantern_accel.device.capture import KINDS, Replay, buffers_of, changed_by
     from lantern_accel.device.hookspecs import hookimpl
-    from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
+    from lantern_accel.device.kv_cache import KVCache, KVLayout
+    from lantern_accel.device.operations import HostCopy, TensorOps
+    from lantern_accel.device.plan import PLAN_VERSION, FusedStep, StepPlan
     from lantern_accel.device.plugins import devices_report, open_backend
     from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
 
@@ -36,13 +38,16 @@ _HOMES = {
     "DTypePolicy": "backend",
     "DeviceFacts": "backend",
     "HostCopy": "operations",
+    "FusedStep": "plan",
     "KINDS": "capture",
-    "KVCache": "operations",
-    "KVLayout": "operations",
+    "KVCache": "kv_cache",
+    "KVLayout": "kv_cache",
     "MemoryUse": "backend",
     "OperatorRule": "backend",
+    "PLAN_VERSION": "plan",
     "Probe": "spec",
     "Replay": "capture",
+    "StepPlan": "plan",
     "Stopwatch": "backend",
     "Support": "backend",
     "TensorOps": "operations",
@@ -58,11 +63,13 @@ __all__ = [
     "API_VERSION",
     "CAPABILITIES",
     "KINDS",
+    "PLAN_VERSION",
     "Backend",
     "BackendSpec",
     "DTypePolicy",
     "DeviceConditions",
     "DeviceFacts",
+    "FusedStep",
     "HostCopy",
     "KVCache",
     "KVLayout",
@@ -70,6 +77,7 @@ __all__ = [
     "OperatorRule",
     "Probe",
     "Replay",
+    "StepPlan",
     "Stopwatch",
     "Support",
     "TensorOps",

@@ -15,73 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lantern_accel.device.kv_cache import KVCache as KVCache
+from lantern_accel.device.kv_cache import KVLayout as KVLayout
+from lantern_accel.device.kv_cache import Pass as Pass
+from lantern_accel.device.plan import FusedStep, StepPlan
 from lantern_accel.device.sampling import SamplingOps
 
 #: Called with a phase's name; the phase runs inside the context that it returns.
 PhaseListener = Callable[[str], AbstractContextManager[object]]
-
-
-@dataclass(frozen=True)
-class KVLayout:
-    """Size and order of one static key-value cache.
-
-    ``capacity`` counts slots per row. Every layer has one tensor of keys and one of values. The
-    reference order is ``[rows * capacity, heads, head_dim]``: a slot of a row is one contiguous piece
-    of memory. With ``head_major`` it is ``[rows * heads * capacity, head_dim]``: a head's keys are one
-    matrix.
-
-    ``rewritten``: one function writes it several times, as a drafter does level by level. A compiler that
-    makes the only write of a buffer in place may lose one of several.
-    """
-
-    layers: int
-    rows: int
-    capacity: int
-    heads: int
-    head_dim: int
-    dtype: torch.dtype
-    head_major: bool = False
-    rewritten: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one layer's keys, and of its values."""
-        if self.head_major:
-            return (self.rows * self.heads * self.capacity, self.head_dim)
-        return (self.rows * self.capacity, self.heads, self.head_dim)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a cache of this layout holds."""
-        size = 2 * self.layers * self.dtype.itemsize
-        for n in self.shape:
-            size *= n
-        return size
-
-
-@dataclass(frozen=True)
-class KVCache:
-    """A key-value cache at fixed addresses: one tensor of keys and one of values per layer.
-
-    Each has the layout's shape, and a step writes it once, in place (or several times, where the layout
-    says ``rewritten``). A compiler then sees separate
-    buffers that it can update where they are. Only the device's :class:`TensorOps` looks inside.
-    ``first``: integer, where each piece of a layer begins (see :meth:`TensorOps.pieces`); None: not made
-    beforehand.
-    """
-
-    layout: KVLayout
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    first: Tensor | None = None
-
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        """Every tensor that holds a part of the cache."""
-        return (*self.keys, *self.values)
 
 
 @dataclass(frozen=True)
@@ -343,12 +287,17 @@ class TensorOps(SamplingOps):
         return turned[:, :, 0]
 
     def trunk(
-        self, blocks: Any, x: Tensor, at: Any, taps: Sequence[int] = (), norm: Any = None
+        self,
+        blocks: nn.ModuleList,
+        x: Tensor,
+        at: Pass,
+        taps: Sequence[int] = (),
+        norm: nn.Module | None = None,
     ) -> Tensor:
         """Run a stack of decoder blocks on ``x [R, T, D]``, then ``norm`` where there is one.
 
         ``blocks`` and ``norm`` are modules of :mod:`lantern_accel.nn.transformer` or of their shape,
-        ``at`` is its ``Pass``. Returns ``[R, T, (taps + 1) D]``: the states after the blocks ``taps``,
+        Returns ``[R, T, (taps + 1) D]``: the states after the blocks ``taps``,
         counted from 1 and ascending, then the last ones. ``x`` is given up (see :meth:`linear_add`). The
         reference runs one block after another; the rotary form is made once for all.
         """
@@ -361,27 +310,12 @@ class TensorOps(SamplingOps):
         states.append(x if norm is None else norm(x, self))
         return torch.cat(states, dim=-1) if taps else states[0]
 
-    def window_pass(
-        self, verifying: Any, state: Any, span: int, slots: int
-    ) -> Callable[[], Tensor | None] | None:
-        """Return a function that runs the target over windows, from their tokens to guided logits.
+    def fused_step(self, plan: StepPlan) -> FusedStep | None:
+        """Return a function that does a plan's step, or what follows its pass, in the device's calls.
 
-        A window is the last known token of an image and ``span - 1`` drafts behind it; ``slots``: how
-        many of the cache it looks at. ``verifying`` is the engine's own, a
-        :class:`~lantern_accel.decoding.verify.Verifying`; ``state`` has the buffers ``length``,
-        ``tokens`` and ``prefix_mask``. The function returns float32 ``[B, span, V]``, in memory that its
-        next call overwrites. None, now or when it is called, where the device has no kernel for this
-        model, as here. A captured step records what the function does.
-        """
-        return None
-
-    def tree_step(self, engine: Any) -> Callable[[], bool] | None:
-        """Return a function that does a whole step of a static tree, marking its phases.
-
-        It changes the buffers of ``engine``, a :class:`~lantern_accel.decoding.engine.Engine`, as that
-        does itself, and returns whether it did; if not, only caches may have changed. None where the
-        device has no kernel for this model, tree or rule, as here. A captured step records what the
-        function does.
+        Called when an engine is made, for its whole step first; where that is refused, and drafts need
+        no drafter, for the plan without a target. None where the device has no kernel for the plan, or
+        knows another :data:`~.plan.PLAN_VERSION`, as here: then the step runs operator by operator.
         """
         return None
 

@@ -7,35 +7,16 @@ paper, in :mod:`lantern_accel.decoding`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.noise import exponential
+from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Lookup
+from lantern_accel.device.plan import Filter as Filter
 
 #: Values that are summed up at once: a matrix product of this width.
 SCAN_BLOCK = 128
-
-
-@dataclass(frozen=True)
-class Filter:
-    """How logits become a distribution.
-
-    They are divided by ``temperature``, a number or float32 ``[1]``. The ``top_k`` largest stay with
-    those that equal the last; 0: all. Of these the codes stay before which the larger ones hold at most
-    ``top_p`` of the mass, a number or float32 ``[1]``; None: all. ``p_first``: the other way round.
-    ``never``: -inf as float32 ``[1]`` on the device, where it is made once.
-    """
-
-    temperature: Tensor | float = 1.0
-    top_k: int = 0
-    top_p: Tensor | float | None = None
-    p_first: bool = False
-    never: Tensor | None = None
 
 
 def triangle(size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -181,8 +162,9 @@ class SamplingOps:
     def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
         """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum), uniforms ``[...]``.
 
-        The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.decoding.randomness`), so that rounding
-        cannot push a draw past the last code with a weight. ``sums``: what :meth:`running_sums` made.
+        The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.decoding.randomness`), so that
+        rounding cannot push a draw past the last code with a weight. ``sums``: what
+        :meth:`running_sums` made.
         """
         total = self.scan(weights) if sums is None else two_level_scan(weights, sums)
         bar = uniform.unsqueeze(-1) * total[..., -1:]
@@ -232,10 +214,10 @@ class SamplingOps:
 
     def accept(
         self,
-        tree: Any,
+        tree: DraftedTree,
         logits: Tensor,
         given: Filter,
-        rule: Any,
+        rule: AcceptanceRule,
         uniforms: Tensor,
         bonus_uniform: Tensor,
         masked: bool,
@@ -249,7 +231,7 @@ class SamplingOps:
         return None
 
     def accept_invariant(
-        self, tree: Any, logits: Tensor, given: Filter, keys: Tensor, length: Tensor
+        self, tree: DraftedTree, logits: Tensor, given: Filter, keys: Tensor, length: Tensor
     ) -> tuple[Tensor, ...] | None:
         """Filter the rows of a tree that are visited, and walk down the tokens that win there.
 
@@ -271,36 +253,11 @@ class SamplingOps:
         """
         return None
 
-    def recall(
-        self,
-        state: Any,
-        x: Tensor,
-        p: Tensor,
-        q: Tensor,
-        tokens: Tensor,
-        first: Tensor,
-        tests: Tensor,
-        draws: Tensor,
-        taken: Tensor | None,
-        slots: int,
-        image: int,
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
+    def recall(self, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
         """Draw drafts behind a replacement again, where an earlier pass had the same past.
 
-        Takes what :meth:`lantern_accel.decoding.row_cache.RowCache.refine` does, how many ``slots`` are
-        looked up and the tokens of an ``image``; returns the fields of a ``Recalled``, None as above.
-        """
-        return None
-
-    def advance(self, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
-        """Return a function that does all that follows a pass over a window of ``span`` tokens.
-
-        It takes guided logits float32 ``[B, span, V]`` and changes the buffers of ``engine`` as that does
-        itself: tokens and counters, and of a :class:`~lantern_accel.decoding.jacobi.JacobiEngine` the
-        distributions that are kept and fresh drafts. An :class:`~lantern_accel.decoding.engine.Engine`
-        has none of these, and asks with a span of 1 for plain decoding. It returns whether it did. None
-        where the device has no kernel for this engine, as here. A captured step records what the function
-        does.
+        Returns the fields of a :class:`~lantern_accel.decoding.row_cache.Recalled`: tokens ``[B, T]``,
+        rows ``[B, slots, V]`` and their places ``[B, slots]``. None as above.
         """
         return None
 

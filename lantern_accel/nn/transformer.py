@@ -6,33 +6,18 @@ Source: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTE
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.device.operations import KVCache, TensorOps, flags
+from lantern_accel.device import plan
+from lantern_accel.device.kv_cache import Pass as Pass
+from lantern_accel.device.operations import TensorOps, flags
 from lantern_accel.nn.rounding import Rounded, Rounding, rounded
 
 REFERENCE = TensorOps()
-
-
-@dataclass(frozen=True)
-class Pass:
-    """Where one forward pass reads and writes.
-
-    ``cos, sin``: float32 ``[R or 1, T, 1, d/2]`` rotary rows of the queries. ``cache``: None for a
-    pass without a cache (training), else ``address`` says where the pass stores its keys and values
-    (see :meth:`TensorOps.address`). ``mask``: the device's form of ``[R, 1, T, L]``; None is causal.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    mask: Tensor | None = None
-    cache: KVCache | None = None
-    address: Tensor | None = None
 
 
 PrefixRotary = Literal["zero", "identity"]
@@ -124,6 +109,11 @@ class Projection(nn.Linear):
             return ops.linear(x, weight, self.bias)
         return ops.linear_add(x, weight, residual, self.bias)
 
+    def described(self) -> plan.Matrix:
+        """Return the matrix as a plan has it."""
+        packed = self.weight if self.packed is None else self.packed
+        return plan.Matrix(packed, self.out_features, self.in_features, self.bias)
+
 
 def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None:
     """Hand every projection's weight to the backend, in fewer bits where ``how`` says so.
@@ -167,6 +157,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor, ops: TensorOps) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps)
+
+    def described(self) -> plan.Norm:
+        """Return the norm as a plan has it."""
+        return plan.Norm(self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -246,30 +240,22 @@ class Block(nn.Module):
         return out
 
 
-@dataclass(frozen=True)
-class Stack:
-    """A model that is nothing but these parts: ``head(norm(blocks(embedding[codes])))``.
-
-    ``embedding`` is ``[V, D]``. A target that has one as its ``stack`` may be run in one call by a device
-    that can (:meth:`TensorOps.window_pass`).
-    """
-
-    embedding: Tensor
-    blocks: nn.ModuleList
-    norm: RMSNorm
-    head: Projection
-
-
-@dataclass(frozen=True)
-class DraftStack:
-    """A drafter that is nothing but ``blocks(fc([embedding[codes]; feature]))``.
-
-    The feature is ``fuse`` of the target's states side by side, those of taps through a norm each; what
-    has the width of one already is taken as it is. Without taps ``fuse`` is None.
-    """
-
-    embedding: Tensor
-    tap_norms: list[Any]
-    fuse: Projection | None
-    fc: Projection
-    blocks: nn.ModuleList
+def described(blocks: nn.ModuleList) -> tuple[plan.Block, ...] | None:
+    """Return blocks as a plan has them; None where one is not a :class:`Block`."""
+    found = []
+    for block in blocks:
+        if type(block) is not Block:
+            return None
+        attention, feed, first = block.attention, block.feed_forward, block.attention_norm
+        found.append(
+            plan.Block(
+                heads=attention.heads,
+                attention_norm=None if first is None else first.described(),
+                wqkv=attention.wqkv.described(),
+                wo=attention.wo.described(),
+                ffn_norm=block.ffn_norm.described(),
+                w13=feed.w13.described(),
+                w2=feed.w2.described(),
+            )
+        )
+    return tuple(found)

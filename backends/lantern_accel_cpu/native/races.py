@@ -6,12 +6,11 @@ Every function returns None for what it has no kernel for: that goes the referen
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel.device import sampling
+from lantern_accel.device.plan import DraftedTree, Filter, NoDrafts, StepPlan, Window
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byref
 from lantern_accel_cpu.native.sampling import filter_of
@@ -52,9 +51,9 @@ def perturb(library: Library, weights: Tensor, keys: Tensor, positions: Tensor) 
 
 def accept(
     library: Library,
-    tree: Any,
+    tree: DraftedTree,
     logits: Tensor,
-    given: sampling.Filter,
+    given: Filter,
     keys: Tensor,
     length: Tensor,
 ) -> tuple[Tensor, ...] | None:
@@ -78,35 +77,35 @@ def accept(
     return path, kept, bonus, weights, torch.zeros(images, depth)
 
 
-def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
-    """Return what follows a pass in one call (:meth:`SamplingOps.advance`), on buffers that stay."""
-    if engine.greedy:
-        return None
-    state, sound, g = engine.state, engine.sound, engine.geometry
+def advance(
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window
+) -> Callable[[Tensor], bool] | None:
+    """Return what follows a pass where noise decides in one call, on buffers that stay."""
+    at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
-    described = filter_of(engine.filters.given, held)
-    windowed = hasattr(engine, "ring")
-    drafts = _drafts(engine) if windowed else {"root": state.root}
-    if described is None or drafts is None:
+    described = filter_of(plan.filter, held)
+    drafts = _drafts(source)
+    if described is None or drafts is None or state.keys is None:
         return None
     buffers: dict[str, Tensor] = {
         "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
-        "last_length": state.last_length, "histogram": state.histogram, "sound": sound.count,
-        "report": sound.report, **drafts,
+        "last_length": state.last_length, "histogram": state.histogram, "sound": state.finite,
+        "report": state.report, **drafts,
     }  # fmt: skip
-    rows = state.q if windowed and g.kept else None
+    rows = source.q if isinstance(source, Window) else None
     if not lies(torch.int64, *buffers.values()) or not lies(torch.int32, state.keys):
         return None
     given = AdvanceChosen(
-        described, keys=state.keys.data_ptr(), holds=sound.holds.data_ptr(),
-        rows=None if rows is None else rows.data_ptr(), images=g.batch, span=span, vocab=g.vocab,
-        image=g.tokens, histogram_stride=state.histogram.stride(0),
+        described, keys=state.keys.data_ptr(), holds=state.holds.data_ptr(),
+        rows=None if rows is None else rows.data_ptr(), images=at.images, span=at.nodes,
+        vocab=at.vocab, image=at.tokens, histogram_stride=state.histogram.stride(0),
         **{name: tensor.data_ptr() for name, tensor in buffers.items()},
     )  # fmt: skip
-    if windowed:
-        given.kept, given.passes, given.wide = g.kept, g.passes, state.said.shape[2]
-        given.width, given.fresh = engine.fresh.width, FRESH[engine.fresh.kind]
-    library, keep = kernels.library, (buffers, rows, state, sound, held)
+    if isinstance(source, Window):
+        given.kept, given.passes = source.kept, source.passes
+        given.wide = 0 if source.said is None else source.said.shape[2]
+        given.width, given.fresh = source.width, FRESH[source.fresh]
+    library, keep = kernels.library, (plan, held)
 
     def run(logits: Tensor) -> bool:
         if not lies(torch.float32, logits := logits.contiguous()):
@@ -119,12 +118,14 @@ def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool
     return run
 
 
-def _drafts(engine: Any) -> dict[str, Tensor] | None:
-    """Return the buffers of a window's drafts by name; None where there is no kernel for them."""
-    state, fresh = engine.state, engine.fresh
-    if engine.siblings.total or fresh.kind not in FRESH:
+def _drafts(source: NoDrafts | Window) -> dict[str, Tensor] | None:
+    """Return the buffers of drafts by name; None where there is no kernel for them."""
+    if isinstance(source, NoDrafts):
+        return {"root": source.root}
+    if source.siblings or source.code_kind is not None or source.above is not None:
         return None
-    if fresh.kinds is not None or fresh.up is not None:
+    if source.fresh not in FRESH:
         return None
-    notes = {name: getattr(state, name) for name in ("heard", "before", "said")}
-    return {"place": engine.ring.place, "newest": state.newest, **notes}
+    notes = {"heard": source.heard, "before": source.before, "said": source.said}
+    drafts = {"place": source.place, "newest": source.newest}
+    return drafts | {name: tensor for name, tensor in notes.items() if tensor is not None}

@@ -6,16 +6,15 @@ Every function returns None for tensors or rules that it has no kernel for: thos
 from __future__ import annotations
 
 from ctypes import c_int32
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel.device import sampling
-from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
+from lantern_accel.device.plan import AcceptanceRule, DraftedTree
+from lantern_accel.device.plan import Filter as StepFilter
 from lantern_accel_cpu.native.library import Accept, Filter, Guide, Library, Rule, byref
 
-KINDS: dict[type, int] = {Exact: 0, Lantern: 1, LanternPP: 2}
+KINDS = {"exact": 0, "lantern": 1, "lantern++": 2}
 RESIDUALS = {"official": 0, "optimal": 1, "aggregate": 2}
 
 
@@ -41,7 +40,7 @@ def _number(value: Tensor | float, held: list[Tensor]) -> int:
     return value.data_ptr()
 
 
-def filter_of(given: sampling.Filter, held: list[Tensor]) -> Filter | None:
+def filter_of(given: StepFilter, held: list[Tensor]) -> Filter | None:
     """Describe a filter whose numbers stay where they are; what is made for it goes to ``held``."""
     numbers = [v for v in (given.temperature, given.top_p) if isinstance(v, Tensor)]
     if not _floats(*numbers):
@@ -96,7 +95,7 @@ def guide(
     return out
 
 
-def filter(library: Library, logits: Tensor, given: sampling.Filter) -> Tensor | None:
+def filter(library: Library, logits: Tensor, given: StepFilter) -> Tensor | None:
     """Return the probabilities ``[..., V]`` that a filter makes of logits."""
     held: list[Tensor] = []
     described = filter_of(given, held) if _floats(logits) and logits.numel() else None
@@ -131,18 +130,18 @@ def draw(library: Library, weights: Tensor, uniforms: Tensor) -> Tensor | None:
     return out
 
 
-def rule_of(rule: Any) -> Rule | None:
-    """Describe a rule of :mod:`lantern_accel.decoding.accept`, one of the papers' kinds."""
-    acceptance, table = rule.acceptance, rule.neighbours
-    kind = KINDS.get(type(acceptance))
-    if kind is None or (kind and (table is None or rule.dials is None)):
+def rule_of(rule: AcceptanceRule) -> Rule | None:
+    """Describe a rule of one of the papers' kinds."""
+    table, params = rule.neighbours, rule.params
+    kind = KINDS.get(rule.kind)
+    if kind is None or (kind and (table is None or params is None)):
         return None
     # A budget is spent by what the whole of q leaves, which the kernel does not look at.
-    if rule.budget is not None or not _floats(rule.dials):
+    if rule.budget is not None or not _floats(params):
         return None
-    given = Rule(kind=kind, residual=RESIDUALS[rule.residual], k=acceptance.k)
-    if rule.dials is not None and kind:
-        given.dial = rule.dials.data_ptr()
+    given = Rule(kind=kind, residual=RESIDUALS[rule.residual], k=rule.k)
+    if params is not None and kind:
+        given.dial = params.data_ptr()
     if table is not None:
         if table.dtype != torch.int32 or table.stride(1) != 1 or table.device.type != "cpu":
             return None
@@ -153,10 +152,10 @@ def rule_of(rule: Any) -> Rule | None:
 
 def accept(
     library: Library,
-    tree: Any,
+    tree: DraftedTree,
     logits: Tensor,
-    given: sampling.Filter,
-    rule: Any,
+    given: StepFilter,
+    rule: AcceptanceRule,
     uniforms: Tensor,
     bonus_uniform: Tensor,
     masked: bool,
@@ -209,7 +208,7 @@ def accept(
         depth=depth,
         masked=masked,
     )
-    if tree.q is not None:
+    if tree.q is not None and tree.group is not None:
         call.q, call.group, call.groups = whole(tree.q), whole(tree.group), tree.q.shape[1]
     library.accept(byref(call))
     return path, length, bonus, weights, price

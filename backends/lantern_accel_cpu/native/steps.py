@@ -1,26 +1,55 @@
-"""Steps that run next to native kernels: torch computes on this thread alone, and theirs stay free."""
+"""Fused steps: what a plan's step is in native calls, or None where it has something without a kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from lantern_accel.device.backend import Replay
+from torch import Tensor
+
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plan import FusedStep, NoDrafts, StaticTree, StepPlan, Window
+from lantern_accel_cpu.native import races, trees, windows
 from lantern_accel_cpu.native.kernels import Kernels
+from lantern_accel_cpu.native.passes import window_pass
+
+#: The version of plans that these steps were written for.
+PLAN_VERSION = 1
 
 
-class NativeReplay(Replay):
-    """A step whose products are native.
+def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | None:
+    """Return a plan's step in native calls (:meth:`.TensorOps.fused_step`)."""
+    if plan.version != PLAN_VERSION or plan.greedy:
+        return None
+    if isinstance(plan.source, StaticTree):
+        return trees.static_step(kernels, ops, plan, plan.source)
+    if not isinstance(plan.source, NoDrafts | Window):
+        return None
+    after = advance(kernels, plan, plan.source)
+    if after is None or plan.target is None:
+        return after
+    whole_pass = window_pass(kernels, plan)
+    if whole_pass is None:
+        return None
 
-    What torch still computes there is small. On several threads it would gain little, and OpenMP's would
-    go on waiting awake on the cores that the next native call needs: that made steps of more than eight
-    tokens twice as slow on two cores.
-    """
+    def run(logits: Tensor | None = None) -> bool:
+        with ops.phase("verify"):
+            logits = whole_pass()
+        with ops.phase("accept"):
+            return after(logits)
 
-    def __init__(self, step: Callable[[], None], kernels: Kernels) -> None:
-        super().__init__(step)
-        self._kernels = kernels
+    return run
 
-    def __call__(self) -> None:
-        """Run the step once on the buffers it was captured with."""
-        with self._kernels.alone():
-            super().__call__()
+
+def advance(kernels: Kernels, plan: StepPlan, source: NoDrafts | Window) -> FusedStep | None:
+    """Return what follows a pass in one call, on buffers that stay; None where the test has no kernel."""
+    keyed = plan.buffers.keys is not None
+    run: Callable[[Tensor], bool] | None
+    run = (races if keyed else windows).advance(kernels, plan, source)
+    if run is None:
+        return None
+    follow = run
+
+    def after(logits: Tensor | None = None) -> bool:
+        return logits is not None and follow(logits)
+
+    return after

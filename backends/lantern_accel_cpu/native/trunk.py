@@ -6,30 +6,36 @@ import weakref
 from collections.abc import Sequence
 from ctypes import c_int32
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.device.operations import KVCache
-from lantern_accel.nn import transformer
+from lantern_accel.device.kv_cache import KVCache, Pass
+from lantern_accel.device.plan import Block, Matrix, Norm
+from lantern_accel.nn.transformer import RMSNorm, described
 from lantern_accel_cpu.native.kernels import (
     DTYPES,
     Kernels,
+    Panels,
     cache_of,
+    lies,
     mask_of,
     real,
     rotary_of,
     takes,
 )
-from lantern_accel_cpu.native.library import Block, Trunk, byref
+from lantern_accel_cpu.native.library import Block as NativeBlock
+from lantern_accel_cpu.native.library import Trunk, byref
+from lantern_accel_cpu.native.rounded import RoundedPanels
 
 
 @dataclass(frozen=True)
 class PlannedCache(KVCache):
     """A cache, and the plans of the trunks that ran over it, by the identity of their blocks."""
 
-    plans: dict[int, Plan | None] = field(default_factory=dict, compare=False, repr=False)
+    plans: dict[int, tuple[weakref.ref[nn.ModuleList], TrunkPlan | None]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @classmethod
     def of(cls, kv: KVCache) -> PlannedCache:
@@ -37,31 +43,29 @@ class PlannedCache(KVCache):
         return cls(kv.layout, kv.keys, kv.values, kv.first)
 
 
-class Plan:
+class TrunkPlan:
     """What stays the same from one pass of some blocks over one cache to the next."""
 
-    def __init__(self, blocks: nn.ModuleList, kv: KVCache) -> None:
-        self.blocks = weakref.ref(blocks)
-        self._held: list[Any] = []
+    def __init__(self, blocks: Sequence[Block], kv: KVCache) -> None:
+        self._held: list[object] = []
         # Addresses only: a first pass does on tensors what every other one does.
-        described = (Block * len(blocks))()
-        modules: list[Any] = list(blocks)
-        for layer, (to, block) in enumerate(zip(described, modules, strict=True)):
+        described = (NativeBlock * len(blocks))()
+        for layer, (to, block) in enumerate(zip(described, blocks, strict=True)):
             norm = block.attention_norm
             if norm is not None:
                 to.attention_norm, to.attention_eps = self._hold(norm.weight), norm.eps
             to.ffn_norm, to.ffn_eps = self._hold(block.ffn_norm.weight), block.ffn_norm.eps
-            for name, projection in _projections(block).items():
-                self._held.append(projection.packed)
-                setattr(to, name, projection.packed.address)
+            for name, matrix in _matrices(block).items():
+                self._held.append(matrix.packed)
+                setattr(to, name, address_of(matrix))
             to.k, to.v = self._hold(kv.keys[layer]), self._hold(kv.values[layer])
-        first = modules[0]
+        first = blocks[0]
         self.given = Trunk(
             cache=cache_of(kv),
             blocks=described,
             layers=len(blocks),
-            dim=first.feed_forward.w13.in_features,
-            hidden=first.feed_forward.w2.in_features,
+            dim=first.w13.columns,
+            hidden=first.w2.columns,
             dtype=DTYPES[kv.layout.dtype],
         )
 
@@ -70,7 +74,7 @@ class Plan:
         self._held.append(tensor)
         return tensor.data_ptr()
 
-    def last_norm(self, norm: transformer.RMSNorm | None) -> None:
+    def last_norm(self, norm: Norm | None) -> None:
         """Let the trunk end with this norm, or with none."""
         if norm is None:
             self.given.norm = None
@@ -78,47 +82,59 @@ class Plan:
             self.given.norm, self.given.norm_eps = self._hold(norm.weight), norm.eps
 
 
-def _projections(block: Any) -> dict[str, Any]:
-    attention, feed = block.attention, block.feed_forward
-    return {"wqkv": attention.wqkv, "wo": attention.wo, "w13": feed.w13, "w2": feed.w2}
+def address_of(matrix: Matrix) -> int:
+    """Return where a packed matrix lies, and how it is kept, as the kernels take it."""
+    assert isinstance(matrix.packed, Panels | RoundedPanels)
+    return matrix.packed.address
 
 
-def fits(blocks: nn.ModuleList, kv: KVCache) -> bool:
+def _matrices(block: Block) -> dict[str, Matrix]:
+    return {"wqkv": block.wqkv, "wo": block.wo, "w13": block.w13, "w2": block.w2}
+
+
+def fits(blocks: Sequence[Block], kv: KVCache) -> bool:
     """Return whether the native trunk computes these blocks: LlamaGen's, packed, without biases."""
     layout = kv.layout
-    if not len(blocks) or len(blocks) > layout.layers or layout.dtype not in DTYPES:
+    if not blocks or len(blocks) > layout.layers or layout.dtype not in DTYPES:
         return False
     for block in blocks:
-        if type(block) is not transformer.Block:
-            return False
         norms = (block.attention_norm, block.ffn_norm)
         if any(norm is not None and norm.weight.dtype != layout.dtype for norm in norms):
             return False
-        for projection in _projections(block).values():
-            if projection.bias is not None or not takes(projection.packed, layout.dtype):
+        for matrix in _matrices(block).values():
+            if matrix.bias is not None or not takes(matrix.packed, layout.dtype):
                 return False
-        wide = layout.heads * layout.head_dim
-        if block.attention.heads != layout.heads or block.attention.wo.in_features != wide:
+        if block.heads != layout.heads or block.wo.columns != layout.heads * layout.head_dim:
             return False
     return layout.head_dim % 2 == 0
 
 
-def plan_of(blocks: nn.ModuleList, kv: PlannedCache) -> Plan | None:
-    """Return the plan of these blocks over a cache, made once; None where they have no native trunk."""
-    plans, key = kv.plans, id(blocks)
-    plan = plans.get(key)
-    if key not in plans or (plan is not None and plan.blocks() is not blocks):
-        plan = plans[key] = Plan(blocks, kv) if fits(blocks, kv) else None
+def trunk_of(blocks: Sequence[Block], kv: KVCache, norm: Norm | None) -> TrunkPlan | None:
+    """Return the plan of a step's blocks over its cache; None where they have no native trunk."""
+    if not lies(kv.layout.dtype, *kv.buffers) or not kv.layout.head_major or not fits(blocks, kv):
+        return None
+    plan = TrunkPlan(blocks, kv)
+    plan.last_norm(norm)
     return plan
+
+
+def _planned(blocks: nn.ModuleList, kv: PlannedCache) -> TrunkPlan | None:
+    """Return the plan of these modules over a cache, made once; None where they have no native trunk."""
+    found, key = kv.plans.get(id(blocks)), id(blocks)
+    if found is None or found[0]() is not blocks:
+        given = described(blocks)
+        plan = TrunkPlan(given, kv) if given is not None and fits(given, kv) else None
+        found = kv.plans[key] = weakref.ref(blocks), plan
+    return found[1]
 
 
 def run(
     kernels: Kernels,
     blocks: nn.ModuleList,
     x: Tensor,
-    at: transformer.Pass,
+    at: Pass,
     taps: Sequence[int],
-    norm: transformer.RMSNorm | None,
+    norm: nn.Module | None,
 ) -> Tensor | None:
     """Run all blocks on ``x [R, T, D]`` and the norm; None where the native trunk does not take them.
 
@@ -129,11 +145,11 @@ def run(
         return None
     if at.mask.dtype != torch.bool or x.dtype != kv.layout.dtype:
         return None
-    plan = plan_of(blocks, kv)
-    if plan is None:
+    plan = _planned(blocks, kv)
+    if plan is None or not (norm is None or isinstance(norm, RMSNorm)):
         return None
     kernels.threads()
-    plan.last_norm(norm)
+    plan.last_norm(None if norm is None else norm.described())
     rows, count, dim = x.shape
     x, mask, address = x.contiguous(), at.mask.contiguous(), at.address
     given = plan.given

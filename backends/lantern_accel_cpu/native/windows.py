@@ -6,12 +6,11 @@ Each returns None for what it has no kernel for: that goes the reference's way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lantern_accel_cpu.native import races
+from lantern_accel.device.plan import Lookup, NoDrafts, StepPlan, Window
 from lantern_accel_cpu.native.kernels import Kernels
 from lantern_accel_cpu.native.library import Advance, Couple, Library, Recall, byref
 from lantern_accel_cpu.native.sampling import filter_of
@@ -75,64 +74,53 @@ def couple(
     return tokens, count, rest
 
 
-def recall(
-    library: Library,
-    state: Any,
-    x: Tensor,
-    p: Tensor,
-    q: Tensor,
-    tokens: Tensor,
-    first: Tensor,
-    tests: Tensor,
-    draws: Tensor,
-    taken: Tensor | None,
-    slots: int,
-    image: int,
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def recall(library: Library, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
     """Look up earlier passes (:meth:`SamplingOps.recall`)."""
-    whole = (x, tokens, first, state.length, state.step, state.heard, state.before)
-    if not _plain(torch.int64, *whole) or not _plain(torch.float32, p, q, tests, draws):
+    x, p, q, past = given.x, given.p, given.q, given.past
+    whole = (x, given.tokens, given.first, given.length, given.step, given.heard, given.before)
+    if not _plain(torch.int64, *whole):
         return None
-    past = state.past
-    if not _plain(torch.bfloat16, past) or not _plain(torch.bool, taken):
+    if not _plain(torch.float32, p, q, given.tests, given.draws):
+        return None
+    if not _plain(torch.bfloat16, past) or not _plain(torch.bool, given.taken):
         return None
     images, length, vocab = p.shape
-    if length < 2 or not (past.is_contiguous() and state.heard.is_contiguous()):
+    if length < 2 or not (past.is_contiguous() and given.heard.is_contiguous()):
         return None
     held = _Held()
     out = torch.empty((images, length), dtype=torch.int64)
-    places = torch.empty((images, slots), dtype=torch.int64)
-    rows = torch.empty((images, slots, vocab))
-    at_tests, at_draws = held.row(tests), held.row(draws)
-    given = Recall(
-        x=held(x), tokens=held(tokens), first=held(first), length_of=held(state.length),
-        step=held(state.step), p=held(p), q=held(q), tests=at_tests[0], draws=at_draws[0],
-        past=held(past), heard=held(state.heard), before=held(state.before),
-        taken=None if taken is None else held(taken), out=out.data_ptr(),
+    places = torch.empty((images, given.slots), dtype=torch.int64)
+    rows = torch.empty((images, given.slots, vocab))
+    at_tests, at_draws = held.row(given.tests), held.row(given.draws)
+    call = Recall(
+        x=held(x), tokens=held(given.tokens), first=held(given.first), length_of=held(given.length),
+        step=held(given.step), p=held(p), q=held(q), tests=at_tests[0], draws=at_draws[0],
+        past=held(past), heard=held(given.heard), before=held(given.before),
+        taken=None if given.taken is None else held(given.taken), out=out.data_ptr(),
         places=places.data_ptr(), rows=rows.data_ptr(), images=images, length=length,
-        vocab=vocab, test_stride=at_tests[1], draw_stride=at_draws[1], slots=slots,
-        passes=past.shape[1], wide=past.shape[2], image=image,
+        vocab=vocab, test_stride=at_tests[1], draw_stride=at_draws[1], slots=given.slots,
+        passes=past.shape[1], wide=past.shape[2], image=given.image,
     )  # fmt: skip
-    library.recall(byref(given))
+    library.recall(byref(call))
     return out, rows, places
 
 
-def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
-    """Return what follows a pass in one call (:meth:`SamplingOps.advance`), on buffers that stay."""
-    if engine.geometry.keyed:
-        return races.advance(kernels, engine, span)
-    if engine.rule.relaxed:
+def advance(
+    kernels: Kernels, plan: StepPlan, source: NoDrafts | Window
+) -> Callable[[Tensor], bool] | None:
+    """Return what follows a pass under uniforms in one call, on buffers that stay."""
+    if plan.rule.relaxed:
         return None
-    state, sound, g = engine.state, engine.sound, engine.geometry
+    at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
-    described = filter_of(engine.filters.given, held)
-    drafts = _drafts(engine) if hasattr(engine, "ring") else {"root": state.root}
-    if described is None or drafts is None:
+    described = filter_of(plan.filter, held)
+    drafts = _drafts(source)
+    if described is None or drafts is None or state.uniforms is None:
         return None
     buffers: dict[str, Tensor] = {
         "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
-        "last_length": state.last_length, "histogram": state.histogram, "sound": sound.count,
-        "report": sound.report, **drafts,
+        "last_length": state.last_length, "histogram": state.histogram, "sound": state.finite,
+        "report": state.report, **drafts,
     }  # fmt: skip
     numbers = {"q": torch.float32, "past": torch.bfloat16}
     if not _plain(torch.float32, state.uniforms) or not all(
@@ -140,22 +128,17 @@ def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool
     ):
         return None
     given = Advance(
-        described, uniforms=state.uniforms.data_ptr(), holds=sound.holds.data_ptr(),
-        images=g.batch, span=span, vocab=g.vocab, image=g.tokens, columns=state.uniforms.shape[-1],
-        histogram_stride=state.histogram.stride(0),
+        described, uniforms=state.uniforms.data_ptr(), holds=state.holds.data_ptr(),
+        images=at.images, span=at.nodes, vocab=at.vocab, image=at.tokens,
+        columns=state.uniforms.shape[-1], histogram_stride=state.histogram.stride(0),
         **{name: tensor.data_ptr() for name, tensor in buffers.items()},
     )  # fmt: skip
-    if "q" in drafts:
-        fresh, window = engine.fresh, engine.drafts
-        given.kept = state.q.shape[1] - 1
-        given.passes, given.wide = g.passes, state.past.shape[2]
-        given.slots, given.fresh_column, given.width = (
-            window.looked_up,
-            window.fresh_column,
-            fresh.width,
-        )
-        given.anew, given.above = engine.window.tail == "anew", fresh.kind == "above"
-    library, keep = kernels.library, (buffers, state, sound, held)
+    if isinstance(source, Window):
+        given.kept, given.passes = source.kept, source.passes
+        given.wide = 0 if source.heard is None else source.heard.shape[2]
+        given.slots, given.fresh_column = source.recalled, source.fresh_column
+        given.width, given.anew, given.above = source.width, source.anew, source.fresh == "above"
+    library, keep = kernels.library, (plan, held)
 
     def run(logits: Tensor) -> bool:
         if not _plain(torch.float32, logits):
@@ -169,14 +152,14 @@ def advance(kernels: Kernels, engine: Any, span: int) -> Callable[[Tensor], bool
     return run
 
 
-def _drafts(engine: Any) -> dict[str, Tensor] | None:
-    """Return the buffers of a window's drafts by name; None where there is no kernel for them."""
-    state, fresh = engine.state, engine.fresh
-    if engine.siblings.total:
+def _drafts(source: NoDrafts | Window) -> dict[str, Tensor] | None:
+    """Return the buffers of drafts by name; None where there is no kernel for them."""
+    if isinstance(source, NoDrafts):
+        return {"root": source.root}
+    if source.siblings or source.code_kind is not None or source.above is not None:
         return None
-    if fresh.kind not in ("above", "left") or fresh.kinds is not None or fresh.up is not None:
+    if source.fresh not in ("above", "left") or source.q is None:
         return None
-    return {
-        "place": engine.ring.place, "newest": state.newest, "q": state.q, "past": state.past,
-        "heard": state.heard, "before": state.before,
-    }  # fmt: skip
+    notes = {"past": source.past, "heard": source.heard, "before": source.before}
+    drafts = {"place": source.place, "newest": source.newest, "q": source.q}
+    return drafts | {name: tensor for name, tensor in notes.items() if tensor is not None}

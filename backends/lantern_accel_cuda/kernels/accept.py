@@ -6,19 +6,16 @@ One program serves an image and follows the children that are kept; the arithmet
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lantern_accel.device.sampling import Filter
-from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
+from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
 from lantern_accel_cuda.kernels import rows, sampling
 from lantern_accel_cuda.kernels.rows import pick
 
-KINDS: dict[type, int] = {Exact: 0, Lantern: 1, LanternPP: 2}
+KINDS = {"exact": 0, "lantern": 1, "lantern++": 2}
 #: Codes that a program takes at once: more would not stay in its registers.
 BLOCK = 2048
 #: Neighbours that a program holds at once.
@@ -238,19 +235,29 @@ torch.library.register_fake("lantern_accel_cuda::walk")(
 
 
 def accept(
-    tree: Any, logits: Tensor, given: Filter, rule: Any, uniforms: Tensor, bonus_uniform: Tensor
+    tree: DraftedTree,
+    logits: Tensor,
+    given: Filter,
+    rule: AcceptanceRule,
+    uniforms: Tensor,
+    bonus_uniform: Tensor,
 ) -> tuple[Tensor, ...] | None:
     """Walk down a tree (:meth:`SamplingOps.accept`); return the fields of an ``Accepted``.
 
     None for the official residual, for a budget and for rules that are not the papers'.
     """
-    kind = KINDS.get(type(rule.acceptance))
+    kind = KINDS.get(rule.kind)
     if kind is None or rule.budget is not None or rule.residual == "official":
         return None
-    k = rule.acceptance.k
+    k = rule.k
     if not rule.relaxed:
         kind = 0
-    elif rule.dials is None or not 0 < k <= MOST_NEAR or rule.neighbours.stride(1) != 1:
+    elif (
+        rule.params is None
+        or not 0 < k <= MOST_NEAR
+        or rule.neighbours is None
+        or rule.neighbours.stride(1) != 1
+    ):
         return None
     if not sampling.plain(logits, tree.q, uniforms if tree.max_children else None, bonus_uniform):
         return None
@@ -272,7 +279,7 @@ def accept(
         tests,
         None if tree.group is None else tree.group.contiguous(),
         rule.neighbours if kind else None,
-        rule.dials if kind else None,
+        rule.params if kind else None,
         uniforms,
         bonus_uniform,
         len(tree.max_children),

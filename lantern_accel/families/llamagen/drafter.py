@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plan import DraftStack
 from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
     Block,
-    DraftStack,
     Pass,
     PrefixRotary,
     Projection,
     RMSNorm,
     dense_visible,
+    described,
     grid_tables,
 )
 
@@ -144,11 +145,14 @@ class EagleDrafter(nn.Module):
         return self.config.taps
 
     @property
-    def stack(self) -> DraftStack:
-        """All that a pass runs."""
-        return DraftStack(
-            self.embed_tokens.weight, list(self.tap_norms), self.fuse, self.fc, self.layers
-        )
+    def stack(self) -> DraftStack | None:
+        """All that a pass runs; None where its blocks are of another kind."""
+        blocks = described(self.layers)
+        if blocks is None:
+            return None
+        norms = tuple(norm.described() for norm in self.tap_norms if isinstance(norm, RMSNorm))
+        fuse = None if self.fuse is None else self.fuse.described()
+        return DraftStack(self.embed_tokens.weight, norms, fuse, self.fc.described(), blocks)
 
     def fused(self, features: Tensor) -> Tensor:
         """Return the target's states ``[R, T, (taps + 1) D]`` as one feature ``[R, T, D]``.

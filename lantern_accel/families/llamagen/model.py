@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plan import Stack
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
@@ -24,8 +25,8 @@ from lantern_accel.nn.transformer import (
     PrefixRotary,
     Projection,
     RMSNorm,
-    Stack,
     dense_visible,
+    described,
     grid_tables,
 )
 
@@ -178,9 +179,13 @@ class LlamaGenGPT(nn.Module):
         return self.output.weight
 
     @property
-    def stack(self) -> Stack:
-        """All that a pass over image tokens runs."""
-        return Stack(self.tok_embeddings.weight, self.layers, self.norm, self.output)
+    def stack(self) -> Stack | None:
+        """All that a pass over image tokens runs; None where its blocks are of another kind."""
+        blocks = described(self.layers)
+        if blocks is None:
+            return None
+        table, norm, head = self.tok_embeddings.weight, self.norm.described(), self.output
+        return Stack(table, blocks, norm, head.described())
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plan import FusedStep, StepPlan
 from lantern_accel.strategy.values import (
     DynamicTree,
     Pace,
@@ -24,7 +24,7 @@ from lantern_accel.strategy.values import (
     Strategy,
     named_strategy,
 )
-from lantern_accel_cpu.native import races, sampling, windows
+from lantern_accel_cpu.native import races, sampling, steps, windows
 from lantern_accel_cpu.native.kernels import Kernels
 
 pytestmark = native.needs_native
@@ -64,12 +64,12 @@ class Pieces(TensorOps):
 class Whole(Pieces):
     """The same, and what follows a pass at once."""
 
-    def advance(self, engine: Any, span: int) -> Callable[[Tensor], bool] | None:
-        run = windows.advance(self.kernels, engine, span)
+    def fused_step(self, plan: StepPlan) -> FusedStep | None:
+        run = None if plan.target else steps.fused_step(self.kernels, self, plan)
         if run is None:
             return None
 
-        def counted(logits: Tensor) -> bool:
+        def counted(logits: Tensor | None = None) -> bool:
             self.calls += 1
             return run(logits)
 
@@ -208,4 +208,4 @@ def test_a_number_that_is_not_finite_is_counted() -> None:
 def test_what_has_no_kernel_goes_the_engines_way(strategy: Strategy, given: Sampling) -> None:
     with torch.inference_mode():
         engine = made(Whole(native.kernels(UNITS[0])), strategy, given, 2)
-    assert isinstance(engine, JacobiEngine) and engine.advance is None
+    assert isinstance(engine, JacobiEngine) and engine.fused.after is None

@@ -202,6 +202,6 @@ def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:
     table = neighbour_table(native.draw(5, 29, 3), 8)
     rule = Rule(Half(kind="half", k=4), "aggregate", table, torch.tensor([]))
     tests, bonus = uniform(1, 4, sum(tree.max_children)), uniform(2, 4)
-    assert backend.accept(tree, logits, Filter(), rule, tests, bonus, False) is None
+    assert backend.accept(tree, logits, Filter(), rule.given, tests, bonus, False) is None
     filters = Filters(Sampling(), 1.0, 1.0, backend)
     assert accept(tree, logits, filters, rule, tests, bonus).path.shape[0] == 4

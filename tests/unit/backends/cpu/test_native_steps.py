@@ -14,6 +14,8 @@ from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.fused import FusedSteps
+from lantern_accel.device.plan import StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import (
@@ -36,13 +38,7 @@ COUPLINGS: tuple[Coupling, ...] = ("invariant", "maximal")
 class Pieces(DeviceBackend):
     """The same kernels, without whole steps."""
 
-    def window_pass(self, *given: Any) -> None:
-        return None
-
-    def advance(self, *given: Any) -> None:
-        return None
-
-    def tree_step(self, engine: Any) -> None:
+    def fused_step(self, plan: StepPlan) -> None:
         return None
 
 
@@ -129,8 +125,8 @@ def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> 
 
 def at_once(engine: Any) -> bool:
     """Return whether an engine has a native call for a whole step."""
-    one = engine.at_once
-    return one is not None and getattr(one, "whole_pass", one) is not None
+    found: FusedSteps = engine.fused
+    return found.whole is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

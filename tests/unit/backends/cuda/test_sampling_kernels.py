@@ -236,7 +236,7 @@ def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]
         given = Filter(0.9)  # filters have tests of their own, and the interpreter is slow
         whole = uniform(seed, 3, sum(tree.max_children) + 3)
         tests, bonus = whole[:, 2:-1], whole[:, -1]
-        found = kernels.accept(tree, logits, given, rule, tests, bonus)
+        found = kernels.accept(tree, logits, given, rule.given, tests, bonus)
         assert found is not None
         path, length, token, weights, price = found
         probs = sampling.filter(logits, given)
@@ -299,9 +299,9 @@ def test_what_has_no_kernel_goes_the_reference_s_way() -> None:
         Rule(LanternPP(k=4), "official", table, dials),
         Rule(LanternPP(k=4), "aggregate", table, dials, torch.tensor([0.1])),
     ):
-        assert kernels.accept(tree, logits, Filter(), rule, tests, bonus) is None
+        assert kernels.accept(tree, logits, Filter(), rule.given, tests, bonus) is None
     served = Rule(LanternPP(k=4), "aggregate", table, dials)
-    assert kernels.accept(tree, logits, Filter(), served, tests, bonus) is not None
+    assert kernels.accept(tree, logits, Filter(), served.given, tests, bonus) is not None
 
 
 @interpreted
@@ -325,7 +325,7 @@ def test_the_backend_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     tree, logits = situation(3, 29, True)
     rule = Rule(Exact())
     tests, bonus = uniform(1, 3, sum(tree.max_children)), uniform(2, 3)
-    assert backend.accept(tree, logits, Filter(), rule, tests, bonus, False) is not None
+    assert backend.accept(tree, logits, Filter(), rule.given, tests, bonus, False) is not None
     p = backend.filter(backend.guide(logits, tree.tokens, None), Filter(top_k=3))
     assert backend.draw(p, uniform(4, *p.shape[:-1])).shape == p.shape[:-1]
     assert set(used) == {"accept", "guide", "filter", "draw"}

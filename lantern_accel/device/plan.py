@@ -1,0 +1,504 @@
+"""The plan of a step: all that a fused step reads and writes, as one typed value.
+
+An engine describes its step once, when it is made: sizes, where drafts come from, how logits become
+tokens, the models' weights, and the static buffers. A backend takes the whole plan and returns a
+function that does the step in calls of its own, or it returns None and the step runs operator by
+operator (:meth:`.TensorOps.fused_step`). It needs nothing else: a plan can be made of plain tensors,
+without an engine.
+
+Every buffer keeps its address. Letters of shapes: ``B`` images, ``R`` rows (images x guidance
+branches), ``M`` masks (``R`` where rows have prompts of their own, else ``B``), ``P`` tokens of a
+prompt, ``N`` of an image, ``T`` nodes of a step, ``V`` codes; a letter that is explained nowhere is a
+size that several buffers share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.errors import BackendError
+
+#: The version of this module's values. It rises when a field is added, removed, or means something else:
+#: a backend returns None for a plan of a version that it was not written for.
+PLAN_VERSION = 1
+
+#: ``index``: the dtype of token ids, positions and slots on the device. ``weights``: the models'.
+Kind = Literal["index", "float32", "bfloat16", "int32", "bool", "weights"]
+
+
+@dataclass(frozen=True)
+class Of:
+    """The dtype and the shape of a buffer, such as ``Of("float32", "B N+1")``."""
+
+    kind: Kind
+    shape: str
+
+
+@dataclass(frozen=True)
+class Filter:
+    """How logits become a distribution.
+
+    They are divided by ``temperature``, a number or float32 ``[1]``. The ``top_k`` largest stay with
+    those that equal the last; 0: all. Of these the codes stay before which the larger ones hold at most
+    ``top_p`` of the mass, a number or float32 ``[1]``; None: all. ``p_first``: the other way round.
+    ``never``: -inf as float32 ``[1]`` on the device, where it is made once.
+    """
+
+    temperature: Tensor | float = 1.0
+    top_k: int = 0
+    top_p: Tensor | float | None = None
+    p_first: bool = False
+    never: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AcceptanceRule:
+    """How drafts are tested.
+
+    ``kind``: the rule's registered name, ``exact`` for the ordinary test; ``residual``: what is left
+    after a refusal (``aggregate``, ``official`` or ``optimal``). A relaxed rule lets the ``k`` nearest
+    codes of ``neighbours``, integer ``[V, >= k]``, lend mass to a draft, by its numbers ``params``,
+    float32. ``budget``: float32 ``[1]``, the most total variation that a token may cost; None for no
+    limit.
+    """
+
+    kind: str = "exact"
+    relaxed: bool = False
+    residual: str = "aggregate"
+    k: int = 0
+    neighbours: Tensor | None = None
+    params: Tensor | None = None
+    budget: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight matrix ``[rows, columns]`` with a bias ``[rows]``, if it has one.
+
+    ``packed``: what the device's ``pack`` or ``pack_rounded`` returned for it; only the device looks
+    inside.
+    """
+
+    packed: object
+    rows: int
+    columns: int
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Root mean square normalisation: a weight ``[D]`` and the epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Block:
+    """A pre-norm decoder block of ``heads`` heads: attention and a SwiGLU, each added to what it read.
+
+    Rows of ``wqkv`` are queries, keys, values; those of ``w13`` gate and up. A drafter's first block
+    has no ``attention_norm``.
+    """
+
+    heads: int
+    attention_norm: Norm | None
+    wqkv: Matrix
+    wo: Matrix
+    ffn_norm: Norm
+    w13: Matrix
+    w2: Matrix
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A model that is nothing but ``head(norm(blocks(embedding[codes])))``; ``embedding [V, D]``."""
+
+    embedding: Tensor
+    blocks: tuple[Block, ...]
+    norm: Norm
+    head: Matrix
+
+
+@dataclass(frozen=True)
+class DraftStack:
+    """A drafter that is nothing but ``blocks(fc([embedding[codes]; feature]))``.
+
+    The feature is ``fuse`` of the target's states side by side, those of taps through a norm each; what
+    has the width of one already is taken as it is. Without taps ``fuse`` is None.
+    """
+
+    embedding: Tensor
+    tap_norms: tuple[Norm, ...]
+    fuse: Matrix | None
+    fc: Matrix
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class TargetModel:
+    """The target of a step, with its cache and what guides its logits.
+
+    ``cos, sin`` float32 ``[P + N, d/2]``: rotary rows of the prompt's positions, then of the image's
+    tokens. ``taps``: blocks, counted from 1, whose states the drafter reads. ``scale`` float32 ``[N]``:
+    the guidance with which each token is predicted, None without; ``image_scale`` that of a third
+    branch. ``penalties``: integer ``[N]`` and float32 ``[K, V]``, which row is added to each token's
+    logits.
+    """
+
+    stack: Stack
+    cache: KVCache
+    cos: Tensor
+    sin: Tensor
+    taps: tuple[int, ...] = ()
+    scale: Tensor | None = None
+    image_scale: Tensor | float | None = None
+    penalties: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class DrafterModel:
+    """The drafter of a step, with its cache.
+
+    ``cos, sin`` as the target's, of one prompt position fewer. ``slots`` per row of the cache: prompt,
+    image, ``scratch`` for drafted nodes, and one that is never read. ``hides_pads``: it does not see
+    the pads of a prompt.
+    """
+
+    stack: DraftStack
+    cache: KVCache
+    cos: Tensor
+    sin: Tensor
+    slots: int
+    scratch: int
+    hides_pads: bool
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a step.
+
+    ``images`` B; ``branches`` rows of each; ``prefix`` P and ``tokens`` N, positions of prompt and
+    image; ``nodes`` T that a step runs, of which ``depth`` is the longest chain of drafts; ``vocab`` V;
+    ``slots`` per row of the target's cache that a step looks at; ``own_prompts``: rows have prompts of
+    their own.
+    """
+
+    images: int
+    branches: int
+    prefix: int
+    tokens: int
+    nodes: int
+    depth: int
+    vocab: int
+    slots: int
+    own_prompts: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a pass, R."""
+        return self.images * self.branches
+
+    @property
+    def masks(self) -> int:
+        """Entries of a tensor of masks, M."""
+        return self.rows if self.own_prompts else self.images
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What every step reads and writes.
+
+    Read: ``prefix_mask``, which prompt tokens are real; ``start``, how many are, where rows have
+    prompts of their own. Either ``uniforms`` of every step or ``keys`` decides (the seed's low and high
+    word, and the image's number); a greedy step reads neither.
+
+    Written: ``length``, the position of the last token whose keys and values are committed before the
+    next step; ``tokens``, known ones and, in a window, drafts, with a last column for what is past the
+    image; ``step`` and ``steps``, counters of the request and of each image until it is complete;
+    ``histogram``, steps by accepted drafts; ``price`` of relaxation; ``last_length``, drafts that the
+    last step accepted, -1 for complete images; ``finite`` and ``holds``, passes before the first one
+    whose numbers are not finite, and whether there was none; ``report``, the lengths and ``finite`` for
+    the host.
+    """
+
+    length: Annotated[Tensor, Of("index", "B")]
+    tokens: Annotated[Tensor, Of("index", "B N+1")]
+    prefix_mask: Annotated[Tensor, Of("bool", "M P")]
+    step: Annotated[Tensor, Of("index", "1")]
+    steps: Annotated[Tensor, Of("index", "B")]
+    histogram: Annotated[Tensor, Of("index", "B H")]
+    price: Annotated[Tensor, Of("float32", "B")]
+    last_length: Annotated[Tensor, Of("index", "B")]
+    finite: Annotated[Tensor, Of("index", "B")]
+    holds: Annotated[Tensor, Of("bool", "B")]
+    report: Annotated[Tensor, Of("index", "2 B")]
+    start: Annotated[Tensor | None, Of("index", "R")] = None
+    uniforms: Annotated[Tensor | None, Of("float32", "B N C")] = None
+    keys: Annotated[Tensor | None, Of("int32", "B 3")] = None
+
+
+@dataclass(frozen=True)
+class NoDrafts:
+    """Plain decoding: a step runs ``root``, the last known token, and draws the one after it."""
+
+    root: Annotated[Tensor, Of("index", "B")]
+    kind: Literal["none"] = "none"
+
+
+@dataclass(frozen=True)
+class TreeBuffers:
+    """What a step with a drafter's tree reads and writes besides :class:`Buffers`.
+
+    ``root``: the token that is known and not yet run. ``slot_of``: the slot of the target's cache,
+    behind the prompt, that holds each image position, a permutation, and ``place_of`` its inverse:
+    accepted nodes stay where verification wrote them. ``pending_*``: the tokens that the drafter has
+    yet to run, how many, and the target's states that they follow from. ``last_path``: the nodes that
+    the last step accepted.
+    """
+
+    root: Annotated[Tensor, Of("index", "B")]
+    pending_tokens: Annotated[Tensor, Of("index", "B W")]
+    pending_count: Annotated[Tensor, Of("index", "B")]
+    pending_features: Annotated[Tensor, Of("weights", "R W F")]
+    last_path: Annotated[Tensor, Of("index", "B W")]
+    slot_of: Annotated[Tensor, Of("index", "B S")]
+    place_of: Annotated[Tensor, Of("index", "B S")]
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree whose shape is fixed; node 0 is the root, parents come first and siblings together.
+
+    ``parents, depths``: one per node. ``inner``: the nodes with children, depth by depth; ``widths``:
+    the most children of one of them, by depth. ``draft_columns``: the first of a step's uniforms, which
+    drafts are drawn with. Of every image: ``first_child`` and ``num_children`` of each node, and
+    ``group``, the number of each inner node among all.
+    """
+
+    parents: tuple[int, ...]
+    depths: tuple[int, ...]
+    inner: tuple[tuple[int, ...], ...]
+    widths: tuple[int, ...]
+    draft_columns: int
+    first_child: Annotated[Tensor, Of("index", "B T")]
+    num_children: Annotated[Tensor, Of("index", "B T")]
+    group: Annotated[Tensor, Of("index", "B T")]
+    buffers: TreeBuffers
+    kind: Literal["static"] = "static"
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """EAGLE-2's tree: the best ``total`` nodes of ``depth`` + 1 levels of a beam of ``top_k`` paths."""
+
+    top_k: int
+    depth: int
+    total: int
+    buffers: TreeBuffers
+    kind: Literal["dynamic"] = "dynamic"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Drafts of the target's own earlier passes, which stay at their positions of the image.
+
+    ``fresh``: what positions that no pass has seen are drafted from (a kind of
+    :class:`~lantern_accel.strategy.values.Window`), ``width`` tokens from a position to the one below;
+    ``above [N]``: each token's token above, where rows differ. ``code_kind [N]``, ``open_codes [K,
+    V]``: the codes that a token may be, where not every token may be any. ``anew``: behind a
+    replacement drafts are drawn anew. ``siblings`` of the first drafts; ``recalled`` drafts behind a
+    replacement are looked up in the last ``passes`` passes (maximal coupling); ``fresh_column``: the
+    first of the uniforms for fresh drafts.
+
+    ``newest``: the last position that a pass has predicted. ``place``: the row of ``q`` that each
+    position has, of ``kept`` rows, the last for what is past the image; ``q``: the distributions of
+    positions. Of the last passes ``heard``: position times V plus the token before it, ``before``: the
+    token before that, and ``said``: the token chosen, or ``past``: the row it was drawn from.
+    """
+
+    fresh: str
+    width: int
+    anew: bool
+    siblings: tuple[int, ...]
+    passes: int
+    kept: int
+    recalled: int
+    fresh_column: int
+    newest: Annotated[Tensor, Of("index", "B")]
+    place: Annotated[Tensor, Of("index", "A")]
+    q: Annotated[Tensor | None, Of("float32", "B K V")] = None
+    heard: Annotated[Tensor | None, Of("index", "B Q L")] = None
+    before: Annotated[Tensor | None, Of("index", "B Q L")] = None
+    said: Annotated[Tensor | None, Of("index", "B Q L")] = None
+    past: Annotated[Tensor | None, Of("bfloat16", "B Q L V")] = None
+    above: Annotated[Tensor | None, Of("index", "N")] = None
+    code_kind: Annotated[Tensor | None, Of("index", "N")] = None
+    open_codes: Annotated[Tensor | None, Of("float32", "G V")] = None
+    kind: Literal["window"] = "window"
+
+
+Source = NoDrafts | StaticTree | DynamicTree | Window
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step of an engine.
+
+    ``target``: None for a fused step that starts from a pass's guided logits, float32 ``[B, T, V]``;
+    ``drafter``: that of a tree. ``greedy``: tokens are the likeliest codes. Otherwise noise of the keys
+    decides tokens where ``buffers.keys`` is there, and uniforms do elsewhere.
+    """
+
+    sizes: Sizes
+    source: Source
+    filter: Filter
+    rule: AcceptanceRule
+    greedy: bool
+    buffers: Buffers
+    target: TargetModel | None = None
+    drafter: DrafterModel | None = None
+    version: int = PLAN_VERSION
+
+    def check(self, index: torch.dtype) -> None:
+        """Raise :class:`BackendError` for a buffer of another dtype or shape than its field says."""
+        at = self.sizes
+        known = {
+            "B": at.images, "R": at.rows, "M": at.masks, "P": at.prefix, "N": at.tokens,
+            "T": at.nodes, "V": at.vocab,
+        }  # fmt: skip
+        parts: list[object] = [self.buffers, self.source]
+        if isinstance(self.source, StaticTree | DynamicTree):
+            parts.append(self.source.buffers)
+        for part in parts:
+            for name, of in declared(type(part)):
+                tensor: Tensor | None = getattr(part, name)
+                if tensor is None:
+                    continue
+                want = _shape(of.shape, known, tuple(tensor.shape))
+                right = _dtype(of.kind, index, tensor.dtype)
+                if tuple(tensor.shape) != want or not right:
+                    raise BackendError(
+                        f"a step's plan has {name} as {tensor.dtype} {list(tensor.shape)}; it must be "
+                        f"{of.kind} [{of.shape.replace(' ', ', ')}], here {list(want)}"
+                    )
+
+
+class FusedStep(Protocol):
+    """A step, or what follows a pass, in a device's own calls.
+
+    It marks its phases (:meth:`.TensorOps.phase`), changes the plan's buffers and caches as the
+    operators do, and returns True. With False it has changed caches at most, and the operators do the
+    step. A captured step records what it does. ``logits``: guided ones of the pass, for a plan without
+    a target.
+    """
+
+    def __call__(self, logits: Tensor | None = None) -> bool:
+        """Run it once. No value is read by the host."""
+        ...
+
+
+class DraftedTree(Protocol):
+    """What walking down a drafted tree reads."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """The node's codes, integer ``[B, T]``."""
+        ...
+
+    @property
+    def first_child(self) -> Tensor:
+        """The first child of each node, integer ``[B, T]``."""
+        ...
+
+    @property
+    def num_children(self) -> Tensor:
+        """How many follow it, integer ``[B, T]``."""
+        ...
+
+    @property
+    def max_children(self) -> tuple[int, ...]:
+        """The most children of a node, by depth."""
+        ...
+
+    @property
+    def q(self) -> Tensor | None:
+        """What each group of siblings was drawn from, float32 ``[B, G, V]``; None: drafts are certain."""
+        ...
+
+    @property
+    def group(self) -> Tensor | None:
+        """The group that a node's children were drawn from, integer ``[B, T]``."""
+        ...
+
+    def tests(self) -> Tensor:
+        """Return the uniform that each node's first child is tested with, integer ``[B, T]``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What drawing the drafts behind a replacement again reads: earlier passes had the same past.
+
+    Buffers: ``length [B]``, ``step [1]``, and ``past [B, Q, L, V]``, ``heard``, ``before`` as
+    :class:`Window` has them. ``x [B, T]``: the window that the pass saw; ``p [B, T, V]``: what it gave;
+    ``q [B, T - 1, V]``: what the drafts were drawn from; ``tokens [B, T]``: what the test made of them;
+    ``first [B]``: the first that is not known; uniforms ``tests [B, T - 1]`` and ``draws [B, T]``;
+    ``taken`` bool ``[B]``: the first of them stays. ``slots`` drafts are looked up; an image has
+    ``image`` tokens.
+    """
+
+    length: Tensor
+    step: Tensor
+    past: Tensor
+    heard: Tensor
+    before: Tensor
+    x: Tensor
+    p: Tensor
+    q: Tensor
+    tokens: Tensor
+    first: Tensor
+    tests: Tensor
+    draws: Tensor
+    taken: Tensor | None
+    slots: int
+    image: int
+
+
+def declared(part: type) -> Iterator[tuple[str, Of]]:
+    """Go through the buffers of a class of this module: their names, dtypes and shapes."""
+    for name, hint in get_type_hints(part, include_extras=True).items():
+        for note in get_args(hint):
+            if isinstance(note, Of):
+                yield name, note
+
+
+def _shape(letters: str, known: dict[str, int], found: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes of ``letters``; one that is not ``known`` yet is what the tensor has there."""
+
+    def size(letter: str, here: int) -> int:
+        name, _, more = letter.partition("+")
+        if name.isdigit():
+            return int(name)
+        return known.setdefault(name, here) + int(more or 0)
+
+    names = letters.split()
+    padded = (*found, *(0 for _ in names))
+    return tuple(size(name, here) for name, here in zip(names, padded, strict=False))
+
+
+def _dtype(kind: Kind, index: torch.dtype, found: torch.dtype) -> bool:
+    named: Mapping[str, torch.dtype] = {
+        "index": index,
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "int32": torch.int32,
+        "bool": torch.bool,
+    }
+    return found.is_floating_point if kind == "weights" else found == named[kind]

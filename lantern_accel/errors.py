@@ -4,15 +4,41 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
+
+#: What the commands exit with, and what each code says; docs/reference/exit-codes.md has this table.
+EXIT_CODES = {
+    0: "done",
+    1: "a check answered no: `conform` failed, `models check` or `models plan` says no",
+    2: "a wrong request: an option, a name, a value, or a file that cannot be used",
+    3: "a fault of lantern_accel itself; the traceback is kept",
+    4: "the device is not available, was lost, or failed",
+    5: "memory or disk ran out, or would",
+    6: "what is missing cannot be fetched",
+    130: "interrupted with Ctrl-C",
+    143: "ended by SIGTERM",
+}
 
 
 class LanternError(Exception):
-    """Base of every error raised on purpose; the CLI prints it without a traceback and exits 2."""
+    """Base of every error raised on purpose; the CLI prints it without a traceback.
+
+    ``exit_code``: what the command then exits with, one of :data:`EXIT_CODES`.
+    """
+
+    exit_code: ClassVar[int] = 2
 
 
 class BackendError(LanternError):
-    """A backend is unknown, not available, failed to load, or failed in one of its hooks."""
+    """A backend is not available, failed to load, or failed in one of its hooks."""
+
+    exit_code = 4
+
+
+class DeviceRequestError(BackendError):
+    """A device, dtype, option or check is asked for that no backend knows."""
+
+    exit_code = 2
 
 
 class DeviceLostError(BackendError):
@@ -33,9 +59,23 @@ class NotCapturableError(BackendError):
 class DoesNotFitError(BackendError):
     """What a request would make is larger than the device's free memory; a smaller one may fit."""
 
+    exit_code = 5
+
+
+class DeviceMemoryError(BackendError):
+    """A device ran out of memory while it was in use."""
+
+    exit_code = 5
+
 
 class ModelError(LanternError):
     """A model name is unknown or a checkpoint cannot be used."""
+
+
+class FetchError(ModelError):
+    """A published file is not here and cannot be fetched."""
+
+    exit_code = 6
 
 
 class CheckpointError(ModelError):
@@ -69,6 +109,12 @@ class NotFiniteError(LanternError):
 
 class DataError(LanternError):
     """Training data cannot be had, is damaged, or does not fit the configuration."""
+
+
+class DiskFullError(LanternError):
+    """What was made cannot be kept: the disk is full, or a quota is spent."""
+
+    exit_code = 5
 
 
 class LanternWarning(UserWarning):

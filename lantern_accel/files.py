@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import platformdirs
 
-from lantern_accel.errors import LanternWarning, RequestError
+from lantern_accel.errors import DiskFullError, LanternWarning, RequestError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -143,6 +143,11 @@ def read_toml_file(path: Path) -> dict[str, Any]:
         raise UnreadableFile(errno.EINVAL, "it is nested too deep", str(path)) from None
 
 
+def disk_is_full(error: OSError) -> bool:
+    """Return whether an error says that the disk is full, a quota spent, or a file too large for it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def check_target(path: Path, parents: bool = True) -> None:
     """Raise RequestError where a file could not be written, before the work that makes its content.
 
@@ -166,6 +171,10 @@ def check_target(path: Path, parents: bool = True) -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL in the name
+        if isinstance(error, OSError) and disk_is_full(error):
+            raise DiskFullError(
+                f"{path} cannot be written ({error.strerror}); free some space or choose another disk"
+            ) from None
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise RequestError(
             f"{str(path)[:100]!r} cannot be written ({reason}); choose another file"

@@ -35,7 +35,7 @@ PROMPTS = ("red heart", "dog face")
 STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++", "scd")
 #: What a comparison is measured with: enough to judge the two, and no longer. Strategies are exact: the
 #: price of a relaxed one is no matter of the device, and on a lazy one it takes an hour.
-MEASURED = ["--quick", "--strategies", "vanilla,scd", "--dtype", "float32", "--resume"]
+MEASURED = ["--quick", "--strategy", "vanilla,scd", "--dtype", "float32", "--resume"]
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def stages(checks: Sequence[str], profile: bool) -> list[Stage]:
                 name = picture(prompt, strategy, device)
                 draw = ["generate", prompt, "--overwrite", "--seed", "7", "--strategy", strategy]
                 draw += ["--dtype", "float32", "--device", device]
-                draw += ["-o", f"{name}.png", f"--json={name}.json"]
+                draw += ["-o", f"{name}.png", f"--stats={name}.json"]
                 found.append(Stage(name, draw, f"{name}.json"))
     for check in checks:
-        words = ["conform", "xla", "--only", check, "--limit", "3600", f"--json=kit/{check}.json"]
+        words = ["conform", "xla", "--only", check, "--limit", "3600", f"--output=kit/{check}.json"]
         found.append(Stage(check, words, f"kit/{check}.json"))
     if profile:
         for device in ("cpu", "xla"):

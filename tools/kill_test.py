@@ -168,7 +168,7 @@ def jobs(model: Path, base: Path) -> Iterator[Job]:
     )
     yield Job(
         "profile",
-        ["profile", "--quick", "--strategies", "eagle", "--samples", "4", "-o", "run.json",
+        ["profile", "--quick", "--strategy", "eagle", "--samples", "4", "-o", "run.json",
          "--seed", "1", *devices],
         samples("run.json"), counted("run.json"), ("--resume",),
     )  # fmt: skip

@@ -98,7 +98,7 @@ def stages(
         Stage("device", ["devices", device, "--json"], at("device.json"), facts_text),
         Stage(
             "conform",
-            ["conform", device, *groups, f"--json={at('conform.json')}"],
+            ["conform", device, *groups, f"--output={at('conform.json')}"],
             at("conform.json"),
             conform_text,
         ),
@@ -115,7 +115,7 @@ def stages(
                     "--grid",
                     "--scale=4",
                 ],
-                *["--quiet", f"--output={at('pictures.png')}", f"--json={at('generate.json')}"],
+                *["--quiet", f"--output={at('pictures.png')}", f"--stats={at('generate.json')}"],
             ],
             at("generate.json"),
             generate_text,
@@ -154,7 +154,7 @@ def stages(
         given = [f"--option={key}={value}" for key, value in options.items()]
         name = f"conform{label(options)}"
         only = [f"--only={group}" for group in ("kv", "attention", "replay")]
-        arguments = ["conform", device, *only, *given, f"--json={at(name + '.json')}"]
+        arguments = ["conform", device, *only, *given, f"--output={at(name + '.json')}"]
         found.append(Stage(name, arguments, at(f"{name}.json"), conform_text))
         found += [stepcost(size, options, ["--batch", "1"]) for size in sizes]
     for key, clone in (clones or {}).items():

@@ -66,17 +66,17 @@ class Stage:
 
 
 #: What the first command is given beyond the README's words; a stage may be run again.
-FIRST = ("--overwrite", "--json=first.json")
+FIRST = ("--overwrite", "--stats=first.json")
 
 
 def stages() -> list[Stage]:
     """Return what every environment runs, in order; results are written to the stage's folder."""
     pytest = ["-m", "pytest", "-p", "no:cacheprovider"]
-    hpu = ["conform", "hpu", "--software", "--json=hpu.json"]
+    hpu = ["conform", "hpu", "--software", "--output=hpu.json"]
     first = ["generate", "red heart", "--seed", "7", "-o", "heart.png", *FIRST]
     found = [
         Stage("first command", "lantern-accel", first, "first.json", _first),
-        Stage("conform cpu", "lantern-accel", ["conform", "cpu", "--json=cpu.json"], "cpu.json", _kit),
+        Stage("conform cpu", "lantern-accel", ["conform", "cpu", "--output=cpu.json"], "cpu.json", _kit),
         Stage("conform hpu --software", "lantern-accel", hpu, "hpu.json", _kit),
     ]  # fmt: skip
     for test in TESTS:

@@ -70,7 +70,7 @@ class Spec(BackendSpec):
         cannot look into them.
         """
         from lantern_accel.device.spec import check_options
-        from lantern_accel.errors import BackendError
+        from lantern_accel.errors import DeviceRequestError
         from lantern_accel_cpu.backend import DeviceBackend
         from lantern_accel_cpu.native import library
         from lantern_accel_cpu.native.kernels import Kernels
@@ -83,16 +83,16 @@ class Spec(BackendSpec):
         check_options(self.name, options, known)
         compiled = str(options.get("compile", "auto"))
         if compiled not in ("auto", "on", "off"):
-            raise BackendError(
+            raise DeviceRequestError(
                 f"backend 'cpu' got compile={compiled!r}; give on, off or auto (the default)"
             )
         native = str(options.get("native", "auto"))
         if native not in ("auto", "on", "off"):
-            raise BackendError(
+            raise DeviceRequestError(
                 f"backend 'cpu' got native={native!r}; give on, off or auto (the default)"
             )
         if native == "on" and compiled == "on":
-            raise BackendError(
+            raise DeviceRequestError(
                 "backend 'cpu' got native=on and compile=on, and a compiled step has no native kernels; "
                 "leave one of them out"
             )
@@ -101,7 +101,7 @@ class Spec(BackendSpec):
             most = os.cpu_count() or 1
             threads = whole(threads) if isinstance(threads, str) else threads
             if not isinstance(threads, int) or not 1 <= threads <= most:
-                raise BackendError(
+                raise DeviceRequestError(
                     f"backend 'cpu' got threads={shown(options['threads'])}; give a number from 1 to "
                     f"{most}"
                 )

@@ -8,7 +8,7 @@ from types import TracebackType
 
 import torch
 
-from lantern_accel.errors import BackendError, DeviceLostError
+from lantern_accel.errors import BackendError, DeviceLostError, DeviceMemoryError
 
 #: After these the CUDA context is gone: every later call in this process fails too.
 LOST = (
@@ -80,7 +80,7 @@ def explain(error: BaseException, device: torch.device, doing: str) -> BackendEr
         )
     complaint = out_of_memory(error)
     if complaint is not None:
-        return BackendError(
+        return DeviceMemoryError(
             f"the GPU {device} ran out of memory while {doing}: {_asked(str(complaint))}"
             f"{_left(device)}; choose a smaller batch, the dtype bfloat16 or float16, or end "
             "other programs that use this GPU"
@@ -93,7 +93,7 @@ def not_opened(error: BaseException, device: torch.device) -> BackendError:
     if isinstance(error, BackendError):
         return error
     if (complaint := out_of_memory(error)) is not None:
-        return BackendError(
+        return DeviceMemoryError(
             f"the GPU {device} has no memory left for its first allocation ({_asked(str(complaint))}"
             f"{_left(device)}); end the programs that use it (nvidia-smi lists them), or name another "
             "GPU with --device cuda:N"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.device.spec import check_options
-from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.errors import DeviceRequestError, did_you_mean
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "preset": ("fast", "safe"),
@@ -49,10 +49,10 @@ class Options:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
-        """Check options by name and value; raises BackendError for what there is not."""
+        """Check options by name and value; raises DeviceRequestError for what there is not."""
         for name in FORMER.keys() & given.keys():
             now = FORMER[name].get(str(given[name]), "preset=fast, the default")
-            raise BackendError(
+            raise DeviceRequestError(
                 f"backend 'cuda' has no option {name!r} any more; in place of {name}={given[name]} give "
                 f"{now}"
             )
@@ -63,10 +63,10 @@ class Options:
         for name, value in given.items():
             if value not in CHOICES[name]:
                 near = did_you_mean(str(value), CHOICES[name])
-                raise BackendError(f"backend 'cuda' got {name}={value!r}{near}")
+                raise DeviceRequestError(f"backend 'cuda' got {name}={value!r}{near}")
         options = cls(**given, asked=given.get("graph", "off") != "off")
         if given.get("preset") == "fast" and not has_triton():
-            raise BackendError(
+            raise DeviceRequestError(
                 "backend 'cuda' got preset=fast, but the package triton is not installed; torch's CUDA "
                 "builds for Linux bring it: install one of those, or give preset=safe"
             )

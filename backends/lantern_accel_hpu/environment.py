@@ -18,7 +18,7 @@ from typing import Any
 
 from lantern_accel.device.compiled import keep
 from lantern_accel.device.spec import Probe, check_options
-from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.errors import BackendError, DeviceRequestError, did_you_mean
 
 MODES = {
     "auto": "graph with Gaudi software up to 1.22 and Habana's own torch, else compile; "
@@ -58,11 +58,11 @@ class Settings:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Settings:
-        """Check options; raises BackendError naming the one that is wrong."""
+        """Check options; raises DeviceRequestError naming the one that is wrong."""
         check_options("hpu", options, OPTIONS)
         mode = str(options.get("mode", "auto"))
         if mode not in MODES:
-            raise BackendError(
+            raise DeviceRequestError(
                 f"backend 'hpu' has no mode {mode!r}{did_you_mean(mode, MODES)}; "
                 f"its modes are {', '.join(MODES)}"
             )
@@ -92,7 +92,7 @@ class Settings:
             return self.mode
         mode = environ.get("LANTERN_HPU_MODE", "auto")
         if mode not in MODES:
-            raise BackendError(
+            raise DeviceRequestError(
                 f"LANTERN_HPU_MODE is {mode!r}{did_you_mean(mode, MODES)}; "
                 f"unset it or choose one of {', '.join(MODES)}"
             )
@@ -102,7 +102,7 @@ class Settings:
 def _flag(name: str, value: object) -> bool:
     word = str(value).strip().lower()
     if word not in _TRUE + _FALSE:
-        raise BackendError(f"backend 'hpu' got {name}={value!r}; it is true or false")
+        raise DeviceRequestError(f"backend 'hpu' got {name}={value!r}; it is true or false")
     return word in _TRUE
 
 

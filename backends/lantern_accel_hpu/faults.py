@@ -11,7 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lantern_accel.device.backend import KVLayout
-from lantern_accel.errors import BackendError, DeviceLostError, NotCapturableError
+from lantern_accel.errors import (
+    BackendError,
+    DeviceLostError,
+    DeviceMemoryError,
+    NotCapturableError,
+)
 
 #: What the driver's status numbers mean for whoever asked for a card.
 BUSY = (20, 22, 23, 24, 26)
@@ -179,9 +184,9 @@ def out_of_memory(
     """Return the error for work that found no memory: what was asked and what was free."""
     found = re.search(r"size::\s*(\d+)", str(error)) if error is not None else None
     asked = f" when it asked for {_gib(int(found[1]))}" if found else ""
-    return BackendError(
+    return DeviceMemoryError(
         f"the device ran out of memory {what}{asked}: {_free(memory)}; decode fewer images together "
-        "(batch_size) or use a smaller tree"
+        "(--batch) or use a smaller tree"
     )
 
 
@@ -189,10 +194,10 @@ def cache_too_large(layout: KVLayout, memory: Mapping[str, int]) -> BackendError
     """Return the error for a cache that does not fit, with the most rows that would."""
     row = layout.nbytes // max(layout.rows, 1)
     fits = min(max(memory["Limit"] - memory["InUse"], 0) // max(row, 1), layout.rows)
-    return BackendError(
+    return DeviceMemoryError(
         f"the device has no room for a key-value cache of {_gib(layout.nbytes)}: {_free(memory)}; at "
         f"most {fits} of its {layout.rows} rows fit (a guided image takes two), so decode fewer "
-        "images together (batch_size)"
+        "images together (--batch)"
     )
 
 

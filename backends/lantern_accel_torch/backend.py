@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from lantern_accel.device.backend import Backend, DeviceFacts, MemoryUse
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, DeviceMemoryError
 from lantern_accel_torch import asked
 from lantern_accel_torch.accelerator import Accelerator
 
@@ -55,9 +55,9 @@ class DeviceBackend(Backend):
         """Say what to do about memory that ran out and operators that are missing."""
         text = " ".join(str(error).split())
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text.lower():
-            return BackendError(
+            return DeviceMemoryError(
                 f"{self.device} ran out of memory ({text[:200]}); decode fewer images together with "
-                "--batch-size, or use --dtype bfloat16"
+                "--batch, or use --dtype bfloat16"
             )
         if isinstance(error, NotImplementedError):  # torch's, for an operator without a kernel
             return BackendError(

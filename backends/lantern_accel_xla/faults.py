@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from lantern_accel.errors import BackendError, DeviceLostError, NotCapturableError
+from lantern_accel.errors import (
+    BackendError,
+    DeviceLostError,
+    DeviceMemoryError,
+    NotCapturableError,
+)
 
 #: Parts of messages, by what they mean. Their own texts: torch_xla 2.9.0 and PJRT.
 HOST_READ = ("Unexpected execution happens inside the compiled function",)
@@ -31,7 +36,7 @@ def explain(error: Exception, doing: str) -> BackendError | None:
     if any(part in said for part in BUSY):
         return BackendError(f"{doing}: another process holds the device ({line}); end it first")
     if any(part in said for part in NO_MEMORY):
-        return BackendError(
+        return DeviceMemoryError(
             f"{doing}: the device's memory is full ({line}); ask for fewer images at once "
             "(--batch), or for --dtype bfloat16"
         )

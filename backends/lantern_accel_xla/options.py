@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.device.spec import check_options
-from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.errors import DeviceRequestError, did_you_mean
 
 CHOICES: dict[str, tuple[str, ...]] = {"mode": ("program", "lazy", "eager")}
 MEANINGS = {
@@ -28,7 +28,7 @@ class Options:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Options:
-        """Check options by name and value; raises BackendError for what there is not."""
+        """Check options by name and value; raises DeviceRequestError for what there is not."""
         listing = {
             name: f"{meaning} ({', '.join(CHOICES[name])})" if name in CHOICES else meaning
             for name, meaning in MEANINGS.items()
@@ -37,7 +37,7 @@ class Options:
         for name, able in CHOICES.items():
             if name in given and given[name] not in able:
                 near = did_you_mean(str(given[name]), able)
-                raise BackendError(
+                raise DeviceRequestError(
                     f"backend 'xla' got {name}={given[name]!r}{near or '; use ' + ', '.join(able)}"
                 )
         return cls(**{name: str(value) for name, value in given.items()})

@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 2 for a wrong request, 3 for a fault of ours."""
+    """Run one command and return its exit code, one of :data:`lantern_accel.errors.EXIT_CODES`."""
     from lantern_accel.cli.app import app, debugging
 
     return run(app, argv, "lantern-accel", debugging)

@@ -24,11 +24,12 @@ from lantern_accel.cli import (
     tune,
     warm_up,
 )
-from lantern_accel.cli.help import tidy
+from lantern_accel.cli.help import WHICH, exit_codes, tidy
 
 app = typer.Typer(
     name="lantern-accel",
     help="Generate images with LANTERN speculative decoding, on any accelerator.",
+    epilog=f"{WHICH}\n\n{exit_codes()}",
     no_args_is_help=True,
     # Plain text: the same on a terminal, in a pipe and in the documentation.
     rich_markup_mode=None,

@@ -9,7 +9,13 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.cli.options import (
+    OPTION,
+    numbers,
+    read_options,
+    strategy_words,
+    whole_numbers,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -18,17 +24,14 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    strategies: list[str] = typer.Option(
-        ["vanilla", "auto", "eagle", "eagle2", "lantern", "lantern++", "scd", "sjd-pac"],
+    strategy: list[str] = typer.Option(
+        ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd,sjd-pac"],
         "--strategy",
-        help="Repeat for several; vanilla is the base of the ratios and always measured.",
+        "-s",
+        help="Names with commas between, or repeated; vanilla is always measured.",
     ),
-    batch: list[int] = typer.Option(
-        [1], min=1, max=bounds.MOST_BATCH, help="Images together; repeat for several."
-    ),
-    temperature: list[float] = typer.Option(
-        [1.0], min=0, max=bounds.MOST_TEMPERATURE, callback=finite, help="Repeat for several."
-    ),
+    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Images together, such as 1,4."),
+    temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
     repeats: int = typer.Option(5, min=1, max=bounds.MOST_SAMPLES, help="Samples per cell."),
     prompt: list[str] = typer.Option(
         [], help="Repeat for several. Default: a fixed random draw, hard ones included."
@@ -60,6 +63,9 @@ def bench(
     if output is not None:
         check_output(output, resume=True)
     options = read_options(option, threads)
+    names = strategy_words(strategy)
+    batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
+    temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         from lantern_accel.measure import request as asked  # torch, which the device precedes
         from lantern_accel.measure.prompts import prompt_set, read_prompts
@@ -68,13 +74,13 @@ def bench(
 
         changes = {"samples": repeats, "quality_images": 0}
         request = asked.Request(
-            strategies=asked.choose_strategies(pipeline, strategies, temperature, tree, window),
+            strategies=asked.choose_strategies(pipeline, names, temperatures, tree, window),
             prompts=prompt_set("--prompt", list(prompt), pipeline)
             if prompt
             else read_prompts(None, pipeline),
             plan=asked.QUICK.model_copy(update=changes),
-            batches=list(dict.fromkeys(batch)),
-            temperatures=list(dict.fromkeys(temperature)),
+            batches=batches,
+            temperatures=temperatures,
             name=asked.fresh_name(str(pipeline.backend.device)),
             command=asked.command_of(sys.argv[1:]),
             options=options,

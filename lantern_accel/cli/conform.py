@@ -30,7 +30,8 @@ def conform(
         False, "--software", help="Run the backend on its device in software, where it has one."
     ),
     option: list[str] = OPTION,
-    json_path: Path = typer.Option(None, "--json", help="Write the report as JSON."),
+    output: Path = typer.Option(None, "--output", "-o", help="Write the report here, as JSON."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
     limit: float = typer.Option(
         600.0, min=1, max=MOST_SECONDS, callback=finite, help="Seconds that a check may take."
     ),
@@ -43,7 +44,7 @@ def conform(
     from lantern_accel.device.plugins import choose_device
     from lantern_accel.files import check_targets
 
-    check_targets(json_path, junit, certificate=certificate)
+    check_targets(output, junit, certificate=certificate)
     options = read_options(option)
     if software:
         options["software"] = True
@@ -57,16 +58,19 @@ def conform(
     report = kit.conform(
         chosen,
         only=only,
-        json=json_path,
+        json=output,
         junit=junit,
         certificate=certificate,
-        on_outcome=_tell,
+        on_outcome=None if as_json else _tell,
         limit=limit,
         on_wait=_wait,
     )
-    say(report.summary())
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+    else:
+        say(report.summary())
     if certificate is not None:
-        say(str(certificate), label="certificate", style="bold")
+        say(str(certificate), label="certificate", style="bold", to_stderr=as_json)
     if not report.passed:
         raise typer.Exit(1)
 

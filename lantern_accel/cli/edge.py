@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import signal
@@ -17,10 +16,11 @@ from types import FrameType
 from typing import Any
 
 from lantern_accel.cli.console import say
-from lantern_accel.errors import LanternError
+from lantern_accel.errors import FetchError, LanternError
+from lantern_accel.files import disk_is_full
 
-#: Exit codes: a wrong request, a fault of ours, an interrupt, a request to end.
-WRONG, FAULT, INTERRUPTED, ENDED = 2, 3, 130, 143
+#: Some of :data:`lantern_accel.errors.EXIT_CODES`.
+WRONG, FAULT, RESOURCES, INTERRUPTED, ENDED = 2, 3, 5, 130, 143
 
 
 class Ended(BaseException):
@@ -46,7 +46,7 @@ def ending_as_interrupt() -> Iterator[None]:
 
 
 def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
-    """Run a command; return its exit code: 0, 2 for a wrong request, 3 for a fault of ours."""
+    """Run a command; return its exit code, one of :data:`lantern_accel.errors.EXIT_CODES`."""
     try:
         with ending_as_interrupt():
             try:
@@ -61,23 +61,34 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except LanternError as error:
-        _say(str(error))
+        lines = str(error).splitlines() if isinstance(error, FetchError) else [str(error)]
+        for number, line in enumerate(lines):  # commands to copy have a line of their own
+            _say(line, label="" if number else "error")
         if debug():
             traceback.print_exc()
-        return WRONG
+        return error.exit_code
     except OSError as error:
         _drop_stdout()
         if debug():
             traceback.print_exc()
         what = error.strerror or str(error)
         where = f" ({error.filename})" if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = disk_is_full(error)
         way = "free some space or choose" if full else "choose"
         _say(f"{what}{where}; {way} another file or folder")
-        return WRONG
+        return RESOURCES if full else WRONG
     except Exception as error:
         _drop_stdout()
         text = " ".join(str(error).split())[:200]
+        if (
+            isinstance(error, MemoryError) or "can't allocate memory" in text
+        ):  # torch's, for the host
+            if debug():
+                traceback.print_exc()
+            _say(
+                f"this machine's memory ran out ({text or 'MemoryError'}); ask for less at once (--batch)"
+            )
+            return RESOURCES
         kept = _keep(traceback.format_exc())
         more = f"; its traceback is in {kept}, please report it" if kept else ""
         if debug():
@@ -86,11 +97,11 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
         return FAULT
 
 
-def _say(text: str) -> None:
+def _say(text: str, label: str = "error") -> None:
     # A number of thousands of digits that was refused is known by its first ones.
     text = re.sub(r"\S{400,}", lambda word: f"{word[0][:200]}...", text)
     with contextlib.suppress(OSError):  # nobody reads standard error either
-        say(text, label="error", style="bold red", to_stderr=True)
+        say(text, label=label, style="bold red" if label else "default", to_stderr=True)
 
 
 def _drop_stdout() -> None:

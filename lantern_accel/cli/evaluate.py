@@ -8,7 +8,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options
+from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options, strategy_words
 
 
 def register(app: typer.Typer) -> None:
@@ -38,8 +38,11 @@ def evaluate(
     ),
     prompt: list[str] = typer.Option([], help="For --grid: these prompts instead of the forty."),
     strategy: list[str] = typer.Option(
-        ["vanilla", "eagle", "eagle2", "lantern", "lantern++"],
-        help="For --grid: the strategies that are its columns; repeat for several.",
+        ["vanilla,eagle,eagle2,lantern,lantern++"],
+        "--strategy",
+        "-s",
+        help="For --suite and --grid: names with commas between, or repeated; presets too for --suite, "
+        "and one with settings is an option of its own: lantern++:k=10,lambda=2.",
     ),
     vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
     drafter: str = typer.Option(
@@ -67,12 +70,6 @@ def evaluate(
     count: int | None = typer.Option(
         None, min=2, max=bounds.MOST_SAMPLES, help="Prompts. Default: all."
     ),
-    strategies: list[str] = typer.Option(
-        ["vanilla,eagle,eagle2,lantern,lantern++"],
-        "--strategies",
-        help="Names with commas between, presets too; one with settings is an option of its own: "
-        "lantern++:k=10,lambda=2.",
-    ),
     protocol: str | None = typer.Option(
         None, help="How to measure: lantern (coco, prompts), sjd, adm (imagenet)."
     ),
@@ -95,7 +92,9 @@ def evaluate(
         None, help="Folder of the pictures. Default: the output's name with .pictures."
     ),
     chunk: int = typer.Option(16, min=1, max=4096, help="Pictures that a stop can lose."),
-    batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Pictures together."),
+    batch: int = typer.Option(
+        1, "--batch", "-b", min=1, max=bounds.MOST_BATCH, help="Pictures together."
+    ),
     per_prompt: int = typer.Option(1, min=1, max=1000, help="Pictures per prompt."),
     geneval: Path | None = typer.Option(None, help="Also lay the pictures out here for GenEval."),
     pictures: list[str] = typer.Option(
@@ -131,6 +130,7 @@ def evaluate(
     from lantern_accel.quality.imageset import CAPTIONS
     from lantern_accel.quality.progress import console_progress
 
+    names = strategy_words(strategy, presets=grid is None)
     asked = None
     if suite is not None or prompts is not None:
         from lantern_accel.cli import suite as suites
@@ -145,7 +145,7 @@ def evaluate(
                 images=images,
                 prompts=prompts,
                 count=count,
-                strategies=strategies,
+                strategies=names,
                 protocol=protocol,
                 features=features,
                 reference=reference,
@@ -201,7 +201,7 @@ def evaluate(
                 prompt or FORTY,
                 grid,
                 seed=seed,
-                strategies=strategy,
+                strategies=names,
                 say=lambda text: say(text, to_stderr=True, style="dim"),
             )
             say(str(grid), label="wrote", style="bold green")

@@ -11,7 +11,7 @@ import typer
 from lantern_accel.bounds import MOST_THREADS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import bar, opened
-from lantern_accel.cli.options import OPTION, WEIGHTS, read_options, with_settings
+from lantern_accel.cli.options import OPTION, WEIGHTS, read_options, strategy_words, with_settings
 from lantern_accel.files import read_text_file
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ def generate(
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace pictures that are there already."
     ),
-    json_path: str = typer.Option(
-        None, "--json", metavar="FILE", help="Write the run's figures here; - for standard output."
+    as_json: bool = typer.Option(False, "--json", help="Print the run's figures as JSON."),
+    stats_path: Path = typer.Option(
+        None, "--stats", metavar="FILE", help="Write the run's figures into this file, as JSON."
     ),
     prompts_file: Path = typer.Option(
         None,
@@ -109,13 +110,13 @@ def generate(
     """
     from lantern_accel.cli.pictures import Pictures, check_files, free_name
     from lantern_accel.errors import RequestError
-    from lantern_accel.generation.settings import check_prompts, exactly, read_settings
+    from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
 
     if on is not None:
         from lantern_accel.cli.folders import draw_folder
 
-        clash = {"PROMPT": prompts, "--json": json_path, "--seeds": seeds, "--compare": compare,
-                 "--grid": grid, "--embeddings": embeddings, "--scale": scale != 1,
+        clash = {"PROMPT": prompts, "--json": as_json, "--stats": stats_path, "--seeds": seeds,
+                 "--compare": compare, "--grid": grid, "--embeddings": embeddings, "--scale": scale != 1,
                  "--overwrite": overwrite}  # fmt: skip
         for name, given in clash.items():
             if given:
@@ -124,18 +125,22 @@ def generate(
         load |= {"text_encoder": text_encoder, "text_device": text_device}
         load["dtype"] = exactly(dtype) if exact_dtype else dtype
         load |= {"options": read_options(option), "weights": weights}
-        settings = read_settings(settings).model_dump(exclude_none=True)
+        settings = read_settings(settings, option_name).model_dump(exclude_none=True)
         return draw_folder(
             prompts_file, output, on, workers, load, settings, threads, resume, quiet
         )
     words = [*(prompts or []), *_lines(prompts_file)]
     check_prompts(words)
-    columns = [name.strip() for name in compare.split(",")] if compare is not None else []
+    columns = strategy_words([compare]) if compare is not None else []
+    if isinstance(settings["strategy"], str) and "," in settings["strategy"]:
+        raise RequestError("--strategy draws with one strategy; --compare A,B draws with several")
+    if settings["strategy"] is not None:
+        strategy_words([settings["strategy"]])
     if columns and (settings["strategy"] is not None or resume):
         raise RequestError(
             "--compare draws with several strategies; leave --strategy and --resume out"
         )
-    read_settings(settings)
+    read_settings(settings, option_name)
     dtype = exactly(dtype) if exact_dtype else dtype
     runs: list[dict[str, Any]] = [
         {
@@ -150,7 +155,7 @@ def generate(
     files = 1 if grid or columns else count
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
-    check_files(output, json_path, files, overwrite=overwrite, resume=resume)
+    check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
     with opened(
         model,
         quiet,
@@ -184,8 +189,8 @@ def generate(
     elif grid:
         pictures.write_grid(settings["num_images"] or 1)
     pictures.done()
-    _report(results, json_path)
-    if not quiet and json_path != "-":
+    _report(results, as_json, stats_path)
+    if not quiet and not as_json:
         if not results:
             say("every image is there already", label="nothing to draw", style="bold")
         for result in results:
@@ -263,18 +268,18 @@ def _seeds(text: str) -> list[int]:
     return found
 
 
-def _report(results: Sequence[GenerationResult], json_path: str | None) -> None:
-    """Write the figures: one object, or a list where several runs were made."""
+def _report(results: Sequence[GenerationResult], as_json: bool, path: Path | None) -> None:
+    """Print or write the figures: one object, or a list where several runs were made."""
     import json
 
     figures = [one.stats.model_dump(mode="json") for one in results]
     whole: Any = figures[0] if len(figures) == 1 else figures
-    if json_path == "-":
+    if as_json:
         typer.echo(json.dumps(whole, indent=2))
-    elif json_path is not None:
+    if path is not None:
         from lantern_accel.files import write_json
 
-        write_json(Path(json_path), whole)
+        write_json(path, whole)
 
 
 def _summary(result: GenerationResult) -> None:

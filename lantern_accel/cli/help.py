@@ -11,16 +11,18 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from lantern_accel.cli.spelling import answering
+
 #: Headings in the order in which they are printed, and the parameters below each.
 GROUPS: dict[str, tuple[str, ...]] = {
     "What to draw, and where it goes": (
-        "output", "overwrite", "json_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
+        "output", "overwrite", "stats_path", "as_json", "prompts", "prompts_file", "prompt", "num_images",
         "size", "seed", "seeds", "compare", "grid", "scale", "resume", "quiet", "on", "workers",
     ),
     "Model": ("model", "vq", "drafter", "text_encoder", "text_device", "embeddings", "weights"),
-    "Device": ("device", "dtype", "exact_dtype", "threads", "option", "batch", "batches", "batch_size"),
+    "Device": ("device", "dtype", "exact_dtype", "threads", "option", "batch", "batch_size"),
     "Drafting": (
-        "preset", "strategy", "strategies", "tree", "window", "bits", "draft_length", "coupling",
+        "preset", "strategy", "tree", "window", "bits", "draft_length", "coupling",
     ),
     "Relaxation": (
         "relaxed", "tv_budget", "accept", "k", "delta", "lam", "residual", "neighbour_space",
@@ -30,12 +32,32 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "guidance_scale", "negative_prompt",
     ),
 }  # fmt: skip
+#: Which of the commands that measure is for what; docs/measuring.md says more.
+WHICH = (
+    "To measure: `bench` compares strategies here in minutes and prints a table. `profile` writes a run "
+    "with prices and raw samples, for `compare` and for others. `stepcost` times steps of real model "
+    "sizes on random weights. `tune` finds what is fastest here and keeps it for `generate`."
+)
+
+
+def exit_codes() -> str:
+    """Return every exit code and what it says, for ``--help``."""
+    from lantern_accel.errors import EXIT_CODES
+
+    said = "; ".join(f"{code}: {text.partition(':')[0]}" for code, text in EXIT_CODES.items())
+    return f"Exit codes (docs/reference/exit-codes.md): {said}."
+
+
 #: A command with fewer options than this lists them in one piece.
 MANY = 18
 
 
 class GroupedCommand(TyperCommand):
     """A command whose ``--help`` lists many options under the headings of :data:`GROUPS`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        with answering(self, args):
+            return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         every = self.get_params(ctx)

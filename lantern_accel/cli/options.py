@@ -22,6 +22,74 @@ WEIGHTS = typer.Option(
 )
 
 
+def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> list[int]:
+    """Read a repeatable option of whole numbers, several with commas between, each kept once.
+
+    Raises RequestError for anything that is none from ``least`` to ``most``.
+    """
+    from lantern_accel.bounds import whole
+    from lantern_accel.errors import RequestError
+
+    found = []
+    for word in _words(given):
+        number = whole(word, least, most)
+        if number is None:
+            raise RequestError(
+                f"{option} takes numbers from {least} to {most}, such as 1,4, not {word[:40]!r}"
+            )
+        found.append(number)
+    return list(dict.fromkeys(found))
+
+
+def numbers(option: str, given: Sequence[str], least: float, most: float) -> list[float]:
+    """Read a repeatable option of numbers, several with commas between; raises RequestError."""
+    from lantern_accel.errors import RequestError
+
+    found = []
+    for word in _words(given):
+        try:
+            number = float(word) if len(word) <= 64 and word.isascii() else math.nan
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise RequestError(
+                f"{option} takes numbers from {least:g} to {most:g}, such as 0,1, not {word[:40]!r}"
+            )
+        found.append(number)
+    return list(dict.fromkeys(found))
+
+
+def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
+    """Read ``--strategy``, repeated or with commas between, and refuse unknown names before any work.
+
+    A word with settings (``lantern++:k=10,lambda=2``) or a ``.json`` file stays whole and is not looked
+    up; nor are presets where they may stand. Raises StrategyError and RequestError.
+    """
+    from lantern_accel.errors import RequestError, StrategyError, did_you_mean
+    from lantern_accel.strategy.presets import PRESETS
+    from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
+
+    found = []
+    known = {AUTO, SELF, *STRATEGIES, *([one.name for one in PRESETS] if presets else [])}
+    for text in given:
+        if ":" in text or text.endswith(".json"):
+            found.append(text.strip())
+            continue
+        for word in _words([text]):
+            if word not in known:
+                raise StrategyError(f"unknown strategy {word[:80]!r}{did_you_mean(word, known)}")
+            found.append(word)
+    if not found:
+        raise RequestError(
+            "--strategy names none; give names with commas between, such as vanilla,eagle"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _words(given: Sequence[str]) -> list[str]:
+    return [word.strip() for text in given for word in text.split(",") if word.strip()]
+
+
 def finite(value: Any) -> Any:
     """Refuse nan and inf, which typer's own bounds may let through; the callback of floats."""
     for one in value if isinstance(value, list | tuple) else [value]:
@@ -31,15 +99,15 @@ def finite(value: Any) -> Any:
 
 
 def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, Any]:
-    """Read ``name=value`` pairs; raises BackendError for what is none."""
+    """Read ``name=value`` pairs; raises RequestError for what is none."""
     from lantern_accel.bounds import whole
-    from lantern_accel.errors import BackendError
+    from lantern_accel.errors import RequestError
 
     options: dict[str, Any] = {} if threads is None else {"threads": threads}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise BackendError(f"the option {text[:80]!r} is not of the form NAME=VALUE")
+            raise RequestError(f"the option {text[:80]!r} is not of the form NAME=VALUE")
         number = whole(value)
         options[name] = value if number is None else number
     return options

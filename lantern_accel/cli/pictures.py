@@ -33,7 +33,7 @@ def free_name(count: int, stem: str = "lantern", suffix: str = ".png") -> Path:
 
 def check_files(
     output: Path,
-    json_path: str | None,
+    figures: Path | None,
     count: int,
     *,
     overwrite: bool = True,
@@ -50,11 +50,10 @@ def check_files(
         raise RequestError(f"{output} has no picture format; name it .png, .jpg or .webp")
     picture_format(output)
     files = [numbered(output, index, count) for index in range(count)]
-    figures = Path(json_path) if json_path is not None and json_path != "-" else None
     for path in (files[0], files[-1], *([figures] if figures else [])):
         check_target(path, parents=False)
     if figures is not None and figures.resolve() in {path.resolve() for path in files}:
-        raise RequestError(f"--json and --output both name {figures}; choose two files")
+        raise RequestError(f"--stats and --output both name {figures}; choose two files")
     kept = next((path for path in files if path.is_file()), None)
     if kept is not None and not (overwrite or resume):
         raise RequestError(

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.cli.options import (
+    OPTION,
+    finite,
+    numbers,
+    read_options,
+    strategy_words,
+    whole_numbers,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -23,20 +31,16 @@ def profile(
     ),
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
-    strategies: list[str] = typer.Option(
+    strategy: list[str] = typer.Option(
         ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd"],
-        "--strategies",
+        "--strategy",
+        "-s",
         help="Names with commas between, or repeated; vanilla is always measured.",
     ),
-    batch: list[int] = typer.Option(
-        [],
-        min=1,
-        max=bounds.MOST_BATCH,
-        help="Images together; repeat for several. Default: 1 and 4, quick: 1.",
+    batch: list[str] = typer.Option(
+        [], "--batch", "-b", help="Images together, such as 1,4. Default: 1,4, quick: 1."
     ),
-    temperature: list[float] = typer.Option(
-        [1.0], min=0, max=bounds.MOST_TEMPERATURE, callback=finite, help="Repeat for several."
-    ),
+    temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
     prompts: Path = typer.Option(
         None,
         help="A text file, one prompt per line; blank lines are left out. Default: a fixed random draw "
@@ -90,10 +94,17 @@ def profile(
 
     Example: lantern-accel profile --device cpu --quick -o cpu.json
     """
+    names = strategy_words(strategy)
+    batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
+    temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
     if fleet:
         from lantern_accel.cli.folders import measure_folder
 
-        given = {"--strategies": strategies, "--batch": batch, "--temperature": temperature}
+        given: dict[str, Any] = {
+            "--strategy": strategy,
+            "--batch": batch,
+            "--temperature": temperature,
+        }
         given |= {"--samples": samples, "--seconds": seconds, "--quality-images": quality_images}
         given |= {"--seed": seed, "--dtype": dtype, "--threads": threads, "--option": option}
         given |= {"--model": _elsewhere(model), "--prompts": prompts and prompts.resolve()}
@@ -103,16 +114,12 @@ def profile(
     import time
 
     import lantern_accel
-    from lantern_accel.errors import RequestError
     from lantern_accel.measure.store import check_name, check_output
 
     check_name(name)
     check_output(output, resume=resume, trace=trace)
     options = read_options(option, threads)
     began = time.perf_counter()
-    words = [word.strip() for text in strategies for word in text.split(",") if word.strip()]
-    if not words:
-        raise RequestError("--strategies names none; give names with commas between, such as eagle")
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         loaded = time.perf_counter() - began
         # Below here torch is imported, which the device precedes.
@@ -122,13 +129,13 @@ def profile(
         from lantern_accel.testing.kit import run_checks
 
         given = {"samples": samples, "seconds": seconds, "quality_images": quality_images}
-        changes = {name: value for name, value in given.items() if value is not None}
+        changes = {key: value for key, value in given.items() if value is not None}
         request = asked.Request(
-            strategies=asked.choose_strategies(pipeline, words, temperature),
+            strategies=asked.choose_strategies(pipeline, names, temperatures),
             prompts=read_prompts(prompts, pipeline),
             plan=(asked.QUICK if quick else asked.FULL).model_copy(update=changes),
-            batches=list(dict.fromkeys(batch)) or ([1] if quick else [1, 4]),
-            temperatures=list(dict.fromkeys(temperature)),
+            batches=batches or ([1] if quick else [1, 4]),
+            temperatures=temperatures,
             seed=seed,
             name=name or asked.fresh_name(str(pipeline.backend.device)),
             command=asked.command_of(sys.argv[1:]),

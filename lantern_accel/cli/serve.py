@@ -11,7 +11,7 @@ import typer
 from lantern_accel.bounds import MOST_BATCH, MOST_SECONDS, MOST_THREADS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import opened
-from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options
+from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options, strategy_words
 from lantern_accel.files import read_text_file
 
 #: API keys, with commas between.
@@ -111,6 +111,7 @@ def serve(
             f"serving needs {error.name}, which is not installed; pip install 'lantern-accel[serve]'"
         ) from None
     keys = _keys(api_keys)
+    strategy = strategy_words(strategy) if strategy else []
     if on is not None:
         if on != "ray" or device != "auto" or strategy:
             raise RequestError(

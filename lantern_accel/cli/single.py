@@ -12,7 +12,7 @@ from lantern_accel.errors import LanternError
 
 
 def run_single(command: Callable[..., Any], argv: Sequence[str] | None = None) -> int:
-    """Run a function whose signature typer reads; return 0, 2 with one sentence, or 130 for Ctrl-C."""
+    """Run a function whose signature typer reads; return its exit code, an error as one sentence."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(command)
     try:
@@ -21,7 +21,7 @@ def run_single(command: Callable[..., Any], argv: Sequence[str] | None = None) -
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except LanternError as error:
         say(str(error), label="error", style="bold red", to_stderr=True)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     return 0

@@ -8,7 +8,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options, strategy_words, whole_numbers
 
 
 def register(app: typer.Typer) -> None:
@@ -20,9 +20,7 @@ def stepcost(
     size: str = typer.Option(
         "llamagen-xl-384", help="A published size, llamagen-SIZE-PIXELS, anole-7b, or a JSON file."
     ),
-    batch: list[int] = typer.Option(
-        [1], min=1, max=bounds.MOST_BATCH, help="Images together; repeat for several."
-    ),
+    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Images together, such as 1,4."),
     nodes: str = typer.Option("8,16,32,60", help="Node counts at which verification is timed."),
     strategy: str = typer.Option("lantern++", help="The whole step that is timed."),
     tree: str = typer.Option(None, help="Its tree; the paper's otherwise."),
@@ -31,14 +29,14 @@ def stepcost(
     weights: str = typer.Option("full", help="The target's weights: full, int8, int6 or int4."),
     cfg_scale: float = typer.Option(
         None,
-        "--cfg",
+        "--cfg-scale",
         min=0,
         max=bounds.MOST_SCALE,
         callback=finite,
-        help="4 for classes, 7.5 for text.",
+        help="Guidance. Default: 4 for classes, 7.5 for text.",
     ),
     top_k: int = typer.Option(
-        None, min=0, max=bounds.MOST_CODES, help="0 for classes, 1000 for text."
+        None, min=0, max=bounds.MOST_CODES, help="Default: 0 for classes, 1000 for text."
     ),
     tokens_per_step: float = typer.Option(
         None,
@@ -67,6 +65,8 @@ def stepcost(
     from lantern_accel.errors import RequestError
     from lantern_accel.files import check_target
 
+    batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
+    strategy_words([strategy])
     if tokens_per_step and acceptance_from:
         raise RequestError("give --tokens-per-step or --acceptance-from, not both")
     if output is not None:
@@ -93,7 +93,7 @@ def stepcost(
             weights=weights,
             cfg_scale=cfg_scale,
             top_k=top_k,
-            batches=list(dict.fromkeys(batch)),
+            batches=batches,
             nodes=parse_nodes(nodes),
             repeats=repeats,
             acceptance=acceptance,

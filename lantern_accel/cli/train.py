@@ -13,8 +13,8 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, finite, read_options
-from lantern_accel.errors import DataError
-from lantern_accel.files import read_text_file
+from lantern_accel.errors import DataError, DiskFullError
+from lantern_accel.files import disk_is_full, read_text_file
 
 train = typer.Typer(
     help="Train a drafter for any model, or a target of your own. All stages resume.",
@@ -51,7 +51,8 @@ def explaining_the_disk(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
+        kind = DiskFullError if disk_is_full(error) else DataError
+        raise kind(
             f"{error.filename or where} cannot be read or written ({error.strerror or error}); "
             "make it accessible or free some space, and run the same command to continue"
         ) from error

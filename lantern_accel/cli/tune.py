@@ -10,7 +10,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.cli.options import OPTION, finite, read_options, strategy_words, whole_numbers
 
 
 def register(app: typer.Typer) -> None:
@@ -26,19 +26,17 @@ def tune(
         help="auto (windows, trees and plain decoding), eagle or lantern++ (their tree), or one that "
         "drafts in a window, such as scd (its length and siblings).",
     ),
-    batch: list[int] = typer.Option(
-        [1, 2, 4, 8, 16, 32],
-        min=1,
-        max=bounds.MOST_BATCH,
-        help="Batch sizes that auto, or the window, is for.",
+    batch: list[str] = typer.Option(
+        ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes that auto, or the window, is for."
     ),
     temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE, callback=finite),
     relaxed: bool = typer.Option(False, "--relaxed", help="Choose for auto with --relaxed."),
     tv_budget: float = typer.Option(
         None, callback=finite, help="Choose for auto with this budget."
     ),
-    budget: float = typer.Option(
+    max_seconds: float = typer.Option(
         None,
+        "--max-seconds",
         min=1,
         max=bounds.MOST_SECONDS,
         callback=finite,
@@ -62,20 +60,21 @@ def tune(
     if output is not None:
         check_target(output)
     options = read_options(option, threads)
+    sizes = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
+    strategy_words([strategy])
     with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
         log = partial(say, to_stderr=True, style="dim")
         if strategy == "auto":
             from lantern_accel.tuning.auto import tune_auto
 
             asked = pipeline.strategy("auto", relaxed=relaxed or None, tv_budget=tv_budget)
-            sizes = list(dict.fromkeys(batch))
             choices, evidence = tune_auto(
                 pipeline,
                 asked,
                 temperature=temperature,
                 batches=sizes,
                 repeats=repeats,
-                budget=budget,
+                budget=max_seconds,
                 say=log,
             )
             _tell(choices, sizes)
@@ -87,7 +86,6 @@ def tune(
         if isinstance(asked.tree, Window):
             from lantern_accel.tuning.windows import tune_windows
 
-            sizes = list(dict.fromkeys(batch))
             kept = tune_windows(
                 pipeline,
                 asked,

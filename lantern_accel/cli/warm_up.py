@@ -6,9 +6,10 @@ import time
 
 import typer
 
+from lantern_accel.bounds import MOST_BATCH
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import opened
-from lantern_accel.cli.options import OPTION, read_options
+from lantern_accel.cli.options import OPTION, read_options, strategy_words, whole_numbers
 
 
 def register(app: typer.Typer) -> None:
@@ -20,8 +21,10 @@ def warm_up(
     device: str = typer.Option("auto", "--device", "-d", help="As for generate."),
     model: str = typer.Option("lantern-emoji", "--model", "-m", help="As for generate."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    batches: str = typer.Option("1", help="Batch sizes, such as 1,2,4."),
-    strategies: str = typer.Option("auto", help="Strategies by name, such as vanilla,eagle."),
+    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,2,4."),
+    strategy: list[str] = typer.Option(
+        ["auto"], "--strategy", "-s", help="Names with commas between, or repeated."
+    ),
     option: list[str] = OPTION,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
 ) -> None:
@@ -29,17 +32,8 @@ def warm_up(
 
     A later command finds it in the cache folder, where the device's compiler uses one.
     """
-    from lantern_accel.bounds import MOST_BATCH, whole
-    from lantern_accel.errors import RequestError
-
-    sizes = []
-    for word in batches.split(","):
-        word = word.strip()
-        size = whole(word, 1, MOST_BATCH)
-        if size is None:
-            raise RequestError(f"{word!r} is no batch size; give numbers from 1 to {MOST_BATCH}")
-        sizes.append(size)
-    names = [word.strip() for word in strategies.split(",")]
+    sizes = whole_numbers("--batch", batch, 1, MOST_BATCH)
+    names = strategy_words(strategy)
     began = time.perf_counter()
 
     def told(bucket: str, seconds: float) -> None:

@@ -24,7 +24,13 @@ from lantern_accel.device.capture import KINDS, CaptureKind, Replay, buffers_of
 from lantern_accel.device.inference import inferring
 from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
 from lantern_accel.device.timeouts import close_in_time
-from lantern_accel.errors import BackendError, NotCapturableError, RequestError, did_you_mean
+from lantern_accel.errors import (
+    BackendError,
+    DeviceRequestError,
+    NotCapturableError,
+    RequestError,
+    did_you_mean,
+)
 
 __all__ = [
     "CAPABILITIES",
@@ -216,7 +222,7 @@ class Backend(TensorOps, ABC):
     def support(self, capability: str) -> Support:
         """Answer for one of :data:`CAPABILITIES`; raises BackendError for any other name."""
         if capability not in CAPABILITIES:
-            raise BackendError(
+            raise DeviceRequestError(
                 f"no capability is named {capability!r}{did_you_mean(capability, CAPABILITIES)}"
             )
         if capability in DTYPES:
@@ -240,11 +246,11 @@ class Backend(TensorOps, ABC):
             return DTypePolicy(compute=able[0], kv=able[0])
         if requested not in DTYPES:
             near = did_you_mean(requested, ["auto", *DTYPES])
-            raise BackendError(f"no dtype is named {requested!r}{near}")
+            raise DeviceRequestError(f"no dtype is named {requested!r}{near}")
         dtype = DTYPES[requested]
         if dtype not in able:
             names = ", ".join(str(one).removeprefix("torch.") for one in able)
-            raise BackendError(
+            raise DeviceRequestError(
                 f"device {self.device} does not compute in {requested}; use auto or one of: {names}"
             )
         return DTypePolicy(compute=dtype, kv=dtype)

@@ -16,7 +16,13 @@ from lantern_accel.device.entry_points import load_plugins, why
 from lantern_accel.device.first_use import REPORT, check_answer, first_use
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.device.timeouts import LOOKING, close_in_time, in_time
-from lantern_accel.errors import BackendError, LanternError, LanternWarning, did_you_mean
+from lantern_accel.errors import (
+    BackendError,
+    DeviceRequestError,
+    LanternError,
+    LanternWarning,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -214,7 +220,7 @@ def devices_report() -> list[DeviceStatus]:
 def _parse(device: str) -> tuple[str, int]:
     match = _DEVICE.fullmatch(str(device).strip().lower())  # str: a torch.device will do
     if match is None:
-        raise BackendError(
+        raise DeviceRequestError(
             f"device {device!r} is not a device; write auto, a name, or a name and an index "
             f"such as cpu:0; {LIST_DEVICES}"
         )
@@ -236,7 +242,7 @@ def _named(name: str) -> BackendSpec:
     meant = [one for one, spec in plugins.specs.items() if name.lower() in spec.also_known_as]
     near = f"; did you mean {', '.join(meant)}?" if meant else ""
     near = near or did_you_mean(name, ["auto", *words, *plugins.specs])
-    raise BackendError(f"no backend is named {name!r}{near}; {LIST_DEVICES}")
+    raise DeviceRequestError(f"no backend is named {name!r}{near}; {LIST_DEVICES}")
 
 
 def _answers(spec: BackendSpec, word: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import DeviceRequestError
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -122,10 +122,10 @@ class BackendSpec(ABC):
 
 
 def check_options(backend: str, options: Mapping[str, Any], known: Mapping[str, str]) -> None:
-    """Raise BackendError for an option that ``known`` (name to meaning) does not list."""
+    """Raise DeviceRequestError for an option that ``known`` (name to meaning) does not list."""
     for name in options:
         if name not in known:
             listing = "; ".join(f"{key}: {meaning}" for key, meaning in known.items())
-            raise BackendError(
+            raise DeviceRequestError(
                 f"backend {backend!r} has no option {name!r}; it takes {listing or 'none'}"
             )

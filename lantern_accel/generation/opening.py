@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lantern_accel.device.backend import DTYPES, Backend
-from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.errors import BackendError, DeviceRequestError, did_you_mean
 from lantern_accel.families.base import LoadingProgress, Parts
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.limits import check_weights
@@ -37,7 +37,9 @@ def open_pipeline(
     from lantern_accel.models.locate import find_model, log
 
     if dtype != "auto" and dtype not in DTYPES:
-        raise BackendError(f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}")
+        raise DeviceRequestError(
+            f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}"
+        )
     how = None if weights == FULL else rounding(weights)
     found = find_model(model, parts, tell or log)
 

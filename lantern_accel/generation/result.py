@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lantern_accel.generation.loaded import Loaded
     from lantern_accel.generation.request import GenerationRequest
 
-#: Version of the JSON that ``--json`` writes.
+#: Version of the JSON that ``--stats`` writes.
 STATS_SCHEMA = 1
 
 

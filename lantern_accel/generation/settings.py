@@ -54,7 +54,7 @@ class Settings(BaseModel):
         ge=0,
         lt=SEEDS,
     )
-    batch_size: int | None = _said("Images decoded together.", "-b", ge=1, le=MOST_BATCH)
+    batch_size: int | None = _said("Images decoded together.", "--batch", "-b", ge=1, le=MOST_BATCH)
     size: tuple[int, int] | None = _said(
         "Width and height in pixels (768x512), where a model draws several sizes.", shown=str
     )
@@ -130,25 +130,43 @@ def exactly(dtype: str) -> str:
     return EXACT_DTYPE
 
 
-def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Check keywords; raises :class:`RequestError` in one sentence, with the nearest name."""
+def option_name(name: str) -> str:
+    """Return what the command line calls a field of :class:`Settings`: ``--lambda`` for ``lam``."""
+    extra = Settings.model_fields[name].json_schema_extra
+    names: Any = extra.get("names", []) if isinstance(extra, dict) else []
+    own = f"--{name.replace('_', '-')}"
+    return next((str(one).partition("/")[0] for one in names if str(one).startswith("--")), own)
+
+
+def read_settings(
+    given: Mapping[str, Any], named: Callable[[str], str] = lambda name: name
+) -> Settings:
+    """Check keywords; raises :class:`RequestError` in one sentence, with the nearest name.
+
+    ``named``: what the user calls a field, where that is not its name.
+    """
     fields = Settings.model_fields
     for name in given:
         if name not in fields:
             raise RequestError(f"generate takes no {shown(name)}{did_you_mean(name, fields)}")
     try:
-        return Settings.model_validate(dict(given))
+        settings = Settings.model_validate(dict(given))
+        Sampling.model_validate(settings.sampling_changes())
+        return settings
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
         value = given.get(name)
+        number = f"{value:g}" if isinstance(value, float) else shown(value)
         bound = out_of_bounds(first["type"], first.get("ctx"))
         if bound:
-            raise RequestError(f"{name} {bound}, not {shown(value)}") from None
+            raise RequestError(f"{named(name)} {bound}, not {number}") from None
         if first["type"] == "value_error":
-            raise RequestError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise RequestError(
+                f"{named(name)}: {first['msg'].removeprefix('Value error, ')}"
+            ) from None
         meaning = fields[name].description or ""
-        raise RequestError(f"{name} cannot be {shown(value)}; it takes: {meaning}") from None
+        raise RequestError(f"{named(name)} cannot be {shown(value)}; it takes: {meaning}") from None
 
 
 def read_size(text: str) -> tuple[int, int]:

@@ -86,7 +86,7 @@ class Profiler:
             sessions=[],
             conformance=not_measured(
                 "a quick run leaves it out; "
-                f"`lantern-accel conform {pipeline.backend.name} --json checks.json` checks it, and "
+                f"`lantern-accel conform {pipeline.backend.name} -o checks.json` checks it, and "
                 "`lantern-accel compare` takes that file too"
             ),
         )

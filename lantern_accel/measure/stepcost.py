@@ -22,7 +22,7 @@ from lantern_accel.bounds import MOST_NODES, whole
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.device.backend import Backend, check_clock, inferring
-from lantern_accel.errors import BackendError, RequestError
+from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.random_weights import RandomModel, random_model, sized, weights_bytes
 from lantern_accel.measure import store, work
 from lantern_accel.measure.ceilings import measure_ceilings
@@ -240,7 +240,7 @@ def run_stepcost(
     """Measure ceilings and steps; ``out`` is written after every kind of step and resumed from there.
 
     Raises :class:`RequestError` where ``out`` holds a measurement with other settings, and
-    :class:`BackendError` where a batch does not fit.
+    :class:`DoesNotFitError` where a batch does not fit.
     """
     check_clock(backend)
     dtype = model.target.output.weight.dtype
@@ -334,7 +334,7 @@ def make_model(
 ) -> RandomModel:
     """Make a model of a named size on an opened device, its target's weights rounded as ``weights`` says.
 
-    Raises :class:`BackendError` where its weights do not fit, naming a dtype that would.
+    Raises :class:`DoesNotFitError` where its weights do not fit, naming a dtype that would.
     """
     how = None if weights == FULL else rounding(weights)
     manifest = sized(name)
@@ -345,7 +345,7 @@ def make_model(
         way = (
             f"use the dtype {str(fits[0]).removeprefix('torch.')}" if fits else "use a smaller size"
         )
-        raise BackendError(
+        raise DoesNotFitError(
             f"random weights of {name} take {size(need)}, device {backend.device} has {size(free)} "
             f"free; {way}"
         )

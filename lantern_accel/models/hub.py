@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lantern_accel.errors import ModelError
+from lantern_accel.errors import FetchError, ModelError
 from lantern_accel.families.catalogue import parts_of
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.files import cache_dir, write_whole
@@ -57,7 +57,7 @@ def resolve(entry: ModelEntry, tell: Tell, *, skip: Collection[str] = ()) -> dic
 
     Keys are ``target`` (the entry's own weights) and the kinds of its parts (``vq``, ``drafter``,
     ``text``); kinds in ``skip`` are left out. ``tell`` gets each licence once, and what is fetched.
-    Raises :class:`ModelError` where something is neither cached nor can be fetched: with everything
+    Raises :class:`FetchError` where something is neither cached nor can be fetched: with everything
     that is missing, its size, and where to put it.
     """
     wanted = {"target": entry}
@@ -154,28 +154,28 @@ def _download(entry: ModelEntry, path: str) -> Path:
         raise _Absent(f"{type(error).__name__}: {reason}") from None
 
 
-def _how_to_get(error: _Absent, wanted: list[ModelEntry]) -> ModelError:
+def _how_to_get(error: _Absent, wanted: list[ModelEntry]) -> FetchError:
     """Return the error with the commands that fetch what is missing, each into a folder of its own.
 
     Several of the files have the same name, so that one folder for all would lose some.
     """
     model = wanted[0]
     together = model.kind == "model" and not at_hand(model)
-    steps, total = [], 0
+    steps, named, total = list[str](), list[str](), 0
     for one in wanted:
         if not together and at_hand(one):
             continue
         home = f"models/{model.name}{BESIDE[one.kind]}" if together else f"models/{one.name}"
         files = " ".join(file.path for file in one.files)
-        step = f"`hf download {one.repo} {files} --local-dir {home}` ({human_size(one.nbytes)})"
+        steps.append(f"hf download {one.repo} {files} --local-dir {home}")
         if not together:
-            step += f", named with {_OPTIONS[one.kind]} {home}"
-        steps.append(step)
+            named.append(f"{_OPTIONS[one.kind]} {home}")
         total += one.nbytes
-    last = f" and name the folder: --model models/{model.name}" if together else ""
-    return ModelError(
-        f"{model.name} is not at hand and cannot be fetched ({error}): where there is a network, run "
-        f"{' and '.join(steps)}, {human_size(total)} in all, put what that makes here{last}"
+    named = [f"--model models/{model.name}"] if together else named
+    commands = "".join(f"\n  {step}" for step in steps)
+    return FetchError(
+        f"{model.name} ({human_size(total)}) is not here and cannot be fetched ({error}). Where there is "
+        f"a network, run:{commands}\nThen bring the folder models here and add {' '.join(named)}"
     )
 
 

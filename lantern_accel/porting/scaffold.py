@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from lantern_accel.device.plugins import backend_specs, broken_plugins
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import DeviceRequestError
 
 #: The name that the template has, as a word of its files and of their names.
 TEMPLATE = "abacus"
@@ -18,42 +18,42 @@ LONGEST = 40
 
 
 def check_name(name: str) -> None:
-    """Raise BackendError where no backend can have the name: not an identifier, or taken."""
+    """Raise DeviceRequestError where no backend can have the name: not an identifier, or taken."""
     if not _NAME.fullmatch(name) or len(name) > LONGEST:
         plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789")[:LONGEST].strip("_")
         near = f"; did you mean {plain}?" if _NAME.fullmatch(plain) else ""
-        raise BackendError(
+        raise DeviceRequestError(
             f"{name[: 2 * LONGEST]!r} cannot name a device: use up to {LONGEST} lower-case letters, "
             f"digits and single '_', a letter first{near}"
         )
     specs = backend_specs()
     if name in specs:
-        raise BackendError(
+        raise DeviceRequestError(
             f"there is a device named {name!r} already ({specs[name].summary}); choose another name"
         )
     if name in broken_plugins():
-        raise BackendError(
+        raise DeviceRequestError(
             f"an installed plug-in has the name {name!r}, although it cannot be used "
             f"({broken_plugins()[name]}); uninstall it, or choose another name"
         )
     words = {word: spec.name for spec in specs.values() for word in spec.aliases}
     if name == "auto" or name in words:
         means = f"opens {words[name]!r}" if name in words else "lets lantern-accel choose"
-        raise BackendError(f"the word {name!r} {means} already; choose another name")
+        raise DeviceRequestError(f"the word {name!r} {means} already; choose another name")
 
 
 def scaffold(name: str, out: Path) -> Path:
     """Write the package ``lantern_accel_NAME`` into the folder ``out``; return the new folder.
 
-    All of it or nothing. Raises BackendError for a name that cannot be taken, and where the folder
+    All of it or nothing. Raises DeviceRequestError for a name that cannot be taken, and where the folder
     is there already or cannot be made.
     """
     check_name(name)
     folder = out / f"{PREFIX}{name}"
     if folder.exists() or folder.is_symlink():
-        raise BackendError(f"{folder} is there already; remove it, or choose another --out")
+        raise DeviceRequestError(f"{folder} is there already; remove it, or choose another --out")
     if out.exists() and not out.is_dir():
-        raise BackendError(f"{out} is not a folder; choose another --out")
+        raise DeviceRequestError(f"{out} is not a folder; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".lantern-") as temporary:
         made = Path(temporary) / folder.name

@@ -12,7 +12,7 @@ import torch
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
-from lantern_accel.errors import BackendError, did_you_mean
+from lantern_accel.errors import DeviceRequestError, did_you_mean
 from lantern_accel.families.registry import families
 from lantern_accel.testing import buckets, buffers, caches, device, drawing, numeric, static
 from lantern_accel.testing.result import (
@@ -60,7 +60,7 @@ def select(
     for name in names:
         found = {k: v for k, v in known.items() if name in (k, k.partition(".")[0])}
         if not found:
-            raise BackendError(
+            raise DeviceRequestError(
                 f"no check is named {name!r}{did_you_mean(name, groups | set(known))}"
             )
         chosen.update(found)

@@ -114,7 +114,7 @@ def test_the_cpu_passes_everything_and_writes_its_reports(tmp_path, capsys, monk
     if cases == "few":
         small_kit(monkeypatch)
     files = tmp_path / "report.json", tmp_path / "junit.xml"
-    assert main(["conform", "cpu", "--json", str(files[0]), "--junit", str(files[1])]) == 0
+    assert main(["conform", "cpu", "-o", str(files[0]), "--junit", str(files[1])]) == 0
     report = Report.model_validate(json.loads(files[0].read_text()))
     assert report.passed
     assert {o.name for o in report.outcomes} == set(CHECKS)

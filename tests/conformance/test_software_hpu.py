@@ -34,7 +34,7 @@ def test_generate_gives_the_tokens_of_the_cpu(
             "lantern++",
             "--tree",
             "small_8",
-            "--json",
+            "--stats",
             str(files[0]),
             "-o",
             str(files[1]),
@@ -69,7 +69,7 @@ def test_conform_passes_all_that_needs_no_card(
     on_software_hpu: Run, tmp_path: Path, script: str
 ) -> None:
     files = tmp_path / "report.json", tmp_path / "junit.xml"
-    words = ["conform", "hpu", "--software", "--json", str(files[0]), "--junit", str(files[1])]
+    words = ["conform", "hpu", "--software", "-o", str(files[0]), "--junit", str(files[1])]
     shown = passes(on_software_hpu(*words, script=script, LANTERN_HPU_SOFTWARE=""))
     report = json.loads(files[0].read_text())
     assert report["device_name"] == "software HPU"

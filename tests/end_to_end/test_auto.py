@@ -50,7 +50,7 @@ def test_steps_are_timed_once_and_a_seed_repeats(tiny_model, own, monkeypatch):
 
 def test_the_command_says_what_auto_stands_for(command, tiny_model, own, tmp_path):
     words = ("generate", "red heart", "--model", tiny_model, "-o", tmp_path / "a.png")
-    done = command(*words, "--json", tmp_path / "a.json")
+    done = command(*words, "--stats", tmp_path / "a.json")
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "a.json").read_text())["auto"]
     assert told in " ".join(done.stdout.split())

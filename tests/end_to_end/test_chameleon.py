@@ -44,7 +44,7 @@ def size_of(path: Path) -> tuple[int, int]:
 def test_anole_draws_with_every_strategy(command, anole, tmp_path, strategy):
     done = command(
         "generate", "a red fox", "--model", anole, "--strategy", strategy, "--seed", 1,
-        "-o", tmp_path / "fox.png", "--json", "-",
+        "-o", tmp_path / "fox.png", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert size_of(tmp_path / "fox.png") == (12, 12)
@@ -57,7 +57,7 @@ def test_anole_draws_with_every_strategy(command, anole, tmp_path, strategy):
 def test_anole_in_the_original_layout_draws_its_1024_tokens(command, original, tmp_path):
     done = command(
         "generate", "a red fox", "--model", original, "--strategy", "vanilla", "-o",
-        tmp_path / "fox.png", "--json", "-",
+        tmp_path / "fox.png", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert size_of(tmp_path / "fox.png") == (64, 64)
@@ -67,7 +67,7 @@ def test_anole_in_the_original_layout_draws_its_1024_tokens(command, original, t
 def test_lumina_draws_pictures_that_are_not_square(command, lumina, tmp_path):
     done = command(
         "generate", "a red fox", "--model", lumina, "--strategy", "vanilla", "--size", "16x8",
-        "-o", tmp_path / "fox.png", "--json", "-",
+        "-o", tmp_path / "fox.png", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert size_of(tmp_path / "fox.png") == (16, 8)
@@ -113,7 +113,7 @@ def test_the_command_that_it_names_trains_one(command, lumina, tmp_path):
     for strategy in ("vanilla", "eagle"):
         done = command(
             *draw, "--strategy", strategy, "--temperature", 0, "-o", tmp_path / "fox.png",
-            "--json", "-",
+            "--json",
         )  # fmt: skip
         drawn.append(json.loads(done.stdout)["tokens_sha256"])
     assert drawn[0] == drawn[1]

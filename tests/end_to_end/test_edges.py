@@ -26,12 +26,12 @@ WRITERS: list[tuple[list[str], str, str]] = [
     (["stepcost"], "-o", "s.json"),
     (["evaluate"], "-o", "e.json"),
     (["evaluate"], "--grid", "g.png"),
-    (["conform", "cpu"], "--json", "c.json"),
+    (["conform", "cpu"], "-o", "c.json"),
     (["conform", "cpu"], "--junit", "c.xml"),
     (["conform", "cpu"], "--certificate", "c.md"),
     (["compare", "measured.json"], "-o", "c.html"),
     (["generate", "dog"], "-o", "a.png"),
-    (["generate", "dog"], "--json", "a.json"),
+    (["generate", "dog"], "--stats", "a.json"),
 ]
 
 
@@ -83,7 +83,7 @@ def test_standard_output_that_takes_nothing_is_one_sentence() -> None:
             [sys.executable, "-m", "lantern_accel.cli", "hardware", "--json"],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
         )  # fmt: skip
-    assert done.returncode == 2
+    assert done.returncode == 5
     assert done.stderr.startswith("error: No space left on device; free some space or choose")
     assert len(done.stderr.splitlines()) == 1
 
@@ -93,7 +93,7 @@ def test_figures_that_find_no_room_leave_the_picture(
 ) -> None:
     out = tmp_path / "a.png"
     words = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "vanilla", "-q"]
-    assert main([*words, "-o", str(out), "--json", "/dev/full"]) == 2
+    assert main([*words, "-o", str(out), "--stats", "/dev/full"]) == 5
     told = capsys.readouterr().err
     assert told.startswith("error: No space left on device") and len(told.splitlines()) == 1
     assert out.stat().st_size > 0 and Path("/dev/full").is_char_device()
@@ -117,7 +117,7 @@ def test_a_disk_that_fills_up_keeps_the_images_before(
              "4", "-b", "1", "--seed", "3", "-q", "-o", str(tmp_path / "p.png")]  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(result, "save_image", save)
-        assert main(words) == 2
+        assert main(words) == 5
     assert "No space left on device" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.glob("p*.png")) == ["p-0.png", "p-1.png"]
     assert main([*words, "--resume"]) == 0
@@ -153,13 +153,16 @@ def test_a_sheet_that_is_cut_off_leaves_its_images(
 
 
 @pytest.mark.parametrize(
-    ("number", "says"), [(28, "free some space or choose"), (5, "; choose another file")]
+    ("number", "says", "code"),
+    [(28, "free some space or choose", 5), (5, "; choose another file", 2)],
 )
-def test_advice_fits_the_error(number: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_fits_the_error(
+    number: int, says: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> None:
         raise OSError(number, os.strerror(number), "a.json")
 
-    assert guarded(fail, lambda: False) == 2
+    assert guarded(fail, lambda: False) == code
     assert says in capsys.readouterr().err
 
 

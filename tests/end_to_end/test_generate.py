@@ -22,7 +22,7 @@ def size(path: Path) -> tuple[int, int]:
 def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tmp_path, strategy):
     done = command(
         "generate", "red heart", "--model", tiny_model, "--strategy", strategy, "--seed", 1,
-        "-o", tmp_path / "out.png", "--json", tmp_path / "out.json",
+        "-o", tmp_path / "out.png", "--stats", tmp_path / "out.json",
         *(["--k", 3] if "lantern" in strategy else []),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -41,7 +41,7 @@ def test_every_strategy_writes_a_picture_and_its_figures(command, tiny_model, tm
 def test_json_to_standard_output_is_nothing_but_json(command, tiny_model, tmp_path):
     done = command(
         "generate", "red heart", "--model", tiny_model, "--strategy", "vanilla",
-        "-o", tmp_path / "a.png", "--json", "-",
+        "-o", tmp_path / "a.png", "--json",
     )  # fmt: skip
     assert json.loads(done.stdout)["model"] == "tiny"
 
@@ -111,7 +111,6 @@ def test_class_ids(command, class_model, tmp_path):
         "-o",
         tmp_path / "c.png",
         "--json",
-        "-",
     )
     assert json.loads(done.stdout)["prompts"] == ["3"]
     result = lantern_accel.generate(
@@ -262,7 +261,7 @@ def test_a_manifest_whose_parts_do_not_fit(command, tiny_model, tmp_path):
 def test_the_exact_dtype_is_float32_and_contradicts_no_other(command, tiny_model, tmp_path):
     out, figures = tmp_path / "a.png", tmp_path / "a.json"
     given = ("generate", "red heart", "--model", tiny_model, "-o", out, "--exact-dtype")
-    done = command(*given, "--json", figures)
+    done = command(*given, "--stats", figures)
     assert done.returncode == 0, done.stderr
     assert json.loads(figures.read_text())["dtype"] == "float32"
     refused = command(*given, "--dtype", "bfloat16")

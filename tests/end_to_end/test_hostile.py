@@ -51,12 +51,12 @@ def words(tiny_model: Path, tmp_path: Path) -> list[str]:
         (["--option", "threads=²"], "got threads='²'; give a number"),
         (["--option", "threads=\u0661"], "got threads='\u0661'; give a number"),
         (["--option", f"threads={LONG}"], "give a number"),
-        (["--strategy", ""], "unknown strategy ''"),
+        (["--strategy", ""], "--strategy names none"),
         (["--preset", ""], "unknown preset ''"),
         (["--tree", "", "-s", "eagle"], "unknown tree ''"),
-        (["--compare", ""], "unknown strategy ''"),
+        (["--compare", ""], "--strategy names none"),
         (["--seeds", ""], "'' is no seed"),
-        (["--json", ""], "is a folder; name a file in it"),
+        (["--stats", ""], "is a folder; name a file in it"),
         (["--dtype", ""], "no dtype is named ''"),
         (["--device", ""], "device '' is not a device"),
     ],
@@ -78,16 +78,16 @@ def test_numbers_that_are_none(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["stepcost", "--cfg", "inf"], "Invalid value for '--cfg'"),
-        (["stepcost", "--cfg", LONG], "Invalid value for '--cfg'"),
+        (["stepcost", "--cfg-scale", "inf"], "Invalid value for '--cfg-scale'"),
+        (["stepcost", "--cfg-scale", LONG], "Invalid value for '--cfg-scale'"),
         (["stepcost", "--nodes", f"8,{LONG}"], "are not counts"),
-        (["warm-up", "--batches", LONG], "is no batch size"),
+        (["warm-up", "--batch", LONG], "takes numbers from 1 to 1024"),
         (["models", "plan", "lantern-emoji", "--memory", ""], "'' is no size"),
         (["models", "plan", "lantern-emoji", "--memory", "1.2.3"], "'1.2.3' is no size"),
         (["models", "plan", "lantern-emoji", "--memory", "٣GB"], "is no size"),
         (["models", "plan", "lantern-emoji", "--memory", LONG], "is no size"),
         (["models", "plan", "lantern-emoji", "--device", ""], "--device is empty"),
-        (["profile", "-o", "r.json", "--strategies", ""], "--strategies names none"),
+        (["profile", "-o", "r.json", "--strategy", ""], "--strategy names none"),
         (["hardware", ""], "no device profile is named ''"),
         (["devices", ""], "device '' is not a device"),
     ],
@@ -175,7 +175,7 @@ def test_other_commands_refuse_prompts_that_are_no_class_ids(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ids.txt").write_text("3\n²\n")
     prompts = {"bench": ["--prompt", "²", "--strategy", "eagle"],
-               "profile": ["--prompts", "ids.txt", "--strategies", "eagle"],
+               "profile": ["--prompts", "ids.txt", "--strategy", "eagle"],
                "evaluate": ["--grid", "g.png", "--prompt", "²"]}[command[0]]  # fmt: skip
     given = [*command, "--model", str(class_model), "--device", "cpu", *prompts]
     assert "takes class ids from 0 to 6, not '²'" in refused(given, capsys)

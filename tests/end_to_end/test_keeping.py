@@ -51,7 +51,7 @@ def test_an_interrupt_keeps_what_is_done_and_resume_draws_the_rest(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], stop: Any, code: int,
 ) -> None:  # fmt: skip
-    whole = [*words, "-n", "4", "--batch-size", "1"]
+    whole = [*words, "-n", "4", "--batch", "1"]
     assert main([*whole, "-o", str(tmp_path / "q.png")]) == 0
     want = [(tmp_path / f"q-{i}.png").read_bytes() for i in range(4)]
     with monkeypatch.context() as patch:
@@ -78,7 +78,7 @@ def test_resume_without_a_seed_goes_on_with_the_seed_that_was_drawn(
         assert main(several) == 130
     (notes,) = tmp_path.glob(".*.json")
     seed = json.loads(notes.read_text())["seeds"]["0"]
-    assert main([*several, "--resume", "--json", str(tmp_path / "f.json")]) == 0
+    assert main([*several, "--resume", "--stats", str(tmp_path / "f.json")]) == 0
     assert json.loads((tmp_path / "f.json").read_text())["seed"] == seed
 
 
@@ -88,7 +88,7 @@ def test_several_seeds_prompts_from_a_file_and_strategies_side_by_side(
     (tmp_path / "prompts.txt").write_text("dog face\n\na blue fish\n")
     at = words.index("--seed")
     bare = [*words[:at], *words[at + 2 :]]
-    given = ["--prompts", str(tmp_path / "prompts.txt"), "--seeds", "1,2", "--json", "-", "-q"]
+    given = ["--prompts", str(tmp_path / "prompts.txt"), "--seeds", "1,2", "--json", "-q"]
     assert main([*bare, *given]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert [one["seed"] for one in figures] == [1, 2]
@@ -111,13 +111,13 @@ def test_files_that_cannot_be_are_refused_before_work(
         (["-o", str(tmp_path / "no" / "x.png")], "does not exist; create it"),
         (["-o", str(tmp_path / f"{'n' * 252}.png")], "longer than 255 bytes"),
         (["-o", str(tmp_path / "loop.png")], "cannot be written"),
-        (["--json", str(tmp_path / "p.png")], "--json and --output both name"),
-        (["-n", "2", "--json", str(tmp_path / "p-1.png")], "both name"),
+        (["--stats", str(tmp_path / "p.png")], "--stats and --output both name"),
+        (["-n", "2", "--stats", str(tmp_path / "p-1.png")], "both name"),
         (["-o", str(tmp_path / "x.h5")], "no picture format"),
         (["--prompts", "/dev/zero"], "no file of prompts"),
         (["--seeds", "1,²"], "is no seed"),
         (["--temperature", "1e39"], "temperature"),
-        (["--batch-size", "9" * 25], "batch_size"),
+        (["--batch", "9" * 25], "--batch must be 1024 or less"),
     ):
         assert main([*words, *more]) == 2, more
         told = capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_devices_pipes_and_links_are_written_through(words: list[str], tmp_path:
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
     for target in (Path("/dev/null"), link, pipe):
-        assert main([*words, "--overwrite", "--json", str(target)]) == 0
+        assert main([*words, "--overwrite", "--stats", str(target)]) == 0
     reader.join(timeout=10)
     assert json.loads(read[0]) == json.loads(real.read_text()) or read[0]
     assert not Path("/dev/null").is_file()
@@ -201,19 +201,19 @@ def test_a_fault_is_one_sentence_a_file_and_exit_3(
     assert "Traceback" in capsys.readouterr().err
     full = OSError(28, "No space left on device", str(tmp_path / "p.png"))
     stop_after(monkeypatch, 0, lambda: (_ for _ in ()).throw(full))
-    assert main(words) == 2
+    assert main(words) == 5
     assert "error: No space left on device" in capsys.readouterr().err
 
 
 def test_warming_up_is_a_command_with_its_time(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["warm-up", "-m", str(tiny_model), "-d", "cpu", "--strategies", "vanilla,eagle"]
-    assert main([*words, "--batches", "1,2,4"]) == 0
+    words = ["warm-up", "-m", str(tiny_model), "-d", "cpu", "--strategy", "vanilla,eagle"]
+    assert main([*words, "--batch", "1,2,4"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in told[:2]] == ["vanilla x 1", "eagle x 1"]
     assert len(told) == 7 and told[-1].startswith("ready in: ")
-    assert main([*words, "--batches", "²"]) == 2
+    assert main([*words, "--batch", "²"]) == 2
 
 
 def test_a_picture_that_is_there_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:

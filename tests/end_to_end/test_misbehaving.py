@@ -247,7 +247,7 @@ def test_finished_images_survive_what_close_does(
     out = tmp_path / "a.png"
     words = ["generate", "red heart", "--model", str(tiny_model), "--device", "card"]
     words += ["--strategy", "vanilla"]
-    assert main([*words, "-o", str(out), "--json", str(tmp_path / "a.json")]) == 0
+    assert main([*words, "-o", str(out), "--stats", str(tmp_path / "a.json")]) == 0
     Image.open(out).load()
     assert json.loads((tmp_path / "a.json").read_text())["device_name"] == "Card"
     said = capsys.readouterr().err

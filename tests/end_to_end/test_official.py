@@ -62,7 +62,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_classes_to_a_picture(command, classes, tmp_path, strategy):
     done = command(
         "generate", "3", "--model", classes, "--strategy", strategy, "--seed", 1,
-        "-o", tmp_path / "c.png", "--json", tmp_path / "c.json",
+        "-o", tmp_path / "c.png", "--stats", tmp_path / "c.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert size(tmp_path / "c.png") == (48, 48)
@@ -76,7 +76,7 @@ def test_classes_to_a_picture(command, classes, tmp_path, strategy):
 def test_text_to_a_picture(command, texts, features, tmp_path, strategy):
     done = command(
         "generate", "a corgi", "--model", texts, "--strategy", strategy, "--seed", 1,
-        "--embeddings", features, "-o", tmp_path / "t.png", "--json", tmp_path / "t.json",
+        "--embeddings", features, "-o", tmp_path / "t.png", "--stats", tmp_path / "t.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert size(tmp_path / "t.png") == (32, 32)
@@ -139,7 +139,7 @@ def test_without_a_drafter_the_way_to_one_is_named(command, small_classes, tmp_p
 
 def test_presets_fill_in_what_is_left_open(command, classes, small_classes, tmp_path):
     words = (
-        "generate", "3", "--model", small_classes, "--overwrite", "-o", tmp_path / "x.png", "--json", "-",
+        "generate", "3", "--model", small_classes, "--overwrite", "-o", tmp_path / "x.png", "--json",
     )  # fmt: skip
     done = command(*words, "--preset", "llamagen-cli", "--top-k", 0)
     stats = json.loads(done.stdout)
@@ -271,7 +271,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_allocated(
     use = MemoryUse(in_use=0, limit=10**9, free=12 * 10**6)
     monkeypatch.setattr(DeviceBackend, "memory", lambda self: use)
     words = ("generate", "3", "--model", classes, "--strategy", "vanilla", "--num-images", 64)
-    done = command(*words, "--batch-size", 64, "-o", tmp_path / "x.png")
+    done = command(*words, "--batch", 64, "-o", tmp_path / "x.png")
     assert done.returncode == 2
     assert "a batch of 64 needs" in done.stderr and "fits" in done.stderr
     tight = MemoryUse(in_use=0, limit=10**9, free=1000)

@@ -106,7 +106,7 @@ def test_every_relaxed_strategy_has_its_price(measured):
     assert price.images == 4
     assert {strip.strategy for strip in run.contact_sheet} == {"vanilla", "lantern++"}
     assert run.conformance == (
-        "not measured: a quick run leaves it out; `lantern-accel conform cpu --json checks.json` checks "
+        "not measured: a quick run leaves it out; `lantern-accel conform cpu -o checks.json` checks "
         "it, and `lantern-accel compare` takes that file too"
     )
 
@@ -176,8 +176,8 @@ def test_the_command_refuses_before_it_loads(command, tiny_model, tmp_path):
     words = ("profile", "--device", "cpu", "--model", tiny_model, "-o", tmp_path / "new.json")
     for more, says in (
         (("--prompts", unknown, *FEW), "has no word that this model knows"),
-        (("--quick", "--strategies", "lantern"), "k = 1000 is too many for a codebook of 48"),
-        (("--quick", "--strategies", "lantrn"), "unknown strategy 'lantrn'; did you mean lantern"),
+        (("--quick", "--strategy", "lantern"), "k = 1000 is too many for a codebook of 48"),
+        (("--quick", "--strategy", "lantrn"), "unknown strategy 'lantrn'; did you mean lantern"),
         (("--quick", "--option", "compile"), "not of the form NAME=VALUE"),
     ):
         done = command(*words, *more)

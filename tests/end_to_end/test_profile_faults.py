@@ -48,7 +48,7 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
     words += [
         str(tiny_model),
         *FEW,
-        "--strategies",
+        "--strategy",
         "vanilla,lantern++",
         "--prompts",
         str(prompt_file),

@@ -157,7 +157,7 @@ def test_the_fleet_is_measured_and_what_cannot_be_is_named(cluster, tmp_path):
         "profile",
         "--fleet",
     ]
-    words += ["--quick", "--samples", "2", "--quality-images", "2", "--strategies", "vanilla,eagle"]
+    words += ["--quick", "--samples", "2", "--quality-images", "2", "--strategy", "vanilla,eagle"]
     words += [
         "--prompts",
         str(tmp_path / "prompts"),

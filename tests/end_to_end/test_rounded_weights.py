@@ -107,7 +107,7 @@ def test_every_result_says_what_rounding_costs(tiny_model, tmp_path, command):
     made = command(
         "generate", "red heart", "-m", tiny_model, "-d", "cpu", "--dtype", "float32", "--seed", "3",
         "--weights", "int8",
-        "-o", tmp_path / "a.png", "--json", out, "--strategy", "vanilla",
+        "-o", tmp_path / "a.png", "--stats", out, "--strategy", "vanilla",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     stats = json.loads(out.read_text())

@@ -302,7 +302,7 @@ def test_prompts_alone_get_scores_only_and_genevals_layout(command, tiny_model, 
     lines = [json.dumps({"tag": "x", "prompt": prompt}) for prompt in PROMPTS[:2]]
     (tmp_path / "meta.jsonl").write_text("\n".join(lines) + "\n")
     done = command(
-        "evaluate", "--prompts", tmp_path / "meta.jsonl", "--model", tiny_model, "--strategies",
+        "evaluate", "--prompts", tmp_path / "meta.jsonl", "--model", tiny_model, "--strategy",
         "vanilla", "--per-prompt", 2, "-o", tmp_path / "p.json", "--geneval", tmp_path / "geneval",
         "--device", "cpu",
     )  # fmt: skip
@@ -378,11 +378,11 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
         (["COCO", "--metric-weights", "clip"], "takes NAME=PATH"),
         (["COCO", "--geneval", "x"], "goes with --prompts"),
         (["COCO", "--grid", "a.png"], "ask for one of them"),
-        (["COCO", "--strategies", "lantren"], "did you mean"),
-        (["COCO", "--strategies", "lantern:k"], "cannot be read; write NAME:SETTING=VALUE"),
-        (["COCO", "--strategies", "eagle:k=3"], "has no k"),
-        (["COCO", "--strategies", ","], "names none"),
-        (["COCO", "--strategies", "vanilla,lantern", "--strategies", "lantern:k=100000"], "k"),
+        (["COCO", "--strategy", "lantren"], "did you mean"),
+        (["COCO", "--strategy", "lantern:k"], "cannot be read; write NAME:SETTING=VALUE"),
+        (["COCO", "--strategy", "eagle:k=3"], "has no k"),
+        (["COCO", "--strategy", ","], "names none"),
+        (["COCO", "--strategy", "vanilla,lantern", "--strategy", "lantern:k=100000"], "k"),
         (
             [
                 "COCO",
@@ -390,7 +390,7 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
                 "gone.npz",
                 "--features",
                 "efficientnet",
-                "--strategies",
+                "--strategy",
                 "vanilla",
             ],
             "cannot be read",

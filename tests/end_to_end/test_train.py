@@ -53,7 +53,7 @@ def test_the_whole_pipeline_makes_a_model_that_draws(command, emoji, work):
     assert done.returncode == 0, done.stderr
     done = command(
         "generate", "red square", "--model", work / "model", "--strategy", "lantern++",
-        "--k", 3, "--seed", 0, "-o", work / "square.png", "--json", "-",
+        "--k", 3, "--seed", 0, "-o", work / "square.png", "--json",
     )  # fmt: skip
     stats = json.loads(done.stdout)
     assert stats["model"] == "squares"
@@ -242,7 +242,7 @@ def test_a_target_of_your_own_learns_captioned_images(command, undrafted_model, 
     made = command("train", "bundle", model, "--work", tmp_path / "work", "--name", "own")
     assert made.returncode == 0, made.stderr
     drawn = command(
-        "generate", "gold square", "--model", model, "--strategy", "vanilla", "--json", "-",
+        "generate", "gold square", "--model", model, "--strategy", "vanilla", "--json",
         "-o", tmp_path / "a.png",
     )  # fmt: skip
     assert drawn.returncode == 0, drawn.stderr

@@ -9,7 +9,7 @@ from lantern_accel.report import projection
 
 STRATEGIES = "vanilla,eagle,lantern++"
 PROMPTS = ("red heart", "dog face")
-FEW = ("--quick", "--samples", "2", "--quality-images", "4", "--strategies", STRATEGIES)
+FEW = ("--quick", "--samples", "2", "--quality-images", "4", "--strategy", STRATEGIES)
 
 
 def small_ceilings(patch: pytest.MonkeyPatch) -> None:

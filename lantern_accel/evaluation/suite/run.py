@@ -102,7 +102,7 @@ def choose_strategies(
     if len(set(map(_known, found.values()))) < len(found):
         raise RequestError(f"two of the strategies {', '.join(found)} are the same; leave one out")
     if not found:
-        raise RequestError("--strategies names none; give names such as vanilla,eagle,lantern++")
+        raise RequestError("--strategy names none; give names such as vanilla,eagle,lantern++")
     return list(found.items())
 
 

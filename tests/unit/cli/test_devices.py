@@ -66,11 +66,13 @@ def test_opening_a_device_prints_its_facts(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out)["backend"] == "cpu"
 
 
-@pytest.mark.parametrize("device", ["abacus", "cpu:9", "cpu:", "auto:0"])
-def test_a_device_that_cannot_be_opened_is_one_line_and_exit_2(
-    device: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("device", "code"), [("abacus", 2), ("cpu:9", 4), ("cpu:", 2), ("auto:0", 2)]
+)
+def test_a_device_that_cannot_be_opened_is_one_line_and_its_exit_code(
+    device: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["devices", device]) == 2
+    assert main(["devices", device]) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")

@@ -137,7 +137,7 @@ def test_it_is_profiled_and_reported(
         main(
             [
                 *words,
-                "--strategies",
+                "--strategy",
                 "vanilla",
                 "--samples",
                 "2",

@@ -199,7 +199,7 @@ def test_images_finished_before_a_device_was_lost_are_kept(
         "vanilla",
         "--num-images",
         "4",
-        "--batch-size",
+        "--batch",
         "1",
     ]
     assert main([*command, "--seed", "3", "--device", "cpu", "-o", str(out)]) == 2

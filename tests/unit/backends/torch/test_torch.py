@@ -171,7 +171,7 @@ def test_a_device_without_views_in_inference_mode_runs_without_gradients(
 
 def test_errors_say_what_to_do() -> None:
     backend = opened()
-    assert "--batch-size" in str(backend.explain(RuntimeError("MPS backend out of memory")))
+    assert "--batch" in str(backend.explain(RuntimeError("MPS backend out of memory")))
     assert "newer torch" in str(backend.explain(NotImplementedError("aten::foo")))
     assert backend.explain(ValueError("no")) is None
 

@@ -1,0 +1,122 @@
+"""One spelling for the same thing in every command, and an answer to every old one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+from lantern_accel.cli import main
+from lantern_accel.cli.app import app
+from lantern_accel.cli.options import numbers, strategy_words, whole_numbers
+from lantern_accel.cli.spelling import RENAMED
+from lantern_accel.errors import RequestError, StrategyError
+
+
+def commands(of: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command by its words."""
+    command = typer.main.get_command(app) if of is None else of
+    for name, one in getattr(command, "commands", {}).items():
+        if getattr(one, "commands", None):
+            yield from commands(one, (*path, name))
+        else:
+            yield " ".join((*path, name)), one
+
+
+EVERY = dict(commands())
+
+
+def options(command: Any) -> dict[str, Any]:
+    return {name: one for one in command.params for name in one.opts if name.startswith("-")}
+
+
+@pytest.mark.parametrize("words", EVERY)
+def test_no_command_has_an_old_spelling(words: str) -> None:
+    assert not set(RENAMED) & set(options(EVERY[words]))
+
+
+@pytest.mark.parametrize("words", EVERY)
+def test_the_same_option_is_the_same_kind_of_thing(words: str) -> None:
+    """``--json`` is a flag, ``-o`` is ``--output``, ``-b`` ``--batch``, ``-s`` ``--strategy``."""
+    known = options(EVERY[words])
+    assert "--json" not in known or known["--json"].is_flag
+    for short, long in (("-o", "--output"), ("-b", "--batch"), ("-s", "--strategy")):
+        assert short not in known or known[short] is known[long]
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [
+        (["generate", "x", "--batch-size", "2"], "--batch"),
+        (["generate", "x", "--batch-size=2"], "--batch"),
+        (["warm-up", "--batches", "1,2"], "--batch"),
+        (["warm-up", "--strategies", "scd"], "--strategy"),
+        (["profile", "-o", "a.json", "--strategies", "scd"], "--strategy"),
+        (["stepcost", "--cfg", "4"], "--cfg-scale"),
+        (["generate", "x", "--guidance-scale", "4"], "--cfg-scale"),
+        (["tune", "--budget", "9"], "--max-seconds"),
+    ],
+)
+def test_an_old_spelling_is_answered_with_the_new_one(
+    words: list[str], new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    out, told = capsys.readouterr()
+    assert not out and told.startswith("error: --") and f"is now {new}; write {new}" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["generate", "x", "--json", "a.json"], "write --stats a.json"),
+        (["generate", "x", "--json=a.json"], "write --stats a.json"),
+        (["generate", "x", "--json", "-"], "write --json alone"),
+        (["conform", "cpu", "--json", "c.json"], "write --output c.json"),
+    ],
+)
+def test_json_with_a_file_is_answered(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_option_that_never_was_is_left_to_the_parser(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["models", "check", "x", "--batch-size", "2"]) == 2
+    assert "No such option: --batch-size" in capsys.readouterr().err
+
+
+def test_several_stand_with_commas_between_or_repeated() -> None:
+    assert whole_numbers("--batch", ["1,4", "4", " 8"], 1, 1024) == [1, 4, 8]
+    assert numbers("--temperature", ["0,0.5", "1e0"], 0, 2) == [0, 0.5, 1]
+    assert strategy_words(["vanilla,scd", "scd"]) == ["vanilla", "scd"]
+    assert strategy_words(["lantern++:k=10,lambda=2", "auto"]) == [
+        "lantern++:k=10,lambda=2",
+        "auto",
+    ]
+
+
+@pytest.mark.parametrize("given", ["0", "1025", "²", "1.5", "-1", "9" * 5000])
+def test_what_is_no_number_of_images_is_refused(given: str) -> None:
+    with pytest.raises(RequestError, match="--batch takes numbers from 1 to 1024"):
+        whole_numbers("--batch", [given], 1, 1024)
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "-0.1", "3", "x", "\uff11"])
+def test_what_is_no_temperature_is_refused(given: str) -> None:
+    with pytest.raises(RequestError, match="--temperature takes numbers from 0 to 2"):
+        numbers("--temperature", [given], 0, 2)
+
+
+def test_an_unknown_strategy_is_refused_before_any_work() -> None:
+    with pytest.raises(StrategyError, match="unknown strategy 'lantrn'; did you mean lantern"):
+        strategy_words(["vanilla,lantrn"])
+    with pytest.raises(StrategyError, match="unknown strategy 'paper-lantern'"):
+        strategy_words(["paper-lantern"])
+    assert strategy_words(["paper-lantern"], presets=True) == ["paper-lantern"]
+    with pytest.raises(RequestError, match="--strategy names none"):
+        strategy_words([" , "])

@@ -89,15 +89,16 @@ def generate(
     """Generate images from a prompt, a list of prompts, or class ids.
 
     ``num_images`` per prompt; ``seed`` fixes the images on a device (None draws one, which the result
-    tells). ``strategy``: ``vanilla``, ``eagle``, ``eagle2``, ``lantern``, ``lantern++`` (the default),
-    without a drafter ``self``, ``scd``, ``sjd``, ``scd-gumbel``, ``sjd-pac``, ``lantern-jacobi`` and
-    ``lantern++-jacobi``, or a :class:`Strategy`. ``tree``, ``window`` (its length), ``accept`` (a rule,
-    or text such as ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``,
-    ``residual`` and ``neighbour_space`` change a part of it. ``sampling`` is a :class:`Sampling`; its
-    fields may be given one by one (``temperature=0`` is greedy). ``size`` is the width and height in
-    pixels, where a model draws several; ``cfg_scale_image`` asks for three-way guidance (Anole). Settings
-    left None are the preset's (``lantern-accel models --presets``) or the model's. The other arguments
-    are those of :func:`load`.
+    tells). ``strategy``: ``auto`` (the default), ``vanilla``, ``eagle``, ``eagle2``, ``lantern``,
+    ``lantern++``, without a drafter ``self``, ``scd``, ``sjd``, ``scd-gumbel``, ``sjd-pac``,
+    ``lantern-jacobi`` and ``lantern++-jacobi``, or a :class:`Strategy`. ``tree``, ``window`` (its
+    length), ``accept`` (a rule, or text such as ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``,
+    ``lam`` (lambda), ``tv_budget``, ``residual`` and ``neighbour_space`` change a part of it.
+    ``sampling`` is a :class:`Sampling`; its fields may be given one by one (``temperature=0`` is
+    greedy). ``size`` is the width and height in pixels, where a model draws several;
+    ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the preset's
+    (``lantern-accel models --presets``) or the model's. The other arguments are those of
+    :func:`load`.
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of
     :class:`LanternError`, before any decoding, for anything in the request that cannot be served.

@@ -1,15 +1,16 @@
 """Hooks of the documentation site (``mkdocs.yml``): pages that are made from the code and the root.
 
-The command reference is made from the commands, so that it cannot say what they do not: ``python
-tools/docs_site.py`` writes it, and a test compares. ``CHANGELOG.md`` and ``CONTRIBUTING.md`` become
-pages. Links that leave ``docs/`` work where the repository is browsed; on the site, where those files
-are not, the link becomes the file's name.
+The command reference is made from the commands and the Python reference from docstrings, so that they
+cannot say what those do not: ``python tools/docs_site.py`` writes both, and a test compares.
+``CHANGELOG.md`` and ``CONTRIBUTING.md`` become pages. Links that leave ``docs/`` work where the
+repository is browsed; on the site, where those files are not, the link becomes the file's name.
 """
 
 from __future__ import annotations
 
 import os.path
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-#: A role of reStructuredText in a docstring, as Markdown renders it.
-ROLE = re.compile(r":(?:class|meth|func|data|mod|attr):<code>~?([^<]+)</code>")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -53,11 +52,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return match.group(0)  # a broken link, which the strict build reports
 
     return LINK.sub(named, markdown)
-
-
-def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Show what docstrings refer to by its own name, without the role and the modules before it."""
-    return ROLE.sub(lambda match: f"<code>{match.group(1).rsplit('.', 1)[-1]}</code>", html)
 
 
 def command_reference() -> str:
@@ -99,5 +93,16 @@ def _sentence(text: str | None) -> str:
     return " ".join((text or "").split()).replace("<", "&lt;")
 
 
+def reference_pages() -> dict[str, str]:
+    """Return every page below ``docs/reference`` that is made, by its file's name."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        from python_reference import pages
+    finally:
+        sys.path.pop(0)
+    return {"commands.md": command_reference(), **pages()}
+
+
 if __name__ == "__main__":
-    (ROOT / "docs" / "reference" / "commands.md").write_text(command_reference(), encoding="utf-8")
+    for page_name, page_text in reference_pages().items():
+        (ROOT / "docs" / "reference" / page_name).write_text(page_text, encoding="utf-8")

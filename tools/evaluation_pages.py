@@ -19,7 +19,11 @@ from lantern_accel.strategy.rules import OPTION_NAMES, AcceptanceRule
 from lantern_accel.strategy.values import Strategy
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "docs/evaluation.md", ROOT / "lantern_accel/assets/lantern-emoji/README.md")
+PAGES = (
+    ROOT / "docs/evaluation.md",
+    ROOT / "docs/notes.md",
+    ROOT / "lantern_accel/assets/lantern-emoji/README.md",
+)
 
 
 def shown(figure: Interval | None, digits: int) -> str:

@@ -23,6 +23,7 @@ from lantern_accel.device.entry_points import why
 from lantern_accel.errors import (
     BackendError,
     DeviceLostError,
+    DeviceMemoryError,
     LanternError,
     LanternWarning,
     NotCapturableError,
@@ -210,7 +211,7 @@ class Engines:
     def copy(self, strategy: Strategy, shape: Hashable = None) -> Any:
         """Return the target with the weights that a strategy drafts with, made once; None: with none.
 
-        Raises :class:`BackendError` where the device has no memory left for them.
+        Raises :class:`DeviceMemoryError` where the device has no memory left for them.
         """
         if not isinstance(strategy.tree, SelfDrafts):
             return None
@@ -219,7 +220,7 @@ class Engines:
             weights = sum(p.numel() for m in projections(model.target) for p in (m.weight,))
             need, free = int(weights * how.bits_per_weight / 8), free_bytes(self.backend.memory())
             if free is not None and need > free:
-                raise BackendError(
+                raise DeviceMemoryError(
                     f"a copy of {model.manifest.name} in {how.name} to draft with takes {written(need)}, "
                     f"device {self.backend.device} has {written(free)} free; draft with fewer bits "
                     "(--tree self:4,int4), or choose a strategy without a copy, such as 'scd'"

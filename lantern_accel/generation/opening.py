@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lantern_accel.device.backend import DTYPES, Backend
-from lantern_accel.errors import BackendError, DeviceRequestError, did_you_mean
+from lantern_accel.errors import DeviceRequestError, did_you_mean
 from lantern_accel.families.base import LoadingProgress, Parts
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.limits import check_weights
@@ -45,7 +45,7 @@ def open_pipeline(
 
     def load(backend: Backend, chosen: Chosen) -> Pipeline:
         if backend.device.type == "meta":
-            raise BackendError(
+            raise DeviceRequestError(
                 f"the backend {backend.name!r} has shapes and no data, so it draws nothing; choose "
                 "another device (`lantern-accel devices` lists them)"
             )

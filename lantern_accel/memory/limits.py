@@ -13,7 +13,7 @@ from torch import nn
 
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
-from lantern_accel.errors import BackendError, DoesNotFitError
+from lantern_accel.errors import DeviceMemoryError, DoesNotFitError
 from lantern_accel.families.base import Found
 from lantern_accel.memory.footprint import Shapes, weight_bytes
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -43,7 +43,7 @@ def weights_bytes(found: Found, dtype: torch.dtype) -> int:
 
 
 def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
-    """Raise BackendError where a model's weights are larger than the device's free memory.
+    """Raise DeviceMemoryError where a model's weights are larger than the device's free memory.
 
     Names the dtypes that would fit.
     """
@@ -57,7 +57,7 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
         if other in backend.compute_dtypes() and weights_bytes(found, other) <= free
     ]
     way = f"use the dtype {' or '.join(others)}" if others else "use a device with more memory"
-    raise BackendError(
+    raise DeviceMemoryError(
         f"the model {found.manifest.name} takes {size(need)} in {_name(dtype)}, device "
         f"{backend.device} has {size(free)} free{_total(backend.memory())}; {way}, or end other "
         "programs that use it"

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel._version import __version__
 from lantern_accel.device.backend import DTYPES, Backend
-from lantern_accel.errors import BackendError, RequestError, did_you_mean, shown
+from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
 from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, nodes_of
@@ -227,7 +227,7 @@ def planner_for(
     """Return a planner for a published name, a bundled name or a path, before anything is loaded.
 
     ``device``: a backend that is available here, or a device profile; ``memory``: bytes of a device that
-    is neither. Raises :class:`BackendError` for a device that is unknown.
+    is neither. Raises :class:`DeviceRequestError` for a device that is unknown.
     """
     from lantern_accel.families.catalogue import entry, is_published, parts_of
     from lantern_accel.models.locate import find_model
@@ -285,7 +285,9 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
     from lantern_accel.device.plugins import devices_report, open_backend
 
     if dtype != "auto" and dtype not in DTYPES:
-        raise BackendError(f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}")
+        raise DeviceRequestError(
+            f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}"
+        )
     compute = DTYPES["bfloat16" if dtype == "auto" else dtype]
     if not device:
         return {"capacity": None, "runtime": DRIVER_RESERVE, "measured": False, "dtype": compute}
@@ -311,7 +313,7 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
                 "dtype": compute,
             }
         names: Sequence[str] = sorted({*ready, *profile_names()})
-        raise BackendError(
+        raise DeviceRequestError(
             f"no device here and no profile is named {device!r}{did_you_mean(device, names)} (or give "
             "its memory: --memory 24GB)"
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import BackendError
+from lantern_accel.errors import BackendError, DeviceRequestError
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
@@ -26,7 +26,7 @@ class TrainDevice:
 
     def __init__(self, backend: Backend, precision: Precision = "auto") -> None:
         if backend.device.type == "meta":
-            raise BackendError(
+            raise DeviceRequestError(
                 f"the backend {backend.name!r} has shapes and no data, so nothing can be trained "
                 "on it; choose another device (`lantern-accel devices` lists them)"
             )

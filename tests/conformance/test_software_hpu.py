@@ -158,7 +158,7 @@ def test_the_gate_names_every_planted_fault(on_software_hpu: Run) -> None:
 
 def test_without_a_compiler_the_way_out_is_told(on_software_hpu: Run, tmp_path: Path) -> None:
     done = on_software_hpu("conform", "hpu", "--software", CXX="no-such-compiler")
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert "no-such-compiler" in done.stderr
     assert "Traceback" not in done.stderr
     broken = tmp_path / "compiler"
@@ -168,6 +168,6 @@ def test_without_a_compiler_the_way_out_is_told(on_software_hpu: Run, tmp_path: 
     done = on_software_hpu(
         "conform", "hpu", "--software", CXX=str(broken), LANTERN_ACCEL_CACHE=cache
     )
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert "error: no; try another compiler with CXX" in " ".join(done.stderr.split())
     assert not list(Path(cache).rglob("*.part"))

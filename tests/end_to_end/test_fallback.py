@@ -68,7 +68,7 @@ def test_a_card_that_was_asked_for_ends_with_one_sentence(
         "3",
     ]
     words += ["-o", str(tmp_path / "a.png")]
-    assert main(words) == 2
+    assert main(words) == 4
     said = capsys.readouterr().err
     assert said.startswith("error: ") and cards.GONE in said and len(said.splitlines()) == 1
     assert not (tmp_path / "a.png").exists()

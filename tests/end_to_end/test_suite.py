@@ -364,7 +364,7 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
                 "COCO",
                 "--features",
                 "efficientnet",
-                "--strategies",
+                "--strategy",
                 "vanilla",
                 "--pictures",
                 "x=gone",

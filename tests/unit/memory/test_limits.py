@@ -202,7 +202,7 @@ def test_images_finished_before_a_device_was_lost_are_kept(
         "--batch",
         "1",
     ]
-    assert main([*command, "--seed", "3", "--device", "cpu", "-o", str(out)]) == 2
+    assert main([*command, "--seed", "3", "--device", "cpu", "-o", str(out)]) == 4
     said = capsys.readouterr().err
     assert "kept:" in said and "error: lost" in said
     for index in range(2):

@@ -8,6 +8,7 @@ repository is browsed; on the site, where those files are not, the link becomes 
 
 from __future__ import annotations
 
+import importlib
 import os.path
 import re
 import sys
@@ -97,7 +98,7 @@ def reference_pages() -> dict[str, str]:
     """Return every page below ``docs/reference`` that is made, by its file's name."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
-        from python_reference import pages
+        pages = importlib.import_module("python_reference").pages
     finally:
         sys.path.pop(0)
     return {"commands.md": command_reference(), **pages()}

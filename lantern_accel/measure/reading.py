@@ -53,16 +53,20 @@ def clock_fault(cell: Cell) -> str:
     """Say how a cell's stopwatch contradicts the host's clock; empty where it does not.
 
     A request ends with its pictures on the host, so that both clocks see the same work. A stopwatch
-    that does not wait for the device sees only the launches.
+    that does not wait for the device sees only the launches, in every sample: on a busy machine either
+    clock may stand still between the two readings of one.
     """
-    totals = [s.total for s in cell.samples if is_measured(s.total)]
-    walls = [s.wall for s in cell.samples if is_measured(s.wall)]
-    if not totals or not walls:
+    pairs = [
+        (s.total, s.wall) for s in cell.samples if is_measured(s.total) and is_measured(s.wall)
+    ]
+    if not pairs:
         return ""
-    watch, wall = statistics.median(totals), statistics.median(walls)
+    watch, wall = (statistics.median(column) for column in zip(*pairs, strict=True))
     parts = statistics.median(s.prefill + s.decode for s in cell.samples)
     low, high = CLOCK_RATIO
-    if watch < low * wall - CLOCK_SLACK or watch > high * wall + CLOCK_SLACK:
+    if all(a < low * b - CLOCK_SLACK for a, b in pairs) or all(
+        a > high * b + CLOCK_SLACK for a, b in pairs
+    ):
         return (
             f"the stopwatch reads {watch:.4f} s where the host's clock saw {wall:.4f} s; it does not "
             "wait for the device, so no speed can be taken from it"

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("report", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--width", type=int, default=1280, help="of the window, in pixels")
-    parser.add_argument("--height", type=int, default=1500, help="0: the whole page")
+    parser.add_argument("--height", type=int, default=800, help="0: the whole page")
     parser.add_argument("--dark", action="store_true")
     given = parser.parse_args()
 
@@ -34,6 +34,12 @@ def main() -> None:
         page.goto(given.report.resolve().as_uri())
         page.screenshot(path=given.picture, full_page=given.height == 0)
         browser.close()
+    from PIL import Image
+
+    # A palette is enough for type, plots and small pictures, and a third of the bytes.
+    with Image.open(given.picture) as image:
+        small = image.convert("RGB").quantize(256)
+    small.save(given.picture, optimize=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lantern_accel import bounds
 from lantern_accel.cli.console import say
+from lantern_accel.cli.options import finite
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Report as ConformanceReport
@@ -29,8 +31,28 @@ def compare(
     output: Path = typer.Option(
         ..., "--output", "-o", help="The report: .html, .md or .json by its name."
     ),
+    price: list[str] = typer.Option(
+        [],
+        metavar="NAME=AMOUNT",
+        help="What an hour of a run's device costs, such as gpu=2.10EUR: the report says what 1,000 "
+        "images cost. NAME is a run's name or its file's. Repeat for several.",
+    ),
+    latency: float | None = typer.Option(
+        None,
+        min=1e-6,
+        max=bounds.MOST_SECONDS,
+        callback=finite,
+        help="Seconds that a request may take: later ones count as time and as no image.",
+    ),
+    tv_budget: float = typer.Option(
+        0.0,
+        min=0,
+        max=1,
+        callback=finite,
+        help="Share of a token's probability that a strategy may move to be offered; 0: exact ones.",
+    ),
 ) -> None:
-    """Compare runs: speed, its price, verdicts, plots, projections, and what was not measured.
+    """Compare runs: whether drafting pays, which device to buy, plots, and every figure.
 
     Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
     """
@@ -38,11 +60,14 @@ def compare(
     from lantern_accel.measure.reading import check_comparable
     from lantern_accel.report import render
     from lantern_accel.report.comparison import compare as put_side_by_side
+    from lantern_accel.report.offers import Terms, read_prices
 
     render.check_kind(output)
-    runs, origins, conformance = _read(files, output)
+    runs, origins, conformance, called = _read(files, output)
     check_comparable(runs, origins)
-    comparison = put_side_by_side(runs, conformance)
+    prices, currency = read_prices(price, runs, called)
+    terms = Terms(tv_budget=tv_budget, latency_s=latency, prices=prices, currency=currency)
+    comparison = put_side_by_side(runs, conformance, terms=terms)
     render.write(comparison, runs, output)
     say(
         f"{output} ({len(runs)} runs, {len(comparison.gaps)} gaps)",
@@ -65,9 +90,12 @@ def _are_there(files: list[str]) -> None:
             )
 
 
-def _read(files: list[str], output: Path) -> tuple[list[Run], list[str], list[ConformanceReport]]:
+def _read(
+    files: list[str], output: Path
+) -> tuple[list[Run], list[str], list[ConformanceReport], list[set[str]]]:
     """Read every file; a pattern that matches nothing is reported and left out.
 
+    Returns runs, their files, conformance reports, and the names that each run answers to.
     Raises RequestError where ``output`` is one of them: raw samples are in no report.
     """
     import glob
@@ -77,7 +105,7 @@ def _read(files: list[str], output: Path) -> tuple[list[Run], list[str], list[Co
     from lantern_accel.measure.reading import read_file
     from lantern_accel.measure.store import check_name
 
-    runs, origins, conformance = [], [], []
+    runs, origins, conformance, called = [], [], [], []
     for text in files:
         name, path = _renamed(text)
         check_name(name)
@@ -107,11 +135,12 @@ def _read(files: list[str], output: Path) -> tuple[list[Run], list[str], list[Co
                 )
             runs.append(read)
             origins.append(one)
+            called.append({read.name, Path(one).stem, Path(one).name})
     if not runs:
         raise RequestError(
             "there is no run to report on; measure one with `lantern-accel profile -o`"
         )
-    return runs, origins, conformance
+    return runs, origins, conformance, called
 
 
 def _renamed(text: str) -> tuple[str, str]:

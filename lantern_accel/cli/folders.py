@@ -152,7 +152,7 @@ def measure_folder(
     usable = [str(path) for path in found if _readable(path, tell)]
     if not usable:
         raise RequestError(f"no run in {output} can be compared; repeat the command")
-    compare(usable, report)
+    compare(usable, report, [], None, 0.0)
 
 
 def _readable(path: Path, tell: Callable[[str], None]) -> bool:

@@ -1,8 +1,13 @@
-"""One look for all plots that are files: colours of strategies, type, grid; matplotlib is an extra."""
+"""One look for every plot: colours of strategies, phases and verdicts, type and grid.
+
+Light and printable. Colours are Okabe and Ito's, which most colour-blind readers can distinguish, and no
+plot says by colour alone what it says. Pictures in files use them as they are; the page of a report draws
+with stand-ins and has a second set for dark screens. matplotlib is an extra.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,34 +15,73 @@ from typing import Any
 from lantern_accel.errors import DataError
 from lantern_accel.files import write_whole
 
-INK, MUTED, BAR = "#222222", "#6b7280", "#4878a8"
-#: Okabe and Ito's colours, which most colour-blind readers can distinguish.
+INK, MUTED, RULE, BAND, BAR = "#222222", "#5b6570", "#dfe3e7", "#eceff1", "#0072b2"
 CYCLE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-#: What strategies look like wherever they are drawn; others take the rest of the cycle in turn.
-STRATEGY = {
-    "vanilla": "#000000",
-    "eagle": "#56b4e9",
-    "eagle2": "#0072b2",
-    "lantern": "#d55e00",
-    "lantern++": "#e69f00",
-    "auto": "#009e73",
+#: What strategies look like wherever they are drawn, on light and on dark ground ...
+STRATEGIES = {
+    "vanilla": ("#222222", "#dfe4e9"),
+    "auto": ("#009e73", "#35c79d"),
+    "eagle": ("#56b4e9", "#7cc7f2"),
+    "eagle2": ("#0072b2", "#4ba3dc"),
+    "lantern": ("#d55e00", "#f08a3c"),
+    "lantern++": ("#e69f00", "#f3bd4e"),
+    "scd": ("#cc79a7", "#e2a2c6"),
 }
-_RC: Any = {
-    "font.size": 8.0,
-    "axes.titlesize": 9.0,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.6,
-    "legend.fontsize": 7.0,
-    "legend.frameon": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "lines.markersize": 5.0,
+#: ... and every other one.
+OTHER = ("#8a8f98", "#9aa5af")
+#: Where the time of a request goes.
+PHASES = {
+    "text": ("#b5bcc4", "#6b757f"),
+    "prefill": ("#7b8794", "#94a0ac"),
+    "draft": ("#e69f00", "#f3bd4e"),
+    "verify": ("#0072b2", "#4ba3dc"),
+    "accept": ("#cc79a7", "#e2a2c6"),
+    "commit": ("#009e73", "#35c79d"),
+    "host": ("#d3d8dd", "#4a525a"),
+    "pixels": ("#d55e00", "#f08a3c"),
 }
+#: Verdicts; what was not shown is drawn hollow.
+VERDICTS = {
+    "faster": ("#0072b2", "#4ba3dc"),
+    "slower": ("#d55e00", "#f08a3c"),
+    "same": ("#222222", "#dfe4e9"),
+    "ambiguous": ("#8a8f98", "#9aa5af"),
+}
+#: What is neither: text, lines, ground.
+GROUND = {
+    "ink": (INK, "#e6e9ec"),
+    "muted": (MUTED, "#9aa5af"),
+    "rule": (RULE, "#30373e"),
+    "surface": ("#ffffff", "#191d21"),
+    "band": (BAND, "#262c32"),
+}
+
+
+def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0], size: float = 8.5) -> Any:
+    """Return matplotlib's settings; ``colour`` gives what stands for a role of :data:`GROUND`."""
+    return {
+        "font.size": size,
+        "axes.titlesize": size + 1,
+        "axes.edgecolor": colour("rule"),
+        "axes.labelcolor": colour("muted"),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.8,
+        "axes.axisbelow": True,
+        "grid.color": colour("rule"),
+        "grid.linewidth": 0.5,
+        "legend.fontsize": size - 1,
+        "legend.frameon": False,
+        "text.color": colour("ink"),
+        "xtick.color": colour("muted"),
+        "ytick.color": colour("muted"),
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "xtick.minor.size": 0,
+        "ytick.minor.size": 0,
+        "lines.linewidth": 1.4,
+        "lines.markersize": 5.5,
+    }
 
 
 def check_matplotlib(needed_by: str = "--plots") -> None:
@@ -57,7 +101,7 @@ def styled() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    with matplotlib.rc_context({**_RC, "axes.prop_cycle": cycler(color=CYCLE)}):
+    with matplotlib.rc_context({**rc(), "axes.prop_cycle": cycler(color=CYCLE)}):
         yield
 
 
@@ -71,7 +115,8 @@ def panels(count: int, width: float = 4.2, height: float = 3.4) -> tuple[Any, An
 
 def colour_of(strategy: str, order: int = 0) -> str:
     """Return a strategy's colour; ``order`` distinguishes those that have none of their own."""
-    return STRATEGY.get(strategy, CYCLE[order % len(CYCLE)])
+    own = STRATEGIES.get(strategy)
+    return CYCLE[order % len(CYCLE)] if own is None else own[0]
 
 
 def save(figure: Any, path: Path, dpi: int = 120) -> None:

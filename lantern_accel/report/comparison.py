@@ -31,6 +31,9 @@ from lantern_accel.measure.record import (
     Session,
     Strip,
 )
+from lantern_accel.report.answer import Answers, answer_all
+from lantern_accel.report.names import readable
+from lantern_accel.report.offers import Offer, Refusal, Terms, offers
 from lantern_accel.report.projection import (
     Error,
     Projected,
@@ -61,6 +64,7 @@ class RunSummary(_Part):
     """What the report says about a run as a whole."""
 
     name: str
+    recorded_as: str = Field(description="its name in its file")
     device: str
     state: str
     command: str
@@ -107,6 +111,8 @@ class ModelSection(_Part):
     model: str
     weights_hash: str
     tokens: int
+    first: Answers = Field(description="what the first screen says")
+    offers: list[Offer | Refusal] = Field(description="what a buyer gets on the terms")
     rows: list[Row]
     pairs: list[Pair]
     rankings: list[Ranking]
@@ -129,6 +135,7 @@ class Gap(_Part):
     what: list[str]
     reason: str
     command: str
+    device: bool = Field(False, description="a device without a run: every figure is missing")
 
 
 class Comparison(_Part):
@@ -140,9 +147,14 @@ class Comparison(_Part):
     created: str
     lantern_accel: str
     runs: list[RunSummary]
+    terms: Terms = Field(description="what a buyer asked for")
     models: list[ModelSection]
     sizes: list[SizeProjected] = Field(
         description="steps of published sizes, from their shapes and the device's profile alone"
+    )
+    sizes_assumed: list[str] = Field(
+        [],
+        description="sizes on devices where only the assumed cost of a launch decides, so not shown",
     )
     conformance: list[ConformanceReport]
     gaps: list[Gap]
@@ -171,13 +183,26 @@ def compare(
     runs: Sequence[Run],
     conformance: Sequence[ConformanceReport] = (),
     profiles: Sequence[DeviceProfile] | None = None,
+    terms: Terms | None = None,
 ) -> Comparison:
-    """Put runs side by side; :func:`~lantern_accel.measure.reading.check_comparable` comes first."""
+    """Put runs side by side; :func:`~lantern_accel.measure.reading.check_comparable` comes first.
+
+    Prices of ``terms`` are by a run's recorded name. Names that nobody chose become readable.
+    """
     profiles = all_profiles() if profiles is None else profiles
+    recorded = [run.name for run in runs]
+    runs = readable(runs)
+    named = {old: run.name for old, run in zip(recorded, runs, strict=True)}
+    terms = Terms() if terms is None else terms
+    terms = terms.model_copy(
+        update={"prices": {named[name]: price for name, price in terms.prices.items()}}
+    )
     models = list(dict.fromkeys(run.settings.model for run in runs))
     sections = [
-        _section([run for run in runs if run.settings.model == model], profiles) for model in models
+        _section([run for run in runs if run.settings.model == model], profiles, terms)
+        for model in models
     ]
+    sizes = project_sizes(_without_run(runs, profiles))
     checks = [*conformance, *(r.conformance for r in runs if not isinstance(r.conformance, str))]
     return Comparison(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -185,6 +210,7 @@ def compare(
         runs=[
             RunSummary(
                 name=run.name,
+                recorded_as=old,
                 device=run.environment.device.name,
                 **run.model_dump(
                     include={
@@ -198,24 +224,28 @@ def compare(
                     }
                 ),
             )
-            for run in runs
+            for old, run in zip(recorded, runs, strict=True)
         ],
+        terms=terms,
         models=sections,
-        sizes=project_sizes(_without_run(runs, profiles)),
+        sizes=[one for one in sizes if not one.assumed],
+        sizes_assumed=[f"{one.model} on {one.device}" for one in sizes if one.assumed],
         conformance=checks,
         gaps=[*_device_gaps(runs, profiles), *_figure_gaps(runs, sections, conformance)],
     )
 
 
-def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> ModelSection:
+def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile], terms: Terms) -> ModelSection:
     rows = [row_of(run, cell) for run in runs for cell in run.cells if cell.samples]
     uncounted = [run.name for run in runs if not _counted(run)]
     projected = _projections([run for run in runs if run.name not in uncounted], runs, profiles)
-    told = [one for one in projected if one.bound != "launches"]
+    told = [one for one in projected if not one.assumed]
     return ModelSection(
         model=runs[0].settings.model,
         weights_hash=runs[0].settings.weights_hash,
         tokens=runs[0].settings.tokens,
+        first=answer_all(runs, rows),
+        offers=offers(runs, rows, terms),
         rows=rows,
         pairs=list(_pairs(runs)),
         rankings=list(_rankings(rows)),
@@ -346,6 +376,7 @@ def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iter
                 + _unprojected(runs, profile),
                 command=f"lantern-accel profile --device {profile.backend} --model {model} "
                 f"-o {profile.name}.json",
+                device=True,
             )
 
 

@@ -10,31 +10,54 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lantern_accel.errors import RequestError
-from lantern_accel.measure.record import PHASES
+from lantern_accel.quality import style
 
 INSTALL = "pip install 'lantern-accel[report]'"
 WIDTH, HEIGHT = 4.7, 2.9
-STRATEGIES = ("vanilla", "eagle", "eagle2", "lantern", "lantern++")
-#: Roles and the colours that stand for them while matplotlib draws.
-ROLES = ("ink", "muted", "rule", "surface", "band")
-_NAMES = [
-    *ROLES,
-    *(f"s-{i}" for i in range(len(STRATEGIES) + 1)),
-    *(f"p-{name}" for name in PHASES),
-]
-_SENTINEL = {name: f"#{0x0A0B00 + i:06x}" for i, name in enumerate(_NAMES)}
+#: What the page calls every colour, with its light and its dark value.
+PALETTE: dict[str, tuple[str, str]] = {
+    **style.GROUND,
+    **{f"s-{i}": pair for i, pair in enumerate([*style.STRATEGIES.values(), style.OTHER])},
+    **{f"p-{name}": pair for name, pair in style.PHASES.items()},
+    **{f"v-{name}": pair for name, pair in style.VERDICTS.items()},
+}
+#: The colours that stand for them while matplotlib draws.
+_SENTINEL = {name: f"#{0x0A0B00 + i:06x}" for i, name in enumerate(PALETTE)}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One plot: inline SVG, what it shows, and how to read it."""
+
+    svg: str
+    title: str
+    caption: str
+    wide: bool = False
 
 
 def strategy_role(name: str) -> str:
-    """Return the CSS variable of a strategy's colour; own strategies share the last one."""
-    index = STRATEGIES.index(name) if name in STRATEGIES else len(STRATEGIES)
-    return f"s-{index}"
+    """Return the CSS variable of a strategy's colour; those without their own share the last one."""
+    names = list(style.STRATEGIES)
+    return f"s-{names.index(name) if name in names else len(names)}"
+
+
+def palette_css() -> str:
+    """Return the palette as CSS variables: light, and dark on dark screens; paper is always light."""
+    light, dark = (
+        " ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1)
+    )
+    return (
+        f":root {{ {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    )
 
 
 def colour(role: str) -> str:
+    """Return the stand-in for a colour of the palette."""
     return _SENTINEL[role]
 
 
@@ -52,35 +75,20 @@ def _pyplot() -> Any:
 
 
 @contextmanager
-def drawing(name: str, height: float = HEIGHT) -> Iterator[tuple[Any, list[str]]]:
+def drawing(
+    name: str, height: float = HEIGHT, width: float = WIDTH
+) -> Iterator[tuple[Any, list[str]]]:
     """Give axes in the report's style; the list has the SVG afterwards."""
     plt = _pyplot()
-    style = {
+    settings = {
+        **style.rc(colour),
         "svg.fonttype": "none",
         "svg.hashsalt": name,
-        "font.size": 8.5,
-        "axes.edgecolor": colour("rule"),
-        "axes.labelcolor": colour("muted"),
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.linewidth": 0.8,
-        "axes.axisbelow": True,
         "axes.grid": True,
-        "grid.color": colour("rule"),
-        "grid.linewidth": 0.5,
-        "text.color": colour("ink"),
-        "xtick.color": colour("muted"),
-        "ytick.color": colour("muted"),
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-        "ytick.minor.size": 0,
-        "lines.linewidth": 1.4,
-        "lines.markersize": 5.5,
     }
     out: list[str] = []
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(figsize=(WIDTH, height), layout="constrained")
+    with plt.rc_context(settings):
+        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
         figure.patch.set_alpha(0)
         axes.patch.set_alpha(0)
         try:
@@ -103,3 +111,15 @@ def _themed(svg: str) -> str:
         svg = svg.replace(colour, f"var(--{role})")
     svg = re.sub(r"(font(?:-family)?: ?[^;\"']*?)'DejaVu Sans'[^;\"]*", r"\1var(--sans)", svg)
     return svg.replace("<svg", '<svg aria-hidden="true"', 1).strip()
+
+
+def note(axes: Any, text: str, point: tuple[float, float]) -> None:
+    """Write a word beside a point."""
+    axes.annotate(
+        text,
+        point,
+        textcoords="offset points",
+        xytext=(6, 4),
+        fontsize=7.5,
+        color=colour("ink"),
+    )

@@ -1,41 +1,38 @@
-"""The report's plots: throughput, phases, compression, price, roofline; projections are in none."""
+"""The report's plots: verdicts, price, size, phases, compression, roofline; no projection is in one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lantern_accel.measure.record import PHASES, Interval, Quality, Run, is_measured
+from lantern_accel.measure.record import PHASES, Distance, Interval, Quality, Run, is_measured
 from lantern_accel.report.comparison import Comparison, ModelSection
-from lantern_accel.report.drawing import colour, drawing, strategy_role
+from lantern_accel.report.drawing import Figure, colour, drawing, note, strategy_role
+from lantern_accel.report.first_figures import first_rows, model_sizes, verdicts
 from lantern_accel.report.rows import Row, achieved_rates
+from lantern_accel.report.writing import listed
 
 MARKERS = "os^DvP*X"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One plot: inline SVG, what it shows, and how to read it."""
-
-    svg: str
-    title: str
-    caption: str
-    wide: bool = False
 
 
 def figures(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[Figure]]:
     """Draw all plots of each model; a plot without data is left out."""
     found = {}
+    names = {one.recorded_as: one.name for one in comparison.runs}
+    runs = [run.model_copy(update={"name": names[run.name]}) for run in runs]
+    sizes = model_sizes(comparison, runs)
     for section in comparison.models:
         mine = [run for run in runs if run.settings.model == section.model]
         found[section.model] = [
+            *verdicts(section),
+            *_distance(section),
+            *sizes.pop(section.model, []),
             *_throughput(section),
             *_phases(section),
             *_compression(section),
-            *_price(section),
+            *_moved(section),
             *_roofline(section, mine),
         ]
     return found
@@ -48,8 +45,9 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _label(run: str, rows: Sequence[Row]) -> str:
-    return f"{rows[0].device}, {run}"
+def _label(run: str, section: ModelSection) -> str:
+    """Return what a title ends in: the run, where there are several."""
+    return f": {run}" if len({row.run for row in section.rows}) > 1 else ""
 
 
 def _throughput(section: ModelSection) -> Iterator[Figure]:
@@ -80,7 +78,7 @@ def _throughput(section: ModelSection) -> Iterator[Figure]:
             axes.set_ylim(top=top * 1.08)
         yield Figure(
             out[0],
-            f"Throughput by batch: {_label(run, rows)}",
+            f"Throughput by batch{_label(run, section)}",
             f"Median, prefill included, temperature {temperature:g}; the line is the 95 % interval. "
             "All devices share one scale.",
         )
@@ -111,7 +109,7 @@ def _phases(section: ModelSection) -> Iterator[Figure]:
             axes.set_xlabel("milliseconds per image")
         yield Figure(
             out[0],
-            f"Where the time goes: {_label(run, rows)}",
+            f"Where the time goes{_label(run, section)}",
             f"Batch {batch}. The measured decoding time, split as "
             + (
                 "the recorded step splits by the device's own clock."
@@ -122,8 +120,18 @@ def _phases(section: ModelSection) -> Iterator[Figure]:
         )
 
 
-def _points(axes: Any, rows: Sequence[Row], x: Callable[[Row], Interval]) -> None:
-    """Draw speed-up over ``x`` with both intervals; one marker per run, one colour per strategy.
+def _speedup(row: Row) -> Interval:
+    assert isinstance(row.speedup, Interval)
+    return row.speedup
+
+
+def _points(
+    axes: Any,
+    rows: Sequence[Row],
+    x: Callable[[Row], Interval],
+    y: Callable[[Row], Interval] = _speedup,
+) -> None:
+    """Draw ``y`` over ``x`` with both intervals; one marker per run, one colour per strategy.
 
     A line joins a strategy's batch sizes on one device; the fastest point of a strategy is labelled.
     """
@@ -131,8 +139,7 @@ def _points(axes: Any, rows: Sequence[Row], x: Callable[[Row], Interval]) -> Non
     lines: dict[tuple[str, str, float], list[tuple[float, float]]] = {}
     highest: dict[str, tuple[float, float]] = {}
     for row in sorted(rows, key=lambda row: row.batch):
-        assert isinstance(row.speedup, Interval)
-        at, speed = x(row), row.speedup
+        at, speed = x(row), y(row)
         shade = colour(strategy_role(row.strategy))
         axes.plot([at.low, at.high], [speed.value] * 2, color=shade, lw=1, alpha=0.55)
         axes.plot([at.value] * 2, [speed.low, speed.high], color=shade, lw=1, alpha=0.55)
@@ -143,39 +150,40 @@ def _points(axes: Any, rows: Sequence[Row], x: Callable[[Row], Interval]) -> Non
     for (_, strategy, _), points in lines.items():
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, color=colour(strategy_role(strategy)), lw=0.8, alpha=0.7)
-    axes.axhline(1, color=colour("muted"), lw=0.8)
-    axes.set_ylabel("speed-up over vanilla")
+    if y is _speedup:
+        axes.axhline(1, color=colour("muted"), lw=0.8)
+        axes.set_ylabel("speed relative to plain decoding")
     axes.margins(x=0.16, y=0.16)
     # A sample that was held up must not flatten the picture: such an interval leaves the frame.
-    fastest = max(row.speedup.value for row in rows if isinstance(row.speedup, Interval))
+    fastest = max(y(row).value for row in rows)
     low, high = axes.get_ylim()
-    axes.set_ylim(max(low, 0.0), min(high, 2 * max(fastest, 1.0)))
+    axes.set_ylim(max(low, 0.0), min(high, 2 * max(fastest, 1.0 if y is _speedup else 0.0)))
     _name_points(axes, highest)
 
 
 def _name_points(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
-    """Write names beside points, the lower of two neighbours below its own."""
+    """Write names beside points; where several stand one above another, apart from each other."""
     wide, high = (np.ptp(limits) for limits in (axes.get_xlim(), axes.get_ylim()))
+    line = 0.06 * high  # a line of type, in units of the axis
     placed: list[tuple[float, float]] = []
     for name, (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
-        crowded = any(abs(x - a) < 0.2 * wide and abs(y - b) < 0.07 * high for a, b in placed)
-        _note(axes, name, (x, y), below=crowded)
-        placed.append((x, y))
-
-
-def _note(axes: Any, text: str, point: tuple[float, float], *, below: bool = False) -> None:
-    axes.annotate(
-        text,
-        point,
-        textcoords="offset points",
-        xytext=(6, -10 if below else 4),
-        fontsize=7.5,
-        color=colour("ink"),
-    )
+        at = y
+        for a, b in placed:  # from the top down
+            if abs(x - a) < 0.2 * wide and at > b - line:
+                at = b - line
+        axes.annotate(
+            name,
+            (x, at),
+            textcoords="offset points",
+            xytext=(7, 3),
+            fontsize=7.5,
+            color=colour("ink"),
+        )
+        placed.append((x, at))
 
 
 def _runs_of(rows: Sequence[Row]) -> str:
-    runs = list(dict.fromkeys(f"{row.device}, {row.run}" for row in rows))
+    runs = list(dict.fromkeys(row.run for row in rows))
     names = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds", "v": "wedges"}
     words = [f"{names.get(m, m)}: {run}" for m, run in zip(MARKERS, runs, strict=False)]
     text = "; ".join(words)
@@ -203,46 +211,56 @@ def _exactly(value: float) -> Interval:
     return Interval(value=value, low=value, high=value, n=1)
 
 
-def _price(section: ModelSection) -> Iterator[Figure]:
-    priced = [
-        (row, row.price)
-        for row in section.rows
-        if isinstance(row.speedup, Interval) and isinstance(row.price, Quality)
-    ]
-    moved = {
-        id(row): q.total_variation for row, q in priced if isinstance(q.total_variation, Interval)
-    }
-    rows = [row for row, _ in priced if id(row) in moved]
-    exact = [
-        r
-        for r in section.rows
-        if not r.relaxed and isinstance(r.speedup, Interval) and r.strategy != "vanilla"
-    ]
-    if rows:
-        with drawing("mass") as (axes, out):
-            _points(axes, [*exact, *rows], lambda row: moved.get(id(row), _exactly(0.0)))
-            axes.set_xlabel("total variation used per token (0 is exact)")
-        yield Figure(
-            out[0],
-            "Speed against its price: total variation",
-            "Exact strategies stand at 0. " + _runs_of([*exact, *rows]),
-        )
-    far = {id(row): q.distance for row, q in priced if not isinstance(q.distance, str)}
-    rows = [row for row, _ in priced if id(row) in far]
-    if not rows:
+def _moved(section: ModelSection) -> Iterator[Figure]:
+    priced = [r for r in section.rows if isinstance(r.speedup, Interval) and r.moved is not None]
+    rows = [r for r in priced if r.strategy != "vanilla"]
+    if not any(row.relaxed for row in rows):
         return
-    floors = [one.floor for one in far.values()]
-    with drawing("distance") as (axes, out):
-        low, high = min(f.low for f in floors), max(f.high for f in floors)
-        axes.axvspan(low, high, color=colour("band"), lw=0)
-        _points(axes, rows, lambda row: far[id(row)].value)
-        axes.set_xlabel(f"distance of the images from vanilla's ({far[id(rows[0])].metric})")
+
+    def moved(row: Row) -> Interval:
+        price = row.price.total_variation if isinstance(row.price, Quality) else None
+        return price if isinstance(price, Interval) else _exactly(0.0)
+
+    with drawing("mass") as (axes, out):
+        _points(axes, rows, moved)
+        axes.set_xlabel("total variation used per token (0 is exact)")
     yield Figure(
         out[0],
-        "Speed against its price: image distance",
-        "The band is the distance of two vanilla sets of other seeds: within it nothing "
-        f"differs from chance at {rows[0].price.images if isinstance(rows[0].price, Quality) else 0} "
-        "images. " + _runs_of(rows),
+        "Speed against its price: total variation",
+        "Exact strategies stand at 0. " + _runs_of(rows),
+    )
+
+
+def _distance(section: ModelSection) -> Iterator[Figure]:
+    """Draw tokens per second of all strategies over the distance of their images from vanilla's."""
+    rows = [r for r in first_rows(section) if r.moved is not None]
+    found = {
+        id(row): row.price.distance
+        for row in rows
+        if isinstance(row.price, Quality) and isinstance(row.price.distance, Distance)
+    }
+    rows = [row for row in rows if not row.relaxed or id(row) in found]
+    if not found:
+        return
+    floors = [one.floor for one in found.values()]
+    low, high = min(f.low for f in floors), max(f.high for f in floors)
+
+    def far(row: Row) -> Interval:
+        return found[id(row)].value if id(row) in found else _exactly(0.0)
+
+    with drawing("distance") as (axes, out):
+        axes.axvspan(low, high, color=colour("band"), lw=0)
+        _points(axes, rows, far, lambda row: row.tokens_per_second)
+        axes.set_ylabel("tokens per second")
+        metrics = listed(list(dict.fromkeys(one.metric for one in found.values())))
+        axes.set_xlabel(f"distance of the images from plain decoding's ({metrics})")
+    images = min(row.price.images for row in rows if isinstance(row.price, Quality))
+    yield Figure(
+        out[0],
+        "Speed against the distance of the images",
+        "Exact strategies have plain decoding's distribution, so they stand at 0. The band is the "
+        f"distance of two sets of plain decoding: what chance gives at {images} images. "
+        + _runs_of(rows),
     )
 
 
@@ -271,8 +289,8 @@ def _roofline(section: ModelSection, runs: Sequence[Run]) -> Iterator[Figure]:
                 axes.plot(*point, "o", color=shade)
                 before = highest.get(cell.batch, point)
                 highest[cell.batch] = max(before, point, key=lambda p: p[1])
-            for batch, point in highest.items():
-                _note(axes, f"batch {batch}", point)
+            for batch, point in highest.items() if len(highest) > 1 else ():
+                note(axes, f"batch {batch}", point)
             axes.set_xscale("log")
             axes.set_yscale("log")
             axes.grid(which="minor", visible=False)
@@ -280,7 +298,7 @@ def _roofline(section: ModelSection, runs: Sequence[Run]) -> Iterator[Figure]:
             axes.set_ylabel("FLOP/s")
         yield Figure(
             out[0],
-            f"Roofline: {run.environment.device.name}, {run.name}",
+            f"Roofline{_label(run.name, section)}",
             f"The roof is this run's own: {bandwidth / 1e9:.3g} GB/s, {flops / 1e12:.3g} TFLOP/s in "
             f"{run.settings.dtype}. Distance below it is launches, small matrices and waiting.",
         )

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.datasheets import DeviceProfile
@@ -45,6 +45,8 @@ class Limits:
     bandwidth: float
     launch: float
     source: str
+    launch_assumed: bool = False
+    """Nobody measured what a launch costs here."""
 
 
 class Projected(BaseModel):
@@ -63,6 +65,7 @@ class Projected(BaseModel):
     """The same without the cost of launches: no software can be faster by this model."""
     bound: str
     """What the time goes to: bytes, operations or launches."""
+    assumed: bool = Field(description="what binds is the assumed cost of a launch")
     acceptance_from: str
     assumptions: str
 
@@ -102,6 +105,7 @@ def limits_of_profile(profile: DeviceProfile, dtype: str) -> Limits | None:
         f"{figures.kind} {figures.value / 1e12:g} TFLOP/s in {dtype}, "
         f"{profile.bandwidth_bytes_per_s.kind} {profile.bandwidth_bytes_per_s.value / 1e9:g} GB/s, "
         f"{how} {launch * 1e6:g} \N{MICRO SIGN}s per launch",
+        launch_assumed=profile.launch_seconds is None,
     )
 
 
@@ -194,6 +198,7 @@ def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
         tokens_per_second=rate,
         ceiling_tokens_per_second=projected_rate(cell, tokens, bare, elsewhere=True)[0],
         bound=bound,
+        assumed=limits.launch_assumed and bound == "launches",
         acceptance_from=run.name,
         assumptions=limits.source,
     )
@@ -234,6 +239,7 @@ class SizeProjected(BaseModel):
     tree_bound: str
     break_even: float
     """Tokens that a step over the tree must bring to be as fast as vanilla."""
+    assumed: bool = Field(description="what binds one of the steps is the assumed cost of a launch")
     assumptions: str
 
 
@@ -306,6 +312,7 @@ def project_sizes(profiles: Sequence[DeviceProfile]) -> list[SizeProjected]:
                     tree_ms=1e3 * tree,
                     tree_bound=tree_bound,
                     break_even=tree / vanilla,
+                    assumed=limits.launch_assumed and "launches" in (vanilla_bound, tree_bound),
                     assumptions=limits.source,
                 )
             )

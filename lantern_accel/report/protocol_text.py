@@ -40,7 +40,8 @@ PROTOCOL_TEXT: tuple[tuple[str, str], ...] = (
     (
         "Verdict",
         f"same: the ratio's whole interval lies within {SAME:.0%} of 1; faster or slower: the interval "
-        f"excludes 1; otherwise ambiguous. With fewer than {FEWEST} samples there is no verdict.",
+        f"excludes 1; otherwise not shown to be faster. With fewer than {FEWEST} samples there is no "
+        "verdict.",
     ),
     (
         "Speed-up and conversion",

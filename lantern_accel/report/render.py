@@ -11,13 +11,14 @@ from lantern_accel.files import check_target, write_json, write_whole
 from lantern_accel.measure.record import PHASES, Interval, Quality, Run
 from lantern_accel.report import writing
 from lantern_accel.report.comparison import Comparison
+from lantern_accel.report.offers import Offer, told_terms
 from lantern_accel.report.protocol_text import PROTOCOL_TEXT
-from lantern_accel.report.summary import projection_error, summarise
+from lantern_accel.report.telling import QUESTION, first_screen, projection_error
 
 KINDS = (".html", ".md", ".json")
 INSTALL = "pip install 'lantern-accel[report]'"
 TEMPLATES = Path(__file__).parent / "templates"
-MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "?"}
+MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "○"}
 
 
 def check_kind(path: Path) -> None:
@@ -50,20 +51,18 @@ def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
 
 def page(comparison: Comparison, runs: Sequence[Run]) -> str:
     """Return the self-contained HTML page."""
-    from lantern_accel.report.drawing import STRATEGIES, strategy_role
+    from lantern_accel.report.drawing import palette_css, strategy_role
     from lantern_accel.report.figures import figures
 
     environment = _environment(html_page=True)
     return str(
         environment.get_template("report.html.j2").render(
             **_context(comparison),
-            css=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
-            devices=list(dict.fromkeys(run.device for run in comparison.runs)),
-            many_temperatures={
-                s.model: len({row.temperature for row in s.rows}) > 1 for s in comparison.models
-            },
+            css=palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8"),
             figures=figures(comparison, runs),
-            strategies=STRATEGIES,
+            strategies=list(
+                dict.fromkeys(row.strategy for s in comparison.models for row in s.rows)
+            ),
             role=strategy_role,
         )
     )
@@ -80,7 +79,17 @@ def markdown(comparison: Comparison) -> str:
 def _context(comparison: Comparison) -> dict[str, Any]:
     return {
         "c": comparison,
-        "summaries": {s.model: summarise(comparison, s) for s in comparison.models},
+        "question": QUESTION,
+        "first": {s.model: first_screen(comparison, s) for s in comparison.models},
+        "terms": told_terms(comparison.terms),
+        "unrun": [gap for gap in comparison.gaps if gap.device],
+        "gaps": [gap for gap in comparison.gaps if not gap.device],
+        "many_temperatures": {
+            s.model: len({row.temperature for row in s.rows}) > 1 for s in comparison.models
+        },
+        "recorded": {
+            run.name: run.recorded_as for run in comparison.runs if run.recorded_as != run.name
+        },
         "projection_errors": {s.model: projection_error(s) for s in comparison.models},
         "protocol": PROTOCOL_TEXT,
         "phases": PHASES,
@@ -109,6 +118,9 @@ def _environment(*, html_page: bool) -> Any:
         span=writing.span,
         reason=writing.reason,
         judged=writing.judged,
+        compared=lambda word: writing.judged(word, writing.AMONG_DEVICES),
+        times=writing.times,
+        listed=writing.listed,
         size=writing.size,
         joined=writing.joined,
         coded=_coded,
@@ -116,6 +128,7 @@ def _environment(*, html_page: bool) -> Any:
         cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     )
     environment.tests["interval"] = lambda value: isinstance(value, Interval)
+    environment.tests["offer"] = lambda value: isinstance(value, Offer)
     environment.tests["priced"] = lambda value: isinstance(value, Quality)
     environment.tests["missing"] = lambda value: bool(writing.reason(value))
     return environment

@@ -23,6 +23,7 @@ from lantern_accel.measure.record import (
     is_measured,
     not_measured,
 )
+from lantern_accel.report.writing import percent
 from lantern_accel.strategy.values import DynamicTree, NoTree, StaticTree, Strategy, Window
 
 NO_TWIN = not_measured("no exact strategy of this run has the same tree")
@@ -30,7 +31,7 @@ UNPRICED = not_measured(
     "the price of this relaxed strategy is not known, so its speed-up is not shown"
 )
 NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 95, 99)
 
 
 class Spread(BaseModel):
@@ -55,6 +56,7 @@ class Row(BaseModel):
     dtype: str
     strategy: str
     detail: str = Field(description="tree and acceptance rule in words")
+    stands_for: str = Field("", description="what auto decoded with; empty: its own name says it")
     relaxed: bool
     batch: int
     temperature: float
@@ -64,6 +66,9 @@ class Row(BaseModel):
     others_cpu: Reading = Field(description="median share of the host that others used")
     tokens_per_second: Interval
     images_per_second: Interval | NotMeasured
+    seconds_per_image: Interval | NotMeasured = Field(
+        description="median request, text to pixels, over its images"
+    )
     latency: dict[str, Interval | NotMeasured] = Field(
         description="seconds per request, by percentile"
     )
@@ -93,6 +98,23 @@ class Row(BaseModel):
     matmul_fraction: Reading
     phase_ms: dict[str, Reading] = Field(description="per image, by phase")
     phases_from: str = Field(description="the step whose split is used: eager or recording")
+
+    @property
+    def fidelity(self) -> str:
+        """Say in a few words what the images are worth next to plain decoding's."""
+        if not self.relaxed:
+            return "exact"
+        if isinstance(self.price, Quality) and isinstance(self.price.total_variation, Interval):
+            return f"moves {percent(self.price.total_variation.value)} of a token's probability"
+        return "its price was not measured"
+
+    @property
+    def moved(self) -> float | None:
+        """The share of a token's probability that is moved away, 0 where exact; None: not known."""
+        if not self.relaxed:
+            return 0.0
+        moved = self.price.total_variation if isinstance(self.price, Quality) else None
+        return moved.value if isinstance(moved, Interval) else None
 
     @property
     def step_runs(self) -> str:
@@ -151,6 +173,7 @@ def row_of(run: Run, cell: Cell) -> Row:
         dtype=run.settings.dtype,
         strategy=cell.strategy.name,
         detail=detail_of(cell.strategy),
+        stands_for=cell.stands_for,
         relaxed=cell.relaxed,
         batch=cell.batch,
         temperature=cell.temperature,
@@ -162,6 +185,9 @@ def row_of(run: Run, cell: Cell) -> Row:
         images_per_second=totals
         if isinstance(totals, str)
         else intervals.median([cell.batch / total for total in totals]),
+        seconds_per_image=totals
+        if isinstance(totals, str)
+        else intervals.median([total / cell.batch for total in totals]),
         latency={
             f"p{p}": totals if isinstance(totals, str) else intervals.percentile(totals, p)
             for p in PERCENTILES

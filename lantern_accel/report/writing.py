@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from lantern_accel.measure.record import NOT_MEASURED, Interval, Reading, is_measured
 
 MISSING = "not measured"
+#: Verdicts in words, on a strategy against plain decoding and on one device against another.
+VERDICTS = {
+    "faster": "faster",
+    "slower": "slower",
+    "same": "the same speed",
+    "ambiguous": "not shown to be faster",
+}
+AMONG_DEVICES = VERDICTS | {"ambiguous": "no difference shown"}
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -53,9 +61,20 @@ def reason(value: object) -> str:
     return text.removeprefix(NOT_MEASURED) if text.startswith(NOT_MEASURED) else ""
 
 
-def judged(word: str) -> str:
-    """Return a verdict, or why there is none."""
-    return f"no verdict: {reason(word)}" if reason(word) else word
+def judged(word: str, words: Mapping[str, str] = VERDICTS) -> str:
+    """Return a verdict in words, or why there is none."""
+    return f"no verdict: {reason(word)}" if reason(word) else words.get(word, word)
+
+
+def times(value: Interval | float | str) -> str:
+    """Return a ratio with its interval: ``1.13x (0.91 to 1.32)``."""
+    if isinstance(value, str):
+        return MISSING
+    if not isinstance(value, Interval):
+        return f"{value:.2f}x"
+    if value.low == value.high:
+        return f"{value.value:.2f}x"
+    return f"{value.value:.2f}x ({value.low:.2f} to {value.high:.2f})"
 
 
 def size(count: Reading) -> str:
@@ -73,3 +92,15 @@ def size(count: Reading) -> str:
 def joined(words: Iterable[object]) -> str:
     """Return words with commas between."""
     return ", ".join(str(word) for word in words)
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Return words as a sentence has them: ``a, b and c``."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def upper(text: str) -> str:
+    """Return a sentence with its first letter large."""
+    return text[:1].upper() + text[1:]

@@ -79,3 +79,25 @@ def test_the_page_opens_without_a_complaint(
     brightness = [sum(map(int, c[4:-1].split(",")[:3])) for c in colours]
     assert (brightness[0] > brightness[1]) == (scheme == "light")
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_answer_fits_one_screen(browser: Any, tmp_path: Path, scheme: str) -> None:
+    """Of this machine's report: everything up to the links below the table, at 1280 x 800."""
+    from lantern_accel.device.datasheets import profiles_dir
+    from lantern_accel.measure.reading import read_run
+    from lantern_accel.report.comparison import compare
+    from lantern_accel.report.render import write
+
+    run = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
+    path = tmp_path / "report.html"
+    write(compare([run], profiles=[]), [run], path)
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    for part in ("h1", "ul.lines", "table.first"):
+        box = page.locator(part).first.bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= 800
+    assert page.locator("table.first thead th").count() == 5
+    assert page.locator("table.first tbody tr").count() == len(run.cells)

@@ -12,7 +12,7 @@ from lantern_accel.measure.record import PHASES, Interval, Run, not_measured
 from lantern_accel.report import render
 from lantern_accel.report.comparison import compare, rank
 from lantern_accel.report.rows import Row, detail_of, phase_ms, row_of
-from lantern_accel.report.summary import summarise
+from lantern_accel.report.telling import first_screen
 from lantern_accel.strategy.values import ChainTree, Exact, Strategy
 
 
@@ -34,8 +34,10 @@ def test_a_row_has_the_figures_of_its_samples() -> None:
     assert isinstance(row.images_per_second, Interval)
     assert isinstance(row.latency["p50"], Interval)
     assert row.images_per_second.value == pytest.approx(1 / row.latency["p50"].value, rel=1e-6)
-    assert row.latency["p90"] == (
-        "not measured: 8 samples cannot show the 90th percentile; `--samples 10` can"
+    assert isinstance(row.seconds_per_image, Interval)
+    assert row.seconds_per_image.value == pytest.approx(row.latency["p50"].value)
+    assert row.latency["p95"] == (
+        "not measured: 8 samples cannot show the 95th percentile; `--samples 20` can"
     )
     assert row.price is None
 
@@ -53,12 +55,12 @@ def test_a_run_that_ended_before_its_first_sample_is_reported_as_such() -> None:
     for cells in ([], [invented_cell(s, 1, 300.0, samples=0) for s in strategies()]):
         run = invented_run(cells=cells, state="running", quality=[], contact_sheet=[])
         found = compare([run])
-        summary = summarise(found, found.models[0])
-        assert summary.warnings == [
+        screen = first_screen(found, found.models[0])
+        assert screen.told == []
+        assert screen.warnings == [
             "Run abacus-1 is running, not complete; "
             "`lantern-accel profile -o abacus-1.json --resume` goes on."
         ]
-        assert [tile.label for tile in summary.tiles] == ["Not measured"]
         pytest.importorskip("jinja2")
         assert "no run has what a projection needs" in render.page(found, [run])
 
@@ -122,7 +124,8 @@ def test_a_missing_feature_distance_is_told_beside_the_speedup() -> None:
     run.quality = [q.model_copy(update={"distance": reason}) for q in run.quality]
     assert isinstance(rows_of(run)["lantern++"].speedup, Interval)
     found = compare([run], profiles=[])
-    assert any("lantern: image distance" in s for s in summarise(found, found.models[0]).sentences)
+    prices = first_screen(found, found.models[0]).prices
+    assert any("the distance of its images was not measured: no package" in s for s in prices)
     gap = next(g for g in found.gaps if "no package" in g.reason)
     assert gap.command == (
         "pip install 'lantern-accel[quality]' && lantern-accel profile -o abacus-1.json --resume"
@@ -150,10 +153,10 @@ def test_an_unsettled_cell_gets_the_reason_and_no_verdict() -> None:
     rows = rows_of(run)
     assert rows["eagle"].verdict == "not measured: warm-up of eagle did not settle"
     assert rows["lantern++"].verdict == "faster"
-    section = compare([run], profiles=[])
-    summary = summarise(section, section.models[0])
-    assert "Warm-up ended before times settled: eagle." in summary.warnings
-    assert "1 without a verdict (warm-up of eagle did not settle)" in summary.sentences[0]
+    found = compare([run], profiles=[])
+    (told,) = first_screen(found, found.models[0]).told
+    assert "No verdict on eagle: warm-up of eagle did not settle." in " ".join(told.lines)
+    assert "warm-up did not settle" in " ".join(told.lines)
 
 
 def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
@@ -161,66 +164,12 @@ def test_too_few_samples_are_told_instead_of_a_verdict() -> None:
     found = compare([invented_run(cells=cells)], profiles=[])
     rows = {row.strategy: row for row in found.models[0].rows}
     assert rows["eagle"].verdict == "not measured: too few samples, 2 of 5"
-    summary = summarise(found, found.models[0])
-    assert "4 without a verdict (too few samples, 2 of 5)" in summary.sentences[0]
-    assert "no verdict: too few samples, 2 of 5" in summary.tiles[1].note
-
-
-def test_the_first_card_shows_the_figure_that_it_picks_by() -> None:
-    # More tokens a second, and fewer images: decoding to pixels is slow here.
-    run = invented_run(names=["vanilla", "eagle"])
-    eagle = next(c for c in run.cells if c.strategy.name == "eagle")
-    eagle.samples = [s.model_copy(update={"total": 9.0, "wall": 9.0}) for s in eagle.samples]
-    found = compare([run], profiles=[])
-    tile = summarise(found, found.models[0]).tiles[0]
-    assert tile.unit == "images per second"
-    assert tile.note.startswith("vanilla, batch 1")
-    rows = {row.strategy: row for row in found.models[0].rows}
-    assert rows["eagle"].tokens_per_second.value > rows["vanilla"].tokens_per_second.value
-
-
-def test_a_card_does_not_say_that_a_strategy_ties_with_itself() -> None:
-    runs = [invented_run(name, names=["vanilla"]) for name in ("a", "b")]
-    found = compare(runs, profiles=[])
-    note = summarise(found, found.models[0]).tiles[0].note
-    assert note.endswith("; within noise: vanilla of b")
-
-
-def test_relaxed_decoding_that_is_slower_is_not_called_a_speed_up() -> None:
-    found = compare([invented_run()], profiles=[])
-    tile = summarise(found, found.models[0]).tiles[1]
-    assert (tile.label, tile.unit) == (
-        "Fastest relaxed decoding",
-        "vanilla's speed on the same device",
+    (told,) = first_screen(found, found.models[0]).told
+    assert told.short.startswith("Not known. The nearest is lantern++: ")
+    assert told.short.endswith(
+        "no verdict: too few samples, 2 of 5; it moves 8.0 % of a token's probability."
     )
-
-
-def test_prices_are_told_of_each_run() -> None:
-    found = compare([invented_run("a"), invented_run("b")], profiles=[])
-    text = " ".join(summarise(found, found.models[0]).sentences)
-    assert (
-        "lantern: its images cannot be distinguished from vanilla's by the image distance; measured 2"
-        in text
-    )
-    far = invented_run("c")
-    for price in far.quality:
-        assert not isinstance(price.distance, str)
-        price.distance = price.distance.model_copy(update={"p_value": 0.001})
-    found = compare([invented_run("a"), far], profiles=[])
-    text = " ".join(summarise(found, found.models[0]).sentences)
-    assert (
-        "lantern++: its images are farther from vanilla's than chance explains in c; meas" in text
-    )
-    hot = invented_run()
-    hot.cells += [c.model_copy(update={"temperature": 0.0}) for c in hot.cells]
-    hot.quality += [p.model_copy(update={"temperature": 0.0}) for p in far.quality]
-    found = compare([hot], profiles=[])
-    text = " ".join(summarise(found, found.models[0]).sentences)
-    assert "chance explains in abacus-1 at T 0; measured 2 of 2 times" in text
-    found = compare([invented_run()], profiles=[])
-    text = " ".join(summarise(found, found.models[0]).sentences)
-    assert "permutation test, p = 0.2;" in text
-    assert "So many images find a distance of 9.00 in four of five cases." in text
+    assert "No verdict on eagle, eagle2 and lantern: too few samples, 2 of 5." in told.lines
 
 
 def test_a_ranking_shares_places_that_noise_does_not_tell_apart() -> None:
@@ -262,8 +211,8 @@ def test_gaps_name_the_reason_and_what_fills_them() -> None:
     meter = found["backend 'abacus' does not read it"]
     assert meter.what == ["power_w"]
     assert meter.command == "lantern-accel profile -o abacus-1.json --resume"
-    tail = next(g for reason, g in found.items() if "90th percentile" in reason)
-    assert tail.command == "lantern-accel profile -o abacus-1.json --samples 10 --resume"
+    tail = next(g for reason, g in found.items() if "95th percentile" in reason)
+    assert tail.command == "lantern-accel profile -o abacus-1.json --samples 20 --resume"
     checks = next(g for reason, g in found.items() if "a test has none" in reason)
     assert checks.command == "lantern-accel conform abacus"
     bare = DeviceProfile(
@@ -275,6 +224,7 @@ def test_gaps_name_the_reason_and_what_fills_them() -> None:
     )
     (gap,) = [g for g in compare([run], profiles=[bare]).gaps if g.where == "S 1"]
     assert gap.reason.endswith("no peak in bfloat16 to project from")
+    assert gap.device
 
 
 def test_a_conformance_file_of_the_device_fills_its_gap() -> None:
@@ -302,8 +252,10 @@ def test_noise_on_the_host_is_told() -> None:
     for cell in run.cells:
         cell.samples = [s.model_copy(update={"others_cpu": 0.6}) for s in cell.samples]
     found = compare([run], profiles=[])
-    text = " ".join(summarise(found, found.models[0]).warnings)
-    assert "Other processes used up to 60 % of the host" in text
+    (told,) = first_screen(found, found.models[0]).told
+    text = " ".join(told.lines)
+    assert "other programs used up to 60 % of the host)" in text
+    assert "Not for publication: " in text
 
 
 def test_details_name_the_tree_and_the_rule() -> None:

@@ -10,10 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support.runs import invented_run
+from support.runs import invented_cell, invented_run, strategies
 
+from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel.errors import RequestError
-from lantern_accel.measure.record import Interval
+from lantern_accel.measure.reading import read_run
+from lantern_accel.measure.record import PHASES, Interval
 from lantern_accel.report import render
 from lantern_accel.report.comparison import Comparison, compare
 from lantern_accel.report.writing import interval, number, size
@@ -55,7 +57,7 @@ class Page(HTMLParser):
 def made() -> tuple[str, Comparison]:
     runs = [
         invented_run("one", batches=(1, 4)),
-        invented_run("two <b>&", device="Slate | rule", speed=900),
+        invented_run("two <b>& | rule", device="Slate 9", speed=900),
     ]
     comparison = compare(runs)
     return render.page(comparison, runs), comparison
@@ -93,7 +95,12 @@ def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -
         "Where the time goes",
         "Step compression against speed",
         "TV per token",
-        "image distance",
+        "Image distance",
+        "Does drafting pay?",
+        "Speed against the distance of the images",
+        "What a device gives",
+        "What relaxation costs",
+        "Appendix: all figures",
         "Roofline",
         "Pictures",
         "Efficiency",
@@ -137,12 +144,74 @@ def test_an_unpriced_speedup_is_printed_nowhere() -> None:
     comparison = compare([run], profiles=[])
     html, text = render.page(comparison, [run]), render.markdown(comparison)
     assert "not shown: price unknown" in html
-    for report in (html, text):
-        assert "Fastest relaxed decoding" not in report
-    table = html[html.index('id="speed"') : html.index("<h3>Ranking</h3>")]
-    assert "\N{MULTIPLICATION SIGN}" not in table
-    row = next(line for line in text.splitlines() if "lantern++ (3 drafts" in line)
-    assert row.split("|")[11].strip() == "not measured"
+    for report in (html[: html.index('id="projected"')], text):
+        assert not re.search(r"\d\.\d\dx", report)
+    row = next(line for line in text.splitlines() if "| 3 drafts, 2 deep" in line)
+    assert row.split("|")[10].strip() == "not measured"
+
+
+def first_screen_lines(text: str) -> list[str]:
+    """Return a report's lines up to the end of the table that answers."""
+    lines = text.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| strategy | seconds"))
+    table = [i for i, line in enumerate(lines) if i >= head and not line.startswith("|")]
+    return lines[: table[0]]
+
+
+def test_the_answer_fits_in_25_lines_of_markdown() -> None:
+    run = read_run(profiles_dir() / "measured" / "cpu-lantern-emoji.json")
+    every = invented_run()
+    (eagle,) = strategies(["eagle"])
+    every.cells += [
+        invented_cell(eagle, 1, 350.0).model_copy(
+            update={"strategy": eagle.model_copy(update={"name": name})}
+        )
+        for name in ("auto", "scd")
+    ]
+    for one in (run, every):
+        lines = first_screen_lines(render.markdown(compare([one], profiles=[])))
+        assert 10 < len(lines) <= 25
+        assert lines[2].startswith("**Does drafting pay here? ")
+        assert all(len(line) < 300 for line in lines)
+        assert [len(re.findall(r"(?<!\\)\|", line)) - 1 for line in lines if "|" in line] == [5] * (
+            2 + len(one.cells)
+        )
+
+
+def test_nothing_is_said_twice_of_devices_without_a_run(made: tuple[str, Comparison]) -> None:
+    text = render.markdown(made[1])
+    assert text.count("there is no run of this device") == len(
+        {gap.reason for gap in made[1].gaps if gap.device}
+    )
+    assumed = [p.assumptions for section in made[1].models for p in section.projections]
+    assert assumed
+    assert all(text.count(one) <= len({p.device for s in made[1].models for p in s.projections})
+               for one in assumed)  # fmt: skip
+
+
+def test_the_page_has_a_light_palette_for_paper_and_a_dark_one_for_screens() -> None:
+    from lantern_accel.quality import style
+    from lantern_accel.report.drawing import palette_css
+
+    assert set(style.PHASES) == set(PHASES)
+    css = palette_css()
+    assert css.count("--s-0:") == 2
+    assert "@media screen and (prefers-color-scheme: dark)" in css
+    for light, dark in [*style.STRATEGIES.values(), *style.VERDICTS.values()]:
+        assert contrast(light, "#ffffff") > 1.9
+        assert contrast(dark, "#121518") > 3
+
+
+def contrast(one: str, other: str) -> float:
+    """Return WCAG's contrast of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def test_markdown_tables_are_whole(made: tuple[str, Comparison]) -> None:
@@ -156,7 +225,7 @@ def test_markdown_tables_are_whole(made: tuple[str, Comparison]) -> None:
         else:
             width = 0
     assert "## Not measured" in text
-    assert "Slate \\| rule" in text
+    assert "two <b>& \\| rule" in text
 
 
 def test_the_ending_decides(tmp_path: Path, made: tuple[str, Comparison]) -> None:

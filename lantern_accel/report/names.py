@@ -1,0 +1,94 @@
+"""Names of runs that a reader understands: the device, and what tells two runs of it apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from lantern_accel.measure.record import Run
+
+#: What ``lantern-accel profile`` names a run that nobody named: device, moment, chance.
+GENERATED = re.compile(r"(?P<device>.+)-(?P<moment>\d{8}-\d{4})-(?P<chance>[0-9a-f]{8})")
+#: Characters of a commit that people read.
+COMMIT = 7
+
+
+def short_device(name: str) -> str:
+    """Return a device's name without the marks that its maker adds."""
+    bare = re.sub(r"\((?:R|TM|C)\)|\b(?:CPU|Processor)\b", " ", name, flags=re.I)
+    return " ".join(bare.split()) or name
+
+
+def readable(runs: Sequence[Run]) -> list[Run]:
+    """Return runs under names that a reader understands; a name that somebody chose stays.
+
+    Runs of one device are told apart by what differs between them: threads, dtype, torch, commit; where
+    nothing does, by the moment.
+    """
+    chosen = {run.name for run in runs if not GENERATED.fullmatch(run.name)}
+    labels = [_label(run, runs) for run in runs]
+    found: list[Run] = []
+    for run, label in zip(runs, labels, strict=True):
+        taken = chosen | {one.name for one in found}
+        twins = labels.count(label) > 1
+        if run.name not in chosen and twins:
+            label = f"{label}, {_moment(run)}"
+        if run.name in chosen or label in taken:
+            label = run.name
+        found.append(run.model_copy(update={"name": label}))
+    return found
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return what differs between runs besides their devices: values in their order, by property."""
+    found = {name: [read(run) for run in runs] for name, read in _PROPERTIES.items()}
+    return {name: values for name, values in found.items() if len(set(values)) > 1}
+
+
+def _label(run: Run, runs: Sequence[Run]) -> str:
+    device = short_device(run.environment.device.name)
+    rest = [one for one in runs if short_device(one.environment.device.name) == device]
+    words = [device]
+    for name, read in _PROPERTIES.items():
+        alike = [one for one in rest if read(one) == read(run)]
+        if len(alike) < len(rest):
+            mine = read(run)
+            words.append(_WORDS.get((name, mine), _WORDS.get((name, ""), "{}")).format(mine))
+            rest = alike
+    return ", ".join(words)
+
+
+def _commit(run: Run) -> str:
+    commit = run.environment.commit
+    known = re.fullmatch(r"[0-9a-f]{7,64}", commit)
+    changed = " with changes" if run.environment.dirty is True else ""
+    return (commit[:COMMIT] if known else "unknown") + changed
+
+
+def _options(run: Run) -> str:
+    given = {k: v for k, v in run.settings.options.items() if k != "threads"}
+    return ", ".join(f"{k}={v}" for k, v in sorted(given.items())) or "no options"
+
+
+#: What may differ between runs of one device, by the word that a reader gets.
+_PROPERTIES: dict[str, Callable[[Run], str]] = {
+    "threads": lambda run: str(run.environment.threads or "unknown"),
+    "dtype": lambda run: run.settings.dtype,
+    "options": _options,
+    "torch": lambda run: run.environment.torch,
+    "commit": _commit,
+}
+#: How a label says it; where nothing stands here, the value is enough.
+_WORDS = {
+    ("threads", ""): "{} threads",
+    ("threads", "1"): "{} thread",
+    ("torch", ""): "torch {}",
+    ("commit", ""): "commit {}",
+}
+
+
+def _moment(run: Run) -> str:
+    found = GENERATED.fullmatch(run.name)
+    assert found is not None
+    return datetime.strptime(found["moment"], "%Y%m%d-%H%M").strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,308 @@
+"""The first screen in sentences: what a reader knows after one minute, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lantern_accel.measure.record import Distance, Interval, Quality, is_measured
+from lantern_accel.report.answer import Answer, Answers, Standing, at_setting
+from lantern_accel.report.comparison import Comparison, ModelSection
+from lantern_accel.report.rows import Row
+from lantern_accel.report.writing import (
+    interval,
+    judged,
+    listed,
+    number,
+    percent,
+    reason,
+    size,
+    times,
+    upper,
+)
+
+QUESTION = "Does drafting pay here?"
+NO_DIFFERENCE = "no difference"
+#: A permutation test's p-value below which images are called different.
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Told:
+    """One device's answer in sentences, with the rows of its table."""
+
+    run: str
+    device: str
+    short: str
+    """Yes, with scd: 1.56x (1.27 to 1.76), exact."""
+    lines: list[str]
+    warnings: list[str]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class FirstScreen:
+    """The first screen of one model."""
+
+    opening: list[str]
+    """How many times one device is another, and what else differs; empty for a single run."""
+    told: list[Told]
+    prices: list[str]
+    """What relaxation does to images, a sentence a strategy."""
+    warnings: list[str]
+    """Of runs that have no row yet."""
+
+
+def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
+    """Return a model's first screen; only measured rows are looked at."""
+    first = section.first
+    answered = {one.run for one in first.answers}
+    return FirstScreen(
+        opening=opening(first),
+        told=[_told(comparison, section, one) for one in first.answers],
+        prices=_prices(section),
+        warnings=[
+            _incomplete(run.name, run.state, run.command)
+            for run in comparison.runs
+            if run.settings.model == section.model
+            and run.name not in answered
+            and run.state != "complete"
+        ],
+    )
+
+
+# --- several devices --------------------------------------------------------------------------
+
+
+def opening(first: Answers) -> list[str]:
+    """Say how many times one device is another, and what else differs between their runs."""
+    if not first.standings:
+        return []
+    words = "; ".join(map(_standing, first.standings))
+    # A name is written as it was given, at the beginning of a sentence too.
+    lines = [f"{upper(words) if words.startswith(NO_DIFFERENCE) else words}."]
+    last = first.standings[-1]
+    ran = [(one.strategy, one.run) for one in first.standings]
+    ran.append((last.against_strategy, last.against))
+    if len({strategy for strategy, _ in ran}) == 1:
+        how = f"all with {last.strategy}, the fastest exact strategy of each"
+    else:
+        how = "each with its fastest exact strategy: "
+        how += listed([f"{strategy} on {run}" for strategy, run in ran])
+    lines.append(f"At batch {last.batch}, {how}.")
+    if first.differences:
+        parts = [
+            f"{name} ({listed(list(dict.fromkeys(values)))})"
+            for name, values in first.differences.items()
+        ]
+        lines.append(f"The runs also differ in {listed(parts)}.")
+    return lines
+
+
+def _standing(one: Standing) -> str:
+    ratio = times(one.ratio).removesuffix(")")
+    value, _, span = ratio.partition("x (")
+    text = f"{one.run} is {value.removesuffix('x')} times {one.against} for this work"
+    text += f" ({span})" if span else ""
+    if one.verdict == "ambiguous":
+        return (
+            f"{NO_DIFFERENCE} between {one.run} and {one.against} was shown for this work "
+            f"({times(one.ratio)})"
+        )
+    if one.verdict == "same":
+        return f"{one.run} is as fast as {one.against} for this work ({times(one.ratio)})"
+    return text + (f", {judged(one.verdict)}" if reason(one.verdict) else "")
+
+
+# --- one device -------------------------------------------------------------------------------
+
+
+def _told(comparison: Comparison, section: ModelSection, one: Answer) -> Told:
+    rows = at_setting(section.rows, one.run)
+    run = next(run for run in comparison.runs if run.name == one.run)
+    best = _row(rows, one.best)
+    plain = _row(rows, "vanilla")
+    shown = best if best is not None and one.pays in ("yes", "for a price") else None
+    lines = [_work(one, plain, shown, rows)]
+    rest = _rest(one, rows)
+    lines += [rest] if rest else []
+    trust = f"Confidence: {one.confidence} ({', '.join(one.because)})."
+    lines.append(f"{trust} Not tested: {', '.join(one.untested)}.")
+    if one.unpublishable:
+        lines.append(f"Not for publication: {'; '.join(one.unpublishable)}.")
+    warnings = []
+    if run.state != "complete":
+        warnings.append(_incomplete(run.name, run.state, run.command))
+    return Told(run.name, run.device, _short(one, rows), lines, warnings, rows)
+
+
+def _row(rows: Sequence[Row], name: str | None) -> Row | None:
+    return next((row for row in rows if row.strategy == name), None)
+
+
+def told_speed(row: Row) -> str:
+    """Say how fast a row is: ``lantern++: 1.13x (0.91 to 1.32), not shown to be faster``."""
+    verdict = judged(row.verdict)
+    words = f"{row.strategy}: {times(row.speedup)}"
+    if verdict == "faster":
+        return f"{words}, {row.fidelity}"
+    return f"{words}, {verdict}" + (f"; it {row.fidelity}" if row.relaxed else "")
+
+
+def _short(one: Answer, rows: Sequence[Row]) -> str:
+    best = _row(rows, one.best)
+    if best is None:
+        lonely = all(row.strategy == "vanilla" for row in rows)
+        return "Not known: " + (
+            "only plain decoding was measured."
+            if lonely
+            else "no strategy can be held against plain decoding."
+        )
+    if one.pays == "yes":
+        text = f"Yes, with {told_speed(best)}."
+        still = _row(rows, one.priced)
+        if still is not None:
+            text += f" Faster still, for a price: {told_speed(still)}."
+        return text
+    if one.pays == "for a price":
+        return f"Only for a price, with {told_speed(best)}."
+    if one.pays == "not shown":
+        return f"Not shown. The nearest is {told_speed(best)}."
+    if one.pays == "no":
+        return f"No. The nearest is {told_speed(best)}."
+    return f"Not known. The nearest is {told_speed(best)}."
+
+
+def _work(one: Answer, plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
+    """Say what an image takes: seconds, memory, energy."""
+    first = shown or plain or rows[0]
+    base = plain if shown is not None else None
+    parts = [_time(first, base)]
+    memory = size(first.peak_bytes) if is_measured(first.peak_bytes) else "not measured"
+    if base is not None and is_measured(base.peak_bytes) and is_measured(first.peak_bytes):
+        memory += f" instead of {size(base.peak_bytes)}"
+    parts.append(f"memory: {memory}")
+    if is_measured(first.joules_per_image):
+        energy = f"{number(first.joules_per_image)} J per image"
+        if base is not None and is_measured(base.joules_per_image):
+            energy += f" instead of {number(base.joules_per_image)}"
+    else:
+        energy = "no meter"
+    parts.append(f"energy: {energy}")
+    return "; ".join(parts) + "."
+
+
+def _time(row: Row, base: Row | None) -> str:
+    if not isinstance(row.seconds_per_image, Interval):
+        speed = f"{number(row.tokens_per_second.value)} tokens per second"
+        if base is None:
+            return f"Decoding makes {speed} with {row.strategy}"
+        return f"Decoding makes {speed} instead of {number(base.tokens_per_second.value)}"
+    text = f"An image takes {number(row.seconds_per_image.value)} s"
+    if base is None:
+        return f"{text} with {'plain decoding' if row.strategy == 'vanilla' else row.strategy}"
+    if isinstance(base.seconds_per_image, Interval):
+        return f"{text} instead of {number(base.seconds_per_image.value)} s"
+    return text
+
+
+def _rest(one: Answer, rows: Sequence[Row]) -> str:
+    """Say what was found of the strategies that the answer does not name."""
+    found = (
+        ("Also faster", _also(one, rows)),
+        ("Not shown to be faster", one.unshown),
+        ("As fast as plain decoding", one.same),
+        ("Slower", one.slower),
+    )
+    parts = []
+    for label, names in found:
+        others = [name for name in names if name != one.best]
+        parts += [f"{label}: {', '.join(others)}."] if others else []
+    without: dict[str, list[str]] = {}
+    for name in one.unjudged:
+        row = _row(rows, name)
+        if row is not None and name != one.best:
+            without.setdefault(reason(row.verdict), []).append(name)
+    parts += [f"No verdict on {listed(names)}: {why}." for why, names in without.items()]
+    return " ".join(parts)
+
+
+def _also(one: Answer, rows: Sequence[Row]) -> list[str]:
+    return [
+        row.strategy
+        for row in rows
+        if row.verdict == "faster" and row.strategy not in (one.best, one.priced)
+    ]
+
+
+def _incomplete(name: str, state: str, command: str) -> str:
+    return f"Run {name} is {state}, not complete; `{command} --resume` goes on."
+
+
+# --- prices -----------------------------------------------------------------------------------
+
+
+def _prices(section: ModelSection) -> list[str]:
+    """Say for each relaxed strategy what it moves, and whether its images are shown to differ."""
+    found: dict[str, dict[str, Quality]] = {}
+    several = len({row.temperature for row in section.rows}) > 1
+    for row in section.rows:
+        if isinstance(row.price, Quality):
+            where = f"{row.run} at T {row.temperature:g}" if several else row.run
+            found.setdefault(row.strategy, {}).setdefault(where, row.price)
+    return [f"{strategy}: {_price(runs)}" for strategy, runs in found.items()]
+
+
+def _price(runs: Mapping[str, Quality]) -> str:
+    prices = list(runs.values())
+    moved = [q.total_variation.value for q in prices if isinstance(q.total_variation, Interval)]
+    text = ""
+    if moved:
+        low, high = percent(min(moved)), percent(max(moved))
+        text = f"moves {low if low == high else f'{low} to {high}'} of a token's probability; "
+    known = {run: q.distance for run, q in runs.items() if isinstance(q.distance, Distance)}
+    if not known:
+        return f"{text}the distance of its images {_plain_reason(prices[0].distance)}."
+    far = [run for run, d in known.items() if d.p_value < LEVEL]
+    if len(runs) == 1:
+        (d,) = known.values()
+        shown = "are farther from vanilla's than chance explains" if far else (
+            "were not shown to differ from vanilla's"
+        )  # fmt: skip
+        text += f"its {prices[0].images} images {shown} ({d.metric} {interval(d.value)}; p = "
+        text += f"{d.p_value:.2g}). {power(d, prices[0].images)}"
+        return text
+    if far:
+        text += f"its images are farther from vanilla's than chance explains on {listed(far)}"
+    else:
+        text += "its images were not shown to differ from vanilla's"
+    weakest = max(known, key=lambda run: known[run].detectable)
+    return (
+        f"{text}; {len(known)} of {len(runs)} runs measured it. "
+        f"{power(known[weakest], runs[weakest].images)}"
+    )
+
+
+def _plain_reason(distance: object) -> str:
+    return f"was not measured: {reason(distance)}" if reason(distance) else str(distance)
+
+
+def power(distance: Distance, images: int) -> str:
+    """Say what so many images cannot show."""
+    return (
+        f"With {images} images, differences below about {number(distance.detectable)} would often be "
+        "missed."
+    )
+
+
+def projection_error(section: ModelSection) -> str:
+    """Say how far the roofline model is from what was measured; empty where nothing can be said."""
+    factors = [e.factor for e in section.errors if e.limits.startswith("ceilings")]
+    if not factors:
+        return ""
+    low, high = number(min(factors)), number(max(factors))
+    span = low if low == high else f"{low} to {high}"
+    return (
+        f"On the measured devices the roofline model promises {span} times what was measured, so read "
+        "projections with that factor in mind."
+    )

@@ -1,0 +1,274 @@
+"""The first screen: what pays, what it costs, how sure that is, and which device is faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.runs import invented_cell, invented_price, invented_run, strategies
+
+from lantern_accel.measure.record import Run, Session
+from lantern_accel.report.answer import Answer, setting
+from lantern_accel.report.comparison import Comparison, compare
+from lantern_accel.report.names import differences, readable, short_device
+from lantern_accel.report.publication import unpublishable
+from lantern_accel.report.telling import FirstScreen, first_screen
+
+
+def screen_of(*runs: Run) -> FirstScreen:
+    found = compare(runs, profiles=[])
+    return first_screen(found, found.models[0])
+
+
+def answer_of(run: Run) -> Answer:
+    (found,) = compare([run], profiles=[]).models[0].first.answers
+    return found
+
+
+def at_speeds(speeds: dict[str, float], noise: float = 0.0, **changes: Any) -> Run:
+    """Return a run whose strategies are so many times as fast as plain decoding, give or take."""
+    cells = []
+    for strategy in strategies(["vanilla", *speeds]):
+        cell = invented_cell(strategy, 1, 300.0)
+        for i, sample in enumerate(cell.samples):
+            swing = 1 + noise * (-1) ** i if strategy.name != "vanilla" else 1
+            seconds = 1.0 / speeds.get(strategy.name, 1.0) * swing
+            cell.samples[i] = sample.model_copy(
+                update={"prefill": 0.0, "decode": seconds, "total": seconds, "wall": seconds}
+            )
+        cells.append(cell)
+    quality = [invented_price(c.strategy) for c in cells if c.relaxed]
+    return invented_run(cells=cells, quality=quality, contact_sheet=[], **changes)
+
+
+# --- what pays ----------------------------------------------------------------------------------
+
+
+def test_the_fastest_exact_strategy_is_the_answer() -> None:
+    run = at_speeds({"eagle": 1.5, "eagle2": 1.2})
+    (told,) = screen_of(run).told
+    assert told.short == "Yes, with eagle: 1.50x, exact."
+    assert told.lines[0] == (
+        "An image takes 0.667 s instead of 1.00 s; memory: 324 MiB instead of 324 MiB; energy: no meter."
+    )
+    assert told.lines[1] == "Also faster: eagle2."
+    assert answer_of(run).pays == "yes"
+
+
+def test_a_relaxed_strategy_is_never_the_answer_without_its_price() -> None:
+    (told,) = screen_of(at_speeds({"eagle": 1.2, "lantern++": 1.6})).told
+    assert told.short == (
+        "Yes, with eagle: 1.20x, exact. Faster still, for a price: lantern++: 1.60x, moves 8.0 % of a "
+        "token's probability."
+    )
+    (told,) = screen_of(at_speeds({"eagle": 0.8, "lantern++": 1.6})).told
+    assert told.short == (
+        "Only for a price, with lantern++: 1.60x, moves 8.0 % of a token's probability."
+    )
+    assert told.lines[1] == "Slower: eagle."
+    bare = at_speeds({"lantern++": 1.6}, state="interrupted")
+    bare.quality = []
+    (told,) = screen_of(bare).told
+    assert "1.60" not in told.short + " ".join(told.lines)
+    assert told.short == "Not known: no strategy can be held against plain decoding."
+
+
+def test_what_noise_hides_is_not_shown_and_not_denied() -> None:
+    run = at_speeds({"eagle": 1.0}, noise=0.4)
+    (told,) = screen_of(run).told
+    assert told.short.startswith("Not shown. The nearest is eagle: 1.19x (")
+    assert told.short.endswith("), not shown to be faster.")
+    assert "with plain decoding" in told.lines[0]
+    assert answer_of(run).pays == "not shown"
+
+
+def test_slower_and_equal_ones_say_no() -> None:
+    assert answer_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).pays == "no"
+    (told,) = screen_of(at_speeds({"eagle": 0.7, "eagle2": 1.0})).told
+    assert told.short == "No. The nearest is eagle2: 1.00x, the same speed."
+    (told,) = screen_of(at_speeds({})).told
+    assert told.short == "Not known: only plain decoding was measured."
+
+
+def test_what_was_not_tested_is_said() -> None:
+    (told,) = screen_of(at_speeds({"eagle": 1.5})).told
+    assert "Not tested: auto, batches above 1, other devices." in " ".join(told.lines)
+
+
+@pytest.mark.parametrize(
+    ("samples", "quick", "noise", "word"),
+    [(40, False, 0.0, "high"), (40, False, 0.3, "medium"), (20, False, 0.0, "medium"),
+     (8, False, 0.0, "low"), (40, True, 0.0, "low")],
+)  # fmt: skip
+def test_confidence_follows_from_samples_and_spread(
+    samples: int, quick: bool, noise: float, word: str
+) -> None:
+    run = at_speeds({"eagle": 1.5}, noise=noise)
+    for cell in run.cells:
+        cell.samples = (cell.samples * 5)[:samples]
+    run.settings.plan = run.settings.plan.model_copy(update={"quick": quick})
+    found = answer_of(run)
+    assert found.confidence == word
+    assert ("quick run" in found.because) == quick
+    assert f"{samples} samples of each" in found.because
+
+
+def test_the_screen_is_about_the_smallest_common_batch() -> None:
+    one, other = invented_run("a", batches=(1, 4)), invented_run("b", batches=(4, 8))
+    rows = compare([one, other], profiles=[]).models[0].rows
+    assert setting(rows) == (4, 1.0)
+    assert setting([]) is None
+    assert {r.batch for t in screen_of(one, other).told for r in t.rows} == {4}
+
+
+def test_energy_and_missing_times_are_told_as_they_are() -> None:
+    run = at_speeds({"eagle": 2.0})
+    for cell in run.cells:
+        energy = 3000.0 if cell.strategy.name == "eagle" else 9000.0
+        cell.samples = [s.model_copy(update={"energy_mj": energy}) for s in cell.samples]
+    (told,) = screen_of(run).told
+    assert told.lines[0].endswith("energy: 3.00 J per image instead of 9.00.")
+    for cell in run.cells:
+        cell.samples = [
+            s.model_copy(update={"total": "not measured: no pixels"}) for s in cell.samples
+        ]
+    (told,) = screen_of(run).told
+    assert told.lines[0].startswith("Decoding makes 512 tokens per second instead of 256;")
+
+
+# --- several devices ----------------------------------------------------------------------------
+
+
+def test_one_sentence_says_how_many_times_one_device_is_another() -> None:
+    slow = invented_run("slow", speed=100)
+    opening = screen_of(slow, invented_run("fast", speed=300)).opening
+    assert opening[0].startswith("fast is ")
+    assert " times slow for this work (" in opening[0]
+    assert opening[1] == "At batch 1, all with eagle, the fastest exact strategy of each."
+    assert len(opening) == 2
+    third = screen_of(slow, invented_run("b", speed=200), invented_run("c", speed=400)).opening
+    assert [part.split()[0] for part in third[0].split("; ")] == ["c", "b"]
+
+
+def test_devices_that_noise_does_not_tell_apart_are_not_ranked() -> None:
+    opening = screen_of(invented_run("a"), invented_run("b")).opening
+    assert opening[0] == "a is as fast as b for this work (1.00x (0.99 to 1.01))."
+    noisy = [at_speeds({"eagle": 1.5}, noise=0.5, name=name) for name in ("a", "b")]
+    noisy[1].cells[1].samples = noisy[1].cells[1].samples[:5]
+    assert screen_of(*noisy).opening[0].startswith("No difference between")
+
+
+def test_what_else_differs_between_runs_is_said() -> None:
+    a, b = invented_run("a", speed=100), invented_run("b", speed=300)
+    a.environment = a.environment.model_copy(update={"threads": 1, "commit": "a" * 40})
+    b.environment = b.environment.model_copy(update={"threads": 2})
+    assert screen_of(a, b).opening[-1] == (
+        "The runs also differ in threads (1 and 2) and commit (aaaaaaa and 0000000)."
+    )
+    assert differences([a, a]) == {}
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+def named(name: str, **changes: Any) -> Run:
+    run = invented_run(name, device="Intel(R) Xeon(R) Processor @ 2.50GHz")
+    run.environment = run.environment.model_copy(update={"threads": 2} | changes)
+    return run
+
+
+def test_runs_that_nobody_named_are_called_after_their_device() -> None:
+    assert short_device("Intel(R) Xeon(R) Processor @ 2.50GHz") == "Intel Xeon @ 2.50GHz"
+    assert short_device("Slate 9") == "Slate 9"
+    first = named("cpu-20261123-0800-89fa3cbb")
+    assert [r.name for r in readable([first])] == ["Intel Xeon @ 2.50GHz"]
+    assert readable([named("mine"), first])[0].name == "mine"
+    one = named("cpu-20261123-0900-89fa3cbc", threads=1)
+    assert [r.name for r in readable([first, one])] == [
+        "Intel Xeon @ 2.50GHz, 2 threads",
+        "Intel Xeon @ 2.50GHz, 1 thread",
+    ]
+    later = named("cpu-20261123-0901-89fa3cbd")
+    assert [r.name for r in readable([first, later])] == [
+        "Intel Xeon @ 2.50GHz, 2026-11-23 08:00",
+        "Intel Xeon @ 2.50GHz, 2026-11-23 09:01",
+    ]
+    twins = [named(f"cpu-20261123-0800-{i:08x}") for i in range(3)]
+    assert len({r.name for r in readable(twins)}) == 3
+
+
+def test_a_report_keeps_the_name_that_the_file_has() -> None:
+    found = compare([named("cpu-20261123-0800-89fa3cbb")], profiles=[])
+    assert [(r.name, r.recorded_as) for r in found.runs] == [
+        ("Intel Xeon @ 2.50GHz", "cpu-20261123-0800-89fa3cbb")
+    ]
+    assert {row.run for row in found.models[0].rows} == {"Intel Xeon @ 2.50GHz"}
+    assert Comparison.model_validate_json(found.model_dump_json()) == found
+
+
+# --- publication --------------------------------------------------------------------------------
+
+
+def metered() -> Run:
+    run = invented_run()
+    run.sessions = [
+        Session(started="2026-01-01T00:00:00+00:00", load_seconds=1, ended="2026-01-01T01:00:00")
+    ]
+    for cell in run.cells:
+        cell.samples = [s.model_copy(update={"energy_mj": 9e3}) for s in cell.samples]
+    return run
+
+
+def test_a_run_that_others_can_check_is_for_publication() -> None:
+    assert unpublishable(metered()) == []
+    (told,) = screen_of(metered()).told
+    assert "Not for publication" not in " ".join(told.lines)
+
+
+def test_what_keeps_a_run_from_publication_is_named() -> None:
+    def without(**changes: Any) -> list[str]:
+        run = metered()
+        for name, value in changes.items():
+            setattr(run, name, value)
+        return unpublishable(run)
+
+    for cell in (run := metered()).cells:
+        cell.samples = cell.samples[:3]
+    assert unpublishable(run) == ["3 raw samples of a strategy, 5 are the least"]
+    assert unpublishable(invented_run()) == [
+        "when it was measured is not known",
+        "no energy meter was read",
+    ]
+    assert without(state="interrupted") == ["the run is interrupted"]
+    assert without(sessions=[]) == ["when it was measured is not known"]
+    dirty = metered().environment.model_copy(update={"dirty": True})
+    assert without(environment=dirty) == ["the code had changes that are in no commit"]
+    unknown = metered().environment.model_copy(update={"commit": "not measured: no git"})
+    assert without(environment=unknown) == ["the commit is not known"]
+    busy = metered()
+    for cell in busy.cells:
+        cell.samples = [s.model_copy(update={"others_cpu": 0.4}) for s in cell.samples]
+    assert unpublishable(busy) == ["other programs used up to 40 % of the host"]
+
+
+# --- prices -------------------------------------------------------------------------------------
+
+
+def test_a_price_says_what_so_many_images_cannot_show() -> None:
+    (first, _) = screen_of(invented_run()).prices
+    assert first == (
+        "lantern: moves 6.0 % of a token's probability; its 64 images were not shown to differ from "
+        "vanilla's (KID x 1000 4.00 (\N{MINUS SIGN}3.00 to 11.0); p = 0.2). With 64 images, "
+        "differences below about 9.00 would often be missed."
+    )
+
+
+def test_prices_of_several_runs_are_told_together() -> None:
+    far = invented_run("c")
+    for price in far.quality:
+        assert not isinstance(price.distance, str)
+        price.distance = price.distance.model_copy(update={"p_value": 0.001})
+    near = screen_of(invented_run("a"), invented_run("b")).prices[0]
+    assert "its images were not shown to differ from vanilla's; 2 of 2 runs measured it." in near
+    text = screen_of(invented_run("a"), far).prices[1]
+    assert "its images are farther from vanilla's than chance explains on c; 2 of 2 runs" in text

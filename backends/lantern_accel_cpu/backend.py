@@ -196,6 +196,23 @@ class DeviceBackend(Backend):
         library = self.kernels.library
         return sampling.accept(library, tree, logits, given, rule, uniforms, bonus_uniform, masked)
 
+    def likeliest(
+        self, weights: Tensor, count: int, luck: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the likeliest codes, of equal ones the lower first where there are native kernels."""
+        out = None
+        if self.kernels is not None and self.index == torch.int64:
+            self.kernels.threads()
+            out = sampling.likeliest(self.kernels.library, weights, count, luck)
+        return out if out is not None else super().likeliest(weights, count, luck)
+
+    def best(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the largest values, of equal ones the earlier first, as native steps choose them."""
+        if self.kernels is None:
+            return super().best(values, count)
+        ordered, places = values.sort(dim=-1, descending=True, stable=True)
+        return ordered[..., :count], places[..., :count].to(self.index)
+
     def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """Return weights over the noise of their place, ``[B, T, V]``."""
         out = None

@@ -22,11 +22,9 @@ from lantern_accel.decoding.state import Geometry, State
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.decoding.trees import DraftTree, Ranks, TreeTables, Written
 from lantern_accel.device.operations import KVCache, TensorOps, flags
+from lantern_accel.device.sampling import FLOOR
 from lantern_accel.nn.transformer import Pass
 from lantern_accel.strategy.values import DynamicTree
-
-#: Lowest log-probability of a draft: keeps sums finite and strictly falling from parent to child.
-FLOOR = -1e4
 
 
 @dataclass(frozen=True)
@@ -289,19 +287,15 @@ class Drafting:
             window=window,
         )
 
-    def _log_probs(self, logits: Tensor, luck: Tensor | None) -> Tensor:
-        """Return what each code of ``logits [B, n, V]`` promises, as a logarithm.
+    def _likeliest(self, logits: Tensor, count: int, luck: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what the ``count`` likeliest codes promise, as logarithms, and the codes.
 
-        ``luck [B, 1, V]``: where noise decides, codes count with that of their position, as the target
-        will choose.
+        ``[B, n, count]`` each, of ``logits [B, n, V]``. ``luck [B, 1, V]``: where noise decides, codes
+        count with that of their position, as the target will choose.
         """
         if self.choices.greedy:
-            return logits.log_softmax(dim=-1).clamp(min=FLOOR)
-        q = distribution(logits, self.filters)
-        if luck is not None:
-            q = q * luck
-            q = q / q.sum(dim=-1, keepdim=True)
-        return q.log().clamp(min=FLOOR)
+            return self.ops.best(logits.log_softmax(dim=-1).clamp(min=FLOOR), count)
+        return self.ops.likeliest(distribution(logits, self.filters), count, luck)
 
     def _luck(self, state: State, levels: int) -> list[Tensor | None]:
         """Return one over the noise of the next positions, ``[B, 1, V]`` each; None without noise."""
@@ -323,9 +317,8 @@ class Drafting:
         batch, k = self.geometry.batch, tree.top_k
         device = features.device
         luck = self._luck(state, tree.depth + 1)
-        log_probs = self._log_probs(self._guided(ahead, 0, features), luck[0])[:, 0]
-        scores, codes = log_probs.topk(k, dim=-1)
-        codes = codes.to(self.ops.index)
+        found = self._likeliest(self._guided(ahead, 0, features), k, luck[0])
+        scores, codes = (one[:, 0] for one in found)
         pool_codes, pool_scores = [codes], [scores]
         #: For every row of the pool: the flat index + 1 of the node whose children it holds.
         origin = [torch.zeros(batch, 1, dtype=self.ops.index, device=device)]
@@ -341,39 +334,33 @@ class Drafting:
             mask = self._mask(self.branches.masked(seen))
             features = self._level(ahead, level + 1, codes, features, mask)
             guided = self._guided(ahead, level + 1, features)
-            log_probs = self._log_probs(guided, luck[level + 1])
-            best, children = log_probs.topk(k, dim=-1)
-            children = children.to(self.ops.index)
+            best, children = self._likeliest(guided, k, luck[level + 1])
             # A child ranks strictly below its parent, so that ties cannot part the two.
             margin = scores.abs().unsqueeze(-1) * 2.0**-22 + 2.0**-30
             total = scores.unsqueeze(-1) + best.clamp(max=0.0) - margin
             pool_codes.append(children.flatten(1))
             pool_scores.append(total.flatten(1))
             origin.append(beam_flat + 1)
-            scores, pick = total.flatten(1).topk(k, dim=-1)
-            pick = pick.to(self.ops.index)
+            scores, pick = self.ops.best(total.flatten(1), k)
             codes = children.flatten(1).gather(1, pick)
             row = pick // k
             beam_flat = k + level * k * k + pick
             rows = self._rows(row).unsqueeze(-1).expand(-1, -1, features.shape[-1])
             features = features.gather(1, rows)
             seen = seen.gather(1, row.unsqueeze(-1).expand(-1, -1, seen.shape[-1]))
-        return self._keep_best(
-            state.root,
-            tree,
-            torch.cat(pool_codes, dim=1),
-            torch.cat(pool_scores, dim=1),
-            torch.cat(origin, dim=1),
+        kept = self.ops.best(torch.cat(pool_scores, dim=1), tree.total - 1)[1]
+        return self._linked(
+            state.root, tree, torch.cat(pool_codes, dim=1), kept, torch.cat(origin, dim=1)
         )
 
     @staticmethod
-    def _keep_best(
-        root: Tensor, tree: DynamicTree, codes: Tensor, scores: Tensor, origin: Tensor
+    def _linked(
+        root: Tensor, tree: DynamicTree, codes: Tensor, kept: Tensor, origin: Tensor
     ) -> DraftTree:
-        """Keep the ``total - 1`` best candidates, in the order of the pool, and link them."""
+        """Link the candidates ``kept [B, total - 1]``, in the order of the pool."""
         batch, total, k = root.shape[0], tree.total, tree.top_k
         device = root.device
-        kept = scores.topk(total - 1, dim=-1).indices.to(root.dtype).sort(dim=-1).values
+        kept = kept.sort(dim=-1).values
         tokens = torch.cat((root.unsqueeze(1), codes.gather(1, kept)), dim=1)
         parent_flat = origin.gather(1, kept // k)
         # Node ids by flat index + 1; the root has flat index -1.

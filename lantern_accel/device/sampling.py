@@ -15,6 +15,8 @@ from lantern_accel.device.noise import exponential
 from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Lookup
 from lantern_accel.device.plan import Filter as Filter
 
+#: Lowest logarithm of a share: keeps sums finite and strictly falling from parent to child.
+FLOOR = -1e4
 #: Values that are summed up at once: a matrix product of this width.
 SCAN_BLOCK = 128
 
@@ -211,6 +213,28 @@ class SamplingOps:
         Arguments as in :meth:`race`.
         """
         return weights / exponential(keys, positions, weights.shape[-1])
+
+    def likeliest(
+        self, weights: Tensor, count: int, luck: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the ``count`` likeliest codes promise, and the codes: ``[B, T, count]`` each.
+
+        ``weights [B, T, V]`` sum to 1. ``luck [B, 1, V]``: what they are multiplied by first, one over
+        the noise of a position. Promises are logarithms of shares, float32, :data:`FLOOR` at least, the
+        largest first. Which of equal codes come first is the device's choice.
+        """
+        if luck is not None:
+            weights = weights * luck
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return self.best(weights.log().clamp(min=FLOOR), count)
+
+    def best(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the ``count`` largest of ``values [..., n]``, the largest first, and their places.
+
+        Which of equal ones come first is the device's choice.
+        """
+        found, places = values.topk(count, dim=-1)
+        return found, places.to(self.index)
 
     def accept(
         self,

@@ -93,7 +93,7 @@ std::atomic<uint64_t> sink{0};
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // Changes with every change of what follows.
-EXPORT int lantern_version() { return 6; }
+EXPORT int lantern_version() { return 7; }
 // What it was built from.
 EXPORT const char* lantern_sources() { return SOURCES; }
 
@@ -152,6 +152,12 @@ EXPORT void lantern_draw(const float* weights, const float* uniforms, int64_t ro
 EXPORT void lantern_accept(const Accept* given) { unit->accept(*given); }
 EXPORT void lantern_couple(const Couple* given) { unit->couple(*given); }
 EXPORT void lantern_recall(const Recall* given) { unit->recall(*given); }
+// The likeliest codes of rows of weights and the logarithms of their shares, [rows][count].
+EXPORT void lantern_likeliest(const float* weights, const float* luck, int64_t rows, int64_t each, int64_t n, int64_t count,
+                              int64_t* codes, float* scores) {
+    unit->likeliest(weights, luck, rows, each, n, count, codes, scores);
+}
+
 // One part of a tree's step.
 EXPORT void lantern_tree_step(const TreeStep* given, int32_t part) { unit->tree_step(*given, part); }
 // Codes [images][count] that win the races of weights [images][count][n], or all weights over noise.

@@ -39,6 +39,19 @@ void perturb(const float* weights, const int32_t* keys, const int64_t* positions
     RaceJob{weights, keys, positions, images, count, n, nullptr, out}.run();
 }
 
+// Take out the first of the largest of n scores of 0 or more; what it was goes to `most`.
+int64_t take_largest(float* scores, int64_t n, float& most) {
+    F top = splat(-1.0f);
+    int64_t i = 0, code = 0;
+    for (; i + W <= n; i += W) top = larger(top, load<F>(scores + i));
+    most = -1;
+    for (; i < n; ++i) most = most > scores[i] ? most : scores[i];
+    for (int j = 0; j < W; ++j) most = most > top[j] ? most : top[j];
+    while (scores[code] != most && code + 1 < n) ++code;
+    scores[code] = -1.0f;
+    return code;
+}
+
 // The first `count` codes of a race, the winner first; scores: a row to work in.
 void ranked_codes(const float* weights, int64_t n, const int32_t* key, int64_t position, int64_t count, float* scores,
                   int64_t* out) {
@@ -47,18 +60,8 @@ void ranked_codes(const float* weights, int64_t n, const int32_t* key, int64_t p
         return;
     }
     RACE(perturb)(weights, n, key, position, scores);
-    for (int64_t k = 0; k < count; ++k) {
-        F top = splat(-1.0f);
-        int64_t i = 0;
-        for (; i + W <= n; i += W) top = larger(top, load<F>(scores + i));
-        float most = -1;
-        for (; i < n; ++i) most = most > scores[i] ? most : scores[i];
-        for (int j = 0; j < W; ++j) most = most > top[j] ? most : top[j];
-        int64_t code = 0;
-        while (scores[code] != most && code + 1 < n) ++code;
-        out[k] = code;
-        scores[code] = -1.0f;
-    }
+    float most;
+    for (int64_t k = 0; k < count; ++k) out[k] = take_largest(scores, n, most);
 }
 
 // --- trees -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import Any
 from lantern_accel.errors import BackendError
 from lantern_accel_cpu.native import build
 
-VERSION = 6
+VERSION = 7
 PANEL = 32
 
 
@@ -163,7 +163,8 @@ _STATE = (
     "bonus weights prices"
 )
 _SIZES = (
-    "images nodes depth groups image prefix vocab columns draft_columns image_slots own_slots width"
+    "images nodes depth groups image prefix vocab columns draft_columns image_slots own_slots width "
+    "top_k"
 )
 
 
@@ -240,6 +241,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "perturb": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "choose": (None, [POINTER(Choose)]),
     "advance_chosen": (None, [POINTER(AdvanceChosen), c_void_p]),
+    "likeliest": (
+        None,
+        [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p],
+    ),
     "tree_step": (None, [POINTER(TreeStep), c_int32]),
     "read_seconds": (c_double, [c_void_p, c_size_t, c_int]),
     "multiply_seconds": (c_double, [c_int64, c_int]),

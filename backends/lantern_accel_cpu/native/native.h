@@ -185,9 +185,10 @@ struct Recall {
     int64_t images, length, vocab, test_stride, draw_stride, slots, passes, wide, image;
 };
 
-// A step of a static tree of T nodes for B images (decoding/engine.py), in parts. G: nodes with children, level by level;
-// D: levels; F: the target's states that the drafter reads, side by side; P: `width`, the tokens that a step of the
-// longest tree on these buffers brings at most.
+// A step of a tree of T nodes for B images (decoding/engine.py), in parts. G: nodes with children, level by level; D:
+// levels; F: the target's states that the drafter reads, side by side; P: `width`, the tokens that a step of the longest
+// tree on these buffers brings at most. With top_k the tree's shape follows from the drafts, which are certain: a beam of
+// so many paths, and no q, group, inner and inner_count; with 0 all images have one shape, which stays.
 struct TreeStep {
     Trunk target, drafter;                      // as WindowPass's, each over its own cache
     Filter filter;
@@ -199,8 +200,10 @@ struct TreeStep {
     const float *cos, *sin, *own_cos, *own_sin; // [N][d / 2]: of image tokens, the target's and the drafter's
     const uint8_t* prompt;                      // [B][prefix]
     const float* scale;                         // [N], or null with one branch
-    const int64_t *first_child, *num_children, *group;  // [B][T]
-    const int32_t *parent, *depth_of, *inner, *inner_count, *widths;  // [T] twice, [G], [D] twice
+    int64_t *first_child, *num_children;        // [B][T]
+    const int64_t *group;                       // [B][T]
+    int32_t *parent, *depth_of;                 // [B][T]
+    const int32_t *inner, *inner_count, *widths;  // [G], [D] twice
     int64_t *length, *root, *known, *pending_tokens, *pending_count;  // [B] twice, [B][N + 1], [B][P], [B]
     void* pending_features;                     // T [rows][P][F dim]
     const float* uniforms;                      // [B][N][columns], or null
@@ -216,7 +219,8 @@ struct TreeStep {
     void* states;                               // T [rows][T][F dim]
     int64_t *path, *kept, *bonus;               // [B][D + 1], [B], [B]
     float *weights, *prices;                    // [B][V], [B][D]
-    int64_t images, nodes, depth, groups, image, prefix, vocab, columns, draft_columns, image_slots, own_slots, width;
+    int64_t images, nodes, depth, groups, image, prefix, vocab, columns, draft_columns, image_slots, own_slots, width,
+        top_k;
     int32_t branches, blind, hides_pads;        // hides_pads: the drafter does not see the prompt's pads
     float tap_eps;
 };
@@ -285,6 +289,8 @@ struct Unit {
                     int64_t n, float* out);
     void (*choose)(const Choose&);
     void (*advance_chosen)(const AdvanceChosen&, const float* logits);
+    void (*likeliest)(const float* weights, const float* luck, int64_t rows, int64_t each, int64_t n, int64_t count,
+                      int64_t* codes, float* scores);
     void (*tree_step)(const TreeStep&, int32_t part);
     uint64_t (*read)(const void* p, size_t bytes);  // touches every byte
     double (*multiply)(int64_t rounds);             // does rounds * lanes multiply-adds, returns a sum

@@ -203,7 +203,7 @@ struct Memory {
         void* start = nullptr;
         size_t bytes = 0;
     };
-    Piece pieces[32];
+    Piece pieces[40];
     ~Memory() {
         for (auto& p : pieces) free(p.start);
     }

@@ -130,6 +130,33 @@ def draw(library: Library, weights: Tensor, uniforms: Tensor) -> Tensor | None:
     return out
 
 
+def likeliest(
+    library: Library, weights: Tensor, count: int, luck: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Return the likeliest codes of weights ``[B, T, V]`` (:meth:`SamplingOps.likeliest`)."""
+    if not _floats(weights, luck) or not weights.numel():
+        return None
+    images, each, vocab = weights.shape
+    if luck is not None:
+        if luck.shape != (images, 1, vocab):
+            return None
+        luck = luck.contiguous()
+    weights = weights.contiguous()
+    codes = torch.empty((images, each, count), dtype=torch.int64)
+    scores = torch.empty((images, each, count))
+    library.likeliest(
+        weights.data_ptr(),
+        None if luck is None else luck.data_ptr(),
+        images * each,
+        each,
+        vocab,
+        count,
+        codes.data_ptr(),
+        scores.data_ptr(),
+    )
+    return scores, codes
+
+
 def rule_of(rule: AcceptanceRule) -> Rule | None:
     """Describe a rule of one of the papers' kinds."""
     table, params = rule.neighbours, rule.params

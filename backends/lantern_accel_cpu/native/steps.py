@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.plan import FusedStep, NoDrafts, StaticTree, StepPlan, Window
+from lantern_accel.device.plan import DynamicTree, FusedStep, NoDrafts, StaticTree, StepPlan, Window
 from lantern_accel_cpu.native import races, trees, windows
 from lantern_accel_cpu.native.kernels import Kernels
 from lantern_accel_cpu.native.passes import window_pass
@@ -20,10 +20,8 @@ def fused_step(kernels: Kernels, ops: TensorOps, plan: StepPlan) -> FusedStep | 
     """Return a plan's step in native calls (:meth:`.TensorOps.fused_step`)."""
     if plan.version != PLAN_VERSION or plan.greedy:
         return None
-    if isinstance(plan.source, StaticTree):
-        return trees.static_step(kernels, ops, plan, plan.source)
-    if not isinstance(plan.source, NoDrafts | Window):
-        return None
+    if isinstance(plan.source, StaticTree | DynamicTree):
+        return trees.tree_step(kernels, ops, plan, plan.source)
     after = advance(kernels, plan, plan.source)
     if after is None or plan.target is None:
         return after

@@ -1,11 +1,15 @@
-// A step of a static tree: the drafter catches up and drafts level by level, the target verifies, a walk decides, and
-// the state takes it in. The arithmetic is that of decoding/draft.py, verify.py, accept.py and commit.py.
+// A step of a tree: the drafter catches up and drafts level by level, the target verifies, a walk decides, and the state
+// takes it in. The arithmetic is that of decoding/draft.py, verify.py, accept.py and commit.py. The levels of a tree
+// whose shape follows from the drafts are in beam.h.
 #pragma once
 
 #include "choose.h"
 #include "pass.h"
 
 namespace {
+
+template <class T> struct TreeJob;
+template <class T> void draft_beam(const TreeJob<T>& job);
 
 template <class T> struct TreeJob {
     const TreeStep& g;
@@ -17,6 +21,8 @@ template <class T> struct TreeJob {
     const float* uniforms(int64_t b) const { return g.uniforms + (b * g.image + std::min(*g.step, g.image - 1)) * g.columns; }
     int64_t cell(int64_t b, int64_t ahead) const { return std::min(std::max<int64_t>(g.length[b] + ahead, 0), g.image - 1); }
     bool left_out(int64_t b) const { return g.blind && g.length[b] >= g.image - 1; }
+    const int32_t* parent(int64_t b) const { return g.parent + b * g.nodes; }
+    const int32_t* depth_of(int64_t b) const { return g.depth_of + b * g.nodes; }
 
     // --- drafting ---------------------------------------------------------------------------------
 
@@ -111,35 +117,63 @@ template <class T> struct TreeJob {
         }
     };
 
-    void draft() const {
-        int64_t widest = 1, prefix = g.prefix - 1;
-        for (int64_t d = 0; d < g.depth; ++d) widest = std::max<int64_t>(widest, g.inner_count[d]);
-        size_t size = size_t(rows * widest * dim);
-        T* now = (T*)scratch(27, 3 * size * sizeof(T));
-        T *next = now + size, *parents = next + size;
+    // What the levels of a draft work in: states of one level, of the next, and those that its nodes follow; and logits.
+    struct Room {
+        T *now, *next, *parents;
+        float* logits;
+        int64_t *codes, *heads, *following;
+    };
+    Room room(int64_t widest) const {
+        int64_t all = rows * widest;
+        T* states = (T*)scratch(27, 3 * size_t(all * dim) * sizeof(T));
+        int64_t* lists = (int64_t*)scratch(28, 3 * size_t(all) * sizeof(int64_t));
         float* logits = (float*)scratch(23, size_t((rows + g.images) * widest * g.vocab) * sizeof(float));
-        int64_t* lists = (int64_t*)scratch(28, size_t(3 * rows * widest) * sizeof(int64_t));
-        int64_t *codes = lists + rows * widest, *following = codes + rows * widest;
+        return Room{states, states + all * dim, states + 2 * all * dim, logits, lists, lists + all, lists + 2 * all};
+    }
+
+    // The committed slots of image b that a level's nodes all see; returns how many.
+    int64_t committed(const Queries<T>& at, int64_t b) const {
+        int32_t* list = at.list();
+        int64_t prefix = g.prefix - 1, found = seen_prompt(shown(b), prefix, list);
+        for (int64_t i = 0; i <= g.length[b]; ++i) list[found++] = int32_t(prefix + i);
+        for (int64_t i = 0; i < at.count; ++i) std::fill(at.keep(i), at.keep(i) + found, 1.0f);
+        return found;
+    }
+
+    // Guided logits [B][count][V] of a level's states, which predict the tokens at depth d + 1.
+    const float* guided(const Room& in, int64_t count, int64_t d) const {
+        int64_t all = rows * count;
+        for (int64_t q = 0; q < all; ++q) in.heads[q] = q;
+        for (int64_t b = 0; b < g.images; ++b)
+            std::fill(in.following + b * count, in.following + (b + 1) * count, cell(b, d + 1));
+        float* out = in.logits + all * g.vocab;
+        logits_of(in.now, dim, dim, in.heads, all, all, g.head, g.vocab, in.logits);
+        guide(Guide{in.logits, g.scale, nullptr, nullptr, in.following, nullptr, out, g.images, count, g.vocab, g.branches, 0});
+        return out;
+    }
+
+    void draft() const {
+        int64_t widest = 1;
+        for (int64_t d = 0; d < g.depth; ++d) widest = std::max<int64_t>(widest, g.inner_count[d]);
+        Room in = room(widest);
         for (int64_t b = 0; b < g.images; ++b) g.tokens[b * g.nodes] = g.root[b];
-        catch_up(now);
+        catch_up(in.now);
+        const int32_t* parent = this->parent(0);  // the same for all images
         int64_t first = 0, used = 0;
         for (int64_t d = 0; d < g.depth; ++d) {
             int64_t count = g.inner_count[d], all = rows * count;
             if (d) {
-                Queries<T> at(g.drafter, rows, count, g.own_slots, next, dim);
-                int64_t before = first - g.inner_count[d - 1], base = prefix + g.image;
+                Queries<T> at(g.drafter, rows, count, g.own_slots, in.next, dim);
+                int64_t before = first - g.inner_count[d - 1], base = g.prefix - 1 + g.image;
                 for (int64_t r = 0; r < rows; ++r) {
                     int64_t b = r % g.images;
                     int32_t* list = at.list();
-                    int64_t found = seen_prompt(shown(b), prefix, list);
-                    for (int64_t i = 0; i <= g.length[b]; ++i) list[found++] = int32_t(prefix + i);
-                    int64_t committed = found;
-                    for (int64_t i = 0; i < count; ++i) std::fill(at.keep(i), at.keep(i) + committed, 1.0f);
+                    int64_t found = committed(at, b);
                     for (int64_t k = 1; k < first + count; ++k) {  // scratch slots, by inner node behind the root
                         bool any = false;
                         for (int64_t i = 0; i < count; ++i) {
                             int32_t node = g.inner[first + i];
-                            while (node > g.inner[k]) node = g.parent[node];
+                            while (node > g.inner[k]) node = parent[node];
                             at.keep(i)[found] = node == g.inner[k] ? 1.0f : 0.0f;
                             any |= node == g.inner[k];
                         }
@@ -147,26 +181,20 @@ template <class T> struct TreeJob {
                     }
                     for (int64_t i = 0; i < count; ++i) {
                         int32_t node = g.inner[first + i];
-                        int64_t q = r * count + i, parent = 0;
-                        while (g.inner[before + parent] != g.parent[node]) ++parent;
-                        codes[q] = g.tokens[b * g.nodes + node];
-                        memcpy(parents + q * dim, now + (r * (first - before) + parent) * dim, size_t(dim) * sizeof(T));
+                        int64_t q = r * count + i, above = 0;
+                        while (g.inner[before + above] != parent[node]) ++above;
+                        in.codes[q] = g.tokens[b * g.nodes + node];
+                        memcpy(in.parents + q * dim, in.now + (r * (first - before) + above) * dim, size_t(dim) * sizeof(T));
                         at.slots[q] = base + first + i - 1;
                         at.turn(q, g.own_cos, g.own_sin, cell(b, d));
                     }
                     if (!left_out(b)) at.see(r, found);
                 }
-                read(codes, parents, all, at.x);
+                read(in.codes, in.parents, all, at.x);
                 at.run();
-                std::swap(now, next);
+                std::swap(in.now, in.next);
             }
-            for (int64_t q = 0; q < all; ++q) lists[q] = q;
-            for (int64_t b = 0; b < g.images; ++b)
-                std::fill(following + b * count, following + (b + 1) * count, cell(b, d + 1));
-            float* guided = logits + rows * widest * g.vocab;
-            logits_of(now, dim, dim, lists, all, all, g.head, g.vocab, logits);
-            guide(Guide{logits, g.scale, nullptr, nullptr, following, nullptr, guided, g.images, count, g.vocab, g.branches, 0});
-            Drawing drawing{*this, guided, d, first, used};
+            Drawing drawing{*this, guided(in, count, d), d, first, used};
             pool_run(Job{&drawing, Drawing::work, nullptr, Drawing::chunks, 1}, g.images * count * g.vocab < (1 << 13));
             first += count;
             used += count * g.widths[d];
@@ -181,6 +209,7 @@ template <class T> struct TreeJob {
         for (int64_t r = 0; r < rows; ++r) {
             int64_t b = r % g.images, length = g.length[b];
             const int64_t *slot_of = g.slot_of + b * g.image_slots, *place_of = g.place_of + b * g.image_slots;
+            const int32_t *parent = this->parent(b), *depth = depth_of(b);
             int32_t* list = at.list();
             int32_t prompt = seen_prompt(g.prompt + b * g.prefix, g.prefix, list);
             int64_t reach = std::min(length + g.nodes, g.image_slots), found = prompt + reach;
@@ -188,15 +217,15 @@ template <class T> struct TreeJob {
             for (int64_t i = 0; i < g.nodes; ++i) {
                 int64_t q = r * g.nodes + i;
                 at.slots[q] = g.prefix + slot_of[length + i];
-                at.following[q] = cell(b, g.depth_of[i] + 1);
-                at.turn(q, g.cos, g.sin, cell(b, g.depth_of[i]));
+                at.following[q] = cell(b, depth[i] + 1);
+                at.turn(q, g.cos, g.sin, cell(b, depth[i]));
                 int64_t token = g.tokens[b * g.nodes + i];
                 memcpy(at.x + q * dim, (const T*)g.embedding + token * dim, size_t(dim) * sizeof(T));
                 float* keep = at.keep(i);
                 std::fill(keep, keep + prompt, 1.0f);
                 for (int64_t slot = 0; slot < reach; ++slot) {
                     int64_t node = place_of[slot] - length, up = i;
-                    while (up > node && up > 0) up = g.parent[up];
+                    while (up > node && up > 0) up = parent[up];
                     keep[prompt + slot] = node < 0 || up == node ? 1.0f : 0.0f;
                 }
             }
@@ -249,7 +278,7 @@ template <class T> struct TreeJob {
         for (int64_t i = 0; i < g.nodes; ++i) {
             int64_t on = 0;
             while (on <= g.depth && path[on] != i) ++on;
-            int64_t position = length + (on <= g.depth ? g.depth_of[i] : ++others);
+            int64_t position = length + (on <= g.depth ? depth_of(b)[i] : ++others);
             slot_of[position] = slots[i];
             place_of[slots[i]] = position;
         }
@@ -295,20 +324,13 @@ template <class T> struct TreeJob {
 
     void part(int32_t which) const {
         switch (which) {
-            case DRAFT: return draft();
+            case DRAFT: return g.top_k ? draft_beam(*this) : draft();
             case VERIFY: return verify();
             case ACCEPT: return decide();
             case COMMIT: return commit();
-            default: draft(), verify(), decide(), commit();
+            default: part(DRAFT), verify(), decide(), commit();
         }
     }
 };
-
-void tree_step(const TreeStep& g, int32_t part) {
-    if (g.target.dtype == BFLOAT16)
-        TreeJob<bf16>(g).part(part);
-    else
-        TreeJob<float>(g).part(part);
-}
 
 }  // namespace

@@ -1,14 +1,15 @@
-"""A step of a static tree in four native calls, one a phase."""
+"""A step of a tree in one native call, or in four where somebody listens to its phases."""
 
 from __future__ import annotations
 
 from ctypes import Array, addressof, c_int32, c_void_p
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.plan import FusedStep, StaticTree, StepPlan
+from lantern_accel.device.plan import DynamicTree, FusedStep, Sizes, StaticTree, StepPlan
 from lantern_accel_cpu.native.kernels import Kernels, lies, takes
 from lantern_accel_cpu.native.library import TreeStep, byref
 from lantern_accel_cpu.native.sampling import filter_of, rule_of
@@ -17,10 +18,42 @@ from lantern_accel_cpu.native.trunk import address_of, trunk_of
 PARTS = ("draft", "verify", "accept", "commit")
 
 
-def static_step(
-    kernels: Kernels, ops: TensorOps, plan: StepPlan, tree: StaticTree
+@dataclass(frozen=True)
+class _Shape:
+    """What is known of a tree before it is drafted.
+
+    ``links``: of every node its first child, how many it has and, with a known shape, the group that they
+    are, int64 ``[B, T]``, which a dynamic tree's step fills in; ``parents, depths [T]``; ``inner``: nodes
+    with children, by level; ``widths``: the most children of a level's nodes; ``top_k``: a dynamic
+    tree's, else 0; ``draft_columns``: uniforms that drafts are drawn with.
+    """
+
+    links: dict[str, Tensor]
+    parents: tuple[int, ...]
+    depths: tuple[int, ...]
+    inner: tuple[tuple[int, ...], ...]
+    widths: tuple[int, ...]
+    draft_columns: int = 0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, tree: StaticTree | DynamicTree, at: Sizes) -> _Shape:
+        """Return the shape of a plan's tree."""
+        if isinstance(tree, StaticTree):
+            links = {"first_child": tree.first_child, "num_children": tree.num_children}
+            links["group"] = tree.group
+            return cls(
+                links, tree.parents, tree.depths, tree.inner, tree.widths, tree.draft_columns
+            )
+        names, nothing = ("first_child", "num_children"), (0,) * at.nodes
+        links = {n: torch.zeros(at.images, at.nodes, dtype=torch.int64) for n in names}
+        return cls(links, nothing, nothing, (), (tree.top_k,) * at.depth, top_k=tree.top_k)
+
+
+def tree_step(
+    kernels: Kernels, ops: TensorOps, plan: StepPlan, tree: StaticTree | DynamicTree
 ) -> FusedStep | None:
-    """Return a step of a static tree (:meth:`.TensorOps.fused_step`), on buffers that stay."""
+    """Return a step of a drafter's tree (:meth:`.TensorOps.fused_step`), on buffers that stay."""
     at, state, target, drafter = plan.sizes, plan.buffers, plan.target, plan.drafter
     if target is None or drafter is None or at.own_prompts:
         return None
@@ -43,6 +76,7 @@ def static_step(
     if not lies(dtype, stack.embedding, own.embedding, stack.norm.weight, *biases, *norms):
         return None
     ropes, drafts = (target.cos, target.sin, drafter.cos, drafter.sin), tree.buffers
+    shape = _Shape.of(tree, at)
     floats = [*ropes, state.price, *([] if state.uniforms is None else [state.uniforms])]
     floats += [] if scale is None else [scale]
     ints = {
@@ -50,8 +84,7 @@ def static_step(
         "histogram": state.histogram, "last_length": state.last_length, "sound": state.finite,
         "report": state.report, "root": drafts.root, "pending_tokens": drafts.pending_tokens,
         "pending_count": drafts.pending_count, "last_path": drafts.last_path,
-        "slot_of": drafts.slot_of, "place_of": drafts.place_of, "first_child": tree.first_child,
-        "num_children": tree.num_children, "group": tree.group,
+        "slot_of": drafts.slot_of, "place_of": drafts.place_of, **shape.links,
     }  # fmt: skip
     if not lies(torch.float32, *floats) or not lies(torch.int64, *ints.values()):
         return None
@@ -64,7 +97,7 @@ def static_step(
         return tables[-1]
 
     images, nodes, depth, vocab = at.images, at.nodes, at.depth, at.vocab
-    groups = sum(len(level) for level in tree.inner)
+    groups = sum(len(level) for level in shape.inner)
     trunk.given.taps, trunk.given.tap_count = table(target.taps), len(target.taps)
     own_trunk.given.tap_count = 0
     between = {
@@ -95,19 +128,34 @@ def static_step(
         uniforms=None if uniforms is None else uniforms.data_ptr(),
         keys=None if state.keys is None else state.keys.data_ptr(),
         price=state.price.data_ptr(), holds=state.holds.data_ptr(),
-        parent=table(tree.parents), depth_of=table(tree.depths),
-        inner=table([node for level in tree.inner for node in level]),
-        inner_count=table([len(level) for level in tree.inner]),
-        widths=table(tree.widths), images=images, nodes=nodes, depth=depth,
-        groups=groups, image=at.tokens, prefix=at.prefix, vocab=vocab,
+        parent=table(shape.parents * images), depth_of=table(shape.depths * images),
+        inner=table([node for level in shape.inner for node in level]),
+        inner_count=table([len(level) for level in shape.inner]),
+        widths=table(shape.widths), images=images, nodes=nodes, depth=depth,
+        groups=groups, top_k=shape.top_k, image=at.tokens, prefix=at.prefix, vocab=vocab,
         columns=0 if uniforms is None else uniforms.shape[-1],
-        draft_columns=tree.draft_columns, image_slots=drafts.slot_of.shape[1],
+        draft_columns=shape.draft_columns, image_slots=drafts.slot_of.shape[1],
         own_slots=drafter.slots, width=drafts.pending_tokens.shape[1],
         branches=at.branches, blind=images > 1, hides_pads=drafter.hides_pads,
         tap_eps=own.tap_norms[0].eps if norms else 0.0,
         **{name: t.data_ptr() for name, t in (ints | between).items()},
     )  # fmt: skip
-    keep = (plan, held, tables, trunk, own_trunk, between, cos, sin, own_cos, own_sin, tap_norms)
+    if shape.top_k:
+        given.q = None  # such drafts are certain
+    keep = (
+        plan,
+        held,
+        shape,
+        tables,
+        trunk,
+        own_trunk,
+        between,
+        cos,
+        sin,
+        own_cos,
+        own_sin,
+        tap_norms,
+    )
     library = kernels.library
 
     def run(logits: Tensor | None = None) -> bool:

@@ -1,8 +1,8 @@
 // One instruction set's code: compiled once for each, with its flags and
 // -DUNIT=<name> -DWIDTH=<floats of a register> [-DDOT_PRODUCTS].
 #include "advance.h"
+#include "beam.h"
 #include "choose.h"
-#include "tree.h"
 
 namespace {
 
@@ -47,5 +47,5 @@ double multiply(int64_t rounds) {
 extern const Unit NAMED(UNIT);
 const Unit NAMED(UNIT) = {
     TEXT(UNIT), linear, attend, rotate_write, rms_norm, swiglu, trunk, window_pass, guide, filter, draw,
-    accept, couple, recall, advance, race, perturb, choose, advance_chosen, tree_step, read, multiply, CHAINS * W,
+    accept, couple, recall, advance, race, perturb, choose, advance_chosen, likeliest, tree_step, read, multiply, CHAINS * W,
 };

@@ -257,18 +257,16 @@ def test_dynamic_trees_keep_children_with_their_parents(
     tree = DynamicTree(top_k=top_k, depth=depth, total=2 + int(share * (pool - 1)))
     codes, scores, origin = drafted_pool(tree, seed, levels)
     root = torch.full((3,), 99)
-    check_closed(tree, scores, origin)
-    kept = Drafting._keep_best(root, tree, codes, scores, origin)
+    best = scores.topk(tree.total - 1, dim=-1).indices
+    check_closed(tree, best, origin)
+    kept = Drafting._linked(root, tree, codes, best, origin)
     assert kept.tokens.shape == (3, tree.total) and (kept.tokens[:, 0] == 99).all()
     check_links(kept, top_k)
-    # No candidate left out scores better than one that was kept.
-    best = scores.topk(tree.total - 1, dim=-1).indices.sort(-1).values
-    assert torch.equal(kept.tokens[:, 1:], codes.gather(1, best))
+    assert torch.equal(kept.tokens[:, 1:], codes.gather(1, best.sort(-1).values))
 
 
-def check_closed(tree: DynamicTree, scores: torch.Tensor, origin: torch.Tensor) -> None:
+def check_closed(tree: DynamicTree, kept: torch.Tensor, origin: torch.Tensor) -> None:
     """Whoever is among the best has its parent there."""
-    kept = scores.topk(tree.total - 1, dim=-1).indices
     parents = origin.gather(1, kept // tree.top_k)
     for mine, above in zip(kept.tolist(), parents.tolist(), strict=True):
         assert {p - 1 for p in above if p} <= set(mine)
@@ -286,20 +284,20 @@ def test_an_engines_dynamic_trees_keep_children_with_their_parents(
     sampling = Sampling(temperature=1.0, top_k=top_k)
     engine = Engine(target, drafter, TensorOps(), Strategy(tree=shape), sampling, batch=3)
     drafted: list[DraftTree] = []
-    plain = Drafting._keep_best
+    plain = Drafting._linked
 
     def spying(
         root: torch.Tensor,
         tree: DynamicTree,
         codes: torch.Tensor,
-        scores: torch.Tensor,
+        kept: torch.Tensor,
         origin: torch.Tensor,
     ) -> DraftTree:
-        check_closed(tree, scores, origin)
-        drafted.append(plain(root, tree, codes, scores, origin))
+        check_closed(tree, kept, origin)
+        drafted.append(plain(root, tree, codes, kept, origin))
         return drafted[-1]
 
-    monkeypatch.setattr(Drafting, "_keep_best", staticmethod(spying))
+    monkeypatch.setattr(Drafting, "_linked", staticmethod(spying))
     features, mask = captions(target, 3)
     with torch.inference_mode():
         engine.start(features, mask, engine.randomness(0, [0, 1, 2]))

@@ -15,7 +15,7 @@ from lantern_accel.decoding.accept import accept, accept_sampling
 from lantern_accel.decoding.logits import REFERENCE, Filters
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.device.sampling import Filter
+from lantern_accel.device.sampling import FLOOR, Filter
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, NearestCodes
 from lantern_accel.strategy.values import Residual, Sampling
 from lantern_accel_cpu.backend import DeviceBackend
@@ -205,3 +205,39 @@ def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:
     assert backend.accept(tree, logits, Filter(), rule.given, tests, bonus, False) is None
     filters = Filters(Sampling(), 1.0, 1.0, backend)
     assert accept(tree, logits, filters, rule, tests, bonus).path.shape[0] == 4
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("lucky", [False, True])
+def test_the_likeliest_codes_are_the_reference_s(unit: str, lucky: bool) -> None:
+    library = native.kernels(unit).library
+    for size in SIZES:
+        count = min(size, 6)
+        weights = native.draw(size, 2, 3, size).softmax(dim=-1)
+        luck = 1 / uniform(size, 2, 1, size) if lucky else None
+        want = REFERENCE.likeliest(weights, count, luck)
+        got = sampling.likeliest(library, weights, count, luck)
+        assert got is not None
+        # A logarithm within rounding of the last digit, and of a sum in another order.
+        assert torch.allclose(got[0], want[0], rtol=1e-6, atol=1e-6)
+        assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_equally_likely_codes_come_by_number_and_none_is_beyond_the_row(unit: str) -> None:
+    library = native.kernels(unit).library
+    weights = torch.zeros(1, 3, 33)
+    weights[0, 0, [30, 4]] = 0.5
+    weights[0, 1, 20] = 1.0
+    weights[0, 2] = float("nan")
+    got = sampling.likeliest(library, weights, 4, None)
+    assert got is not None
+    assert got[1][0, :2].tolist() == [[4, 30, 0, 1], [20, 0, 1, 2]]
+    assert torch.equal(got[0][0, 1], torch.tensor([0.0, FLOOR, FLOOR, FLOOR]))
+    assert got[1][0, 2].ge(0).all() and got[1][0, 2].lt(33).all() and got[0].isfinite().all()
+
+
+def test_the_best_of_equal_values_are_the_first() -> None:
+    with DeviceBackend(0, kernels=native.kernels(UNITS[0])) as backend:
+        values, places = backend.best(torch.tensor([[1.0, 3.0, 1.0, 3.0, 2.0, 1.0]]), 4)
+    assert values.tolist() == [[3.0, 3.0, 2.0, 1.0]] and places.tolist() == [[1, 3, 4, 0]]

@@ -21,6 +21,7 @@ from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import (
     ChainTree,
     Coupling,
+    DynamicTree,
     Pace,
     Sampling,
     Strategy,
@@ -152,6 +153,34 @@ def test_trees(
     compare(strategy, given, batch, dtype=dtype, dim=64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("top_k", "depth", "total"), [(1, 0, 2), (4, 0, 5), (3, 2, 9), (2, 3, 6)])
+@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (SAMPLED, 3), (UNGUIDED, 2)])
+@pytest.mark.parametrize("name", ["eagle2", "eagle2, maximal", "lantern", "lantern++"])
+def test_trees_whose_shape_follows_from_the_drafts(
+    name: str, given: Sampling, batch: int, top_k: int, depth: int, total: int, dtype: torch.dtype
+) -> None:
+    strategy = NAMED[name.partition(",")[0]].override(
+        tree=DynamicTree(top_k=top_k, depth=depth, total=total),
+        coupling="maximal" if "," in name else None,
+    )
+    compare(strategy, given, batch, dtype=dtype, dim=64)
+
+
+@pytest.mark.parametrize("taps", [(), (1,)])
+def test_beams_of_nothing_but_ties(taps: tuple[int, ...]) -> None:
+    # With a filter of one code all others are on the floor.
+    one = SAMPLED.model_copy(update={"top_k": 1, "top_p": 1.0})
+    for strategy in (NAMED["eagle2"], NAMED["lantern"]):
+        tree = DynamicTree(top_k=4, depth=3, total=14)
+        compare(strategy.override(tree=tree), one, 2, taps=taps)
+
+
+@pytest.mark.parametrize("residual", ["official", "optimal", "aggregate"])
+def test_beams_under_every_residual(residual: str) -> None:
+    compare(NAMED["lantern"].override(residual=residual), SAMPLED, 2)
+
+
 @pytest.mark.parametrize("taps", [(), (1,)])
 @pytest.mark.parametrize("lengths", [(2, 3, 4), (1, 2, 4)])
 def test_chains_that_change_their_length(lengths: tuple[int, ...], taps: tuple[int, ...]) -> None:
@@ -168,7 +197,7 @@ def test_drafters_with_taps_and_more_blocks(blocks: int, taps: tuple[int, ...]) 
 
 def test_it_is_these_calls_that_were_compared() -> None:
     with both() as (whole, pieces), torch.inference_mode():
-        for name in ("vanilla", "eagle", "lantern++"):
+        for name in ("vanilla", "eagle", "eagle2", "lantern", "lantern++"):
             assert at_once(made(whole, NAMED[name], SAMPLED, 1)), name
             assert not at_once(made(pieces, NAMED[name], SAMPLED, 1)), name
 
@@ -178,7 +207,7 @@ def test_it_is_these_calls_that_were_compared() -> None:
     [
         (NAMED["eagle"], GREEDY),
         (NAMED["vanilla"], GREEDY),
-        (NAMED["eagle2"], SAMPLED),
+        (NAMED["eagle2"], GREEDY),
         (NAMED["lantern++"].model_copy(update={"tv_budget": 0.1}), SAMPLED),
     ],
 )

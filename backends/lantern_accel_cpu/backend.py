@@ -325,6 +325,11 @@ class DeviceBackend(Backend):
     def _native(self, x: Tensor) -> bool:
         return self.kernels is not None and real(x) and not x.requires_grad
 
+    @property
+    def reads_fewer_bits(self) -> bool:  # type: ignore[override]
+        """Whether there are native products, which read codes and not whole weights."""
+        return self.kernels is not None
+
     def facts(self) -> DeviceFacts:
         """Describe the processor and its memory."""
         return DeviceFacts(

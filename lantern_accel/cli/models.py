@@ -298,7 +298,8 @@ def _plan_table(made: MemoryPlan) -> Table:
     table.add_column("what")
     table.add_column("memory", justify="right")
     for part, held in made.weights.items():
-        table.add_row(f"weights: {NAMES.get(part, part)}", size(held))
+        name = "a copy in fewer bits" if part == "copy" else NAMES.get(part, part)
+        table.add_row(f"weights: {name}", size(held))
     table.add_row("caches and state", size(made.buffers))
     if made.tables:
         table.add_row("neighbour table", size(made.tables))

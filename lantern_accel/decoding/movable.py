@@ -35,6 +35,8 @@ class Movable(Running):
     now: int
     chosen: PaceRule | None
     functions: dict[str, Callable[[], None]]
+    counted: dict[int, list[int]]
+    """Tokens gained and steps of the last request by length, summed over images that needed them all."""
     usable: frozenset[int] | None = None
     """The lengths that a device has captured so far, and that steps may have; None: all."""
     returns = True
@@ -58,6 +60,7 @@ class Movable(Running):
         self.state, self.sound, self.rule = longest.state, longest.sound, longest.rule
         self.fused, self._planned = longest.fused, longest._planned
         self._progress = longest._progress
+        self.counted = {}
         self.divide(usual(self.geometry, self.verifying.cache.layout, self.ops))
 
     @property
@@ -148,6 +151,13 @@ class Movable(Running):
             self.step()
         return int(self.state.length.cpu().sum()), int(self.state.steps.cpu().sum())
 
+    def _count(self, block: Block) -> None:
+        """Add what a block's steps have brought to what is counted, of images that lack tokens still."""
+        open_ = [gained for gained, left in zip(block.gained, block.left, strict=True) if left]
+        counts = self.counted.setdefault(block.length, [0, 0])
+        counts[0] += sum(open_)
+        counts[1] += len(open_) * block.steps
+
     def _pacing(self) -> PaceRule:
         if self.chosen is not None:
             return self.chosen
@@ -197,7 +207,7 @@ class Movable(Running):
         steps = self._of_buckets(step)
         reach = Reach([*steps], self.geometry)
         lag = self._progress.lag
-        self.now = max(self.lengths)  # what prefill has prepared
+        self.now, self.counted = max(self.lengths), {}  # what prefill has prepared
         self.move(rule.begin())
         known = [1] * self.geometry.batch
         posted: list[tuple[int, int, int]] = []
@@ -244,6 +254,7 @@ class Movable(Running):
             if len(posted) == 1 and lag:
                 continue
             block = heard()
+            self._count(block)
             if not any(block.left):
                 break
             if self.now > 1 or self.returns:

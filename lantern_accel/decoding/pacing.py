@@ -11,7 +11,7 @@ images; it is not given them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -88,6 +88,20 @@ def rate_of(tokens: float, length: int) -> float:
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if tokens_of(middle, length) < tokens else (low, middle)
+    return low
+
+
+def rate_of_counts(counts: Mapping[int, Sequence[int]]) -> float:
+    """Return the rate at which chains of several lengths bring what was counted, as one rate for all.
+
+    ``counts``: tokens gained and steps, by length.
+    """
+    gained = sum(tokens for tokens, _ in counts.values())
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        brings = sum(steps * tokens_of(middle, length) for length, (_, steps) in counts.items())
+        low, high = (middle, high) if brings < gained else (low, middle)
     return low
 
 

@@ -132,6 +132,9 @@ class SelfEngine(JacobiEngine):
     def _guess(self) -> None:
         """Let the copy go on from what is known, and take what it has behind that."""
         state, own = self.state, self.copy.state
+        # Rows of a server's batch change their image while others are under way.
+        for name in ("keys", "start", "prefix_mask"):
+            getattr(own, name).copy_(getattr(state, name))
         known = self.positions <= state.length.unsqueeze(1)
         own.tokens.copy_(torch.where(known, state.tokens, own.tokens))
         own.length.copy_(state.length)

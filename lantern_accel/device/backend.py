@@ -192,6 +192,10 @@ class Backend(TensorOps, ABC):
     """Positions of all windows of a batch together, where nobody chose their length. With guidance they
     are twice as many rows: about what a device multiplies in the time that reading the weights takes."""
 
+    reads_fewer_bits: bool = False
+    """Whether a product with weights in fewer bits takes less time than with whole ones: then a copy of
+    the target in fewer bits may pay as a drafter."""
+
     capture_asked: bool = False
     """True where the user's options ask for captured steps: then one that cannot be is an error."""
 

@@ -7,16 +7,25 @@ costs are kept: a seed gives the same image again on the same device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.decoding.movable import Movable
-from lantern_accel.decoding.pacing import SURE, costs_of, in_batch, usual_worth
+from lantern_accel.decoding.pacing import (
+    SURE,
+    costs_of,
+    in_batch,
+    rate_of_counts,
+    tokens_of,
+    usual_worth,
+)
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
+from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.choices import (
     Choice,
     key_of,
@@ -30,18 +39,57 @@ from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
     AUTO_LENGTHS,
+    AUTO_SELF,
     ChainTree,
     NoTree,
     Pace,
     Sampling,
+    SelfDrafts,
     Strategy,
     Window,
     chained,
+    self_drafted,
     with_worth,
 )
 
 #: What drafts must promise over plain decoding by costs of a few steps: these are uncertain by a tenth.
 ENOUGH = 1.15
+#: Weights from which on reading them decides a step, so that a copy in fewer bits may pay as a drafter.
+LEAST_WEIGHTS = 1 << 23
+#: Steps after which the acceptance of a copy's drafts is a first figure, and the images that refine it.
+COUNTED_STEPS, COUNTED_IMAGES = 12, 8
+
+
+class Timed(BaseModel):
+    """A source of drafts whose steps were timed: its strategy with the costs and the worth of lengths.
+
+    ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    strategy: Strategy
+    counts: dict[int, list[int]] = {}
+    images: int = 0
+
+    @property
+    def _paces(self) -> tuple[Pace, ...]:
+        tree: Any = self.strategy.tree
+        return tuple(pace for pace in tree.paces if pace.cost is not None)
+
+    def weighed(self) -> Timed:
+        """Return it with the worth that was counted, as that of chains of one rate of acceptance."""
+        if not self.counts:
+            return self
+        rate = rate_of_counts(self.counts)
+        tree: Any = self.strategy.tree
+        paces = tuple(p.model_copy(update={"worth": tokens_of(rate, p.length)}) for p in tree.paces)
+        tree = tree.model_copy(update={"paces": paces})
+        return self.model_copy(update={"strategy": self.strategy.model_copy(update={"tree": tree})})
+
+    def promise(self, images: int) -> float:
+        """Return the speed that the best length promises a batch, relative to plain decoding."""
+        return max(in_batch(p.worth or 1.0, images) / (p.cost or 1.0) for p in self._paces)
 
 
 class Auto:
@@ -49,6 +97,8 @@ class Auto:
 
     def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
         self.model, self.backend, self.dtype = model, backend, dtype
+        #: Whether the device has the memory for what a strategy drafts with.
+        self.holds: Callable[[Strategy], bool] = lambda strategy: True
         self._known: dict[str, Choice | None] = {}
 
     def key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
@@ -65,7 +115,7 @@ class Auto:
             filters=[sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
             budget=strategy.tv_budget,
             invariant=strategy.invariant,
-            lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS)],
+            lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS), list(AUTO_SELF)],
         )
 
     def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, Any]:
@@ -107,7 +157,9 @@ class Auto:
             return strategy
         found = self.choice(strategy, batch, sampling)
         if found is not None and not (found.strategy.needs_drafter and self.model.drafter is None):
-            return found.strategy
+            if self.holds(found.strategy):
+                return found.strategy
+            return found.strategy.model_copy(update={"tree": NoTree()})
         assert isinstance(strategy.tree, Window)
         window = strategy.tree
         relaxed = strategy.acceptance.relaxed
@@ -141,41 +193,86 @@ class Auto:
         # Under a name of its own: auto stands for what is chosen.
         return asked.model_copy(update={"tree": tree, "name": "chains"})
 
+    def copies(self, asked: Strategy) -> Strategy | None:
+        """Return drafts by a copy of the target that may serve in a window's place; None where none may.
+
+        Only where the device reads a copy in less time, and weights decide what a step takes; nothing is
+        drafted where relaxation is asked for, or by the papers' coupling.
+        """
+        weights = sum(part.weight.numel() for part in projections(self.model.target))
+        pays = self.backend.reads_fewer_bits and weights >= LEAST_WEIGHTS
+        if not pays or not asked.invariant or self.model.rounding is not None:
+            return None
+        tokens = self.model.manifest.target.num_tokens
+        tree = self_drafted([length for length in AUTO_SELF if length <= tokens])
+        made = asked.model_copy(update={"tree": tree, "name": "self"})
+        return made if self.holds(made) else None
+
     def unsettled(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> bool:
         """Return whether the steps of an engine are to be timed before auto can use it."""
         if asked.name != AUTO or not isinstance(engine, Movable) or self.backend.simulated:
             return False
         return self.choice(asked, batch, sampling) is None
 
-    def timed(self, engine: Movable) -> tuple[float, Strategy]:
-        """Time an engine's steps on the request that it was given, which must be started again.
+    def timed(self, engine: Movable, begin: Callable[[], None]) -> Timed:
+        """Time an engine's steps on a request, which must be started again.
 
-        Returns the speed that the best length promises, relative to plain decoding, and its strategy.
+        ``begin`` starts it. Drafts of a copy are counted, too: nobody knows how often it agrees.
         """
+        begin()
         paces = costs_of(engine.paces, engine.calibrate(self.backend.stopwatch))
-        paces = with_worth(paces, {pace.length: usual_worth(pace.length) for pace in paces})
+        counts: dict[int, list[int]] = {}
+        if isinstance(engine.strategy.tree, SelfDrafts):
+            length = max(pace.length for pace in paces)
+            begin()
+            steps = max(1, min(COUNTED_STEPS, (engine.geometry.tokens - 1) // length))
+            counts[length] = [*engine.count(length, steps)]
+        else:
+            paces = with_worth(paces, {pace.length: usual_worth(pace.length) for pace in paces})
         costs = {pace.length: pace for pace in paces}
         tree: Any = engine.strategy.tree
         # All lengths stay, so that the engine that was made serves on; those without a cost never run.
         every = tuple(costs.get(pace.length, pace) for pace in tree.paces)
         update = {"tree": tree.model_copy(update={"paces": every}), "name": AUTO}
-        images = engine.geometry.batch
-        promise = max(in_batch(pace.worth or 1.0, images) / (pace.cost or 1.0) for pace in paces)
-        return promise, engine.strategy.model_copy(update=update)
+        made = engine.strategy.model_copy(update=update)
+        return Timed(strategy=made, counts=counts).weighed()
 
     def settle(
         self,
-        found: Sequence[tuple[float, Strategy]],
+        found: Sequence[Timed],
         asked: Strategy,
         batch: int,
         sampling: Sampling,
     ) -> None:
         """Keep what promises most of what was :meth:`timed`, the first of equals, or plain decoding."""
-        speedup, strategy = max(found, key=lambda one: one[0])
+        best = max(found, key=lambda one: one.promise(batch))
+        speedup, strategy = best.promise(batch), best.strategy
+        evidence: dict[str, Any] = {}
         if speedup < ENOUGH:
             speedup, strategy = 1.0, asked.model_copy(update={"tree": NoTree()})
+        elif best.counts:  # the first images say more
+            evidence = {"timed": [one.model_dump(mode="json") for one in found]}
         key = self.key(asked, batch, sampling)
-        self.keep(Choice(key=key, strategy=strategy, speedup=speedup, source="while drawing"))
+        source: Literal["while drawing"] = "while drawing"
+        self.keep(
+            Choice(key=key, strategy=strategy, speedup=speedup, source=source, evidence=evidence)
+        )
+
+    def learn(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> None:
+        """Count the drafts of the last request in, for the first images of a kind, and choose again."""
+        found = None if asked.name != AUTO else self.choice(asked, batch, sampling)
+        if found is None or "timed" not in found.evidence or not isinstance(engine, Movable):
+            return
+        every = [Timed.model_validate(one) for one in found.evidence["timed"]]
+        for one in every:
+            if isinstance(one.strategy.tree, SelfDrafts) and one.images < COUNTED_IMAGES:
+                for length, (gained, steps) in engine.counted.items():
+                    if length > 1:
+                        before = one.counts.get(length, [0, 0])
+                        one.counts[length] = [before[0] + gained, before[1] + steps]
+                one.images += batch
+                self.settle([each.weighed() for each in every], asked, batch, sampling)
+                return
 
     def keep(self, choice: Choice) -> None:
         """Use a choice from now on, and write it to the cache where there is one."""
@@ -206,13 +303,15 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
     plain = f"plain decoding ({rule}): no draft pays here at this batch"
     if isinstance(tree, NoTree):
         return plain
-    if not isinstance(tree, Window | ChainTree) or not tree.paces:
+    if not isinstance(tree, Window | ChainTree | SelfDrafts) or not tree.paces:
         return f"{strategy.name} ({rule})"
     timed = [pace for pace in tree.paces if pace.cost is not None]
     longest = (timed or list(tree.paces))[-1].length
     what, own = f"windows of up to {longest} tokens", 0
     if isinstance(tree, ChainTree):
         what, own = f"chains of up to {longest - 1} drafts", 1
+    elif isinstance(tree, SelfDrafts):
+        what, own = f"up to {longest - 1} drafts of its own weights in {tree.weights}", 1
     what += f", moved by acceptance ({rule})"
     if not timed:
         return what

@@ -23,7 +23,7 @@ from lantern_accel.device.entry_points import why
 from lantern_accel.errors import (
     BackendError,
     DeviceLostError,
-    DeviceMemoryError,
+    DoesNotFitError,
     LanternError,
     LanternWarning,
     NotCapturableError,
@@ -35,7 +35,7 @@ from lantern_accel.memory.capacity import Capacity
 from lantern_accel.memory.limits import free_bytes
 from lantern_accel.memory.limits import size as written
 from lantern_accel.nn.rounding import rounding
-from lantern_accel.nn.transformer import projections, rounded_copy
+from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.values import NeighbourSpace, Sampling, SelfDrafts, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.
@@ -118,6 +118,7 @@ class Engines:
         self.patience = math.inf
         self._warned = False
         self._ready: OrderedDict[Hashable, CapturedEngine] = OrderedDict()
+        #: Targets with weights in fewer bits, to draft with, by those weights' name.
         self._copies: dict[str, Any] = {}
         self._neighbours: dict[tuple[int, str], Tensor] = {}
 
@@ -211,23 +212,43 @@ class Engines:
     def copy(self, strategy: Strategy, shape: Hashable = None) -> Any:
         """Return the target with the weights that a strategy drafts with, made once; None: with none.
 
-        Raises :class:`DeviceMemoryError` where the device has no memory left for them.
+        Raises :class:`DoesNotFitError` where the device has no memory left for them.
         """
         if not isinstance(strategy.tree, SelfDrafts):
             return None
         how, model = rounding(strategy.tree.weights), self.model
         if how.name not in self._copies:
-            weights = sum(p.numel() for m in projections(model.target) for p in (m.weight,))
-            need, free = int(weights * how.bits_per_weight / 8), free_bytes(self.backend.memory())
+            need, free = self.capacity.copy_bytes(strategy), free_bytes(self.backend.memory())
             if free is not None and need > free:
-                raise DeviceMemoryError(
+                raise DoesNotFitError(
                     f"a copy of {model.manifest.name} in {how.name} to draft with takes {written(need)}, "
                     f"device {self.backend.device} has {written(free)} free; draft with fewer bits "
                     "(--tree self:4,int4), or choose a strategy without a copy, such as 'scd'"
                 )
             self._copies[how.name] = rounded_copy(model.target, self.backend, how)
+            self.capacity.copies = frozenset(self._copies)
         drawn = replace(model, target=self._copies[how.name])
         return model.family.fitted(drawn, shape)[0]
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """The weights that copies of the target are held in, to draft with."""
+        return self.capacity.copies
+
+    def keep_copies(self, names: frozenset[str]) -> None:
+        """Free copies in other weights, and the engines that draft with them."""
+        for key, one in list(self._ready.items()):
+            tree = one.engine.strategy.tree
+            if isinstance(tree, SelfDrafts) and tree.weights not in names:
+                self._ready.pop(key).release()
+        self._copies = {name: one for name, one in self._copies.items() if name in names}
+        self.capacity.copies = frozenset(self._copies)
+
+    def holds(self, strategy: Strategy) -> bool:
+        """Return whether the copy that a strategy drafts with is there, or fits; True: it needs none."""
+        need = self.capacity.copy_bytes(strategy)
+        free = free_bytes(self.backend.memory()) if need else None
+        return free is None or need <= free
 
     def _captured(self, engine: Running) -> CapturedEngine:
         """Capture an engine's functions; one line tells of those that run as they are instead."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from lantern_accel.strategy.values import (
     AUTO,
     NeighbourSpace,
     Sampling,
+    SelfDrafts,
     Strategy,
     Window,
     validated,
@@ -41,6 +43,7 @@ class Loaded:
         self.dtype = dtype
         self.engines = Engines(model, backend, Capacity(model, backend, dtype))
         self.auto = Auto(model, backend, dtype)
+        self.auto.holds = self.engines.holds
 
     # --- settings ------------------------------------------------------------------------------
 
@@ -153,7 +156,9 @@ class Loaded:
         if not self.auto.unsettled(ready.engine, strategy, batch, sampling):
             return ready
         found = []
-        for asked in (strategy, self.auto.chains(strategy, sampling)):
+        held = self.engines.copies
+        sources = (strategy, self.auto.chains(strategy, sampling), self.auto.copies(strategy))
+        for asked in sources:
             if asked is None:
                 continue
             chosen = self.auto.resolve(asked, batch, sampling)
@@ -169,7 +174,11 @@ class Loaded:
                     batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
                 )
             uniforms = one.engine.randomness(0, list(range(batch)))
-            one.engine.start(rows.condition, rows.mask, uniforms, one.prefill)
-            found.append(self.auto.timed(one.engine))
+            begin = partial(one.engine.start, rows.condition, rows.mask, uniforms, one.prefill)
+            found.append(self.auto.timed(one.engine, begin))
         self.auto.settle(found, strategy, batch, sampling)
+        tree = self.auto.resolve(strategy, batch, sampling).tree
+        if isinstance(tree, SelfDrafts):
+            held |= {tree.weights}
+        self.engines.keep_copies(held)
         return self.engine(batch, strategy, sampling, shape)

@@ -208,6 +208,7 @@ class Pipeline(Loaded):
         parts: list[Decoded] = []
         spent = dict.fromkeys(("prefill", "decode", "pixels"), 0.0)
         buffers = 0
+        used: Strategy | None = None
 
         def keep(lost: DeviceLostError) -> None:
             lost.images = images
@@ -245,6 +246,8 @@ class Pipeline(Loaded):
                 )
                 with watch() as decode, of_image(chunk):
                     done = engine.run(ready.steps, report)
+                used = used or self.auto.resolve(strategy, size, sampling)
+                self.auto.learn(engine, strategy, size, sampling)
                 with watch() as drawing:
                     made = self._pictures(done.tokens, shape, request, chunk)
                 done = first(done, len(chunk))
@@ -256,7 +259,7 @@ class Pipeline(Loaded):
                 parts.append(done)
                 self._otherwise = None  # this device serves
         seconds = PhaseSeconds(text=text.seconds, total=total.seconds, **spent)
-        used = self.auto.resolve(strategy, sizes[0], sampling)
+        assert used is not None  # a request has one image at least
         served = request.model_copy(update={"strategy": used})
         stats = generation_stats(self, served, parts, seconds, batch, buffers)
         if strategy.name == AUTO:

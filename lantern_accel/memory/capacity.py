@@ -8,10 +8,10 @@ import torch
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
-from lantern_accel.memory.footprint import nodes_of
+from lantern_accel.memory.footprint import copy_bytes, nodes_of
 from lantern_accel.memory.limits import Fit, fit_engine, free_bytes
 from lantern_accel.memory.plan import Planner
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 
 #: Taken for pixels and everything else where only a rough bound is wanted.
 ROUGH_REST = 2 * 10**9
@@ -22,12 +22,22 @@ class Capacity:
 
     def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
         self.model, self.backend, self.dtype = model, backend, dtype
+        #: Weights of the copies to draft with that are held already (:class:`SelfDrafts`).
+        self.copies: frozenset[str] = frozenset()
         self._planner = Planner(model.manifest, dtype=dtype, runtime=0)
 
+    def copy_bytes(self, strategy: Strategy) -> int:
+        """Return the bytes of the copy that a strategy drafts with, 0 where it is held or none."""
+        tree = strategy.tree
+        if not isinstance(tree, SelfDrafts) or tree.weights in self.copies:
+            return 0
+        return copy_bytes(self.model.target, tree)
+
     def beside(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
-        """Return the bytes of the neighbour table and of the largest phase's workspace."""
+        """Return the bytes of a copy to draft with, the neighbour table and the largest workspace."""
         plan = self._planner.plan(strategy, sampling, batch=batch)
-        return plan.tables + max(plan.workspace.values())
+        copy = self.copy_bytes(strategy)
+        return copy + plan.tables + max(plan.workspace.values())
 
     def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
         t: Any = self.model.manifest.target
@@ -38,7 +48,8 @@ class Capacity:
         logits = 4 * rows * nodes * t.vocab_size
         prompt = 32 * 4 * rows * t.prefix_length * t.dim
         table = 4 * t.vocab_size * (strategy.neighbours + 1)
-        return int(2 * cache + 32 * logits + prompt + table + ROUGH_REST)
+        copy = self.copy_bytes(strategy)
+        return int(2 * cache + 32 * logits + prompt + table + copy + ROUGH_REST)
 
     def keeps_text(self, images: int) -> bool:
         """Return whether a text encoder may stay where it was just used: so many images fit beside it.

@@ -23,8 +23,10 @@ from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.families.base import PARTS, Family, Model
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.trees import tree_size
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 
 META = torch.device("meta")
 #: Layers of the model that is traced.
@@ -128,6 +130,12 @@ def weight_bytes(manifest: Any, dtype: torch.dtype) -> dict[str, int]:
     return out
 
 
+def copy_bytes(target: nn.Module, drafts: SelfDrafts) -> int:
+    """Return the bytes of a copy of a target in fewer bits, to draft with."""
+    weights = sum(part.weight.numel() for part in projections(target))
+    return int(weights * rounding(drafts.weights).bits_per_weight / 8)
+
+
 def measure(
     kind: Family,
     manifest: Manifest,
@@ -174,10 +182,14 @@ def measure(
             workspace[name] = live.peak
             if isinstance(out, Tensor):  # the finished images wait for the others
                 workspace[name] += (batch - together) * out.numel() // together
+    weights = weight_bytes(manifest, dtype)
+    if isinstance(strategy.tree, SelfDrafts):
+        whole = _build(kind, manifest, "target", dtype)
+        weights["copy"] = copy_bytes(whole, strategy.tree)
     cache = engine.verifying.cache.layout.nbytes
     full = cache // traced * layers
     return Footprint(
-        weights=weight_bytes(manifest, dtype),
+        weights=weights,
         buffers=engine.nbytes - cache + full,
         tables=0 if table is None else table.numel() * table.dtype.itemsize,
         workspace=workspace,

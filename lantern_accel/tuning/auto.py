@@ -1,8 +1,10 @@
-"""Finds what ``auto`` decodes with: the worth of drafts, the cost of steps, and a final of the best.
+"""Finds what ``auto`` decodes with: worth of drafts, cost of steps, and a final of the best.
 
-Tokens per step of every window length are counted once, since no clock has a part in them. Steps of every
-length are timed in turns within one decoding, for each batch. The best window by these figures then runs
-against plain decoding and, where the model has a drafter and a tree could pay, against a tree.
+Tokens per step of every window length are counted once, since no clock has a part in them; those of
+drafts by a copy of the target's own weights with the most drafts alone, since one rate of acceptance
+says the rest. Steps of every length are timed in turns within one decoding, for each batch. The best
+window and the best copy by these figures then run against plain decoding and, where the model has a
+drafter, its chains and, where it could pay, a tree.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from lantern_accel.decoding.engine import Decoded
 from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import Block, PaceRule, costs_of
 from lantern_accel.device.backend import check_clock, inferring
-from lantern_accel.errors import RequestError
-from lantern_accel.generation.auto import prune_lengths
+from lantern_accel.errors import DoesNotFitError, RequestError
+from lantern_accel.generation.auto import Timed, prune_lengths
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
@@ -29,6 +31,7 @@ from lantern_accel.strategy.values import (
     AUTO_CHAINS,
     AUTO_LENGTHS,
     Sampling,
+    SelfDrafts,
     Strategy,
     chained,
     paced,
@@ -43,6 +46,8 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 #: A tree of some eight drafts brings at most about so many tokens per step: where its nodes alone cost
 #: more than that many plain steps, it does not run in the final.
 TREE_WORTH, TREE_NODES = 3.0, 8
+#: Copies of the target's own weights that may draft: their weights, and the tokens of their own window.
+COPIES = (("int8", 0), ("int8", 4), ("int4", 0))
 #: A window replaces plain decoding where it is at least this much faster in the final.
 PAYS = 1.02
 
@@ -72,6 +77,8 @@ class AutoEvidence(BaseModel):
     times: dict[int, dict[int, list[float]]] = {}
     chain_worth: dict[int, Counted] = {}
     chain_times: dict[int, dict[int, list[float]]] = {}
+    copy_counts: dict[str, dict[int, list[int]]] = {}
+    copy_times: dict[str, dict[int, dict[int, list[float]]]] = {}
     finals: dict[int, dict[str, Cell]] = {}
 
     def tokens_per_step(self, chains: bool = False) -> dict[int, float]:
@@ -113,6 +120,13 @@ class AutoTuner(Search[AutoEvidence]):
         self.chain_lengths: list[int] = []
         if pipeline.model.drafter is not None:
             self.chain_lengths = [one for one in AUTO_CHAINS if one <= tokens]
+        #: Drafts by a copy of the target, where some may pay, by how the copy drafts.
+        self.copies: dict[str, Strategy] = {}
+        if (usual := pipeline.auto.copies(asked)) is not None:
+            for weights, window in COPIES:
+                tree = usual.tree.model_copy(update={"weights": weights, "window": window})
+                name = f"self, {weights}" + (f", windows of {window}" if window else "")
+                self.copies[name] = usual.model_copy(update={"tree": tree})
         key = pipeline.auto.key(asked, 0, sampling)
         given = tuning_prompts(pipeline, prompts)
         lengths = [self.lengths, self.chain_lengths]
@@ -169,6 +183,31 @@ class AutoTuner(Search[AutoEvidence]):
             self.say(f"{name}: {found.tokens_per_step:.2f} tokens per step, {left} left here")
         for _, _, worth, _ in both:
             worth[1] = Counted(gained=1, steps=1)
+        self._count_copies(batch, rounds)
+
+    def _count_copies(self, batch: int, rounds: int) -> None:
+        """Count the tokens per step of drafts by copies, of the most drafts; those that do not fit go."""
+        for name, strategy in list(self.copies.items()):
+            counts = self.evidence.copy_counts.get(name)
+            if counts is None:
+                tree: Any = strategy.tree
+                self.say(f"{name}: the copy is made once, and its drafts are counted")
+                counts = {tree.length + 1: [0, 0]}
+                try:
+                    for seed in range(rounds):
+                        done = self._decode(batch, strategy, Steady(tree.length + 1), seed)
+                        counts[tree.length + 1][0] += done.tokens.shape[0] * (
+                            done.tokens.shape[1] - 1
+                        )
+                        counts[tree.length + 1][1] += int(done.steps.sum())
+                except DoesNotFitError as error:
+                    self.say(f"{name} is left out: {error}")
+                    del self.copies[name]
+                    continue
+                self.evidence.copy_counts[name] = counts
+                self.keep()
+                gained, steps = counts[tree.length + 1]
+                self.say(f"{name}: {gained / steps:.2f} tokens per step of {tree.length} drafts")
 
     def time(self, batch: int) -> dict[int, list[float]]:
         """Time steps of every length at a batch, in turns; lengths that cannot pay are left out."""
@@ -200,12 +239,28 @@ class AutoTuner(Search[AutoEvidence]):
             every = tuple(known.get(pace.length, pace) for pace in chain.paces)
             chain = chain.model_copy(update={"paces": every})
             found["chains"] = self.chains.model_copy(update={"tree": chain})
+        if (drafts := self._best_copy(batch)) is not None:
+            found["self"] = drafts
         near = min(paces, key=lambda p: abs(p.length - TREE_NODES))
         if self.pipeline.model.drafter is not None and (near.cost or 1.0) < TREE_WORTH:
             name = "lantern++" if self.asked.acceptance.relaxed else "eagle"
             tree = self.pipeline.strategy(name, tv_budget=self.asked.tv_budget)
             found[name] = self.pipeline.tuned(tree, self.sampling.temperature)
         return found
+
+    def _best_copy(self, batch: int) -> Strategy | None:
+        """Return the drafts by a copy that promise a batch most; None where none promise anything."""
+        found: list[Timed] = []
+        for name, strategy in self.copies.items():
+            times = self._timed(batch, strategy, self.evidence.copy_times.setdefault(name, {}))
+            tree: Any = strategy.tree
+            known = {pace.length: pace for pace in costs_of(tree.paces, times)}
+            every = tuple(known.get(pace.length, pace) for pace in tree.paces)
+            timed = strategy.model_copy(update={"tree": tree.model_copy(update={"paces": every})})
+            counts = self.evidence.copy_counts[name]
+            found.append(Timed(strategy=timed, counts=counts).weighed())
+        best = max(found, key=lambda one: one.promise(batch), default=None)
+        return None if best is None or best.promise(batch) <= 1 else best.strategy
 
     def final(self, batch: int, repeats: int) -> dict[str, Cell]:
         """Decode with every candidate of a batch in turns; return their cells by name."""
@@ -241,7 +296,7 @@ class AutoTuner(Search[AutoEvidence]):
         if cells[best].tokens_per_second < PAYS * plain:
             best = PLAIN
         strategy = cells[best].strategy
-        if best in (AUTO, "chains"):
+        if best in (AUTO, "chains", "self"):
             strategy = strategy.model_copy(update={"name": AUTO})
         key = self.pipeline.auto.key(self.asked, batch, self.sampling)
         choice = chosen(key, strategy, best, cells)
@@ -284,4 +339,7 @@ def tune_auto(
             ahead = sum(tuner.batches[number:]) / batch
             say(f"{about(spent * min(ahead, 8 * (len(tuner.batches) - number)))} left at most")
     tuner.finish()
+    used = (choice.strategy.tree for choice in choices)
+    held = frozenset(tree.weights for tree in used if isinstance(tree, SelfDrafts))
+    pipeline.engines.keep_copies(held)
     return choices, tuner.evidence

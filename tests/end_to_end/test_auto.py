@@ -73,11 +73,21 @@ def test_a_changed_choice_is_not_used(tiny_model, own):
     assert choices.read_choice(key) is not None
 
 
+def promising(strategy, promise):
+    """Return what was timed of a strategy's lengths: all that draft promise so much."""
+    paces = tuple(
+        pace.model_copy(update={"cost": 1.0, "worth": 1.0 if pace.length == 1 else promise})
+        for pace in strategy.tree.paces
+    )
+    tree = strategy.tree.model_copy(update={"paces": paces})
+    return automatic.Timed(strategy=strategy.model_copy(update={"tree": tree}))
+
+
 @pytest.mark.parametrize(("promises", "plain"), [((1.1, 1.14), True), ((1.1, 1.2), False)])
 def test_drafts_that_promise_little_are_left_to_plain_decoding(tiny_model, own, promises, plain):
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
-        found = [(promise, asked) for promise in promises]
+        found = [promising(asked, promise) for promise in promises]
         pipeline.auto.settle(found, asked, 1, sampling)
         drawn = pipeline.generate("red heart", seed=1)
     assert isinstance(drawn.stats.strategy.tree, NoTree) == plain

@@ -1,0 +1,228 @@
+"""``auto`` with drafts by a copy of the model's own weights: timed, counted, kept, freed; and tuned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lantern_accel
+from lantern_accel.decoding.pacing import rate_of_counts, tokens_of
+from lantern_accel.device.backend import Backend, MemoryUse
+from lantern_accel.families.random_weights import sized
+from lantern_accel.generation import auto as automatic
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.slots import Slots
+from lantern_accel.memory.plan import Planner
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import projections
+from lantern_accel.strategy import choices
+from lantern_accel.strategy.values import AUTO_SELF, NoTree, SelfDrafts, Strategy
+from lantern_accel.tuning import auto as tuning
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, on a device where copies of the smallest models may pay."""
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
+    with lantern_accel.load(device="cpu", dtype="float32") as pipeline:
+        kind = type(pipeline.backend)
+    monkeypatch.setattr(kind, "reads_fewer_bits", True)
+    return tmp_path / "cache" / "choices"
+
+
+def load(model: Path) -> Pipeline:
+    return lantern_accel.load(model, device="cpu", dtype="float32")
+
+
+def costs(monkeypatch: pytest.MonkeyPatch, copy: float, others: float) -> None:
+    """Let every step that drafts cost so much, with a copy and with anything else."""
+
+    def calibrate(self: Any, *given: Any, **more: Any) -> dict[int, list[float]]:
+        cost = copy if isinstance(self.strategy.tree, SelfDrafts) else others
+        return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
+
+    monkeypatch.setattr(automatic.Movable, "calibrate", calibrate)
+
+
+def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
+    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs(monkeypatch, copy=1.1, others=50.0)
+    with load(tiny_model) as pipeline:
+        want = pipeline.generate("red heart", seed=3, num_images=2, strategy="vanilla").tokens
+        pipeline.release_engines()
+        drawn = pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
+        assert torch.equal(drawn.tokens, want)
+        tree = drawn.stats.strategy.tree
+        assert isinstance(tree, SelfDrafts) and tree.weights == "int8"
+        assert "drafts of its own weights in int8" in drawn.stats.auto
+        assert drawn.stats.total_variation == 0
+        (path,) = kept.glob("*.json")
+        (one,) = [
+            automatic.Timed.model_validate(found)
+            for found in json.loads(path.read_text())["evidence"]["timed"]
+            if found["counts"]
+        ]
+        assert one.images == 2 and sum(steps for _, steps in one.counts.values()) > 0
+        for number in range(6):
+            pipeline.generate("dog face", seed=number, num_images=2, batch_size=2)
+        choice = choices.read_choice(json.loads(path.read_text())["key"])
+        assert choice is not None and choice.source == "while drawing"
+        found = [automatic.Timed.model_validate(one) for one in choice.evidence["timed"]]
+        assert [one.images for one in found if one.counts] == [automatic.COUNTED_IMAGES]
+    with load(tiny_model) as pipeline:
+        again = pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
+    assert torch.equal(again.tokens, want) and isinstance(again.stats.strategy.tree, SelfDrafts)
+
+
+def test_a_copy_that_does_not_pay_is_freed(
+    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs(monkeypatch, copy=50.0, others=50.0)
+    with load(tiny_model) as pipeline:
+        drawn = pipeline.generate("red heart", seed=3)
+        assert isinstance(drawn.stats.strategy.tree, NoTree)
+        assert not pipeline.engines.copies
+        trees = [one.engine.strategy.tree for one in pipeline.engines.ready]
+        assert not any(isinstance(tree, SelfDrafts) for tree in trees)
+
+
+def test_copies_of_the_users_own_stay(
+    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs(monkeypatch, copy=50.0, others=50.0)
+    with load(tiny_model) as pipeline:
+        pipeline.generate("red heart", seed=3, strategy="self", tree="self:2,int4")
+        pipeline.generate("red heart", seed=3)
+        assert pipeline.engines.copies == {"int4"}
+
+
+def test_images_that_accept_little_undo_the_choice(tiny_model: Path, kept: Path) -> None:
+    with load(tiny_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        made = pipeline.auto.copies(asked)
+        assert made is not None
+        tree: Any = made.tree
+        paces = tuple(
+            pace.model_copy(update={"cost": 1.0 + 0.2 * (pace.length - 1)}) for pace in tree.paces
+        )
+        made = made.model_copy(update={"tree": tree.model_copy(update={"paces": paces})})
+        one = automatic.Timed(strategy=made, counts={3: [24, 12]}).weighed()
+        pipeline.auto.settle([one], asked, 1, sampling)
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, SelfDrafts)
+        engine = pipeline.engine(1, asked, sampling).engine
+        assert isinstance(engine, automatic.Movable)
+        engine.counted = {3: [110, 100], 1: [5, 5]}
+        pipeline.auto.learn(engine, asked, 1, sampling)
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree)
+        pipeline.auto.learn(engine, asked, 1, sampling)  # nothing is left to learn
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree)
+
+
+def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(tiny_model) as pipeline:
+        auto = pipeline.auto
+        asked = pipeline.strategy("auto")
+        made = auto.copies(asked)
+        assert made is not None and [p.length for p in made.tree.paces] == list(AUTO_SELF)
+        assert auto.copies(pipeline.strategy("auto", relaxed=True)) is None
+        assert auto.copies(pipeline.strategy("auto", coupling="maximal")) is None
+        monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 1 << 40)
+        assert auto.copies(asked) is None
+        monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
+        monkeypatch.setattr(type(pipeline.backend), "reads_fewer_bits", False)
+        assert auto.copies(asked) is None
+    assert Backend.reads_fewer_bits is False
+
+
+def test_a_choice_whose_copy_does_not_fit_is_decoded_plainly(
+    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(tiny_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        key = pipeline.auto.key(asked, 1, sampling)
+        copy = pipeline.auto.copies(asked)
+        assert copy is not None
+        pipeline.auto.keep(choices.Choice(key=key, strategy=copy, source="tune"))
+        assert pipeline.auto.resolve(asked, 1, sampling).tree == copy.tree
+        full = MemoryUse(limit=1000, in_use=999)
+        monkeypatch.setattr(type(pipeline.backend), "memory", lambda self: full)
+        assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree)
+        assert pipeline.auto.copies(asked) is None
+
+
+def test_plans_and_fits_count_the_copy(tiny_model: Path) -> None:
+    drafts = Strategy(name="self", tree=SelfDrafts(weights="int4"))
+    planner = Planner(sized("llamagen-b-256"), dtype=torch.bfloat16)
+    plain, own = planner.plan(planner.strategy("vanilla")), planner.plan(drafts)
+    copy = own.weights["copy"]
+    assert 0.2 < copy / plain.weights["target"] < 0.3 and "copy" not in plain.weights
+    assert own.peak > plain.peak + copy
+    with load(tiny_model) as pipeline:
+        weights = sum(p.weight.numel() for p in projections(pipeline.model.target))
+        capacity = pipeline.engines.capacity
+        need = capacity.copy_bytes(drafts)
+        assert need == int(weights * rounding("int4").bits_per_weight / 8)
+        assert capacity.copy_bytes(pipeline.strategy("vanilla")) == 0
+        pipeline.generate("red heart", seed=1, strategy="self", tree="self:4,int4")
+        assert capacity.copy_bytes(drafts) == 0  # it is held
+
+
+def test_rows_of_a_batch_that_come_and_go_draw_plain_tokens(tiny_model: Path) -> None:
+    with load(tiny_model) as pipeline:
+        sampling = pipeline.sampling()
+        asked = pipeline.strategy("self", tree="self:3,int8")
+        prompts = ["red heart", "dog face", "red heart"]
+        given = [pipeline.conditions([one]) for one in prompts]
+        slots = Slots(pipeline, asked, sampling, 2, given[0])
+        rows = [pipeline.model.family.rows(pipeline.model, one, sampling) for one in given]
+        found: dict[int, torch.Tensor] = {}
+        image: dict[int, int] = {}
+        waiting, steps = [0, 1, 2], list[int]()
+        while len(found) < 3:
+            while waiting and slots.joinable and slots.free:
+                number = waiting.pop(0)
+                image[slots.join(rows[number], 10 + number, 0)] = number
+            slots.advance()
+            for row in slots.complete:
+                done = slots.take(row).decoded
+                found[image[row]] = done.tokens
+                steps.append(int(done.steps))
+        for number, prompt in enumerate(prompts):
+            want = pipeline.generate(prompt, seed=10 + number, strategy="vanilla").tokens
+            assert torch.equal(found[number], want)
+    assert max(steps) < 10, "of 15: the copy drafts by the noise and the prompt of each row"
+
+
+def test_tuning_counts_times_and_races_copies(
+    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "TIMED", 1)
+    costs(monkeypatch, copy=1.1, others=50.0)
+    told: list[str] = []
+    with load(tiny_model) as pipeline:
+        asked = pipeline.strategy("auto")
+        found, evidence = tuning.tune_auto(
+            pipeline, asked, batches=[1, 2], prompts=["red heart"], repeats=1, say=told.append
+        )
+        names = {f"self, {w}" + (f", windows of {n}" if n else "") for w, n in tuning.COPIES}
+        assert set(evidence.copy_counts) == names == set(evidence.copy_times)
+        assert all("self" in [m.strategy.name for m in one.measured] for one in found)
+        chosen = {one.strategy.tree.weights for one in found if one.strategy.tree.kind == "self"}
+        assert pipeline.engines.copies == chosen
+        want = pipeline.generate("red heart", seed=1, strategy="vanilla").tokens
+        assert torch.equal(pipeline.generate("red heart", seed=1).tokens, want)
+    assert any("tokens per step of 8 drafts" in text for text in told)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.93])
+def test_the_rate_of_counts_is_that_which_they_come_from(rate: float) -> None:
+    counts = {n: [round(1e6 * tokens_of(rate, n)), 1_000_000] for n in (2, 5, 9)}
+    assert rate_of_counts(counts) == pytest.approx(rate, abs=1e-4)
+    assert rate_of_counts({5: [10, 10]}) == pytest.approx(0, abs=1e-6)
+    assert rate_of_counts({5: [50, 10]}) == pytest.approx(1, abs=1e-6)

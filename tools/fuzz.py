@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools" / "lantern-emoji")]
 
 
 def work(inputs: int, seed: int, keep: Path, out: Path, whole: Path) -> None:

@@ -22,6 +22,8 @@ from unittest import mock
 
 from fuzz.damage import apply_bytes, apply_json, apply_tensors
 from fuzz.words import placed
+from lantern_accel.cli.edge import FAULT
+from lantern_accel.errors import EXIT_CODES
 
 #: Seconds that one input may take.
 LIMIT = 10.0
@@ -73,6 +75,8 @@ def write_whole_files(folder: Path) -> None:
     save_file(features, folder / "embeddings.safetensors")
     (folder / "images").mkdir()
     Image.new("RGB", (8, 8)).save(folder / "images" / "a.png")
+    (folder / "keys.txt").write_text("one\ntwo\n")
+    (folder / "prompts.jsonl").write_text(json.dumps({"prompt": "red heart"}) + "\n")
     line = json.dumps({"file": "a.png", "prompt": "a red heart"})
     (folder / "images" / "captions.jsonl").write_text(line + "\n")
     (folder / "notes.json").write_text(
@@ -170,6 +174,10 @@ WORK = (
     "lantern_accel.tuning.windows.WindowTuner.search",
     "lantern_accel.measure.stepcost.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",
+    "lantern_accel.evaluation.run.Evaluator.run_suite",
+    "lantern_accel.generation.rounding_price.rounded_model",
+    "lantern_accel.serving.server.Server.run",
+    "lantern_accel.distributed.fleet.connect",
     "lantern_accel.evaluation.grid.draw_grid",
     "lantern_accel.memory.plan.measure",
     "lantern_accel.testing.kit.run_checks",
@@ -229,7 +237,7 @@ def run_case(case: Case, whole: Path) -> Outcome:
         ):
             code = TARGETS[case["target"]](case, whole, own)
         kind = "ran" if code == 0 else "refused"
-        if code not in (0, 1, 2):
+        if code not in set(EXIT_CODES) - {FAULT}:
             kind = "traceback"
         elif code == 0 and seen["nan"] and list(own.glob("*.png")):
             kind = "nan"

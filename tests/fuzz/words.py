@@ -30,7 +30,7 @@ RIGHT = {
     "dtype": ("float32", "bfloat16", "float16"),
     "strategy": ("vanilla", "eagle", "lantern++", "scd", "sjd-pac"),
     "output": ("{w}/out.png", "{w}/out.json", "{w}/out.html", "{w}/out.md", "{w}/out.webp"),
-    "json_path": ("{w}/figures.json", "-"),
+    "stats_path": ("{w}/figures.json",),
     "files": ("{b}/run.json",),
     "seed": ("3",),
     "num_images": ("1", "2"),
@@ -42,13 +42,41 @@ RIGHT = {
     "to": ("{w}/bundle",),
     "path": ("{b}/tiny", "{b}/tiny/vq.safetensors"),
     "prompts": ("red heart", "3"),
-    "prompts_file": ("{b}/prompts.txt",),
+    "prompts_file": ("{b}/prompts.txt", "{b}/prompts.jsonl"),
     "images": ("{b}/images",),
     "embeddings": ("{b}/embeddings.safetensors",),
     "acceptance_from": ("{b}/run.json",),
     "tree": ("chain:2", "0,1,00", "small_8", "none", "window:4"),
     "name": ("a-name",),
     "size": ("8x8",),
+    "batch": ("1", "2", "1,2"),
+    "batch_size": ("1", "2"),
+    "weights": ("full", "int8", "int6", "int4"),
+    "coupling": ("invariant", "maximal"),
+    "residual": ("aggregate", "official", "optimal"),
+    "accept": ("exact", "lantern++:k=3", "gsd", "cool-sd"),
+    "suite": ("coco", "imagenet", "prompts"),
+    "protocol": ("lantern", "sjd", "adm"),
+    "captions": ("{b}/images/captions.jsonl",),
+    "features": ("efficientnet",),
+    "part": ("likelihood", "ambiguity", "frontier"),
+    "preset": ("paper-lantern", "llamagen-cli"),
+    "on": ("here", "ray"),
+    "workers": ("auto", "CPU=1", "CPU=1,GPU=2", "CPU=1@cpu"),
+    "seeds": ("1,2", "3"),
+    "compare": ("vanilla,eagle", "vanilla,scd"),
+    "nodes": ("8", "2,4"),
+    "run": ("{b}/run.json",),
+    "folder": ("{w}/filed",),
+    "api_keys": ("{b}/keys.txt",),
+    "port": ("0", "8000"),
+    "slots": ("1", "2"),
+    "limit": ("5",),
+    "only": ("static", "kv.round_trip"),
+    "tv_budget": ("0.02",),
+    "threads": ("1",),
+    "memory": ("24GB", "80GiB"),
+    "metric_weights": ("inception={b}/tiny/vq.safetensors",),
 }  # fmt: skip
 
 
@@ -98,7 +126,15 @@ def commands() -> list[Command]:
             name = info.name or info.callback.__name__.replace("_", "-")
             found.append(Command((*words, name), tuple(p for p in listed if p is not None)))
         for info in group.registered_groups:
-            visit(info.typer_instance, (*words, str(info.name)))
+            inner = info.typer_instance
+            called = inner.registered_callback
+            if called is not None and info.name != "models":  # lists memory, which takes its time
+                signature = inspect.signature(called.callback, eval_str=True)
+                listed = [_parameter(one) for one in signature.parameters.values()]
+                found.append(
+                    Command((*words, str(info.name)), tuple(p for p in listed if p is not None))
+                )
+            visit(inner, (*words, str(info.name)))
 
     visit(app, ())
     return found

@@ -72,7 +72,7 @@ class Spec(BackendSpec):
         from lantern_accel.device.spec import check_options
         from lantern_accel.errors import DeviceRequestError
         from lantern_accel_cpu.backend import DeviceBackend
-        from lantern_accel_cpu.native import library
+        from lantern_accel_cpu.native import build, library
         from lantern_accel_cpu.native.kernels import Kernels
 
         known = {
@@ -111,4 +111,9 @@ class Spec(BackendSpec):
         elif native == "auto" and compiled != "on":
             loaded = library.load_or_warn()
         kernels = Kernels(loaded) if loaded is not None else None
-        return DeviceBackend(index, threads=threads, compile=compiled, kernels=kernels)
+        backend = DeviceBackend(index, threads=threads, compile=compiled, kernels=kernels)
+        if native == "auto" and (reason := build.missing()):
+            backend.slowed = (
+                f"without native kernels decoding takes several times as long: {reason}"
+            )
+        return backend

@@ -16,6 +16,10 @@ from lantern_accel.cli.options import (
     strategy_words,
     whole_numbers,
 )
+from lantern_accel.cli.tables import show_markdown
+
+#: Columns that are left in a narrow terminal.
+NARROW = ("strategy", "batch", "tokens/s", "speed-up", "tokens per step", "TV per token")
 
 
 def register(app: typer.Typer) -> None:
@@ -88,4 +92,12 @@ def bench(
         )
         told = partial(say, to_stderr=True, style="dim")
         run = Profiler(pipeline, request, output, resume=True, say=told).measure()
-    typer.echo(json.dumps(plain_rows(run), indent=2) if as_json else table(run))
+    if as_json:
+        typer.echo(json.dumps(plain_rows(run), indent=2))
+        return
+    show_markdown(table(run), NARROW)
+    for row in plain_rows(run):
+        interval = row["speedup_interval"]
+        if interval is not None and interval[1] < 1:
+            text = f"{row['strategy']} at batch {row['batch']}: {row['speedup']:.2f}x"
+            say(text, label="slower than plain here", style="yellow", to_stderr=True)

@@ -9,6 +9,7 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options, strategy_words
+from lantern_accel.cli.tables import show_markdown
 
 
 def register(app: typer.Typer) -> None:
@@ -228,6 +229,6 @@ def evaluate(
         from lantern_accel.evaluation.tables import targets
 
         say(", ".join(map(str, targets(output))), label="wrote", style="bold green")
-        typer.echo(markdown(tables(report.suite)[:1]))
+        show_markdown(markdown(tables(report.suite)[:1]))
     if plots is not None:
         say(str(plots), label="wrote", style="bold green")

@@ -193,8 +193,12 @@ def generate(
     if not quiet and not as_json:
         if not results:
             say("every image is there already", label="nothing to draw", style="bold")
+        from lantern_accel.cli.rates import remark
+
         for result in results:
             _summary(result)
+            if (slower := remark(result.stats)) is not None:
+                say(slower, label="slower than plain here", style="yellow", to_stderr=True)
         if pictures.written:
             say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
 
@@ -313,8 +317,9 @@ def _summary(result: GenerationResult) -> None:
         shape = f"{tree.length} drafts of its own weights in {tree.weights}"
     elif isinstance(tree, ChainTree):
         shape = f"a chain of {tree.length} drafts"
+    how = "auto" if stats.auto is not None else f"{stats.strategy.name} over {shape}"
     say(
-        f"{stats.strategy.name} over {shape} on {stats.device} "
+        f"{how} on {stats.device} "
         f"({stats.device_name}, {stats.dtype}), model {stats.model}, seed {stats.seed}",
         label="with",
         style="bold",

@@ -9,6 +9,7 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
+from lantern_accel.cli.tables import show_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,33 +35,56 @@ def listing(
     context: typer.Context,
     presets: bool = typer.Option(False, "--presets", help="List published settings instead."),
     parts: bool = typer.Option(False, "--parts", help="List tokenizers, drafters, encoders too."),
+    memory: bool = typer.Option(
+        False,
+        "--memory",
+        help="Add what memory one image takes, and the devices that it fits; the first time this traces "
+        "every model, which takes some seconds.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List every model: size, memory by dtype, devices that it fits, and whether it is at hand.
+    """List every model: what it is, its download, whether it is here, and its licence.
 
-    Memory is for one image at a time, with lantern++ where there is a drafter. The first listing
-    traces every model, which takes some seconds.
+    `models plan NAME` says what memory one takes, `models fetch NAME` gets it.
     """
     if context.invoked_subcommand is not None:
         return
     import json
 
-    rows = _preset_rows() if presets else _model_rows(parts)
+    rows = _preset_rows() if presets else _model_rows(parts, memory)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif presets:
-        for row in rows:
-            said = {**row["sampling"], **row["overrides"]}
-            values = ", ".join(f"{key} {value}" for key, value in said.items())
-            kind = f" ({row['conditioning']})" if row["conditioning"] else ""
-            say(
-                f"{row['summary']}; {row['strategy']}, {values}; source: {row['source']}",
-                label=f"{row['name']}{kind}",
-                style="bold",
-            )
+        models = [
+            [row["name"], _preset_model(row), _preset_line(row), row["source"]] for row in rows
+        ]
+        show_table(["preset", "for", "settings", "source"], models, ["preset", "for", "settings"])
     else:
-        for row in rows:
-            say(_model_line(row), label=row["name"], style="green" if row["at_hand"] else "dim")
+        head = ["model", "what it is", "here", "download", "licence"]
+        found = [
+            [
+                row["name"],
+                row["summary"] or row["kind"],
+                _at_hand(row),
+                _download(row),
+                row["licence"],
+            ]
+            for row in rows
+        ]
+        if memory:
+            head += ["memory", "fits"]
+            found = [[*one, *_memory_cells(row)] for one, row in zip(found, rows, strict=True)]
+        show_table(head, found, ["model", "here", "download", *head[5:]])
+
+
+def _preset_model(row: dict[str, Any]) -> str:
+    return f"models that draw from {row['conditioning']}" if row["conditioning"] else "any model"
+
+
+def _preset_line(row: dict[str, Any]) -> str:
+    said = {**row["sampling"], **row["overrides"]}
+    values = ", ".join(f"{key} {value}" for key, value in said.items())
+    return f"{row['strategy']}, {values}: {row['summary']}"
 
 
 def _preset_rows() -> list[dict[str, Any]]:
@@ -69,13 +93,13 @@ def _preset_rows() -> list[dict[str, Any]]:
     return [one.model_dump(mode="json") for one in PRESETS]
 
 
-def _model_rows(parts: bool) -> list[dict[str, Any]]:
+def _model_rows(parts: bool, memory: bool) -> list[dict[str, Any]]:
     from lantern_accel.families.catalogue import parts_of, published
     from lantern_accel.families.registry import family_names
     from lantern_accel.models.bundle import bundled_models, read_manifest
     from lantern_accel.models.hub import at_hand
 
-    rows = []
+    rows, nothing = [], dict[str, Any](memory_bytes={}, fits={})
     for name, folder in bundled_models().items():
         manifest = read_manifest(folder)
         rows.append(
@@ -89,7 +113,7 @@ def _model_rows(parts: bool) -> list[dict[str, Any]]:
                 "estimated": False,
                 "parts": [],
                 "at_hand": True,
-                **_memory(name),
+                **(_memory(name) if memory else nothing),
             }
         )
     for one in published(None if parts else "model"):
@@ -106,7 +130,7 @@ def _model_rows(parts: bool) -> list[dict[str, Any]]:
                 "estimated": any(e.estimated for e in needed),
                 "parts": [e.name for e in needed[1:]],
                 "at_hand": all(at_hand(e) for e in needed),
-                **(_memory(one.name) if here else {"memory_bytes": {}, "fits": {}}),
+                **(_memory(one.name) if here and memory else nothing),
             }
         )
     return rows
@@ -126,23 +150,27 @@ def _memory(name: str) -> dict[str, Any]:
     return {"memory_bytes": peaks, "fits": fits}
 
 
-def _model_line(row: dict[str, Any]) -> str:
-    from lantern_accel.memory.limits import size
+def _at_hand(row: dict[str, Any]) -> str:
+    if row["source"] == "bundled":
+        return "bundled"
+    return "yes" if row["at_hand"] else "no"
+
+
+def _download(row: dict[str, Any]) -> str:
     from lantern_accel.models.hub import human_size
 
-    words = [row["summary"] or row["kind"]]
-    if row["memory_bytes"]:
-        peaks = ", ".join(f"{size(b)} in {d}" for d, b in row["memory_bytes"].items())
-        words.append(f"memory {peaks}")
-        narrow = [f"{d} ({', '.join(kinds) or 'no'})" for d, kinds in row["fits"].items()]
-        words.append(f"fits {', '.join(narrow)}" if narrow else "no device profile has a memory")
     if row["source"] == "bundled":
-        words.append("at hand (bundled)")
-    else:
-        about = f"{'about ' if row['estimated'] else ''}{human_size(row['download_bytes'])}"
-        words.append(f"{'at hand' if row['at_hand'] else 'to fetch'}: {about} from {row['source']}")
-    words.append(row["licence"])
-    return "; ".join(words)
+        return ""
+    about = "about " if row["estimated"] else ""
+    return f"{about}{human_size(row['download_bytes'])} from {row['source']}"
+
+
+def _memory_cells(row: dict[str, Any]) -> list[str]:
+    from lantern_accel.memory.limits import size
+
+    peaks = ", ".join(f"{size(held)} in {dtype}" for dtype, held in row["memory_bytes"].items())
+    fits = [f"{device} ({', '.join(kinds)})" for device, kinds in row["fits"].items() if kinds]
+    return [peaks, ", ".join(fits)]
 
 
 @commands.command("check")

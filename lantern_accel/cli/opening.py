@@ -64,4 +64,6 @@ def opened(model: str | Path, quiet: bool = False, **options: Any) -> Iterator[P
 
         pipeline = lantern_accel.load(model, tell=tell, on_loading=loading, **options)
     with pipeline:
+        if pipeline.backend.slowed and not quiet:
+            say(pipeline.backend.slowed, label="slow", style="yellow", to_stderr=True)
         yield pipeline

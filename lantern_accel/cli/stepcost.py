@@ -9,6 +9,7 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, finite, read_options, strategy_words, whole_numbers
+from lantern_accel.cli.tables import show_markdown
 
 
 def register(app: typer.Typer) -> None:
@@ -100,4 +101,7 @@ def stepcost(
             out=output,
             say=lambda text: say(text, to_stderr=True, style="dim"),
         )
-    typer.echo(json.dumps(report.rows(), indent=2) if as_json else report.table())
+    if as_json:
+        typer.echo(json.dumps(report.rows(), indent=2))
+    else:
+        show_markdown(report.table())

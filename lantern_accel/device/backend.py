@@ -196,6 +196,9 @@ class Backend(TensorOps, ABC):
     """Whether a product with weights in fewer bits takes less time than with whole ones: then a copy of
     the target in fewer bits may pay as a drafter."""
 
+    slowed: str = ""
+    """Why this device decodes slower than it could here, and what to install; commands say it."""
+
     capture_asked: bool = False
     """True where the user's options ask for captured steps: then one that cannot be is an error."""
 

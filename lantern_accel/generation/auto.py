@@ -307,7 +307,7 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
         return f"{strategy.name} ({rule})"
     timed = [pace for pace in tree.paces if pace.cost is not None]
     longest = (timed or list(tree.paces))[-1].length
-    what, own = f"windows of up to {longest} tokens", 0
+    what, own = f"windows of up to {longest}", 0
     if isinstance(tree, ChainTree):
         what, own = f"chains of up to {longest - 1} drafts", 1
     elif isinstance(tree, SelfDrafts):
@@ -320,4 +320,4 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
     speed = promises[best]
     if best.length == 1 or speed < SURE:
         return plain
-    return f"{what}, mostly {best.length - own}; predicted {speed:.1f}x plain"
+    return f"{what}, mostly {best.length - own}; predicted {speed:.1f}x, not measured"

@@ -171,7 +171,7 @@ def test_the_list_names_every_model(command, monkeypatch):
     real = listing._memory
     nothing = {"memory_bytes": {}, "fits": {}}
     monkeypatch.setattr(listing, "_memory", lambda name: real(name) if name in TRACED else nothing)
-    done = command("models", "--json", "--parts")
+    done = command("models", "--json", "--parts", "--memory")
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert {"lantern-emoji", "llamagen-b-256", "llamagen-3b-384", "llamagen-t2i-stage2"} <= set(
         rows
@@ -185,12 +185,14 @@ def test_the_list_names_every_model(command, monkeypatch):
     assert memory["bfloat16"] + 6e9 < memory["float32"] < 16e9
     assert set(large["fits"]) >= {"cpu"}
     text = command("models").stdout
-    assert "llamagen-xl-384: LlamaGen-XL" in text and "to fetch: about 3.39 GB" in text
+    row = next(line for line in text.splitlines() if line.startswith("| llamagen-xl-384 |"))
+    assert "LlamaGen-XL" in row and "| no | about 3.39 GB from" in row
+    assert "| lantern-emoji |" in text and "| bundled |" in text
 
 
 @pytest.mark.long
 def test_the_list_has_the_memory_of_every_model(command):
-    rows = json.loads(command("models", "--json").stdout)
+    rows = json.loads(command("models", "--memory", "--json").stdout)
     assert len(rows) > 10
     for row in rows:
         memory = row["memory_bytes"]

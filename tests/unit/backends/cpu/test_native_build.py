@@ -47,6 +47,10 @@ def test_without_a_compiler_decoding_goes_on_in_silence(monkeypatch: pytest.Monk
     monkeypatch.setattr(build, "compiler", lambda: None)
     assert _kernels({}) is None
     assert library.describe().startswith("no native kernels: no C++ compiler was found; install")
+    with open_backend("cpu") as backend:
+        assert backend.slowed.startswith("without native kernels decoding takes several times as")
+    with open_backend("cpu", {"native": "off"}) as backend:
+        assert not backend.slowed, "it was asked for"
     with pytest.raises(BackendError, match=r"no C\+\+ compiler was found; install g\+\+"):
         open_backend("cpu", {"native": "on"})
 

@@ -1,0 +1,63 @@
+"""Tables: drawn on a terminal, Markdown in a pipe and in files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def show_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], narrow: Sequence[str] = ()
+) -> None:
+    """Print a table; ``narrow``: the columns that are left where a terminal has no room for all."""
+    if not sys.stdout.isatty():
+        print(markdown(head, rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    needs = sum(max(len(row[at]) for row in [head, *rows]) + 3 for at in range(len(head))) + 1
+    cut = bool(narrow) and needs > console.width
+    shown = [at for at, name in enumerate(head) if not cut or name in narrow]
+    table = Table()
+    for at in shown:
+        table.add_column(head[at], justify="right" if _numeric(rows, at) else "left")
+    for row in rows:
+        table.add_row(*(row[at] for at in shown))
+    console.print(table)
+    if len(shown) < len(head):
+        left_out = ", ".join(name for name in head if name not in narrow)
+        console.print(f"in a wider terminal, or in a pipe: {left_out}", style="dim")
+
+
+def show_markdown(text: str, narrow: Sequence[str] = ()) -> None:
+    """Print text in which there may be a Markdown table: as :func:`show_table` where there is one."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    block: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            block.append(line)
+            continue
+        if len(block) > 2:
+            head, _, *rows = ([cell.strip() for cell in one.split("|")[1:-1]] for one in block)
+            show_table(head, rows, narrow)
+        elif block:
+            print("\n".join(block))
+        block = []
+        if line:
+            print(line)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _numeric(rows: Sequence[Sequence[str]], at: int) -> bool:
+    cells = [row[at] for row in rows if row[at]]
+    return bool(cells) and all(cell[:1].isdigit() for cell in cells)

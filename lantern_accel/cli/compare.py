@@ -61,6 +61,7 @@ def compare(
     from lantern_accel.report import render
     from lantern_accel.report.comparison import compare as put_side_by_side
     from lantern_accel.report.offers import Terms, read_prices
+    from lantern_accel.report.telling import first_screen
 
     render.check_kind(output)
     runs, origins, conformance, called = _read(files, output)
@@ -69,6 +70,12 @@ def compare(
     terms = Terms(tv_budget=tv_budget, latency_s=latency, prices=prices, currency=currency)
     comparison = put_side_by_side(runs, conformance, terms=terms)
     render.write(comparison, runs, output)
+    for section in comparison.models:
+        screen = first_screen(comparison, section)
+        for sentence in screen.opening:
+            say(sentence)
+        for told in screen.told:
+            say(told.short, label=told.run, style="bold")
     say(
         f"{output} ({len(runs)} runs, {len(comparison.gaps)} gaps)",
         label="wrote",

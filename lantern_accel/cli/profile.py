@@ -32,10 +32,11 @@ def profile(
     device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
     model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
     strategy: list[str] = typer.Option(
-        ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd"],
+        [],
         "--strategy",
         "-s",
-        help="Names with commas between, or repeated; vanilla is always measured.",
+        help="Names with commas between, or repeated; vanilla is always measured. Default: vanilla, "
+        "auto, scd and, with a drafter, eagle, eagle2, lantern and lantern++.",
     ),
     batch: list[str] = typer.Option(
         [], "--batch", "-b", help="Images together, such as 1,4. Default: 1,4, quick: 1."
@@ -94,7 +95,7 @@ def profile(
 
     Example: lantern-accel profile --device cpu --quick -o cpu.json
     """
-    names = strategy_words(strategy)
+    names = strategy_words(strategy) if strategy else []
     batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
     if fleet:
@@ -131,7 +132,9 @@ def profile(
         given = {"samples": samples, "seconds": seconds, "quality_images": quality_images}
         changes = {key: value for key, value in given.items() if value is not None}
         request = asked.Request(
-            strategies=asked.choose_strategies(pipeline, names, temperatures),
+            strategies=asked.choose_strategies(
+                pipeline, names or asked.usual_names(pipeline), temperatures
+            ),
             prompts=read_prompts(prompts, pipeline),
             plan=(asked.QUICK if quick else asked.FULL).model_copy(update=changes),
             batches=batches or ([1] if quick else [1, 4]),

@@ -10,8 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lantern_accel.evaluation.schema import Evaluation
-from lantern_accel.quality.style import BAR, check_matplotlib, colour_of, panels, save, styled
+from lantern_accel.quality.interval import Interval
+from lantern_accel.quality.style import (
+    BAR,
+    RULE,
+    check_matplotlib,
+    colour_of,
+    panels,
+    save,
+    styled,
+)
 from lantern_accel.strategy.values import Lantern, LanternPP
+
+#: Lines and markers of a strategy's settings.
+LINES = (("-", "o"), ("--", "s"), (":", "^"))
 
 
 def _bars(axis: Any, names: Sequence[str], values: Sequence[float], title: str) -> None:
@@ -22,6 +34,19 @@ def _bars(axis: Any, names: Sequence[str], values: Sequence[float], title: str) 
     for i, value in enumerate(values):
         axis.text(value, i, f" {value:.3g}", va="center", fontsize=7)
     axis.margins(x=0.18)
+
+
+def _intervals(axis: Any, names: Sequence[str], found: Sequence[Interval], title: str) -> None:
+    """Draw figures that may lie on either side of 0: a point and its interval each."""
+    axis.axvline(0, color=RULE, linewidth=1)
+    for i, one in enumerate(found):
+        axis.plot((one.low, one.high), (i, i), color=BAR)
+        axis.plot(one.value, i, "o", color=BAR)
+        axis.text(one.high, i, f"  {one.value:.3g}", va="center", fontsize=7)
+    axis.set_yticks(range(len(names)), names, fontsize=7)
+    axis.invert_yaxis()
+    axis.set_title(title)
+    axis.margins(x=0.12, y=0.12)
 
 
 def ambiguity(report: Evaluation) -> Any:
@@ -74,12 +99,15 @@ def frontier(report: Evaluation) -> Any:
             text = f"{point.strategy.tv_budget:g}"
         where = (point.total_variation.value, point.step_compression.value, text)
         series.setdefault(name, []).append(where)
-    for order, (name, points) in enumerate(series.items()):
+    seen: dict[str, int] = {}
+    for name, points in series.items():
         points.sort()
-        own = name if name in ("eagle", "eagle2") else ""
-        colour = colour_of(own, order)
+        # A strategy has its colour everywhere; its settings differ in lines and markers.
+        own = name.partition(",")[0]
+        form = seen[own] = seen.get(own, -1) + 1
         xs, ys = [p[0] for p in points], [p[1] for p in points]
-        axis.plot(xs, ys, marker="o", label=name, color=colour)
+        line, marker = LINES[form % len(LINES)]
+        axis.plot(xs, ys, ls=line, marker=marker, label=name, color=colour_of(own))
         for x, y, text in points:
             axis.annotate(text, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
     axis.set_xlabel("total variation per token")
@@ -99,9 +127,7 @@ def distances(report: Evaluation) -> Any:
     figure, axes = panels(2)
     if all(row.kid is not None for row in rows):
         found = [row.kid for row in rows if row.kid is not None]
-        _bars(axes[0], names, [kid.value for kid in found], "KID x 1000, with its 95 % interval")
-        for i, kid in enumerate(found):
-            axes[0].plot((kid.low, kid.high), (i, i), color="black", linewidth=1)
+        _intervals(axes[0], names, found, "KID x 1000, with its 95 % interval")
     else:
         axes[0].set_axis_off()
     same = [row.greedy_same_tokens.value if row.greedy_same_tokens else 0.0 for row in rows[1:]]

@@ -16,10 +16,12 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure.record import Plan, PromptSet
-from lantern_accel.strategy.values import Strategy, Window
+from lantern_accel.strategy.values import AUTO, Strategy, Window
 
 QUICK = Plan(quick=True, samples=5, seconds=0.0, quality_images=16)
 FULL = Plan(quick=False, samples=30, seconds=10.0, quality_images=64)
+#: What is measured where nobody names strategies; those with a drafter only where the model has one.
+USUAL = (AUTO, "eagle", "eagle2", "lantern", "lantern++", "scd")
 
 
 @dataclass
@@ -42,6 +44,12 @@ class Request:
     trace: Path | None = None
     conform: Callable[[Backend], ConformanceReport] | None = None
     window: bool = False
+
+
+def usual_names(pipeline: Pipeline) -> list[str]:
+    """Return the names of :data:`USUAL` that the model can decode with: auto is always among them."""
+    drafter = pipeline.model.drafter is not None
+    return [name for name in USUAL if drafter or not pipeline.strategy(name).needs_drafter]
 
 
 def choose_strategies(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import json
 import os
 import signal
@@ -21,6 +21,7 @@ from lantern_accel.measure import clock, samples, store
 from lantern_accel.measure import run as measuring
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Plan, PromptSet, is_measured
+from lantern_accel.measure.request import USUAL, usual_names
 from lantern_accel.measure.run import Profiler
 
 pytestmark = pytest.mark.usefixtures("small_ceilings")
@@ -330,8 +331,9 @@ def test_auto_is_measured_resumed_and_says_what_it_stood_for(profiler, tmp_path)
     assert profiler(out, names=("vanilla", "auto"), resume=True).measure() == grown
 
 
-def test_auto_is_among_what_is_measured_unasked():
-    from lantern_accel.cli.profile import profile
-
-    (names,) = inspect.signature(profile).parameters["strategies"].default.default
-    assert {"vanilla", "auto"} <= set(names.split(","))
+def test_auto_is_among_what_is_measured_unasked(tiny_model):
+    with lantern_accel.load(tiny_model, device="cpu") as pipeline:
+        assert usual_names(pipeline) == list(USUAL)
+        assert "auto" in USUAL
+        pipeline.model = dataclasses.replace(pipeline.model, drafter=None)
+        assert usual_names(pipeline) == ["auto", "scd"]

@@ -48,6 +48,8 @@ RIGHT = {
     "acceptance_from": ("{b}/run.json",),
     "tree": ("chain:2", "0,1,00", "small_8", "none", "window:4"),
     "name": ("a-name",),
+    "price": ("run=2EUR", "run=0.5", "abacus-1=1USD"),
+    "latency": ("0.5", "2"),
     "size": ("8x8",),
     "batch": ("1", "2", "1,2"),
     "batch_size": ("1", "2"),

@@ -299,3 +299,52 @@ def test_figures_have_their_intervals() -> None:
     assert interval(Interval(value=1, low=1, high=1, n=9)) == "1.00"
     assert interval("not measured: x") == "not measured"
     assert size(5_242_880) == "5.00 MiB"
+
+
+# --- plots --------------------------------------------------------------------------------------
+
+
+def test_speed_over_size_needs_two_sizes_and_shows_no_projection() -> None:
+    from lantern_accel.report.figures import figures
+
+    small, large = invented_run("a"), invented_run("b", settings={"model": "large"})
+    for cell in large.cells:
+        assert not isinstance(cell.work, str)
+        cell.work = {
+            name: one.model_copy(update={"bytes": 20 * one.bytes})
+            for name, one in cell.work.items()
+        }
+    alone = figures(compare([small], profiles=[]), [small])["tiny"]
+    assert not any("model size" in figure.title for figure in alone)
+    both = figures(compare([small, large], profiles=[]), [small, large])
+    (figure,) = [one for found in both.values() for one in found if "model size" in one.title]
+    for words in ("tiny, up to eagle", "large, up to eagle", "100 MB"):
+        assert words in figure.svg
+    assert "40 GB/s, measured" in figure.caption
+
+
+def test_verdicts_are_drawn_filled_and_what_was_not_shown_hollow() -> None:
+    from lantern_accel.report.figures import figures
+
+    run = invented_run()
+    figure = figures(compare([run], profiles=[]), [run])["tiny"][0]
+    assert figure.title == "Does drafting pay?"
+    assert figure.wide
+    assert "var(--v-faster)" in figure.svg
+    assert "var(--v-ambiguous)" not in figure.svg
+    for cell in run.cells:
+        cell.settled = False
+    figure = figures(compare([run], profiles=[]), [run])["tiny"][0]
+    assert "var(--v-ambiguous)" in figure.svg
+    assert "var(--v-faster)" not in figure.svg
+
+
+def test_every_strategy_stands_in_the_plot_of_speed_and_distance() -> None:
+    from lantern_accel.report.figures import figures
+
+    run = invented_run()
+    found = figures(compare([run], profiles=[]), [run])["tiny"]
+    (figure,) = [one for one in found if "distance of the images" in one.title]
+    for cell in run.cells:
+        assert f">{cell.strategy.name}</text>" in figure.svg
+    assert "tokens per second" in figure.svg

@@ -52,6 +52,9 @@ class DeviceBackend(Backend):
     # With guidance 32 rows, whose products take longer than reading the weights already. At batches of
     # two and four, windows of 8 and 4 tokens were a quarter and a third faster than twice as long ones.
     window_positions = 16
+    # With guidance ten rows. A step of the bundled model's dynamic tree of 5 nodes took 1.5 plain steps
+    # in bfloat16 and 1.7 in float32, one of 12 took 2.8 and 2.65 for a quarter more tokens (one thread).
+    tree_nodes = 5
     # What libraries add to a process that decodes for the first time, beside tensors (measured on an
     # AVX-512 processor with torch 2.13): 25 to 30 MB of their code, which counts once it has run;
     # 0.55 MB for each shape of oneDNN's matrix product in bfloat16, of which vanilla has 16 and lantern++

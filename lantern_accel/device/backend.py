@@ -199,6 +199,10 @@ class Backend(TensorOps, ABC):
     slowed: str = ""
     """Why this device decodes slower than it could here, and what to install; commands say it."""
 
+    tree_nodes: int | None = None
+    """Nodes of a drafter's tree, the root included, where nobody chose one and the model's has more: what
+    its pass costs here is worth no more of them. None: the model's tree, as it is."""
+
     capture_asked: bool = False
     """True where the user's options ask for captured steps: then one that cannot be is an error."""
 

@@ -35,6 +35,7 @@ from lantern_accel.strategy.choices import (
     write_choice,
 )
 from lantern_accel.strategy.choose import shortened
+from lantern_accel.strategy.trees import cut_tree
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
@@ -92,6 +93,15 @@ class Timed(BaseModel):
         return max(in_batch(p.worth or 1.0, images) / (p.cost or 1.0) for p in self._paces)
 
 
+def _of_device(manifest: Any, nodes: int | None) -> Any:
+    """Return a manifest whose default trees have at most ``nodes`` nodes; None: as they are."""
+    if nodes is None:
+        return manifest
+    names = ("static_tree", "dynamic_tree")
+    trees = {name: cut_tree(getattr(manifest.defaults, name), nodes) for name in names}
+    return manifest.model_copy(update={"defaults": manifest.defaults.model_copy(update=trees)})
+
+
 class Auto:
     """Chooses for one loaded model on one device."""
 
@@ -99,6 +109,8 @@ class Auto:
         self.model, self.backend, self.dtype = model, backend, dtype
         #: Whether the device has the memory for what a strategy drafts with.
         self.holds: Callable[[Strategy], bool] = lambda strategy: True
+        #: The model's manifest, with default trees that are no larger than this device's costs favour.
+        self.manifest = _of_device(model.manifest, backend.tree_nodes)
         self._known: dict[str, Choice | None] = {}
 
     def key(self, strategy: Strategy, batch: int, sampling: Sampling) -> dict[str, Any]:
@@ -133,10 +145,10 @@ class Auto:
     def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
         """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any.
 
-        Only the model's default tree is replaced: a tree that was asked for stays. Warns where a tree
+        Only the default tree is replaced: a tree that was asked for stays. Warns where a tree
         was found under another version.
         """
-        if strategy.tree != self.model.manifest.defaults.static_tree:
+        if strategy.tree != self.manifest.defaults.static_tree:
             return strategy
         key = self.tree_key(strategy, temperature)
         found = read_choice(key)

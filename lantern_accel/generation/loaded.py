@@ -47,13 +47,21 @@ class Loaded:
 
     # --- settings ------------------------------------------------------------------------------
 
+    @property
+    def manifest(self) -> Any:
+        """The model's manifest, with the default trees that this device's costs favour."""
+        return self.auto.manifest
+
     def strategy(self, strategy: str | Strategy = DEFAULT_STRATEGY, **changes: Any) -> Strategy:
-        """Return a strategy by name, with this model's trees and defaults, and changes applied.
+        """Return a strategy by name, with this model's defaults, and changes applied.
+
+        A tree that nobody chose has no more nodes than the device's costs favour
+        (:attr:`.Backend.tree_nodes`).
 
         ``changes``: ``tree`` (a tree, or text as ``--tree`` takes it), ``accept``, ``k``, ``delta``,
         ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
         """
-        return choose_strategy(self.model.manifest.defaults, strategy, **changes)
+        return choose_strategy(self.manifest.defaults, strategy, **changes)
 
     def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
         """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any."""

@@ -103,7 +103,7 @@ class Pipeline(Loaded):
 
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
         """Check a request and fill in a preset's or the model's defaults, before any work is done."""
-        made = build_request(self.model.manifest, prompt, settings, self.tuned)
+        made = build_request(self.manifest, prompt, settings, self.tuned)
         named = isinstance(settings.get("strategy"), str)
         if named and settings.get("tree") is None and settings.get("window") is None:
             fitted = self.fitted(made.strategy, made.batch_size, made.count, made.sampling)

@@ -153,7 +153,7 @@ async def _gone(request: Request) -> None:
 def _add_routes(
     app: FastAPI, pipeline: Pipeline, studio: Studio, settings: ServerSettings, metrics: Metrics
 ) -> None:
-    manifest = pipeline.model.manifest
+    manifest = pipeline.manifest
     model, created = str(manifest.name), int(time.time())
 
     def picture(size: Any) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 from lantern_accel.bounds import whole
@@ -48,6 +49,23 @@ def tree_size(tree: Tree) -> tuple[int, int]:
         return tree.length + 1, tree.length
     paths = tree_paths(tree)
     return 1 + len(paths), max((len(p) for p in paths), default=0)
+
+
+def cut_tree(tree: Tree, nodes: int) -> Tree:
+    """Return a drafter's tree with at most ``nodes`` nodes, the root included, and at least one draft.
+
+    A static tree keeps the drafts that are reached the likeliest: one level deeper halves what a draft is
+    worth, one sibling further quarters it (rates of the bundled model: 0.55 and 0.25). A dynamic tree
+    gets a beam about as wide as deep. Trees that are small enough, and other sources, stay as they are.
+    """
+    if not isinstance(tree, StaticTree | DynamicTree) or tree_size(tree)[0] <= max(nodes, 2):
+        return tree
+    nodes = max(nodes, 2)
+    if isinstance(tree, DynamicTree):
+        wide = min(tree.top_k, math.isqrt(nodes), nodes - 1)
+        return DynamicTree(top_k=wide, depth=min(tree.depth, nodes - 1 - wide), total=nodes)
+    likely = sorted(tree.paths, key=lambda path: (len(path) + 2 * sum(path), len(path), path))
+    return StaticTree(name=f"{tree.name}, {nodes} nodes", paths=tuple(likely[: nodes - 1]))
 
 
 def _paths(text: str) -> tuple[Path, ...]:

@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 
 import lantern_accel
+from lantern_accel.measure.request import choose_strategies
 from lantern_accel.models.bundle import bundled_models, read_manifest
+from lantern_accel.strategy.trees import EAGLE2_TREE, tree_size
 
 MODEL = "lantern-emoji"
 
@@ -99,3 +101,22 @@ def test_the_seed_fixes_the_picture(pipeline):
     again = pipeline.generate("pizza", seed=3)
     assert first.images[0].tobytes() == again.images[0].tobytes()
     assert torch.equal(first.tokens, again.tokens)
+
+
+def test_default_trees_are_as_large_as_the_device_favours(pipeline, monkeypatch, tmp_path):
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))  # nothing was tuned there
+    own, most = pipeline.model.manifest.defaults, pipeline.backend.tree_nodes
+    assert tree_size(own.dynamic_tree)[0] > most and tree_size(own.static_tree)[0] > most
+    for name in ("eagle", "eagle2", "lantern", "lantern++"):
+        for tree in (
+            pipeline.strategy(name).tree,
+            pipeline.request("pizza", strategy=name).strategy.tree,
+        ):
+            assert tree_size(tree)[0] == most, name
+    # What was asked for stays, the model's own tree and a preset's among it.
+    asked = own.dynamic_tree
+    words = f"dynamic:{asked.top_k},{asked.depth},{asked.total}"
+    assert pipeline.request("pizza", strategy="lantern", tree=words).strategy.tree == asked
+    assert pipeline.strategy("lantern", tree=asked).tree == asked
+    assert pipeline.request("pizza", preset="paper-lantern").strategy.tree == EAGLE2_TREE
+    assert choose_strategies(pipeline, ["lantern"], (1.0,), words)[1].tree == asked

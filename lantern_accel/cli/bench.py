@@ -11,6 +11,7 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import (
     OPTION,
+    WEIGHTS,
     numbers,
     read_options,
     strategy_words,
@@ -43,6 +44,7 @@ def bench(
     device: str = typer.Option("auto"),
     model: str = typer.Option("lantern-emoji"),
     dtype: str = typer.Option("auto"),
+    weights: str = WEIGHTS,
     tree: str = typer.Option(None, help="For every strategy with a drafter."),
     window: int = typer.Option(
         None, min=2, max=256, help="Tokens in the window of every strategy that drafts in one."
@@ -70,7 +72,10 @@ def bench(
     names = strategy_words(strategy)
     batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
-    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+    told = partial(say, to_stderr=True, style="dim")
+    with lantern_accel.load(
+        model, device=device, dtype=dtype, options=options, weights=weights, tell=told
+    ) as pipeline:
         from lantern_accel.measure import request as asked  # torch, which the device precedes
         from lantern_accel.measure.prompts import prompt_set, read_prompts
         from lantern_accel.measure.run import Profiler
@@ -90,7 +95,6 @@ def bench(
             options=options,
             window=window is not None,
         )
-        told = partial(say, to_stderr=True, style="dim")
         run = Profiler(pipeline, request, output, resume=True, say=told).measure()
     if as_json:
         typer.echo(json.dumps(plain_rows(run), indent=2))

@@ -12,6 +12,7 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import (
     OPTION,
+    WEIGHTS,
     finite,
     numbers,
     read_options,
@@ -68,6 +69,7 @@ def profile(
     ),
     seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes what is drawn."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    weights: str = WEIGHTS,
     threads: int = typer.Option(
         None, min=1, max=bounds.MOST_THREADS, help="Processor threads, where the backend has them."
     ),
@@ -107,7 +109,8 @@ def profile(
             "--temperature": temperature,
         }
         given |= {"--samples": samples, "--seconds": seconds, "--quality-images": quality_images}
-        given |= {"--seed": seed, "--dtype": dtype, "--threads": threads, "--option": option}
+        given |= {"--seed": seed, "--dtype": dtype, "--weights": weights}
+        given |= {"--threads": threads, "--option": option}
         given |= {"--model": _elsewhere(model), "--prompts": prompts and prompts.resolve()}
         clash = {"--device": device != "auto", "--name": name, "--trace": trace, "--resume": resume}
         return measure_folder(output, given, clash, quick, workers, patience)
@@ -121,7 +124,10 @@ def profile(
     check_output(output, resume=resume, trace=trace)
     options = read_options(option, threads)
     began = time.perf_counter()
-    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
+    told = partial(say, to_stderr=True, style="dim")
+    with lantern_accel.load(
+        model, device=device, dtype=dtype, options=options, weights=weights, tell=told
+    ) as pipeline:
         loaded = time.perf_counter() - began
         # Below here torch is imported, which the device precedes.
         from lantern_accel.measure import request as asked
@@ -147,7 +153,6 @@ def profile(
             trace=trace,
             conform=None if quick else run_checks,
         )
-        told = partial(say, to_stderr=True, style="dim")
         run = Profiler(pipeline, request, output, resume=resume, say=told).measure()
     say(f"{output} ({run.name}, {len(run.cells)} cells)", label="wrote", style="bold green")
     say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")

@@ -20,6 +20,7 @@ from pydantic import (
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.device.conformance import Report as ConformanceReport
+from lantern_accel.generation.rounded_weights import RoundingPrice
 from lantern_accel.measure.store import LONGEST_NAME
 from lantern_accel.quality.interval import Interval as Interval
 from lantern_accel.strategy.values import Exact, Sampling, Strategy
@@ -94,6 +95,11 @@ class RunSettings(_Record):
     seed: int
     dtype: str
     options: dict[str, Any] = Field(default_factory=dict, description="given to the backend")
+    rounding: RoundingPrice | None = Field(
+        None,
+        description="the price of the target's weights in fewer bits, which every figure has; null: "
+        "full weights",
+    )
     plan: Plan
 
 

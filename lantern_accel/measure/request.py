@@ -82,7 +82,13 @@ def choose_strategies(
             with pipeline.backend.inference():
                 # Refuses what its model, drafter and tree cannot do; nothing is run or kept.
                 engine_for(
-                    model.target, model.drafter, pipeline.backend, one, sampling, neighbours=table
+                    model.target,
+                    model.drafter,
+                    pipeline.backend,
+                    one,
+                    sampling,
+                    neighbours=table,
+                    copy=model.target,  # of the same sizes
                 )
     return found
 

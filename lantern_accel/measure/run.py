@@ -78,6 +78,7 @@ class Profiler:
                 seed=request.seed,
                 dtype=str(pipeline.dtype).removeprefix("torch."),
                 options=request.options,
+                rounding=pipeline.model.rounding,
                 plan=request.plan,
             ),
             environment=environment.describe(pipeline.backend, pipeline.dtype),

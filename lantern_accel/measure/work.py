@@ -17,7 +17,6 @@ from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.measure.operators import count_operators
 from lantern_accel.measure.phases import count_launches
 from lantern_accel.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
-from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
 
 Need = tuple[float, float]
@@ -49,7 +48,6 @@ def step_needs(engine: Running, seen: int | None = None) -> dict[str, Need]:
     if isinstance(engine, SelfEngine):
         copy, own = engine.copy.verifying.target, engine.guess.geometry.nodes
         ops, size = _pass(copy, copy.weight, g.rows, own, own, seen + own)
-        size -= _spared(copy, engine.drafts_by.weights)
         needs["draft"] = engine.guesses * ops, engine.guesses * size
     elif drafting is not None:
         drafter = drafting.drafter
@@ -66,10 +64,16 @@ def step_needs(engine: Running, seen: int | None = None) -> dict[str, Need]:
     return needs
 
 
-def _spared(copy: Any, weights: str) -> float:
-    """Return the bytes that a pass does not read since a copy's weights have fewer bits."""
-    own = rounding(weights).bits_per_weight / 8
-    return sum(p.weight.numel() * (p.weight.element_size() - own) for p in projections(copy))
+def _spared(part: Any, head: Tensor) -> float:
+    """Return the bytes that a pass does not read, since its weights have fewer bits."""
+    found = projections(getattr(part, "layers", part))
+    found += [one for one in projections(part) if one.weight is head and one not in found]
+    spared = 0.0
+    for one in found:
+        how = getattr(one.packed, "rounding", None)
+        if how is not None:
+            spared += one.weight.numel() * (one.weight.element_size() - how.bits_per_weight / 8)
+    return spared
 
 
 def prefill_needs(engine: Running) -> Need:
@@ -100,7 +104,7 @@ def _pass(part: Any, head: Tensor, rows: int, nodes: int, heads: int, slots: int
     operations += 4.0 * rows * nodes * slots * dim * layers
     kept = getattr(config, "kv_heads", config.n_head) * config.head_dim
     cache = 2.0 * layers * rows * slots * kept
-    return operations, width * (weights + head_size + cache)
+    return operations, width * (weights + head_size + cache) - _spared(part, head)
 
 
 def drafted_levels(engine: Running) -> list[int]:

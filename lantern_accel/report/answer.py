@@ -207,7 +207,7 @@ def _standings(runs: Sequence[Run], rows: Sequence[Row]) -> list[Standing]:
     choice = setting(rows)
     for run in runs:
         here = [r for r in at_setting(rows, run.name) if (r.batch, r.temperature) == choice]
-        exact = [row for row in here if not row.relaxed]
+        exact = [row for row in here if row.exact]
         if not exact:
             continue
         row = max(exact, key=lambda one: (one.settled, one.tokens_per_second.value))

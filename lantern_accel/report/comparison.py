@@ -286,11 +286,11 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
     for batch, temperature in groups:
         here = [row for row in rows if (row.batch, row.temperature) == (batch, temperature)]
         for relaxed in (False, True):
-            # A relaxed row without its price is not in the race.
+            # A row that has a price, of relaxation or of rounded weights, races where it is known.
             racing = [
                 row
                 for row in here
-                if row.relaxed == relaxed and (not relaxed or isinstance(row.speedup, Interval))
+                if row.exact != relaxed and (not relaxed or isinstance(row.speedup, Interval))
             ]
             if racing:
                 yield Ranking(

@@ -218,8 +218,7 @@ def _moved(section: ModelSection) -> Iterator[Figure]:
         return
 
     def moved(row: Row) -> Interval:
-        price = row.price.total_variation if isinstance(row.price, Quality) else None
-        return price if isinstance(price, Interval) else _exactly(0.0)
+        return row.total_variation or _exactly(0.0)
 
     with drawing("mass") as (axes, out):
         _points(axes, rows, moved)

@@ -24,7 +24,14 @@ from lantern_accel.measure.record import (
     not_measured,
 )
 from lantern_accel.report.writing import percent
-from lantern_accel.strategy.values import DynamicTree, NoTree, StaticTree, Strategy, Window
+from lantern_accel.strategy.values import (
+    DynamicTree,
+    NoTree,
+    SelfDrafts,
+    StaticTree,
+    Strategy,
+    Window,
+)
 
 NO_TWIN = not_measured("no exact strategy of this run has the same tree")
 UNPRICED = not_measured(
@@ -83,6 +90,10 @@ class Row(BaseModel):
     )
     exact_verdict: Verdict | NotMeasured | None
     price: Quality | NotMeasured | None = Field(description="None: exact, there is none")
+    rounding: Interval | None = Field(
+        None,
+        description="total variation per token that weights in fewer bits cost; None: full weights",
+    )
     cold_seconds: Reading
     captured: bool
     capture_kind: str = Field("", description="how a step runs again; empty: an older run")
@@ -102,19 +113,38 @@ class Row(BaseModel):
     @property
     def fidelity(self) -> str:
         """Say in a few words what the images are worth next to plain decoding's."""
-        if not self.relaxed:
+        if self.exact:
             return "exact"
-        if isinstance(self.price, Quality) and isinstance(self.price.total_variation, Interval):
-            return f"moves {percent(self.price.total_variation.value)} of a token's probability"
+        if (moved := self.total_variation) is not None:
+            return f"moves {percent(moved.value)} of a token's probability"
         return "its price was not measured"
+
+    @property
+    def exact(self) -> bool:
+        """Whether images follow the unrounded model's own distribution."""
+        return not self.relaxed and self.rounding is None
+
+    @property
+    def total_variation(self) -> Interval | None:
+        """What relaxation and rounded weights move of a token together, at most; None: not known."""
+        parts = [] if self.rounding is None else [self.rounding]
+        if self.relaxed:
+            relaxed = self.price.total_variation if isinstance(self.price, Quality) else None
+            if not isinstance(relaxed, Interval):
+                return None
+            parts.append(relaxed)
+        return Interval(
+            value=sum(one.value for one in parts),
+            low=sum(one.low for one in parts),
+            high=sum(one.high for one in parts),
+            n=min((one.n for one in parts), default=1),
+        )
 
     @property
     def moved(self) -> float | None:
         """The share of a token's probability that is moved away, 0 where exact; None: not known."""
-        if not self.relaxed:
-            return 0.0
-        moved = self.price.total_variation if isinstance(self.price, Quality) else None
-        return moved.value if isinstance(moved, Interval) else None
+        moved = self.total_variation
+        return None if moved is None else moved.value
 
     @property
     def step_runs(self) -> str:
@@ -165,6 +195,7 @@ def row_of(run: Run, cell: Cell) -> Row:
     steps = [float(s.steps) for s in cell.samples]
     totals = readings([s.total for s in cell.samples])
     per_image = _energy(cell, run)
+    rounding = run.settings.rounding
     memory = cell.memory
     return Row(
         run=run.name,
@@ -172,7 +203,8 @@ def row_of(run: Run, cell: Cell) -> Row:
         backend=run.environment.device.backend,
         dtype=run.settings.dtype,
         strategy=cell.strategy.name,
-        detail=detail_of(cell.strategy),
+        detail=detail_of(cell.strategy)
+        + ("" if rounding is None else f", {rounding.weights} weights"),
         stands_for=cell.stands_for,
         relaxed=cell.relaxed,
         batch=cell.batch,
@@ -203,6 +235,7 @@ def row_of(run: Run, cell: Cell) -> Row:
         over_exact=over_exact,
         exact_verdict=exact_verdict,
         price=price,
+        rounding=None if rounding is None else intervals.mean(rounding.by_image),
         cold_seconds=cell.cold_seconds,
         captured=cell.captured,
         capture_kind=cell.capture_kind,
@@ -272,6 +305,9 @@ def detail_of(strategy: Strategy) -> str:
         words = [f"{len(tree.paths)} drafts, {deep} deep"]
     elif isinstance(tree, DynamicTree):
         words = [f"dynamic, {tree.total - 1} drafts, {tree.depth + 1} deep"]
+    elif isinstance(tree, SelfDrafts):
+        words = [f"{tree.length} drafts of its own weights in {tree.weights}"]
+        words += [f"windows of {tree.window}"] if tree.window else []
     elif isinstance(tree, Window):
         words = [f"window of {tree.length}, {tree.fresh}"]
         words += [] if strategy.invariant else [tree.tail]

@@ -146,7 +146,7 @@ def told_speed(row: Row) -> str:
     words = f"{row.strategy}: {times(row.speedup)}"
     if verdict == "faster":
         return f"{words}, {row.fidelity}"
-    return f"{words}, {verdict}" + (f"; it {row.fidelity}" if row.relaxed else "")
+    return f"{words}, {verdict}" + (f"; it {row.fidelity}" if row.relaxed or row.rounding else "")
 
 
 def _short(one: Answer, rows: Sequence[Row]) -> str:

@@ -93,3 +93,21 @@ def test_a_batch_without_end_is_refused_at_once(command):
         done = command("bench", "--batch", text)
         assert done.returncode == 2
         assert "1024" in done.stderr
+
+
+def test_weights_in_fewer_bits_stand_in_the_column_of_relaxation(
+    command, tiny_model, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    words = ("bench", "--model", tiny_model, *ASKED, "--repeats", 2, "--weights", "int4")
+    out = tmp_path / "bench.json"
+    done = command(*words, "--strategy", "vanilla,lantern++,self", "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert "measuring the price of int4 weights" in done.stderr
+    run = read_run(out)
+    price = run.settings.rounding.total_variation
+    plain, relaxed, own = plain_rows(run)
+    assert plain["total_variation"] == own["total_variation"] == pytest.approx(price)
+    assert relaxed["total_variation"] > price > 0
+    assert f"| {price:.3f} |" in done.stdout.splitlines()[2]
+    assert command(*words[:-2], "-o", out).returncode == 2  # another target: not that run

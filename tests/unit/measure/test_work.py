@@ -11,6 +11,8 @@ from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.families.random_weights import sized
 from lantern_accel.measure import operators, phases, work
 from lantern_accel.measure.record import STEP_PHASES as PHASES
+from lantern_accel.nn.rounding import rounding
+from lantern_accel.nn.transformer import projections, rounded_copy
 from lantern_accel.strategy.values import STRATEGIES, Sampling, Strategy
 from lantern_accel.testing import tiny
 
@@ -143,3 +145,23 @@ def test_phases_are_timed_on_a_device_that_is_waited_for(backend, monkeypatch):
     assert len(waits) == 2
     assert set(sums) == set(PHASES)
     assert backend.listener is None
+
+
+@pytest.mark.parametrize(("weights", "bits"), [("int8", 8), ("int4", 4.5)])
+def test_weights_in_fewer_bits_are_read_as_such(backend, weights, bits):
+    engine = tiny.tiny_engine(backend, "vanilla", batch=1, temperature=1.0)
+    whole = work.step_needs(engine, seen=3)["verify"]
+    target = engine.verifying.target
+    copy = rounded_copy(target, backend, rounding(weights))
+    engine.verifying.target = copy
+    fewer = work.step_needs(engine, seen=3)["verify"]
+    read = sum(p.weight.numel() for p in (*projections(target.layers), target.output))
+    assert fewer[0] == whole[0]
+    assert whole[1] - fewer[1] == pytest.approx(read * (32 - bits) / 8)
+
+
+def test_drafts_of_a_copy_read_it_once_a_pass(backend):
+    engine = tiny.tiny_engine(backend, "self", batch=1, temperature=1.0)
+    needs = work.step_needs(engine, seen=3)
+    assert engine.guesses == 4
+    assert 0.2 < needs["draft"][1] / (4 * needs["verify"][1]) < 0.5

@@ -209,7 +209,8 @@ def _time(row: Row, base: Row | None) -> str:
 def _rest(one: Answer, rows: Sequence[Row]) -> str:
     """Say what was found of the strategies that the answer does not name."""
     found = (
-        ("Also faster", _also(one, rows)),
+        ("Also faster", _also(one, rows, relaxed=False)),
+        ("Also faster, for a price", _also(one, rows, relaxed=True)),
         ("Not shown to be faster", one.unshown),
         ("As fast as plain decoding", one.same),
         ("Slower", one.slower),
@@ -227,11 +228,13 @@ def _rest(one: Answer, rows: Sequence[Row]) -> str:
     return " ".join(parts)
 
 
-def _also(one: Answer, rows: Sequence[Row]) -> list[str]:
+def _also(one: Answer, rows: Sequence[Row], *, relaxed: bool) -> list[str]:
     return [
         row.strategy
         for row in rows
-        if row.verdict == "faster" and row.strategy not in (one.best, one.priced)
+        if row.verdict == "faster"
+        and row.relaxed == relaxed
+        and row.strategy not in (one.best, one.priced)
     ]
 
 

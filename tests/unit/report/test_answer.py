@@ -53,6 +53,8 @@ def test_the_fastest_exact_strategy_is_the_answer() -> None:
     )
     assert told.lines[1] == "Also faster: eagle2."
     assert answer_of(run).pays == "yes"
+    (told,) = screen_of(at_speeds({"eagle": 1.5, "lantern": 1.2, "lantern++": 1.6})).told
+    assert told.lines[1] == "Also faster, for a price: lantern."
 
 
 def test_a_relaxed_strategy_is_never_the_answer_without_its_price() -> None:

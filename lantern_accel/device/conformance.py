@@ -19,6 +19,10 @@ class Outcome(BaseModel):
     needs_card: bool = Field(False, description="a simulated device cannot answer this check")
     error: float | None = Field(None, description="largest error, in the unit of the tolerance")
     tolerance: float | None = None
+    cause: str | None = Field(
+        None,
+        description="the exception that ended it and the line it came from; the same: one cause",
+    )
     seconds: float = 0.0
 
 
@@ -51,9 +55,13 @@ class Report(BaseModel):
         """Return one line that counts."""
         states = [o.state for o in self.outcomes]
         waiting = f" ({self.needs_card} need a card)" if self.needs_card else ""
+        failed = f"{states.count('failed')} failed"
+        causes = {o.cause or o.name for o in self.outcomes if o.state == "failed"}
+        if len(causes) < states.count("failed"):
+            failed += f" by {len(causes)} cause{'s' * (len(causes) > 1)}"
         return (
             f"{self.backend} {self.backend_version} on {self.device_name}: "
-            f"{states.count('passed')} passed, {states.count('failed')} failed, "
+            f"{states.count('passed')} passed, {failed}, "
             f"{states.count('not applicable')} not applicable{waiting}"
         )
 

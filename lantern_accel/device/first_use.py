@@ -38,7 +38,6 @@ def first_use(backend: Backend) -> None:
     try:
         torch.zeros(8, device=backend.device).add_(1)
         backend.synchronize()
-        _check_answers(backend)
     except Exception as error:
         known = error if isinstance(error, BackendError) else backend.explain(error)
         if known is error:
@@ -48,6 +47,7 @@ def first_use(backend: Backend) -> None:
             f"{why(error)}; check with the vendor's tools that the device is free, or use another "
             "(`lantern-accel devices` lists them)"
         ) from error
+    _check_answers(backend)
 
 
 def _check_answers(backend: Backend) -> None:
@@ -62,4 +62,12 @@ def _check_answers(backend: Backend) -> None:
             f"of torch's {', '.join(DTYPES)}; {REPORT}"
         )
     for name, kind in {"facts": DeviceFacts, "memory": MemoryUse, "counters": dict}.items():
-        check_answer(backend.name, name, getattr(backend, name)(), kind)
+        try:
+            found = getattr(backend, name)()
+        except BackendError:
+            raise
+        except Exception as error:
+            raise BackendError(
+                f"backend {backend.name!r} failed in {name}: {why(error)}; {REPORT}"
+            ) from error
+        check_answer(backend.name, name, found, kind)

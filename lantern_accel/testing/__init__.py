@@ -21,6 +21,7 @@ from lantern_accel.testing.kit import (
     run_check,
     run_checks,
 )
+from lantern_accel.testing.next_to import check_tokens, next_to_cpu
 from lantern_accel.testing.result import Failed, Measured, NeedsCard, NotApplicable, on_card
 from lantern_accel.testing.tiny import TinyModel, tiny_engine, tiny_model
 from lantern_accel.testing.trace import Recorder, Violation
@@ -39,8 +40,10 @@ __all__ = [
     "Report",
     "TinyModel",
     "Violation",
+    "check_tokens",
     "checks_of",
     "conform",
+    "next_to_cpu",
     "on_card",
     "run_check",
     "run_checks",

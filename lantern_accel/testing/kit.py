@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +16,7 @@ import torch
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
-from lantern_accel.errors import DeviceRequestError, did_you_mean
+from lantern_accel.errors import DeviceRequestError, LanternWarning, did_you_mean
 from lantern_accel.families.registry import families
 from lantern_accel.testing import buckets, buffers, caches, device, drawing, numeric, static
 from lantern_accel.testing.result import (
@@ -95,8 +99,50 @@ def run_check(
     except TimeLimit:
         values = {"state": "failed", "detail": f"took longer than its limit, {limit:g} s{_at()}"}
     except Exception as error:
-        values = {"state": "failed", "detail": f"{type(error).__name__}: {error}{_at()}"}
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}{source_line(error)}"
+        values = {"state": "failed", "detail": f"{what}{_at()}", "cause": what}
     return Outcome(name=name, seconds=time.perf_counter() - began, **values)
+
+
+def source_line(error: BaseException) -> str:
+    """Return where an exception came from: the innermost line that is neither torch's nor the kit's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    package = Path(__file__).parents[1]
+    own = [
+        one
+        for one in frames
+        if not _OTHERS.search(one.filename.replace("\\", "/"))
+        and package not in Path(one.filename).parents
+    ]
+    if not own:
+        return ""
+    place = Path(own[-1].filename)
+    return f" ({place.parent.name}/{place.name}:{own[-1].lineno}: {own[-1].line})"
+
+
+#: Files whose lines tell a backend's author nothing.
+_OTHERS = re.compile(r"/torch/|/contextlib\.py$|^<|/unittest/mock\.py$")
+
+
+def near_misses(backend: Backend) -> list[str]:
+    """Return a sentence for each method of a backend whose name is nearly one of the seam's.
+
+    Such a method is called by nobody, and the reference runs in its place.
+    """
+    seam = {name for name in dir(Backend) if not name.startswith("_")}
+    own: dict[str, type] = {}
+    for kind in type(backend).__mro__:
+        if not kind.__module__.startswith(("lantern_accel.", "builtins", "abc", "typing")):
+            own |= {name: kind for name in vars(kind) if not name.startswith("_")}
+    found = []
+    for name in sorted(set(own) - seam):
+        near = difflib.get_close_matches(name, seam, n=1, cutoff=0.8)
+        if near and near[0] not in vars(own[name]):
+            found.append(
+                f"{own[name].__name__}.{name} is no method of the seam and is called by nobody; did you "
+                f"mean {near[0]}?"
+            )
+    return found
 
 
 def _at() -> str:
@@ -115,9 +161,14 @@ def run_checks(
 
     ``limit`` and ``on_wait``: as for :func:`run_check`.
     """
-    outcomes = []
+    outcomes = list[Outcome]()
     for name, check in (checks_of(backend) if checks is None else checks).items():
         outcome = run_check(backend, name, check, limit=limit, on_wait=on_wait)
+        first = next(
+            (one for one in outcomes if outcome.cause and one.cause == outcome.cause), None
+        )
+        if first is not None:  # one cause is told once
+            outcome = outcome.model_copy(update={"detail": f"the same as {first.name}"})
         outcomes.append(outcome)
         if on_outcome is not None:
             on_outcome(outcome)
@@ -160,6 +211,8 @@ def conform(
     check_targets(json, junit, certificate=certificate)
     chosen = choose_device(device, options) if isinstance(device, str) else device
     with chosen.open() as backend:
+        for text in near_misses(backend):
+            warnings.warn(text, LanternWarning, stacklevel=2)
         known = checks_of(backend)
         chosen_checks = select(only, known)
         before = backend.counters()

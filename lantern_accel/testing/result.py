@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -57,6 +61,59 @@ def on_card(backend: Backend, what: str) -> None:
     """Raise :class:`NeedsCard` on a simulated device, which cannot show ``what``."""
     if backend.simulated:
         raise NeedsCard(what)
+
+
+def compare(
+    got: Tensor,
+    want: Tensor,
+    tolerance: float,
+    what: str,
+    *,
+    dtype: torch.dtype | None = None,
+    causes: Mapping[str, Tensor] | None = None,
+) -> Measured:
+    """Pass where a tensor is the reference's within ``tolerance``; else say what differs, and where.
+
+    ``want``: float64 on the host. ``dtype``: what a backend must return. ``causes``: what it would have
+    returned had it made a mistake that is often made; one that fits is named.
+    """
+    if tuple(got.shape) != tuple(want.shape):
+        raise Failed(f"{what}: the shape is {list(got.shape)}, expected {list(want.shape)}")
+    if dtype is not None and got.dtype != dtype:
+        raise Failed(f"{what}: the dtype is {_short(got.dtype)}, expected {_short(dtype)}")
+    found = got.detach().cpu().double()
+    off = (found - want).abs()
+    error = float(off.max()) if off.numel() else 0.0
+    if error <= tolerance:
+        return Measured(what, error, tolerance)
+    worst = int(off.nan_to_num(nan=float("inf")).argmax())
+    at = [int(index) for index in torch.unravel_index(torch.tensor(worst), off.shape)]
+    place = ", ".join(map(str, at))
+    told = f"{what}: at [{place}] it is {found[tuple(at)]:.4g}, expected {want[tuple(at)]:.4g}"
+    wrong = int((off > tolerance).sum() + off.isnan().sum())
+    told += f" ({wrong} of {off.numel()} values are off)"
+    if cause := _cause(found, want, tolerance, causes or {}):
+        told += f"; likely {cause}"
+    raise Failed(told, error=error, tolerance=tolerance)
+
+
+def _cause(
+    found: Tensor, want: Tensor, tolerance: float, causes: Mapping[str, Tensor]
+) -> str | None:
+    """Return the mistake that would give what was found; None: none that is known."""
+    if not bool(found.isfinite().all()):
+        return "a row with nothing to see, or an overflow: some values are not finite"
+    for name, would in causes.items():
+        if would.shape == found.shape and bool(((found - would).abs() <= tolerance).all()):
+            return name
+    scale = float((found * want).sum() / (want * want).sum())
+    if bool(((found - scale * want).abs() <= tolerance).all()):
+        return f"a factor: every value is {scale:.4g} times the reference's"
+    return None
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def within(error: float, tolerance: float, what: str) -> Measured:

@@ -5,6 +5,7 @@ An edit is plain data, so that a case that failed can be kept and replayed.
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def apply_json(base: Path, edits: list[Any]) -> str:
             elif new == "double!" and isinstance(at, list):
                 at.insert(path[-1], at[path[-1]])
             else:
-                at[path[-1]] = new
+                at[path[-1]] = copy.deepcopy(new)  # a second edit must not change what is drawn
         except (LookupError, TypeError):  # an edit before it took the place away
             continue
     text = json.dumps(value)

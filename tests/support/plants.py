@@ -334,7 +334,7 @@ MUTANTS: list[tuple[str, str, Plant]] = [
      method("draw_without_replacement", forgetful)),
     ("an accepted draft too many", "accept.decisions", method("accept", generous)),
     ("a native kernel off by one head", "attention.float64", off_by_one_head),
-    ("a cache that attention does not read", "kv.round_trip",
+    ("attention that reads another layer", "attention.float64",
      method("attend", lambda real: lambda q, kv, layer, mask: real(q, kv, 0, mask))),
     ("a buffer that moves", "kv.addresses", after_step(rebinding)),
     ("a mask that is ignored", "attention.float64",

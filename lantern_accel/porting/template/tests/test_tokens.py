@@ -1,10 +1,14 @@
-"""Greedy decoding in float32 gives the CPU's tokens."""
+"""Greedy decoding in float32 gives the CPU's logits and tokens."""
 
 from __future__ import annotations
 
-import torch
-
 import lantern_accel
+from lantern_accel.device import Backend
+from lantern_accel.testing import check_tokens, next_to_cpu
+
+
+def test_the_logits_of_a_tiny_model_are_the_cpu_s(backend: Backend) -> None:
+    next_to_cpu(backend)  # raises with the first step whose logits are off
 
 
 def test_the_tokens_are_the_cpu_s() -> None:
@@ -14,4 +18,4 @@ def test_the_tokens_are_the_cpu_s() -> None:
         ).tokens
         for device in ("abacus", "cpu")
     )
-    assert torch.equal(ours, reference)
+    check_tokens(ours, reference)  # raises with the first token that differs

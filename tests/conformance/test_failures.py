@@ -1,0 +1,120 @@
+"""What a failed check says: expected and found, the worst place, a likely cause, the author's line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lantern_accel.device import Backend, open_backend
+from lantern_accel.errors import BackendError, LanternWarning
+from lantern_accel.testing import Failed, check_tokens, next_to_cpu
+from lantern_accel.testing.kit import conform, near_misses, run_checks, select
+from lantern_accel.testing.result import compare
+
+
+@pytest.fixture
+def backend() -> Any:
+    with open_backend("cpu", {"native": "off"}) as opened:
+        yield opened
+
+
+def spoilt(backend: Backend, spoil: Callable[[torch.Tensor], torch.Tensor], name: str) -> Any:
+    """The outcomes of checks, by name, on a backend whose attention is spoilt."""
+    real = backend.attend
+    backend.attend = lambda *given: spoil(real(*given))  # type: ignore[method-assign]
+    try:
+        return {one.name: one for one in run_checks(backend, select(name.split())).outcomes}
+    finally:
+        del backend.attend
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda out: out.double(), "the dtype is float64, expected float32"),
+        (lambda out: out[:1], "the shape is [1, 8, 3, 16], expected [4, 8, 3, 16]"),
+        (lambda out: out * 1.01, "likely a factor: every value is 1.01 times the reference's"),
+        (lambda out: out * float("nan"), "some values are not finite"),
+    ],
+)
+def test_attention_that_is_wrong_says_how(backend: Backend, spoil: Any, says: str) -> None:
+    found = spoilt(backend, spoil, "attention kv.round_trip kv.sentinels")
+    assert found["attention.float64"].state == "failed"
+    assert says in found["attention.float64"].detail
+    for name in ("kv.round_trip", "kv.sentinels"):
+        assert found[name].state == "passed", "a cache is not judged by attention that fails"
+
+
+def test_attention_without_its_mask_is_named(backend: Backend) -> None:
+    real = backend.attend
+    backend.attend = lambda q, kv, layer, mask: real(q, kv, layer, torch.zeros_like(mask))  # type: ignore[method-assign]
+    (found,) = run_checks(backend, select("attention")).outcomes
+    assert "at [0, 0, 0, " in found.detail and "likely the mask is not used" in found.detail
+
+
+def refuse(out: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError("no kernel for this")
+
+
+def test_one_exception_is_one_cause_with_its_line(backend: Backend) -> None:
+    real = backend.attend
+    backend.attend = lambda *given: refuse(real(*given))  # type: ignore[method-assign]
+    report = run_checks(backend, select(["attention", "kv.slots", "kv.addresses"]))
+    first, *rest = report.outcomes
+    assert "NotImplementedError: no kernel for this (conformance/test_failures.py:" in first.detail
+    assert 'raise NotImplementedError("no kernel for this")' in first.detail
+    assert [one.detail for one in rest] == ["the same as attention.float64"] * 2
+    assert "3 failed by 1 cause" in report.summary()
+
+
+def test_a_name_that_is_nearly_a_hook_s_is_told(backend: Backend) -> None:
+    kind = type(
+        "Misspelt", (type(backend),), {"attned": refuse, "own": 1, "__module__": "lantern_accel_x"}
+    )
+    backend.__class__ = kind
+    (told,) = near_misses(backend)
+    assert told.startswith("Misspelt.attned is no method of the seam") and "mean attend?" in told
+
+
+def test_conform_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel_cpu.backend import DeviceBackend
+
+    monkeypatch.setattr(DeviceBackend, "energy_mjj", refuse, raising=False)
+    with pytest.warns(LanternWarning, match=r"energy_mjj is no method.*did you mean energy_mj\?"):
+        assert conform("cpu", only="kv.round_trip").passed
+
+
+def test_facts_that_cannot_be_made_are_not_a_busy_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern_accel.device import DeviceFacts
+    from lantern_accel_cpu.backend import DeviceBackend
+
+    monkeypatch.setattr(DeviceBackend, "facts", lambda self: DeviceFacts(nmae="x"))
+    with pytest.raises(BackendError, match=r"failed in facts: .*report it to the plug-in") as told:
+        open_backend("cpu")
+    assert "first allocation" not in str(told.value)
+
+
+def test_decoding_is_compared_step_by_step(backend: Backend) -> None:
+    assert next_to_cpu(backend).error == 0
+    real = backend.attend
+    backend.attend = lambda *given: real(*given) * 1.01  # type: ignore[method-assign]
+    with pytest.raises(Failed, match=r"the logits of the prefill are off: code \d+ has"):
+        next_to_cpu(backend)
+
+
+def test_the_first_token_that_differs_is_named() -> None:
+    want = torch.arange(12).view(2, 6)
+    got = want.clone()
+    got[1, 3:] += 1
+    with pytest.raises(Failed, match="token 3 of image 1 is 10, expected 9; the 3 tokens before"):
+        check_tokens(got, want)
+
+
+def test_a_nan_is_the_worst_of_all() -> None:
+    got, want = torch.zeros(4), torch.ones(4, dtype=torch.float64)
+    got[2] = float("nan")
+    with pytest.raises(Failed, match=r"at \[2\] it is nan, expected 1"):
+        compare(got, want, 0.5, "x")

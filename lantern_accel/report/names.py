@@ -23,8 +23,8 @@ def short_device(name: str) -> str:
 def readable(runs: Sequence[Run]) -> list[Run]:
     """Return runs under names that a reader understands; a name that somebody chose stays.
 
-    Runs of one device are told apart by what differs between them: threads, dtype, torch, commit; where
-    nothing does, by the moment.
+    Runs of one device are told apart by what differs between them: threads, dtype, weights, options,
+    torch, commit; where nothing does, by the moment.
     """
     chosen = {run.name for run in runs if not GENERATED.fullmatch(run.name)}
     labels = [_label(run, runs) for run in runs]
@@ -75,6 +75,7 @@ def _options(run: Run) -> str:
 _PROPERTIES: dict[str, Callable[[Run], str]] = {
     "threads": lambda run: str(run.environment.threads or "unknown"),
     "dtype": lambda run: run.settings.dtype,
+    "weights": lambda run: run.settings.rounding.weights if run.settings.rounding else "full",
     "options": _options,
     "torch": lambda run: run.environment.torch,
     "commit": _commit,
@@ -83,6 +84,7 @@ _PROPERTIES: dict[str, Callable[[Run], str]] = {
 _WORDS = {
     ("threads", ""): "{} threads",
     ("threads", "1"): "{} thread",
+    ("weights", ""): "{} weights",
     ("torch", ""): "torch {}",
     ("commit", ""): "commit {}",
 }

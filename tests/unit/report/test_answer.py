@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from support.runs import invented_cell, invented_price, invented_run, strategies
 
+from lantern_accel.generation.rounded_weights import RoundingPrice
 from lantern_accel.measure.record import Run, Session
 from lantern_accel.report.answer import Answer, setting
 from lantern_accel.report.comparison import Comparison, compare
 from lantern_accel.report.names import differences, readable, short_device
 from lantern_accel.report.publication import unpublishable
 from lantern_accel.report.telling import FirstScreen, first_screen
+from lantern_accel.strategy.values import Sampling
 
 
 def screen_of(*runs: Run) -> FirstScreen:
@@ -170,6 +172,27 @@ def test_what_else_differs_between_runs_is_said() -> None:
     assert differences([a, a]) == {}
 
 
+ROUNDED = RoundingPrice(
+    weights="int8",
+    bits_per_weight=8.1,
+    by_image=(0.01, 0.02),
+    tokens=256,
+    sampling=Sampling(cfg_scale=2.0),
+)
+
+
+def test_a_run_of_rounded_weights_is_called_exact_nowhere() -> None:
+    full, rounded = invented_run("full"), invented_run("rounded", speed=700)
+    rounded.settings = rounded.settings.model_copy(update={"rounding": ROUNDED})
+    (told,) = screen_of(rounded).told
+    assert "exact" not in told.short
+    assert told.short.startswith("Yes, with eagle: 1.20x")
+    assert "moves 1.5 % of a token's probability." in told.short
+    assert all("moves" in row.fidelity for row in told.rows)
+    # It does not race with what is exact.
+    assert screen_of(full, rounded).opening == []
+
+
 # --- names --------------------------------------------------------------------------------------
 
 
@@ -189,6 +212,12 @@ def test_runs_that_nobody_named_are_called_after_their_device() -> None:
     assert [r.name for r in readable([first, one])] == [
         "Intel Xeon @ 2.50GHz, 2 threads",
         "Intel Xeon @ 2.50GHz, 1 thread",
+    ]
+    rounded = named("cpu-20261123-0900-89fa3cbe")
+    rounded.settings = rounded.settings.model_copy(update={"rounding": ROUNDED})
+    assert [r.name for r in readable([first, rounded])] == [
+        "Intel Xeon @ 2.50GHz, full weights",
+        "Intel Xeon @ 2.50GHz, int8 weights",
     ]
     later = named("cpu-20261123-0901-89fa3cbd")
     assert [r.name for r in readable([first, later])] == [

@@ -49,9 +49,10 @@ class DeviceBackend(Backend):
     version = "0.1.0"
     # Two rows keep a core busy already, and an image alone is the same whatever is made beside it.
     default_batch = 1
-    # With guidance 32 rows, whose products take longer than reading the weights already. At batches of
-    # two and four, windows of 8 and 4 tokens were a quarter and a third faster than twice as long ones.
-    window_positions = 16
+    # With guidance 16 rows. A step of 8 tokens took 1.6 plain ones on one thread, one of 16 tokens 2.5 to
+    # 2.8 for 1.37 times the tokens, in bfloat16 and in float32; at batches of two and four, too, windows
+    # half as long as those of 16 positions were faster.
+    window_positions = 8
     # With guidance ten rows. A step of the bundled model's dynamic tree of 5 nodes took 1.5 plain steps
     # in bfloat16 and 1.7 in float32, one of 12 took 2.8 and 2.65 for a quarter more tokens (one thread).
     tree_nodes = 5

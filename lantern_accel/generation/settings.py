@@ -62,7 +62,8 @@ class Settings(BaseModel):
         "none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16."
     )
     window: int | None = _said(
-        "Tokens in the window of a strategy that drafts without a drafter; 16, and fewer in batches."
+        "Tokens in the window of a strategy that drafts without a drafter; 16 or fewer, as suits device "
+        "and batch."
     )
     accept: Any = _said(
         "The acceptance rule with its values, such as lantern++:k=10,lambda=2.", shown=str

@@ -61,10 +61,10 @@ def test_windows_that_nobody_chose_are_shorter_in_batches(classes):
         return pipe.request(3, **settings).strategy.tree.length
 
     with lantern_accel.load(classes, device="cpu", dtype="float32") as pipe:
-        assert length(strategy="scd") == 16
+        assert length(strategy="scd") == 8
         assert length(strategy="scd", num_images=4, batch_size=4) == 4
-        assert length(strategy="scd", num_images=2, batch_size=2) == 8
-        assert length(strategy="scd", num_images=4, batch_size=1) == 16
+        assert length(strategy="scd", num_images=2, batch_size=2) == 4
+        assert length(strategy="scd", num_images=4, batch_size=1) == 8
         assert length(strategy="scd", num_images=4, batch_size=4, window=16) == 16
         assert length(strategy="scd", num_images=4, batch_size=4, tree="window:16") == 16
         assert length(strategy=pipe.strategy("scd"), num_images=4, batch_size=4) == 16

@@ -42,6 +42,7 @@ from lantern_accel.strategy.values import (
     AUTO_LENGTHS,
     AUTO_SELF,
     ChainTree,
+    Exact,
     NoTree,
     Pace,
     Sampling,
@@ -171,7 +172,7 @@ class Auto:
         if found is not None and not (found.strategy.needs_drafter and self.model.drafter is None):
             if self.holds(found.strategy):
                 return found.strategy
-            return found.strategy.model_copy(update={"tree": NoTree()})
+            return _plainly(found.strategy)
         assert isinstance(strategy.tree, Window)
         window = strategy.tree
         relaxed = strategy.acceptance.relaxed
@@ -261,7 +262,7 @@ class Auto:
         speedup, strategy = best.promise(batch), best.strategy
         evidence: dict[str, Any] = {}
         if speedup < ENOUGH:
-            speedup, strategy = 1.0, asked.model_copy(update={"tree": NoTree()})
+            speedup, strategy = 1.0, _plainly(asked)
         elif best.counts:  # the first images say more
             evidence = {"timed": [one.model_dump(mode="json") for one in found]}
         key = self.key(asked, batch, sampling)
@@ -303,6 +304,12 @@ def prune_lengths(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
     if len(kept) == 1:  # plain decoding alone: a window has two tokens at least, and is never used
         kept = paces[:2]
     return strategy.tree.model_copy(update={"length": kept[-1].length, "paces": kept})
+
+
+def _plainly(strategy: Strategy) -> Strategy:
+    """Return plain decoding in a strategy's name: nothing is drafted, so that nothing is relaxed."""
+    update = {"tree": NoTree(), "acceptance": Exact(), "tv_budget": None}
+    return strategy.model_copy(update=update)
 
 
 def describe_auto(strategy: Strategy, images: int = 1) -> str:

@@ -83,13 +83,17 @@ def promising(strategy, promise):
     return automatic.Timed(strategy=strategy.model_copy(update={"tree": tree}))
 
 
+@pytest.mark.parametrize("relaxed", [False, True])
 @pytest.mark.parametrize(("promises", "plain"), [((1.1, 1.14), True), ((1.1, 1.2), False)])
-def test_drafts_that_promise_little_are_left_to_plain_decoding(tiny_model, own, promises, plain):
+def test_drafts_that_promise_little_are_left_to_plain_decoding(
+    tiny_model, own, promises, plain, relaxed
+):
     with load(tiny_model) as pipeline:
-        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        asked = pipeline.strategy("auto", relaxed=relaxed or None)
+        sampling = pipeline.sampling()
         found = [promising(asked, promise) for promise in promises]
         pipeline.auto.settle(found, asked, 1, sampling)
-        drawn = pipeline.generate("red heart", seed=1)
+        drawn = pipeline.generate("red heart", seed=1, strategy=asked)
     assert isinstance(drawn.stats.strategy.tree, NoTree) == plain
     assert drawn.stats.auto.startswith("plain decoding") == plain
 

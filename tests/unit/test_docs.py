@@ -94,6 +94,35 @@ def test_the_readme_shows_figures_that_the_benchmarks_have():
     assert f"{found['tokens_per_step']:.2f}" == tokens
 
 
+def tool(name: str):
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_are_those_of_the_data_and_stand_in_their_pages():
+    written = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8"))["figures"]
+    assert written == tool("figures").figures(), "run python tools/figures.py"
+    for one in written:
+        assert (ROOT / one["data"]).is_file()
+        for page in one["pages"]:
+            text = (ROOT / page).read_text(encoding="utf-8")
+            assert one["text"] in text, f"{page} lacks {one['name']}: {one['text']}"
+
+
+def test_the_readme_has_no_figure_without_data():
+    written = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8"))["figures"]
+    known = " ".join(one["text"] for one in written) + " 1.00x 1.00"
+    text = README[: README.index("Papers:")]
+    plain = re.sub(r"```.*?```", "", text, flags=re.S)
+    for number in re.findall(r"(?<![\w.])\d+\.\d+x?", plain):
+        assert number in known, number
+
+
 def test_the_tutorial_lists_every_method_of_the_seam():
     from lantern_accel.device import Backend, BackendSpec, HostCopy, Replay, TensorOps
 
@@ -202,13 +231,7 @@ def test_the_porting_example_is_a_backend(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
     """The pages of the reference as they would be written now."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "tools" / "docs_site.py")
-    assert spec is not None and spec.loader is not None
-    site = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(site)
-    return site.reference_pages()
+    return tool("docs_site").reference_pages()
 
 
 def written(name: str) -> str:

@@ -1,0 +1,86 @@
+"""Every command of README and docs is run on this machine, or left out with a reason."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("run_docs", ROOT / "tools" / "run_docs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["run_docs"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def found(tool: Any) -> Any:
+    return [one for page in tool.pages() for one in tool.commands(page)]
+
+
+def test_commands_are_found_and_most_pages_have_some_that_run(found: Any) -> None:
+    runs = [one for one in found if not one.left_out]
+    assert len(found) > 100 and len(runs) > 25
+    assert {"README.md", "docs/drawing.md", "docs/buying.md", "docs/auto.md"} <= {
+        one.page for one in runs
+    }
+
+
+def test_every_reason_is_one_for_some_command(tool: Any, found: Any) -> None:
+    for pattern, why in tool.LEFT_OUT.items():
+        assert any(re.search(pattern, one.text) for one in found), f"{pattern}: {why}"
+    for where, what, _ in tool.SMALLER:
+        assert any(re.search(where, one.text) and re.search(what, one.text) for one in found), where
+
+
+def test_a_command_is_made_smaller_and_never_another(tool: Any) -> None:
+    assert tool.smaller("lantern-accel conform cpu --only static --only decode").split() == (
+        ["lantern-accel", "conform", "cpu", "--only", "kv.round_trip"]
+    )
+    assert tool.smaller("lantern-accel devices") == "lantern-accel devices"
+    assert "--repeats 1" in tool.smaller("lantern-accel bench --repeats 8 -o a.json")
+    assert "8" not in tool.smaller("lantern-accel bench --repeats 8 -o a.json")
+
+
+def test_a_sample_reaches_over_all_pages_and_differs_by_seed(tool: Any, found: Any) -> None:
+    first, second = (tool.sampled(found, 10, seed) for seed in (0, 1))
+    assert 8 <= len(first) <= 20 and len({one.page for one in first}) > 5
+    assert first != second and not any(one.left_out for one in first)
+
+
+def test_a_command_that_fails_is_told(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```\nlantern-accel devices nowhere\nlantern-accel hardware\n```\n")
+    monkeypatch.setattr(tool, "pages", lambda: [page])
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "furnish", lambda folder: None)
+    assert tool.main([]) == 1
+    out = capsys.readouterr().out
+    assert "FAILED" in out and "no backend is named 'nowhere'" in out
+    assert "works" in out.splitlines()[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["README.md", "docs/drawing.md", "docs/buying.md"])
+def test_the_first_pages_hold(tool: Any, page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = tool.main(["--page", page])
+    assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_sample_of_the_rest_holds(tool: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    code = tool.main(["--sample", "6"])
+    assert code == 0, capsys.readouterr().out

@@ -8,6 +8,11 @@ seeds. Prompts are the reporting half of the built-in draw, or a file's, one per
 were chosen on the built-in ones, so figures for publication come from others:
 
     python tools/race_auto.py --file tools/lantern-emoji/prompts.txt --draw 2211 -o race-auto.json
+
+With a size, random weights of that size are raced, and drafts are accepted as the model's own were on the
+same prompts and seeds, which are recorded first: its steps are the size's, its counts are replayed.
+
+    python tools/race_auto.py --size llamagen-b-256 --file tools/lantern-emoji/prompts.txt --draw 2511
 """
 
 from __future__ import annotations
@@ -16,16 +21,47 @@ import argparse
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+#: From a prompt's number, a strategy's name, a batch and a seed: tokens per second, and per step.
+Draw = Callable[[int, str, int, int], tuple[float, float]]
+
+
+def drawing(pipeline: Any, prompts: list[Any]) -> Draw:
+    """Draw with a model as a user does."""
+
+    def draw(number: int, name: str, batch: int, seed: int) -> tuple[float, float]:
+        stats = pipeline.generate(
+            prompts[number], strategy=name, num_images=batch, batch_size=batch, seed=seed
+        ).stats
+        return stats.tokens_per_second, stats.step_compression
+
+    return draw
+
+
+def replaying(pipeline: Any, replay: Any) -> Draw:
+    """Decode with random weights, and accept drafts as was recorded."""
+
+    def draw(number: int, name: str, batch: int, seed: int) -> tuple[float, float]:
+        replay.request = number, seed
+        strategy, sampling = pipeline.strategy(name), pipeline.sampling()
+        done, seconds = pipeline.decode_only([number] * batch, strategy, sampling, seed)
+        shape = pipeline.model.family.usual_shape(pipeline.model)
+        engine = pipeline.engine(batch, strategy, sampling, shape).engine
+        pipeline.auto.learn(engine, strategy, batch, sampling)
+        return done.tokens.numel() / seconds, done.step_compression
+
+    return draw
+
 
 def race(
-    pipeline: Any, prompts: list[Any], batch: int, seeds: int, repeats: int, strategies: list[str]
+    draw: Draw, prompts: list[Any], batch: int, seeds: int, repeats: int, strategies: list[str]
 ) -> Any:
     """Return, per prompt, the strategies' ratios of tokens per second to plain decoding, by seed."""
     for name in strategies:
-        pipeline.generate(prompts[0], strategy=name, num_images=batch, batch_size=batch, seed=0)
+        draw(0, name, batch, 0)
     rows = []
     for number, prompt in enumerate(prompts):
         found: dict[str, list[float]] = {name: [] for name in strategies[1:]}
@@ -35,12 +71,10 @@ def race(
             for repeat in range(repeats):
                 order = strategies if (seed + repeat) % 2 else strategies[::-1]
                 for name in order:
-                    stats = pipeline.generate(
-                        prompt, strategy=name, num_images=batch, batch_size=batch, seed=seed
-                    ).stats
-                    rates[name] = max(rates[name], stats.tokens_per_second)
+                    rate, compression = draw(number, name, batch, seed)
+                    rates[name] = max(rates[name], rate)
                     if name in steps and not repeat:
-                        steps[name].append(stats.step_compression)
+                        steps[name].append(compression)
             for name in found:
                 found[name].append(rates[name] / rates[strategies[0]])
         rows.append({"prompt": prompt, "ratios": found, "tokens_per_step": steps})
@@ -75,6 +109,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="times that a seed is decoded")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--strategy", action="append", help="others to race next to auto")
+    parser.add_argument("--size", help="race random weights of this size, counts replayed")
+    parser.add_argument("--threads", type=int, default=2, help="of the processor, with --size")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args(words)
 
@@ -96,23 +132,63 @@ def main(words: list[str] | None = None) -> int:
         environment = describe(pipeline.backend, pipeline.dtype)
         result["environment"] = environment.model_dump(mode="json")
         for batch in given.batch or [1]:
-            rows = race(pipeline, prompts, batch, given.seeds, given.repeats, strategies)
+            raced, close = pipeline, None
+            draw = drawing(pipeline, prompts)
+            if given.size is not None:
+                raced, draw = _sized(pipeline, prompts, batch, given)
+                close = raced.close
+                result |= {"size": given.size, "acceptance": f"replayed from {given.model}"}
+            rows = race(draw, prompts, batch, given.seeds, given.repeats, strategies)
             found = {name: summary(rows, name) for name in strategies[1:]}
-            asked = pipeline.strategy("auto")
-            chosen = pipeline.auto.resolve(asked, batch, pipeline.sampling())
+            asked = raced.strategy("auto")
+            chosen = raced.auto.resolve(asked, batch, raced.sampling())
             result["batches"][batch] = {
                 "summary": found,
                 "rows": rows,
                 "auto": chosen.model_dump(mode="json"),
             }
+            of = f", {given.size}, acceptance replayed from {given.model}" if given.size else ""
             for name, figures in found.items():
                 print(
-                    f"batch {batch}, {name}: "
+                    f"batch {batch}, {name}{of}: "
                     + ", ".join(f"{k} {v:.2f}" for k, v in figures.items())
                 )
             if given.output is not None:
                 write_json(given.output, result)
+            if close is not None:
+                close()
     return 0
+
+
+def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[Any, Draw]:
+    """Return a pipeline with random weights of a size, and how it draws: counts are replayed."""
+    from replayed_counts import Replay, record
+
+    from lantern_accel.device.plugins import open_backend
+    from lantern_accel.families.base import Conditions
+    from lantern_accel.families.random_weights import random_model, sized
+    from lantern_accel.generation.pipeline import Pipeline
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    counts = record(pipeline, prompts, batch, range(given.seeds + 1), say)
+    pipeline.release_engines()
+    options = {"threads": given.threads} if pipeline.backend.name == "cpu" else {}
+    backend = open_backend(pipeline.backend.name, options)
+    say(f"making random weights of {given.size}")
+    with backend.inference():
+        model = random_model(sized(given.size), backend, pipeline.dtype)
+    large = Pipeline(model, backend, pipeline.dtype)
+
+    def conditions(asked: Any, size: Any = None) -> Conditions:
+        made = model.family.tiny_conditions(model, len(asked), 0)
+        values = made.condition.to(backend.device)
+        values = values.to(pipeline.dtype) if values.is_floating_point() else values
+        return Conditions(values, made.mask.to(backend.device), made.shape)
+
+    large.conditions = conditions  # type: ignore[method-assign,assignment]
+    return large, replaying(large, Replay(large, counts))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""Counts that one model recorded are what another's steps bring, place by place."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.models import write_tiny_model
+
+import lantern_accel
+from lantern_accel.errors import RequestError
+from lantern_accel.generation import auto as automatic
+from lantern_accel.strategy.values import NoTree, SelfDrafts, Strategy, chained, self_drafted
+
+TOOLS = Path(__file__).parents[3] / "tools"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(TOOLS)  # as `python tools/SCRIPT` has it
+    return importlib.import_module("replayed_counts")
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "tiny")
+
+
+def test_steps_are_found_by_their_place(tool: Any) -> None:
+    counts = tool.Counts(tokens=10)
+    counts.steps["window", 4, 0, 1] = [[(0, 3), (3, 1), (4, 4)]]
+    gains = [counts.gain("window", 4, (0, 1), 0, at / 20) for at in range(20)]
+    assert gains == [3] * 6 + [1] * 2 + [4] * 12
+    with pytest.raises(RequestError, match="no steps of 2 tokens from a window"):
+        counts.gain("window", 2, (0, 1), 0, 0.5)
+    with pytest.raises(RequestError, match="the drafter's chains"):
+        tool.source_of(chained((1, 2)))
+
+
+def test_another_models_steps_bring_what_was_recorded(
+    tool: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(tool, "AUTO_LENGTHS", (1, 2, 4))
+    monkeypatch.setattr(tool, "AUTO_SELF", (1, 3))
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
+        counts = tool.record(pipeline, ["red heart", "dog face"], 2, [0, 1])
+        assert set(counts.steps) == {
+            (source, length, number, seed)
+            for source, lengths in (("window", (2, 4)), ("copy in int8", (3,)))
+            for length in lengths
+            for number in (0, 1)
+            for seed in (0, 1)
+        }
+        for images in counts.steps.values():
+            assert len(images) == 2
+            assert all(sum(gain for _, gain in steps) == 15 for steps in images)
+        # Every step of drafts brings two tokens, whatever the model itself would accept.
+        for key in counts.steps:
+            counts.steps[key] = [[(at, 2) for at in range(0, 16, 2)]] * 2
+        replay = tool.Replay(pipeline, counts)
+        replay.request = (1, 1)
+        pipeline.release_engines()
+        strategy = Strategy(name="recorded", tree=self_drafted((1, 3)))
+        sampling = pipeline.sampling()
+        engine = pipeline.engine(2, strategy, sampling, pipeline.conditions(["dog face"]).shape)
+        assert isinstance(engine.engine, automatic.Movable)
+        engine.engine.chosen = tool.Steady(3)
+        done, _ = pipeline.decode_only(["dog face"] * 2, strategy, sampling, 5)
+        assert torch.equal(done.steps, torch.tensor([8, 8]))
+
+
+def test_a_race_of_a_size_says_that_its_counts_are_replayed(
+    tool: Any,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
+    size = tmp_path / "small.json"
+    size.write_text(
+        '{"dim": 64, "n_layer": 2, "n_head": 2, "ffn_dim": 64, "vocab_size": 64, "grid": 4}'
+    )
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("red heart\n")
+    out = tmp_path / "race.json"
+    words = f"--model {tiny_model} --size {size} --file {prompts} --seeds 1 --repeats 1 --threads 1"
+    main = runpy.run_path(str(TOOLS / "race_auto.py"))["main"]
+    assert main([*words.split(), "--device", "cpu", "--dtype", "float32", "-o", str(out)]) == 0
+    assert "acceptance replayed from" in capsys.readouterr().out
+    made = SimpleNamespace(**json.loads(out.read_text()))
+    assert made.size == str(size) and made.acceptance.startswith("replayed from")
+    tree = Strategy.model_validate(made.batches["1"]["auto"]).tree
+    assert isinstance(tree, NoTree | SelfDrafts) or tree.kind == "window"
+    assert not list((tmp_path / "cache/choices").glob("*.json")), "replayed counts choose nothing"

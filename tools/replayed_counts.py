@@ -1,0 +1,157 @@
+"""Counts of accepted drafts, recorded with one model and replayed with another: for speed at a size.
+
+Random weights of a real size cost what trained ones do, but accept drafts as nothing does. So steps of
+the large model run as they are, and then every image is moved on by what a step of that length brought
+the recorded one, at the same place of the image. What such a race says is labelled as replayed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lantern_accel.decoding.movable import Movable
+from lantern_accel.errors import RequestError
+from lantern_accel.strategy.values import (
+    AUTO_LENGTHS,
+    AUTO_SELF,
+    ChainTree,
+    SelfDrafts,
+    Strategy,
+    Window,
+    paced,
+    self_drafted,
+)
+from lantern_accel.tuning.auto import Steady
+
+#: An image's steps in order: where each began, in tokens known, and what it brought.
+Steps = list[tuple[int, int]]
+
+
+def source_of(tree: Any) -> str:
+    """Name where drafts come from; raises RequestError for a source that is not recorded."""
+    if isinstance(tree, Window):
+        return "window"
+    if isinstance(tree, SelfDrafts) and not tree.window:
+        return f"copy in {tree.weights}"
+    kind = "the drafter's chains" if isinstance(tree, ChainTree) else f"drafts of kind {tree.kind}"
+    raise RequestError(f"no counts of {kind} were recorded; race without them")
+
+
+class Counts:
+    """What steps of every source and length brought the images of a model's requests."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.steps: dict[tuple[str, int, int, int], list[Steps]] = {}
+
+    def gain(
+        self, source: str, length: int, request: tuple[int, int], image: int, share: float
+    ) -> int:
+        """Return what the recorded step brought that began at, or last before, a share of an image.
+
+        ``request``: the prompt's number and the seed. Raises RequestError where nothing was recorded.
+        """
+        found = self.steps.get((source, length, *request))
+        if found is None:
+            raise RequestError(
+                f"no steps of {length} tokens from a {source} were recorded for prompt {request[0]} and "
+                f"seed {request[1]}; record them first"
+            )
+        steps = found[image]
+        at = bisect_right([place for place, _ in steps], share * self.tokens) - 1
+        return steps[max(at, 0)][1]
+
+
+def record(
+    pipeline: Any,
+    prompts: Sequence[Any],
+    batch: int,
+    seeds: Sequence[int],
+    say: Callable[[str], None] = lambda text: None,
+) -> Counts:
+    """Decode every prompt with every seed, source and length of auto's; return what steps brought."""
+    sampling = pipeline.sampling()
+    counts = Counts(pipeline.model.manifest.target.num_tokens)
+    lengths = [n for n in AUTO_LENGTHS if n <= counts.tokens]
+    copies = self_drafted([n for n in AUTO_SELF if n <= counts.tokens])
+    sources: list[Window | SelfDrafts] = [paced(lengths), copies]
+    for tree in sources:
+        strategy = Strategy(name="recorded", tree=tree)
+        shape = pipeline.model.family.usual_shape(pipeline.model)
+        for number, prompt in enumerate(prompts):
+            for seed in seeds:
+                for length in (pace.length for pace in tree.paces if pace.length > 1):
+                    engine = pipeline.engine(batch, strategy, sampling, shape).engine
+                    engine.chosen = Steady(length)
+                    found: list[Steps] = [[] for _ in range(batch)]
+
+                    def step(engine: Any = engine, found: list[Steps] = found) -> None:
+                        before = engine.state.length.tolist()
+                        engine.step()
+                        for image, (a, b) in enumerate(
+                            zip(before, engine.state.length.tolist(), strict=True)
+                        ):
+                            if b > a:
+                                found[image].append((a, b - a))
+
+                    try:
+                        pipeline.decode_only([prompt] * batch, strategy, sampling, seed, step=step)
+                    finally:
+                        engine.chosen = None
+                    counts.steps[source_of(tree), length, number, seed] = found
+            say(f"recorded {source_of(tree)}: {number + 1} of {len(prompts)} prompts")
+    return counts
+
+
+class Replay:
+    """Lets a pipeline's engines bring what was recorded; ``request`` is the prompt and seed under way."""
+
+    def __init__(self, pipeline: Any, counts: Counts) -> None:
+        self.counts, self.request = counts, (0, 0)
+        made = pipeline.engines._captured
+
+        def captured(engine: Any) -> Any:
+            ready = made(engine)
+            if isinstance(engine, Movable):
+                self._wrap(engine)
+            return ready
+
+        pipeline.engines._captured = captured
+        # Counts that are replayed are no reason to choose anything later.
+        auto = pipeline.auto
+        auto.keep = lambda choice: auto._known.__setitem__(repr(choice.key), choice)
+
+    def _wrap(self, engine: Any) -> None:
+        source = source_of(engine.strategy.tree)
+        for name, step in list(engine.functions.items()):
+            kind, _, rest = name.partition(" ")
+            length = int(rest.split(" ")[0])
+            if kind == "step" and length > 1:
+                engine.functions[name] = self._moved(engine, step, source, length)
+
+    def _moved(
+        self, engine: Any, step: Callable[[], None], source: str, length: int
+    ) -> Callable[[], None]:
+        last = engine.geometry.tokens - 1
+
+        def moved() -> None:
+            before = engine.state.length.tolist()
+            step()
+            after = [
+                min(
+                    at
+                    + self.counts.gain(
+                        source, length, self.request, image, at / engine.geometry.tokens
+                    ),
+                    last,
+                )
+                for image, at in enumerate(before)
+            ]
+            engine.state.length.copy_(torch.tensor(after))
+            engine.sound.report[0].copy_(engine.state.length)  # what the host reads
+
+        return moved

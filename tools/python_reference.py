@@ -54,6 +54,8 @@ PAGES = {
         (
             Section("Strategies", "lantern_accel/strategy/values.py"),
             Section("Sampling", "lantern_accel/strategy/sampling.py"),
+            Section("Sources of drafts", "lantern_accel/strategy/sources.py"),
+            Section("What a source does in a step", "lantern_accel/decoding/sources/base.py"),
             Section("Results", "lantern_accel/generation/result.py"),
             Section("Errors", "lantern_accel/errors.py"),
         ),
@@ -66,6 +68,8 @@ PAGES = {
             Section("The specification", "lantern_accel/device/spec.py"),
             Section("The device", "lantern_accel/device/backend.py"),
             Section("The operations", "lantern_accel/device/operations.py"),
+            Section("The cache", "lantern_accel/device/kv_cache.py"),
+            Section("The plan of a step", "lantern_accel/device/plan.py"),
         ),
     ),
     "testing": Page(

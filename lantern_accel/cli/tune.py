@@ -122,7 +122,7 @@ def tune(
         say(
             " ".join(f"{rate:.2f}" for rate in row), label=f"accepted at depth {level + 1}, by rank"
         )
-    paths = found.strategy.tree.paths  # type: ignore[union-attr]
+    paths = found.strategy.tree.shape or ()
     words = ",".join("".join(map(str, path)) for path in paths)
     fastest = max(one.tokens_per_second for one in found.measured[1:])
     say(f"{words} ({len(paths)} drafts)", label="tree", style="bold green")

@@ -1,18 +1,26 @@
-"""Commit: say which slots hold what was accepted, and hand the drafter its next tokens."""
+"""Commit: say which slots hold what was accepted, and tell the source of drafts what was kept."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted
+from lantern_accel.decoding.sources.base import Drafts, Kept
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.decoding.verify import Verifying
 
 
 def commit(
-    verifying: Verifying, state: State, tree: DraftTree, features: Tensor, accepted: Accepted
+    verifying: Verifying,
+    state: State,
+    tree: DraftTree,
+    features: Tensor,
+    accepted: Accepted,
+    drafts: Drafts[Any],
 ) -> None:
     """Enter accepted nodes in the slot table, write tokens, update lengths and counters.
 
@@ -27,29 +35,19 @@ def commit(
     if g.depth:
         _enter_slots(verifying, state, tree, accepted, open_)
     # Known tokens from the one after the root on: accepted drafts, then the bonus.
-    drafts = tree.tokens.gather(1, accepted.path)
+    path = tree.tokens.gather(1, accepted.path)
     count, bonus = accepted.length.unsqueeze(1), accepted.bonus.unsqueeze(1)
-    following = torch.cat((drafts[:, 1:], bonus), dim=1).scatter(1, count, bonus)
+    following = torch.cat((path[:, 1:], bonus), dim=1).scatter(1, count, bonus)
     # Drafts past the end of the image, and all of a complete one, go to the trash column.
     column = (state.length.unsqueeze(1) + after).clamp(max=g.tokens)
     column = column.masked_fill(entry > count, g.tokens)
     state.tokens.scatter_(1, column, following)
     gained = accepted.length + 1
     length = (state.length + gained).clamp(max=last)
-    if g.depth:  # else nothing drafts
-        keep, tokens = open_.unsqueeze(1), state.pending_tokens
-        put_first(tokens, torch.where(keep, following, tokens[:, : g.depth + 1]))
-        rows_open = verifying._rows(open_).view(-1, 1, 1)
-        pending = state.pending_features
-        index = verifying._rows(accepted.path).unsqueeze(-1).expand(-1, -1, features.shape[-1])
-        kept = torch.where(rows_open, features.gather(1, index), pending[:, : g.depth + 1])
-        put_first(pending, kept)
-        state.pending_count.copy_(torch.where(open_, gained, state.pending_count))
+    drafts.after(state, Kept(open_, accepted.path, following, gained, features))
     state.root.copy_(torch.where(open_, accepted.bonus, state.root))
     # What is dropped is counted nowhere; a complete image gains nothing.
-    counts = verifying.slots[
-        1 : state.histogram.shape[1] + 1
-    ]  # of the widest tree on these buffers
+    counts = verifying.slots[1 : state.histogram.shape[1] + 1]  # of the widest tree here
     state.histogram.add_(counts == (length - state.length).unsqueeze(1))
     state.steps.add_(open_)
     dropped = column[:, : g.depth] == g.tokens

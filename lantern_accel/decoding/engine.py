@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -15,21 +16,23 @@ from lantern_accel.decoding.accept import Accepted, accept
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.dials import Dials
-from lantern_accel.decoding.draft import Drafting
-from lantern_accel.decoding.fused import FusedSteps, source_of
-from lantern_accel.decoding.geometry import cache_layouts, geometry_of, tables_of
+from lantern_accel.decoding.fused import FusedSteps
+from lantern_accel.decoding.geometry import cache_layouts, geometry_of
 from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.invariant import accept_invariant
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.pricing import path_prices
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Decoded, Running
+from lantern_accel.decoding.sources import none as none
+from lantern_accel.decoding.sources.base import Drafts, Setting, drafts_of
+from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.decoding.verify import Verifying
-from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
+from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.strategy.values import DraftSource, Sampling, Strategy
 
 __all__ = ["Decoded", "Engine"]
 
@@ -40,6 +43,8 @@ class Engine(Running):
     Raises :class:`StrategyError` where the strategy needs a drafter or a neighbour table that is not
     there, or a tree that is deeper than the image has tokens.
     """
+
+    source: Drafts[Any]
 
     def __init__(
         self,
@@ -68,24 +73,34 @@ class Engine(Running):
         guidance = Guidance(
             self.dials.scale if sampling.guided else None, image_scale, target.allowed(), ops
         )
-        tables = tables_of(strategy.tree)
         layout, drafter_layout = cache_layouts(g, target, drafter, ops)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self._watch()
-        taps: Sequence[int] = ()
-        if drafter is not None and drafter_layout is not None:
-            taps = drafter.taps
-            dynamic = strategy.tree if isinstance(strategy.tree, DynamicTree) else None
-            cache = ops.allocate(drafter_layout)
-            self.drafting = Drafting(
-                drafter, target, ops, cache, g, self.choices, guidance, tables, dynamic
-            )
+        cache = None if drafter_layout is None else ops.allocate(drafter_layout)
+        drafter = drafter if cache is not None else None
+        self._draft_with(target, drafter, cache, guidance)
+        taps: Sequence[int] = () if drafter is None else drafter.taps
         open_pads = drafter is not None and not (drafter.config.mask_padding or g.own_prompts)
-        open_pads = open_pads and strategy.needs_drafter
         cache = ops.allocate(layout)
         self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
-        self._root_only = None if tables is None else tables.topology(batch, device, ops.index)
         self._divide_and_plan()
+
+    def _draft_with(
+        self, target: Target, drafter: Drafter | None, cache: KVCache | None, guidance: Guidance
+    ) -> None:
+        """Make the drafts of the strategy's source."""
+        given: Setting[DraftSource] = Setting(
+            self.strategy.tree,
+            self.geometry,
+            target,
+            self.ops,
+            self.choices,
+            guidance,
+            drafter,
+            cache,
+        )
+        self.source = drafts_of(given)
+        self.drafting = self.source if isinstance(self.source, Drafting) else None
 
     def _share(self, longest: Engine, drafter: Drafter | None) -> None:
         """Step on the buffers of an engine of a longer chain, with this one's tree."""
@@ -93,32 +108,22 @@ class Engine(Running):
         g = replace(self.geometry, scratch=one.scratch, draft_columns=one.draft_columns)
         self.geometry, self.dials, self.filters = g, longest.dials, longest.filters
         self.rule, self.state, self.sound = longest.rule, longest.state, longest.sound
-        self._progress, self.greedy, self.choices = (
-            longest._progress,
-            longest.greedy,
-            longest.choices,
-        )
-        v, ops, tables = longest.verifying, self.ops, tables_of(self.strategy.tree)
-        taps: Sequence[int] = ()
-        if g.depth:
-            assert drafter is not None and longest.drafting is not None
-            taps, cache = v.taps, longest.drafting.cache
-            self.drafting = Drafting(
-                drafter, v.target, ops, cache, g, self.choices, v.guidance, tables, None
-            )
-        self.verifying = Verifying(v.target, ops, v.cache, g, v.guidance, taps, v.open_pads)
-        assert tables is not None
-        self._root_only = tables.topology(g.batch, v.slots.device, ops.index)
+        self._progress, self.greedy = longest._progress, longest.greedy
+        self.choices, v = longest.choices, longest.verifying
+        own = longest.drafting if g.drafted else None
+        taps = () if own is None else v.taps
+        cache = None if own is None else own.cache
+        self._draft_with(v.target, drafter if g.drafted else None, cache, v.guidance)
+        self.verifying = Verifying(v.target, self.ops, v.cache, g, v.guidance, taps, v.open_pads)
         self._divide_and_plan()
 
     def _divide_and_plan(self) -> None:
         g, ops = self.geometry, self.ops
         self.divide(usual(g, self.verifying.cache.layout, ops))
         # In plain decoding every token keeps its slot; the one more is for what is past the image.
-        slots = g.target_slots if self.drafting is not None else g.prefix + g.tokens + 1
-        source = source_of(self.state, self.drafting)
+        slots = g.target_slots if g.depth else g.prefix + g.tokens + 1
         #: A whole step where the device does that at once.
-        self.fused = FusedSteps(ops, self.plan(g, source, slots))
+        self.fused = FusedSteps(ops, self.plan(g, self.source.planned(self.state), slots))
 
     def prefill(self) -> None:
         """Run the prompt and draw the first token. No value is read by the host."""
@@ -136,11 +141,7 @@ class Engine(Running):
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
         state.step.fill_(1)
-        if self.drafting is not None:
-            self.drafting.prefill(state, features)
-            state.pending_tokens[:, 0].copy_(root)
-            state.pending_features[:, 0].copy_(features[:, -1])
-            state.pending_count.fill_(1)
+        self.source.begin(state, features)
 
     def step(self, slots: int | None = None) -> None:
         """One LANTERN step: draft, verify, accept, commit. No value is read by the host.
@@ -158,7 +159,7 @@ class Engine(Running):
         with self.ops.phase("accept"):
             accepted = self._accept(tree, logits, uniforms)
         with self.ops.phase("commit"):
-            commit(self.verifying, state, tree, features, accepted)
+            commit(self.verifying, state, tree, features, accepted, self.source)
             self.sound.end()
 
     def _uniforms(self) -> Tensor | None:
@@ -171,12 +172,9 @@ class Engine(Running):
         return here
 
     def _draft(self, uniforms: Tensor | None) -> DraftTree:
-        if self.drafting is not None:
-            static = self.drafting.tables is not None
-            window = self.verifying.window(self.state) if static else None
-            return self.drafting.draft(self.state, uniforms, window)
-        assert self._root_only is not None
-        return DraftTree(tokens=self.state.root.unsqueeze(1), max_children=(), **self._root_only)
+        known = self.source.tables is not None
+        window = self.verifying.window(self.state) if known else None
+        return self.source.draft(self.state, uniforms, window)
 
     def _accept(self, tree: DraftTree, logits: Tensor, uniforms: Tensor | None) -> Accepted:
         self.sound.note(logits, logits=True)

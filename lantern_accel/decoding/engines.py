@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,9 +15,69 @@ from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.decoding.selfpaced import SelfPacedEngine
+from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import ChainTree, Sampling, SelfDrafts, Strategy, Window
+from lantern_accel.strategy.values import (
+    ChainTree,
+    DraftSource,
+    Sampling,
+    SelfDrafts,
+    Strategy,
+    Window,
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an engine is made of; ``drafter`` and ``copy`` are None where there are none."""
+
+    target: Target
+    drafter: Drafter | None
+    ops: TensorOps
+    strategy: Strategy
+    sampling: Sampling
+    batch: int = 1
+    neighbours: Tensor | None = None
+    copy: Target | None = None
+
+
+def _tree(a: Asked) -> Running:
+    return Engine(
+        a.target, a.drafter, a.ops, a.strategy, a.sampling, batch=a.batch, neighbours=a.neighbours
+    )
+
+
+def _chain(a: Asked) -> Running:
+    if not (isinstance(a.strategy.tree, ChainTree) and a.strategy.tree.paces):
+        return _tree(a)
+    return ChainedEngine(
+        a.target, a.drafter, a.ops, a.strategy, a.sampling, batch=a.batch, neighbours=a.neighbours
+    )
+
+
+def _window(a: Asked) -> Running:
+    assert isinstance(a.strategy.tree, Window)
+    made = PacedEngine if a.strategy.tree.paces else JacobiEngine
+    return made(a.target, a.ops, a.strategy, a.sampling, batch=a.batch, neighbours=a.neighbours)
+
+
+def _self(a: Asked) -> Running:
+    if a.copy is None:
+        raise StrategyError(
+            f"the strategy {a.strategy.name!r} drafts with a copy of the target, and none was given"
+        )
+    assert isinstance(a.strategy.tree, SelfDrafts)
+    made = SelfPacedEngine if a.strategy.tree.paces else SelfEngine
+    return made(a.target, a.copy, a.ops, a.strategy, a.sampling, batch=a.batch)
+
+
+#: Sources whose steps keep a state of their own; any other is a tree's (:mod:`~.sources`).
+ENGINES: dict[type[DraftSource], Callable[[Asked], Running]] = {
+    ChainTree: _chain,
+    Window: _window,
+    SelfDrafts: _self,
+}
 
 
 def engine_for(
@@ -35,20 +97,5 @@ def engine_for(
 
     Raises :class:`StrategyError` as the engines do.
     """
-    if isinstance(strategy.tree, SelfDrafts):
-        if copy is None:
-            raise StrategyError(
-                f"the strategy {strategy.name!r} drafts with a copy of the target, and none was given"
-            )
-        if strategy.tree.paces:
-            return SelfPacedEngine(target, copy, ops, strategy, sampling, batch=batch)
-        return SelfEngine(target, copy, ops, strategy, sampling, batch=batch)
-    if isinstance(strategy.tree, ChainTree) and strategy.tree.paces:
-        return ChainedEngine(
-            target, drafter, ops, strategy, sampling, batch=batch, neighbours=neighbours
-        )
-    if isinstance(strategy.tree, Window) and strategy.tree.paces:
-        return PacedEngine(target, ops, strategy, sampling, batch=batch, neighbours=neighbours)
-    if isinstance(strategy.tree, Window):
-        return JacobiEngine(target, ops, strategy, sampling, batch=batch, neighbours=neighbours)
-    return Engine(target, drafter, ops, strategy, sampling, batch=batch, neighbours=neighbours)
+    asked = Asked(target, drafter, ops, strategy, sampling, batch, neighbours, copy)
+    return ENGINES.get(type(strategy.tree), _tree)(asked)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lantern_accel.decoding.draft import Drafting
-from lantern_accel.decoding.state import State
+from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.target import draft_stack_of, stack_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import TensorOps
@@ -15,12 +14,9 @@ from lantern_accel.device.plan import (
     DrafterModel,
     DynamicTree,
     FusedStep,
-    NoDrafts,
-    Source,
     StaticTree,
     StepPlan,
     TargetModel,
-    TreeBuffers,
 )
 
 
@@ -48,43 +44,21 @@ def drafter_of(drafting: Drafting) -> DrafterModel | None:
     )  # fmt: skip
 
 
-def source_of(state: State, drafting: Drafting | None) -> Source:
-    """Describe where a tree's drafts come from."""
-    if drafting is None:
-        return NoDrafts(state.root)
-    buffers = TreeBuffers(
-        state.root, state.pending_tokens, state.pending_count, state.pending_features,
-        state.last_path, state.slot_of, state.place_of,
-    )  # fmt: skip
-    dynamic, tables = drafting.dynamic, drafting.tables
-    if dynamic is not None:
-        return DynamicTree(dynamic.top_k, dynamic.depth, dynamic.total, buffers)
-    assert tables is not None
-    return StaticTree(
-        parents=tuple(tables.parents),
-        depths=tuple(tables.depths),
-        inner=tuple(tuple(level) for level in tables.inner),
-        widths=tables.max_children,
-        draft_columns=drafting.geometry.draft_columns,
-        first_child=drafting.topology["first_child"],
-        num_children=drafting.topology["num_children"],
-        group=drafting.topology["group"],
-        buffers=buffers,
-    )
-
-
 class FusedSteps:
     """What a device does of a plan at once: the whole step, or what follows a pass (:attr:`after`).
 
-    A plan with a drafter is taken whole or not at all.
+    A plan with a drafter is taken whole or not at all. A source of drafts may have none.
     """
 
-    def __init__(self, ops: TensorOps, plan: StepPlan) -> None:
+    def __init__(self, ops: TensorOps, plan: StepPlan | None) -> None:
+        self.whole: FusedStep | None = None
+        self.after: FusedStep | None = None
+        self.plan = plan
+        if plan is None:
+            return
         trees = isinstance(plan.source, StaticTree | DynamicTree)
         complete = plan.target is not None and (plan.drafter is not None or not trees)
-        self.plan = plan
-        self.whole: FusedStep | None = ops.fused_step(plan) if complete else None
-        self.after: FusedStep | None = None
+        self.whole = ops.fused_step(plan) if complete else None
         if not trees:
             self.after = ops.fused_step(replace(plan, target=None))
 

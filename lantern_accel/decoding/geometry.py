@@ -8,16 +8,13 @@ from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.trees import tree_paths, tree_size
+from lantern_accel.strategy.trees import tree_size
 from lantern_accel.strategy.values import (
     NO_DRAFTER,
     DynamicTree,
-    NoTree,
     Sampling,
-    SelfDrafts,
     Strategy,
     Tree,
-    Window,
 )
 
 
@@ -28,10 +25,11 @@ class Geometry:
     ``batch`` images; ``branches`` 2 with guidance (rows ``[cond; uncond]``), else 1; ``prefix`` and
     ``tokens`` positions of prompt and image; ``nodes`` of the tree with its root; ``depth`` of its
     deepest draft; ``scratch`` drafter nodes a step; ``vocab`` codes; ``dim`` width of a feature;
-    ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`); ``taps``: states
-    of the target that the drafter reads next to the feature; ``draft_columns, test_columns``: uniforms
-    that drafting and testing take per image and step. ``keyed``: none, since tokens are compared with
-    what the seed or the likeliest code decides (:mod:`~.invariant`).
+    ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`); ``drafted``: a
+    drafter drafts; ``taps``: states of the target that the drafter reads next to the feature;
+    ``draft_columns, test_columns``: uniforms that drafting and testing take per image and step.
+    ``keyed``: none, since tokens are compared with what the seed or the likeliest code decides
+    (:mod:`~.invariant`).
     """
 
     batch: int
@@ -44,6 +42,7 @@ class Geometry:
     vocab: int
     dim: int
     own_prompts: bool = False
+    drafted: bool = False
     taps: int = 0
     draft_columns: int = 0
     test_columns: int = 0
@@ -81,11 +80,7 @@ class Geometry:
 
 def tables_of(tree: Tree) -> TreeTables | None:
     """Return the tables of a tree whose shape is known in advance; None for others, and windows."""
-    return (
-        None
-        if isinstance(tree, DynamicTree | Window | SelfDrafts)
-        else TreeTables(tree_paths(tree))
-    )
+    return None if tree.shape is None else TreeTables(tree.shape)
 
 
 def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
@@ -105,16 +100,7 @@ def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
             "a budget of total variation has no meaning at temperature 0, where the target's law is "
             "one token; leave tv_budget out or choose a temperature above 0"
         )
-    tables = tables_of(strategy.tree)
-    if isinstance(strategy.tree, SelfDrafts):
-        widest = 1
-    elif isinstance(strategy.tree, Window):
-        widest = 1 + max(strategy.tree.siblings, default=0)
-    elif isinstance(strategy.tree, DynamicTree):
-        widest = strategy.tree.top_k
-    else:
-        assert tables is not None
-        widest = max(tables.max_children, default=0)
+    widest = strategy.tree.widest
     if widest > vocab:
         raise StrategyError(
             f"the drafts have {widest} siblings, but there are {vocab} codes; choose a narrower tree "
@@ -127,11 +113,11 @@ def geometry_of(
 ) -> Geometry:
     """Return the sizes of an engine; nothing is allocated.
 
-    Raises :class:`StrategyError` where the strategy needs a drafter that is not there, has a tree that is
-    deeper than the image has tokens, or a setting that the codebook cannot serve.
+    Raises :class:`StrategyError` where the strategy needs a drafter that is not there, has a tree that
+    is deeper than the image has tokens, or a setting that the codebook cannot serve.
     """
     config, tree = target.config, strategy.tree
-    if isinstance(tree, NoTree):
+    if not tree.needs_drafter:
         drafter = None
     elif drafter is None:
         raise StrategyError(
@@ -149,6 +135,8 @@ def geometry_of(
     if tables is None:
         assert isinstance(tree, DynamicTree)
         scratch, tests, drafts = tree.depth * tree.top_k, tree.top_k * depth, 0
+    elif drafter is None:
+        scratch, tests, drafts = 0, sum(tables.max_children), 0
     else:
         scratch = sum(len(level) for level in tables.inner[1:])
         tests = sum(tables.max_children)
@@ -168,6 +156,7 @@ def geometry_of(
         vocab=config.vocab_size,
         dim=config.dim,
         own_prompts=target.own_prompts,
+        drafted=drafter is not None,
         taps=len(drafter.taps) if drafter is not None else 0,
         draft_columns=drafts,
         test_columns=tests,
@@ -186,6 +175,6 @@ def cache_layouts(
         return ops.kv_layout(sizes.n_layer, g.rows, slots, heads, sizes.head_dim, dtype)
 
     drafts = None
-    if drafter is not None and g.depth:
+    if drafter is not None and g.drafted:
         drafts = replace(layout(drafter.config, g.drafter_slots), rewritten=True)
     return layout(target.config, g.target_slots), drafts

@@ -119,7 +119,7 @@ class JacobiEngine(WindowBase):
         self.drafts: InvariantWindow | MaximalWindow
         self.drafts = InvariantWindow(self) if keyed else MaximalWindow(self)
         #: A whole step, or what follows a pass, where the device does that at once.
-        self.fused = FusedSteps(ops, self.plan(g, self.source(), self.forward.reach))
+        self.fused = FusedSteps(ops, self.plan(g, self.planned(), self.forward.reach))
 
     def _kept(self, keyed: bool) -> int:
         """Return how many positions' distributions are kept."""
@@ -155,7 +155,7 @@ class JacobiEngine(WindowBase):
         self.state = WindowState(g, target.condition_buffer(g.rows), ops.index, device)
         self._watch()
 
-    def source(self) -> PlannedWindow:
+    def planned(self) -> PlannedWindow:
         """Describe where drafts come from, and the buffers that are theirs."""
         g, state, fresh = self.geometry, self.state, self.fresh
         maximal = self.drafts if isinstance(self.drafts, MaximalWindow) else None

@@ -57,6 +57,7 @@ class Movable(Running):
         self.geometry, self.dials = longest.geometry, longest.dials
         self.filters, self.choices = longest.filters, longest.choices
         self.verifying, self.drafting = longest.verifying, longest.drafting
+        self.source = longest.source
         self.state, self.sound, self.rule = longest.state, longest.sound, longest.rule
         self.fused, self._planned = longest.fused, longest._planned
         self._progress = longest._progress

@@ -32,7 +32,7 @@ class PlainStep:
         self.geometry = replace(engine.geometry, nodes=1, depth=0)
         self.forward = WindowPass(engine.verifying, self.geometry, ())
         self.passes: dict[int, WindowPass] = {}
-        plan = engine.plan(self.geometry, engine.source(), self.forward.reach)
+        plan = engine.plan(self.geometry, engine.planned(), self.forward.reach)
         self.fused = FusedSteps(engine.ops, plan)
 
     def divide(self, sizes: Sequence[int]) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lantern_accel.decoding.buckets import Reach, Steps, Within
 from lantern_accel.decoding.dials import Dials
-from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.fused import FusedSteps, drafter_of, target_of
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
@@ -20,6 +19,8 @@ from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.randomness import draw_uniforms, image_keys
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.sound import Soundness, require
+from lantern_accel.decoding.sources.base import Drafts
+from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
 from lantern_accel.device.plan import Buffers, Sizes, Source, StepPlan
@@ -71,7 +72,10 @@ class Running(ABC):
     verifying: Verifying
     sizes: tuple[int, ...]
     """Buckets of the target's cache, rising: how many slots a step may look at. The last is the whole."""
+    source: Drafts[Any] | None = None
+    """The drafts of a tree; None in an engine of windows."""
     drafting: Drafting | None = None
+    """The same, where they are a drafter's."""
     state: Any
     #: How a step prices relaxation: by a bound that every step can afford, or exactly, on the host, in
     #: steps that run operator by operator (:mod:`~.pricing`).
@@ -116,11 +120,16 @@ class Running(ABC):
                 )
         self.sizes = (*sorted(set(sizes)), whole)
 
-    def plan(self, g: Geometry, source: Source, slots: int) -> StepPlan:
-        """Describe a step of ``g.nodes`` nodes that looks at ``slots`` slots of the target's cache."""
+    def plan(self, g: Geometry, source: Source | None, slots: int) -> StepPlan | None:
+        """Describe a step of ``g.nodes`` nodes that looks at ``slots`` slots of the target's cache.
+
+        ``source``: where drafts come from; None where no plan can say.
+        """
         state, finite, drafting = self.state, self.sound, self.drafting
         #: Tests plant faults in what guides logits; a plan keeps what it was made with.
         self._planned = self.verifying.guidance
+        if source is None:
+            return None
         sizes = Sizes(
             g.batch, g.branches, g.prefix, g.tokens, g.nodes, g.depth, g.vocab, slots, g.own_prompts
         )
@@ -202,8 +211,7 @@ class Running(ABC):
     @property
     def caches(self) -> list[KVCache]:
         """The target's cache and, where there is a drafter, the drafter's."""
-        drafting = [] if self.drafting is None else [self.drafting.cache]
-        return [self.verifying.cache, *drafting]
+        return [self.verifying.cache, *(() if self.source is None else self.source.caches)]
 
     @property
     def changes(self) -> dict[str, Tensor]:
@@ -218,6 +226,8 @@ class Running(ABC):
         }
         for name in ("count", "holds", "report"):
             found[f"sound.{name}"] = getattr(self.sound, name)
+        for name, value in ({} if self.source is None else self.source.buffers).items():
+            found[f"source.{name}"] = value
         owners = ("target", "drafter")
         for owner, cache in zip(owners, self.caches, strict=False):
             for side in ("keys", "values"):
@@ -229,6 +239,8 @@ class Running(ABC):
     def nbytes(self) -> int:
         """Bytes of the static buffers: caches, state and settings."""
         caches = sum(cache.layout.nbytes for cache in self.caches)
+        own = [] if self.source is None else self.source.buffers.values()
+        caches += sum(t.numel() * t.element_size() for t in own)
         total: int = caches + self.state.nbytes + self.dials.nbytes + self.sound.nbytes
         return total
 

@@ -25,6 +25,7 @@ from lantern_accel.measure.record import (
 )
 from lantern_accel.report.writing import percent
 from lantern_accel.strategy.values import (
+    ChainTree,
     DynamicTree,
     NoTree,
     SelfDrafts,
@@ -298,6 +299,7 @@ def unsettled(*cells: Cell) -> str:
 def detail_of(strategy: Strategy) -> str:
     """Say tree and acceptance rule in a few words."""
     tree, rule = strategy.tree, strategy.acceptance
+    words = [f"{tree.kind}, {tree.size[0] - 1} drafts"]
     if isinstance(tree, NoTree):
         words = ["one token per step"]
     elif isinstance(tree, StaticTree):
@@ -313,7 +315,7 @@ def detail_of(strategy: Strategy) -> str:
         words += [] if strategy.invariant else [tree.tail]
         if tree.siblings:
             words.append(f"siblings {' '.join(map(str, tree.siblings))}")
-    else:
+    elif isinstance(tree, ChainTree):
         words = [f"chain of {tree.length}"]
     fields = rule.model_dump(exclude={"kind"}) if rule.relaxed else {}
     symbols = {"delta": "δ", "lam": "λ"}

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from lantern_accel.bounds import whole
 from lantern_accel.errors import StrategyError, did_you_mean
+from lantern_accel.strategy.sources import DraftSource, source_class
 from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,
@@ -15,43 +16,24 @@ from lantern_accel.strategy.values import (
     Path,
     SelfDrafts,
     StaticTree,
-    Tree,
     Window,
     validated,
 )
 
 
-def chain_paths(length: int) -> tuple[Path, ...]:
-    """Return the paths of a chain of ``length`` drafts."""
-    return tuple((0,) * (i + 1) for i in range(length))
-
-
-def tree_paths(tree: Tree) -> tuple[Path, ...]:
+def tree_paths(tree: DraftSource) -> tuple[Path, ...]:
     """Return the paths of a tree whose shape is known in advance; () without a tree."""
-    if isinstance(tree, NoTree):
-        return ()
-    if isinstance(tree, ChainTree):
-        return chain_paths(tree.length)
-    if isinstance(tree, StaticTree):
-        return tree.paths
-    if isinstance(tree, Window | SelfDrafts):
-        raise StrategyError("a window has no paths")
-    raise StrategyError("a dynamic tree has no paths before it is drafted")
+    if tree.shape is None:
+        raise StrategyError(f"drafts of the kind {tree.kind!r} have no paths before they are made")
+    return tree.shape
 
 
-def tree_size(tree: Tree) -> tuple[int, int]:
+def tree_size(tree: DraftSource) -> tuple[int, int]:
     """Return ``(nodes with the root, depth of the deepest draft)``."""
-    if isinstance(tree, DynamicTree):
-        return tree.total, tree.depth + 1
-    if isinstance(tree, Window):
-        return tree.length + sum(tree.siblings), tree.length - 1
-    if isinstance(tree, SelfDrafts):
-        return tree.length + 1, tree.length
-    paths = tree_paths(tree)
-    return 1 + len(paths), max((len(p) for p in paths), default=0)
+    return tree.size
 
 
-def cut_tree(tree: Tree, nodes: int) -> Tree:
+def cut_tree(tree: DraftSource, nodes: int) -> DraftSource:
     """Return a drafter's tree with at most ``nodes`` nodes, the root included, and at least one draft.
 
     A static tree keeps the drafts that are reached the likeliest: one level deeper halves what a draft is
@@ -101,7 +83,7 @@ STATIC_TREES = {
 EAGLE2_TREE = DynamicTree(top_k=10, depth=4, total=59)
 
 
-def parse_tree(text: str) -> Tree:
+def parse_tree(text: str) -> DraftSource:
     """Read a tree or a window from text, as ``--tree`` takes it.
 
     ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths
@@ -133,6 +115,9 @@ def parse_tree(text: str) -> Tree:
     if words and all(word.isascii() and word.isdecimal() for word in words):
         paths = [[int(c) for c in word] for word in words]
         return validated(StaticTree, {"paths": paths}, "tree")
+    source = source_class(kind)
+    if source is not None and source.by_name:
+        return source.parse(rest)
     known = [*STATIC_TREES, "none", "chain:4", "dynamic", "window:16"]
     raise StrategyError(f"unknown tree {text[:80]!r}{did_you_mean(kind, known)}")
 

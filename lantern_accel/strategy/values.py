@@ -9,7 +9,7 @@ window, without a drafter; ``lantern-jacobi`` and ``lantern++-jacobi`` are this 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -29,6 +29,14 @@ from lantern_accel.strategy.rules import (
     validated,
 )
 from lantern_accel.strategy.sampling import Sampling
+from lantern_accel.strategy.sources import (
+    SOURCES,
+    DraftSource,
+    Path,
+    Tree,
+    chain_paths,
+    source_class,
+)
 
 __all__ = [
     "AUTO",
@@ -43,6 +51,7 @@ __all__ = [
     "Annealed",
     "ChainTree",
     "Coupling",
+    "DraftSource",
     "DynamicTree",
     "Exact",
     "Fresh",
@@ -76,14 +85,17 @@ Coupling = Literal["invariant", "maximal"]
 NeighbourSpace = Literal["decoder", "raw"]
 #: What a window's newest drafts are drawn from.
 Fresh = Literal["uniform", "left", "above", "mean", "product", "code", "left-code", "above-code"]
-#: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
-Path = tuple[int, ...]
 
 
-class NoTree(Value):
+class NoTree(DraftSource):
     """Plain autoregressive decoding: one token a step, no drafter."""
 
     kind: Literal["none"] = "none"
+    by_name: ClassVar[bool] = False
+
+    @property
+    def shape(self) -> tuple[Path, ...]:
+        return ()
 
 
 class Pace(Value):
@@ -104,10 +116,12 @@ def _rise(lengths: Sequence[int], most: int) -> None:
         raise ValueError(f"paces of lengths {list(lengths)} do not rise to {most}, drafts and one")
 
 
-class ChainTree(Value):
+class ChainTree(DraftSource):
     """One drafted token after another; with ``paces`` the host may cut the chain from step to step."""
 
     kind: Literal["chain"] = "chain"
+    needs_drafter: ClassVar[bool] = True
+    by_name: ClassVar[bool] = False
     length: int = Field(4, ge=1, le=64, description="drafted tokens a step")
     paces: tuple[Pace, ...] = ()
 
@@ -116,8 +130,20 @@ class ChainTree(Value):
         _rise([pace.length for pace in self.paces], self.length + 1)
         return self
 
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.length + 1, self.length
 
-class StaticTree(Value):
+    @property
+    def widest(self) -> int:
+        return 1
+
+    @property
+    def shape(self) -> tuple[Path, ...]:
+        return chain_paths(self.length)
+
+
+class StaticTree(DraftSource):
     """A tree of fixed shape, as in EAGLE-1 and LANTERN++; drafts are drawn without replacement.
 
     ``paths`` lists every node but the root; the parent of a node must be there too, and siblings are
@@ -125,6 +151,8 @@ class StaticTree(Value):
     """
 
     kind: Literal["static"] = "static"
+    needs_drafter: ClassVar[bool] = True
+    by_name: ClassVar[bool] = False
     name: str = "custom"
     paths: tuple[Path, ...] = Field(min_length=1, max_length=MOST_NODES)
 
@@ -145,11 +173,17 @@ class StaticTree(Value):
                 raise ValueError(f"the node {list(path)} has no sibling of rank {path[-1] - 1}")
         return tuple(sorted(paths, key=lambda p: (len(p), p)))
 
+    @property
+    def shape(self) -> tuple[Path, ...]:
+        return self.paths
 
-class DynamicTree(Value):
+
+class DynamicTree(DraftSource):
     """EAGLE-2's tree: a beam of the drafter's most likely paths, the best ``total`` nodes kept."""
 
     kind: Literal["dynamic"] = "dynamic"
+    needs_drafter: ClassVar[bool] = True
+    by_name: ClassVar[bool] = False
     top_k: int = Field(10, ge=1, le=64, description="beam width, and children a node")
     depth: int = Field(4, ge=0, le=32, description="levels below the first")
     total: int = Field(59, ge=2, le=MOST_NODES, description="nodes, the root included")
@@ -164,8 +198,16 @@ class DynamicTree(Value):
             )
         return self
 
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.total, self.depth + 1
 
-class Window(Value):
+    @property
+    def widest(self) -> int:
+        return self.top_k
+
+
+class Window(DraftSource):
     """A window of drafts that the target itself improves from step to step: no drafter, no tree.
 
     ``fresh`` says what a draft is drawn from that no pass has seen yet: any code (``uniform``), or the
@@ -190,6 +232,7 @@ class Window(Value):
     """
 
     kind: Literal["window"] = "window"
+    by_name: ClassVar[bool] = False
     length: int = Field(
         16, ge=2, le=256, description="tokens of the window, the last known included"
     )
@@ -215,8 +258,16 @@ class Window(Value):
             )
         return self
 
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.length + sum(self.siblings), self.length - 1
 
-class SelfDrafts(Value):
+    @property
+    def widest(self) -> int:
+        return 1 + max(self.siblings, default=0)
+
+
+class SelfDrafts(DraftSource):
     """Drafts by a copy of the target's own weights in fewer bits, checked by the target in one pass.
 
     Self-speculative decoding with quantised weights. The copy guesses ``length`` tokens, one a pass, or
@@ -227,6 +278,7 @@ class SelfDrafts(Value):
     """
 
     kind: Literal["self"] = "self"
+    by_name: ClassVar[bool] = False
     length: int = Field(4, ge=1, le=128, description="drafted tokens a step")
     weights: Literal["int8", "int6", "int4"] = Field("int8", description="the copy's")
     window: int = Field(0, ge=0, le=128, description="tokens of the copy's own window; 0: none")
@@ -258,12 +310,13 @@ class SelfDrafts(Value):
         passes = -(-self.passes * drafts // self.length)
         return self.model_copy(update={"length": drafts, "passes": passes, "paces": ()})
 
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.length + 1, self.length
 
-#: Where drafts come from: nowhere, a drafter's tree, a window, or the target's own weights in fewer bits.
-Tree = Annotated[
-    NoTree | ChainTree | StaticTree | DynamicTree | Window | SelfDrafts,
-    Field(discriminator="kind"),
-]
+    @property
+    def widest(self) -> int:
+        return 1
 
 
 class Strategy(Value):
@@ -325,7 +378,7 @@ class Strategy(Value):
     @property
     def needs_drafter(self) -> bool:
         """Whether drafts are a drafter's."""
-        return not isinstance(self.tree, NoTree | Window | SelfDrafts)
+        return self.tree.needs_drafter
 
     @property
     def invariant(self) -> bool:
@@ -405,6 +458,13 @@ class Strategy(Value):
             raise StrategyError(
                 f"the strategy {self.name!r} takes no such drafts; 'self' takes self:LENGTH, and nothing "
                 "else does"
+            )
+        if self.tree.by_name or (isinstance(tree, DraftSource) and tree.by_name):
+            if type(self.tree) is type(tree):
+                return {**self.tree.model_dump(), **tree.model_dump(exclude_unset=True)}
+            raise StrategyError(
+                f"the strategy {self.name!r} has drafts of the kind {self.tree.kind!r} and takes no "
+                "others; name the strategy that they belong to"
             )
         if isinstance(self.tree, Window):
             raise StrategyError(
@@ -497,7 +557,11 @@ def named_strategy(
         SELF: (SelfDrafts(), Exact()),
     }
     if name not in points:
-        raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, points)}")
+        source = source_class(name)
+        if source is None or not source.by_name:
+            own = [kind for kind, one in SOURCES.items() if one.by_name]
+            raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, [*points, *own])}")
+        return Strategy(name=name, tree=validated(source, {}, name))
     tree, acceptance = points[name]
     coupling = "invariant" if name == "scd-gumbel" else None
     return Strategy(name=name, tree=tree, acceptance=acceptance, coupling=coupling)

@@ -28,7 +28,8 @@ from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import new_cell, ready_of, take_sample
 from lantern_accel.strategy.choices import Choice
-from lantern_accel.strategy.trees import chain_paths, tree_paths
+from lantern_accel.strategy.sources import chain_paths
+from lantern_accel.strategy.trees import tree_paths
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
 from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts

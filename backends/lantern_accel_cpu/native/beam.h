@@ -1,5 +1,5 @@
 // Drafting a tree whose shape follows from the drafts: a beam of the likeliest paths, level by level, of which the best
-// nodes are kept (EAGLE-2; decoding/draft.py, _draft_dynamic).
+// nodes are kept (EAGLE-2; decoding/sources/drafter.py, _draft_dynamic).
 #pragma once
 
 #include "tree.h"

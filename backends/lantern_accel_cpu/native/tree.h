@@ -1,5 +1,5 @@
 // A step of a tree: the drafter catches up and drafts level by level, the target verifies, a walk decides, and the state
-// takes it in. The arithmetic is that of decoding/draft.py, verify.py, accept.py and commit.py. The levels of a tree
+// takes it in. The arithmetic is that of decoding/sources/drafter.py, verify.py, accept.py and commit.py. The levels of a tree
 // whose shape follows from the drafts are in beam.h.
 #pragma once
 

@@ -219,6 +219,7 @@ def test_ties_that_are_broken_otherwise_are_seen(
 
 
 def _users_of_distributions() -> list[Any]:
-    from lantern_accel.decoding import draft, engine, window_invariant
+    from lantern_accel.decoding import engine, window_invariant
+    from lantern_accel.decoding.sources import drafter
 
-    return [draft, engine, window_invariant]
+    return [drafter, engine, window_invariant]

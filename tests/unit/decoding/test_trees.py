@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny import captions, tiny_models
 
-from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.sources import chain_paths
 from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
     MC_SIM_7B_63,
     NAIVE_EXTEND_57,
     STATIC_TREES,
-    chain_paths,
     parse_tree,
     tree_paths,
     tree_size,
@@ -59,7 +59,7 @@ def test_sizes_of_the_other_trees() -> None:
     assert {name: tree_size(tree)[0] for name, tree in STATIC_TREES.items()} == {
         "naive_extend_57": 58, "mc_sim_7b_63": 26, "small_8": 8, "small_12": 12, "small_16": 16,
     }  # fmt: skip
-    with pytest.raises(StrategyError, match="before it is drafted"):
+    with pytest.raises(StrategyError, match="before they are made"):
         tree_paths(EAGLE2_TREE)
 
 

@@ -12,8 +12,8 @@ from support.recorded import lantern_drafter, lantern_target, published_drafter
 from torch import Tensor
 from torch.testing import assert_close
 
-from lantern_accel.decoding.draft import Drafting
 from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter

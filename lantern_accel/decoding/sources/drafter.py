@@ -1,4 +1,4 @@
-"""Drafting: the drafter catches up on what was committed, then proposes a tree.
+"""Drafts of a drafter: it catches up on what was committed, then proposes a tree.
 
 Every pass has a fixed shape. The drafter's cache holds the prompt, the image tokens, scratch slots
 for the tree's inner nodes, and a trash slot.
@@ -8,23 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.decoding.invariant import Choices
+from lantern_accel.decoding.commit import put_first
 from lantern_accel.decoding.levels import Level, Picks
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.rows import Branches, Guidance
-from lantern_accel.decoding.state import Geometry, State
-from lantern_accel.decoding.target import Drafter, Target
-from lantern_accel.decoding.trees import DraftTree, Ranks, TreeTables, Written
-from lantern_accel.device.operations import KVCache, TensorOps, flags
+from lantern_accel.decoding.rows import Branches
+from lantern_accel.decoding.sources.base import Drafts, Kept, Setting, register
+from lantern_accel.decoding.state import State
+from lantern_accel.decoding.trees import DraftTree, TreeTables, Written
+from lantern_accel.device import plan
+from lantern_accel.device.operations import KVCache, flags
 from lantern_accel.device.sampling import FLOOR
 from lantern_accel.nn.transformer import Pass
-from lantern_accel.strategy.values import DynamicTree
+from lantern_accel.strategy.values import ChainTree, DynamicTree, StaticTree
+
+DrafterTree = ChainTree | StaticTree | DynamicTree
 
 
 @dataclass(frozen=True)
@@ -40,21 +42,18 @@ class Depths:
     guides: Sequence[Callable[[Tensor], Tensor]]
 
 
-@dataclass
-class Drafting:
+@register(ChainTree)
+@register(StaticTree)
+@register(DynamicTree)
+class Drafting(Drafts[DrafterTree]):
     """The drafter of one engine, with its cache and constants."""
 
-    drafter: Drafter
-    target: Target
-    ops: TensorOps
-    cache: KVCache
-    geometry: Geometry
-    choices: Choices
-    guidance: Guidance
-    tables: TreeTables | None
-    dynamic: DynamicTree | None
-
-    def __post_init__(self) -> None:
+    def __init__(self, given: Setting[DrafterTree]) -> None:
+        super().__init__(given)
+        assert given.drafter is not None and given.cache is not None
+        self.drafter, self.target, self.cache = given.drafter, given.target, given.cache
+        self.choices, self.guidance = given.choices, given.guidance
+        self.dynamic = given.source if isinstance(given.source, DynamicTree) else None
         g = self.geometry
         device = self.target.weight.device
         self.prefix = g.prefix - 1
@@ -67,8 +66,6 @@ class Drafting:
         self.behind = self.slots[: self.base] - self.prefix
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
-        self.topology: dict[str, Any] = {}
-        self.ranks: Ranks | None = None
         #: Which picks of each level are nodes of the tree, and the levels behind the root's.
         self.kept: list[Picks] = []
         self.levels: list[Level] = []
@@ -77,9 +74,12 @@ class Drafting:
             for level in range(self.dynamic.depth):
                 self.levels.append(Level(None, None, None, self._scratch(level * k, k)))
         if self.tables is not None:
-            self.topology = self.tables.topology(g.batch, device, self.ops.index)
-            self.ranks = self.tables.ranks(self.topology)
             self._plan_levels(self.tables, device)
+
+    @property
+    def caches(self) -> tuple[KVCache, ...]:
+        """The drafter's cache."""
+        return (self.cache,)
 
     def _scratch(self, first: int, count: int) -> Tensor:
         """Return the address of ``count`` scratch slots, the same for every image."""
@@ -152,6 +152,13 @@ class Drafting:
         if shown is None:
             return visible
         return visible & shown[:, : visible.shape[-1]].unsqueeze(1)
+
+    def begin(self, state: State, features: Tensor) -> None:
+        """Run the prompt, and let the first token be what is caught up on next."""
+        self.prefill(state, features)
+        state.pending_tokens[:, 0].copy_(state.root)
+        state.pending_features[:, 0].copy_(features[:, -1])
+        state.pending_count.fill_(1)
 
     def prefill(self, state: State, features: Tensor) -> None:
         """Run the drafter over the prompt with the target's features ``[R, prefix, D]``."""
@@ -278,13 +285,40 @@ class Drafting:
                     ahead, depth + 1, level.codes.of(codes), level.features.of(features), level.seen
                 )
         drafted = torch.cat(tokens, dim=1)
-        return DraftTree(
-            tokens=drafted if self.kept else self.order.of(drafted),
-            max_children=tables.max_children,
-            q=torch.cat(dists, dim=1) if dists else None,
-            **self.topology,
-            known_ranks=self.ranks,
-            window=window,
+        rows = torch.cat(dists, dim=1) if dists else None
+        return self.tree(drafted if self.kept else self.order.of(drafted), rows, window)
+
+    def after(self, state: State, kept: Kept) -> None:
+        """Keep the accepted tokens and the target's features, for the next step to catch up on."""
+        g, keep, rows = self.geometry, kept.open.unsqueeze(1), self._rows
+        tokens, pending = state.pending_tokens, state.pending_features
+        put_first(tokens, torch.where(keep, kept.tokens, tokens[:, : g.depth + 1]))
+        index = rows(kept.path).unsqueeze(-1).expand(-1, -1, kept.features.shape[-1])
+        features = kept.features.gather(1, index)
+        open_ = rows(kept.open).view(-1, 1, 1)
+        put_first(pending, torch.where(open_, features, pending[:, : g.depth + 1]))
+        state.pending_count.copy_(torch.where(kept.open, kept.gained, state.pending_count))
+
+    def planned(self, state: State) -> plan.Source:
+        """Describe the tree and the buffers that are its own."""
+        buffers = plan.TreeBuffers(
+            state.root, state.pending_tokens, state.pending_count, state.pending_features,
+            state.last_path, state.slot_of, state.place_of,
+        )  # fmt: skip
+        dynamic, tables = self.dynamic, self.tables
+        if dynamic is not None:
+            return plan.DynamicTree(dynamic.top_k, dynamic.depth, dynamic.total, buffers)
+        assert tables is not None
+        return plan.StaticTree(
+            parents=tuple(tables.parents),
+            depths=tuple(tables.depths),
+            inner=tuple(tuple(level) for level in tables.inner),
+            widths=tables.max_children,
+            draft_columns=self.geometry.draft_columns,
+            first_child=self.topology["first_child"],
+            num_children=self.topology["num_children"],
+            group=self.topology["group"],
+            buffers=buffers,
         )
 
     def _likeliest(self, logits: Tensor, count: int, luck: Tensor | None) -> tuple[Tensor, Tensor]:

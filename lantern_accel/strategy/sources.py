@@ -1,0 +1,130 @@
+"""Sources of drafts as values: each says where a step's drafts come from, and how many there are.
+
+A source is one class, registered by its ``kind`` when it is defined; what it does in a step is
+registered with :func:`lantern_accel.decoding.sources.register`. The command line, JSON and reports then
+take it: as ``--strategy KIND``, as ``--tree KIND:field=value,...`` and as ``{"kind": KIND, ...}``. A
+kind that nothing has defined is looked up among the entry points of the group
+``lantern_accel.sources``, by its name.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, SerializeAsAny, WithJsonSchema
+
+from lantern_accel.errors import StrategyError, did_you_mean, shown
+from lantern_accel.strategy.rules import Value, validated
+
+#: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
+Path = tuple[int, ...]
+#: The entry points of packages that bring sources: ``KIND = "module"``.
+GROUP = "lantern_accel.sources"
+
+
+def chain_paths(length: int) -> tuple[Path, ...]:
+    """Return the paths of a chain of ``length`` drafts."""
+    return tuple((0,) * (i + 1) for i in range(length))
+
+
+class DraftSource(Value):
+    """Where drafts come from.
+
+    A subclass gives ``kind`` (a ``Literal`` with a default), its fields, and :attr:`shape`, or the
+    sizes that follow from them.
+    """
+
+    kind: str
+
+    needs_drafter: ClassVar[bool] = False
+    """Whether drafts are a drafter's."""
+    by_name: ClassVar[bool] = True
+    """Whether a strategy has the source's kind as its name."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if isinstance(kind, str):
+            SOURCES[kind] = cls
+
+    @property
+    def shape(self) -> tuple[Path, ...] | None:
+        """The drafts of a step as paths of a tree; None where the shape is not known before them."""
+        return None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Nodes of a step with the root, and the depth of the deepest draft."""
+        if self.shape is None:
+            raise StrategyError(
+                f"the source of drafts {self.kind!r} does not say how many there are"
+            )
+        return 1 + len(self.shape), max((len(path) for path in self.shape), default=0)
+
+    @property
+    def widest(self) -> int:
+        """The most drafts of one place."""
+        return 1 + max((path[-1] for path in self.shape or ()), default=-1)
+
+    @classmethod
+    def parse(cls, text: str) -> DraftSource:
+        """Read what follows ``KIND:`` on the command line: ``field=value,...``."""
+        kind = str(cls.model_fields["kind"].default)
+        known = [name for name in cls.model_fields if name != "kind"]
+        values: dict[str, Any] = {}
+        for part in filter(None, text.split(",")):
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or name not in known:
+                fields = ", ".join(f"{one}=..." for one in known) or "no fields"
+                raise StrategyError(
+                    f"the drafts {kind!r} have no field {shown(name)}; they have {fields}"
+                )
+            values[name] = value
+        return validated(cls, values, kind)
+
+
+#: Every source that is defined, by kind.
+SOURCES: dict[str, type[DraftSource]] = {}
+
+
+def source_class(kind: object) -> type[DraftSource] | None:
+    """Return the source of this kind, loading the package that brings it; None: there is none."""
+    if not isinstance(kind, str):
+        return None
+    if kind not in SOURCES:
+        for one in entry_points(group=GROUP, name=kind):
+            try:
+                one.load()
+            except Exception as error:
+                raise StrategyError(
+                    f"the source of drafts {kind!r} cannot be loaded from {one.value!r}: {error}; "
+                    "update or remove the package that brings it"
+                ) from error
+    return SOURCES.get(kind)
+
+
+def _source(value: Any) -> Any:
+    """Return the source that a mapping describes; a source passes as it is."""
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind")
+    try:
+        found = source_class(kind)
+    except StrategyError as error:  # which would pass through what validates a whole file
+        raise ValueError(str(error)) from None
+    if found is None:
+        near = did_you_mean(str(kind), SOURCES)
+        raise ValueError(f"no source of drafts is named {shown(kind)}{near}")
+    return found.model_validate(value)
+
+
+_SCHEMA = {
+    "type": "object",
+    "required": ["kind"],
+    "properties": {"kind": {"type": "string"}},
+    "description": "a source of drafts by its kind, with the fields of that source",
+}
+#: A source of drafts as a field of a model.
+Tree = Annotated[SerializeAsAny[DraftSource], BeforeValidator(_source), WithJsonSchema(_SCHEMA)]

@@ -1,0 +1,242 @@
+"""A stranger's source of drafts: one file and one registration, exact without another change.
+
+The drafts are the tokens of the row above, in an image that is a grid: certain ones, q = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+import torch
+from pydantic import Field
+from support.chi_square import misfit
+from support.engines import GREEDY, SAMPLED
+from support.tiny import captions, neighbours, tiny_models
+from torch import Tensor
+
+from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.sources import CertainDrafts, Kept, Setting, register
+from lantern_accel.decoding.state import State
+from lantern_accel.decoding.target import row_of
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.sources import SOURCES, DraftSource, Path, chain_paths
+from lantern_accel.strategy.trees import parse_tree
+from lantern_accel.strategy.values import (
+    Coupling,
+    LanternPP,
+    NoTree,
+    Sampling,
+    StaticTree,
+    Strategy,
+    named_strategy,
+)
+
+# --- what a stranger writes ------------------------------------------------------------------------
+
+
+class RowAbove(DraftSource):
+    """Drafts copied from the row above."""
+
+    kind: Literal["row-above"] = "row-above"
+    length: int = Field(4, ge=1, le=64)
+
+    @property
+    def shape(self) -> tuple[Path, ...]:
+        return chain_paths(self.length)
+
+
+@register(RowAbove)
+class Copies(CertainDrafts[RowAbove]):
+    """Copies tokens of the row above, or where that row is a draft itself, of the draft."""
+
+    def __init__(self, given: Setting[RowAbove]) -> None:
+        super().__init__(given)
+        self.row = row_of(given.target.config)
+        self.seen = torch.zeros(1, dtype=given.ops.index, device=given.target.weight.device)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        return {"seen": self.seen}
+
+    def begin(self, state: State, features: Tensor) -> None:
+        self.seen.zero_()
+
+    def guess(self, state: State) -> Tensor:
+        found: list[Tensor] = []
+        for ahead in range(1, self.given.source.length + 1):
+            if ahead > self.row:
+                found.append(found[ahead - self.row - 1])
+                continue
+            above = (state.length + (ahead - self.row)).clamp(min=0).unsqueeze(1)
+            found.append(state.tokens.gather(1, above).squeeze(1))
+        return torch.stack(found, dim=1)
+
+    def after(self, state: State, kept: Kept) -> None:
+        self.seen.add_(kept.gained.sum())
+
+
+# --- what it is held to ----------------------------------------------------------------------------
+
+VOCAB, TOKENS, IMAGES = 3, 4, 40_000
+
+
+def engine_of(
+    strategy: Strategy, given: Sampling, batch: int = 3, sizes: dict[str, Any] | None = None
+) -> Any:
+    target, drafter = tiny_models(0, **(sizes or {}))
+    table = neighbours(target.config.vocab_size, 10) if strategy.neighbours else None
+    return engine_for(target, drafter, TensorOps(), strategy, given, batch=batch, neighbours=table)
+
+
+def tokens_of(engine: Any, seed: int = 5) -> Tensor:
+    g, target = engine.geometry, engine.verifying.target
+    features, mask = captions(target, 8)
+    some = [i % 8 for i in range(g.batch)] if g.batch <= 8 else [0] * g.batch
+    condition = features[some]
+    if engine.sampling.guided:
+        condition = torch.cat((condition, target.unconditional(g.batch)))
+    with torch.inference_mode():
+        engine.start(condition, mask[some], engine.randomness(seed, list(range(g.batch))))
+        tokens: Tensor = engine.run().tokens
+    return tokens
+
+
+def joint(given: Sampling) -> Tensor:
+    """Return the law of an image of the tiny target, by running it over every image there is."""
+    law = torch.ones(1)
+    images = torch.zeros(1, 0, dtype=torch.int64)
+    for place in range(TOKENS):
+        batch = len(images)
+        sizes = {"vocab": VOCAB, "grid": 2, "prefix": 2, "dim": 16}
+        engine = engine_of(Strategy(tree=NoTree(), coupling="maximal"), given, batch, sizes)
+        features, mask = (t[:1] for t in captions(engine.verifying.target, 8))
+        given_uniforms = engine.randomness(0, list(range(batch)))
+        condition = features.expand(batch, -1, -1)
+        with torch.inference_mode():
+            engine.load(condition, mask.expand(batch, -1), given_uniforms)
+            _, logits = engine.verifying.prefill(engine.state)
+            engine.prefill()
+            for at in range(place):
+                engine.state.root.copy_(images[:, at])
+                if at == place - 1:
+                    tree = engine.source.draft(engine.state, None, None)
+                    logits = engine.verifying.verify(engine.state, tree)[1][:, 0]
+                engine.step()
+        p = distribution(logits, given)
+        law = (law.unsqueeze(1) * p).flatten()
+        images = torch.cat(
+            (
+                images.repeat_interleave(VOCAB, 0),
+                torch.arange(VOCAB).repeat(batch).unsqueeze(1),
+            ),
+            dim=1,
+        )
+    return law
+
+
+@pytest.mark.parametrize("coupling", ["invariant", "maximal"])
+@pytest.mark.parametrize("length", [1, 3])
+def test_images_follow_the_law_that_enumeration_gives(length: int, coupling: Coupling) -> None:
+    given = Sampling(top_k=2, temperature=1.2, cfg_scale=1.0)
+    sizes = {"vocab": VOCAB, "grid": 2, "prefix": 2, "dim": 16}
+    strategy = Strategy(tree=RowAbove(length=length), coupling=coupling)
+    engine = engine_of(strategy, given, IMAGES, sizes)
+    tokens = tokens_of(engine)
+    cells = sum(tokens[:, i] * VOCAB ** (TOKENS - 1 - i) for i in range(TOKENS))
+    assert isinstance(cells, Tensor)
+    counts = torch.bincount(cells, minlength=VOCAB**TOKENS)
+    law = joint(given)
+    assert misfit(counts, law) < 4.9
+    assert misfit(counts, law.roll(1)) > 4.9  # another law is told from it
+    kept = engine.state.histogram.sum(0)
+    assert (kept[: min(length, 2) + 1] > IMAGES / 100).all(), "drafts were kept and refused"
+
+
+@pytest.mark.parametrize("given", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("length", [1, 4, 9])  # a row has six tokens
+def test_its_images_are_vanillas_token_by_token(length: int, given: Sampling) -> None:
+    engine = engine_of(Strategy(tree=RowAbove(length=length)), given)
+    want = tokens_of(engine_of(Strategy(tree=NoTree()), given))
+    assert torch.equal(tokens_of(engine), want)
+    assert isinstance(engine, Engine) and engine.drafting is None
+    # What it noted itself: every token but the first, and of each image's last step perhaps a few more.
+    assert int(engine.source.buffers["seen"]) >= want.numel() - len(want)
+    assert "source.seen" in engine.changes
+
+
+def test_it_can_be_relaxed_with_a_price() -> None:
+    strategy = Strategy(tree=RowAbove(length=3), acceptance=LanternPP(k=8, lam=4.0))
+    engine = engine_of(strategy, SAMPLED)
+    tokens_of(engine)
+    assert float(engine.state.price.sum()) > 0
+
+
+def test_a_strategy_is_chosen_by_its_name_and_by_text_and_goes_through_json() -> None:
+    nothing: Any = StaticTree(paths=((0,),))
+    chosen = named_strategy("row-above", static=nothing, dynamic=nothing)
+    assert chosen.tree == RowAbove() and not chosen.needs_drafter and chosen.invariant
+    assert parse_tree("row-above:length=7") == RowAbove(length=7)
+    longer = chosen.override(tree=parse_tree("row-above:length=7"))
+    assert Strategy.model_validate_json(longer.model_dump_json()) == longer
+    with pytest.raises(StrategyError, match="'row-above' have no field 'width'; they have length="):
+        parse_tree("row-above:width=7")
+    with pytest.raises(StrategyError, match="length must be 1 or more"):
+        parse_tree("row-above:length=0")
+    with pytest.raises(StrategyError, match="did you mean row-above"):
+        named_strategy("row-abov", static=nothing, dynamic=nothing)
+    with pytest.raises(StrategyError, match="takes no others"):
+        chosen.override(tree=parse_tree("chain:3"))
+
+
+class Unmade(DraftSource):
+    kind: Literal["unmade"] = "unmade"
+
+    @property
+    def shape(self) -> tuple[Path, ...]:
+        return chain_paths(1)
+
+
+def test_a_source_that_nobody_makes_is_named() -> None:
+    with pytest.raises(StrategyError, match="makes drafts of the kind 'unmade'"):
+        engine_of(Strategy(tree=Unmade()), SAMPLED)
+
+
+@pytest.fixture
+def packages(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Install packages whose entry points bring sources, as pip would."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(name: str, source: str) -> None:
+        (tmp_path / f"{name}_drafts.py").write_text(source)
+        info = tmp_path / f"{name}_drafts-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}-drafts\nVersion: 1.0\n"
+        )
+        entry = f"[lantern_accel.sources]\n{name} = {name}_drafts\n"
+        (info / "entry_points.txt").write_text(entry)
+
+    yield install
+    SOURCES.pop("pebble", None)
+
+
+def test_a_package_brings_one_by_its_entry_point(packages: Any) -> None:
+    packages(
+        "pebble",
+        "from typing import Literal\n"
+        "from lantern_accel.strategy.sources import DraftSource\n"
+        "class Pebble(DraftSource):\n"
+        "    kind: Literal['pebble'] = 'pebble'\n"
+        "    @property\n"
+        "    def shape(self): return ((0,),)\n",
+    )
+    packages("rubble", "raise ImportError('libstone is missing')\n")
+    assert parse_tree("pebble").kind == "pebble"
+    assert Strategy.model_validate({"tree": {"kind": "pebble"}}).tree.size == (2, 1)
+    with pytest.raises(StrategyError, match=r"'rubble' cannot be loaded.*libstone is missing"):
+        parse_tree("rubble")

@@ -61,7 +61,7 @@ def compare(
     from lantern_accel.report import render
     from lantern_accel.report.comparison import compare as put_side_by_side
     from lantern_accel.report.offers import Terms, read_prices
-    from lantern_accel.report.telling import first_screen
+    from lantern_accel.report.telling import QUESTION, first_screen
 
     render.check_kind(output)
     runs, origins, conformance, called = _read(files, output)
@@ -75,7 +75,8 @@ def compare(
         for sentence in screen.opening:
             say(sentence)
         for told in screen.told:
-            say(told.short, label=told.run, style="bold")
+            about = f"{told.run}:" if len(screen.told) > 1 else QUESTION
+            say(f"{about} {told.short}", style="bold")
     say(
         f"{output} ({len(runs)} runs, {len(comparison.gaps)} gaps)",
         label="wrote",

@@ -154,6 +154,14 @@ def profile(
             conform=None if quick else run_checks,
         )
         run = Profiler(pipeline, request, output, resume=resume, say=told).measure()
+    from lantern_accel.report.comparison import compare
+    from lantern_accel.report.telling import QUESTION, first_screen
+
+    found = compare([run], profiles=[])
+    for answer in first_screen(found, found.models[0]).told:
+        say(f"{QUESTION} {answer.short}", style="bold")
+        for line in answer.lines:
+            say(line)
     say(f"{output} ({run.name}, {len(run.cells)} cells)", label="wrote", style="bold green")
     say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")
 

@@ -25,7 +25,7 @@ class Figure(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: Annotated[float, Field(gt=0)]
-    kind: Literal["datasheet", "measured"]
+    kind: Literal["datasheet", "measured", "cited"]
     source: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     """The document, or how it was measured, so that another can find the same number."""
 

@@ -109,7 +109,7 @@ def test_every_profile_has_what_a_projection_needs(name: str) -> None:
     for field, figure in profile.figures().items():
         assert len(figure.source) > 10, field
     for dtype, reached in profile.reached_flops.items():
-        assert reached.kind == "measured"
+        assert reached.kind == "cited", "others measured it"
         assert reached.value <= profile.peak_flops[dtype].value
 
 

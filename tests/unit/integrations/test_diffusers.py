@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("transformers", minversion="5.2")
+pytest.importorskip("transformers", minversion="5.8")
 pytest.importorskip("diffusers", minversion="0.37")
 
 from support.glm_image import write_glm_image

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("transformers", minversion="5.2")
+pytest.importorskip("transformers", minversion="5.8")
 
 from support.hub_models import filled, glm, glm_inputs, glm_processor, janus
 

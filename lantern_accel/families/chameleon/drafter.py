@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from lantern_accel.decoding.rows import prefix_positions
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.chameleon.model import CodeEmbedding, Sized, TrunkConfig
+from lantern_accel.nn.fusion import Fusion
 from lantern_accel.nn.rotary import rotary_table
-from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, dense_visible
+from lantern_accel.nn.transformer import REFERENCE, Pass, dense_visible
 
 
 class ChameleonDrafterConfig(TrunkConfig):
@@ -25,9 +26,10 @@ class ChameleonDrafterConfig(TrunkConfig):
     n_layer: int = Field(1, ge=1, le=1)
     bias: bool = True
     mask_padding: bool = True
+    taps: tuple[int, ...] = Field((), max_length=0, description="they read the last states alone")
 
 
-class ChameleonDrafter(Sized):
+class ChameleonDrafter(Fusion, Sized):
     """Predicts the target's next feature from its last features and the token drawn from them."""
 
     config: ChameleonDrafterConfig
@@ -38,8 +40,7 @@ class ChameleonDrafter(Sized):
         self.ops = ops
         # Its own table: the published drafters' embeddings were frozen, but not tied.
         self.embed_tokens = CodeEmbedding(config)
-        self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
-        self.fuse: Projection | None = None
+        self.make_fusion()
         self.layers = config.decoder.blocks()
         self.place_tables(torch.device("cpu"))
 
@@ -48,18 +49,9 @@ class ChameleonDrafter(Sized):
         """The table of all tokens."""
         return self.embed_tokens
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """None: these drafters read the target's last states alone."""
-        return ()
-
-    def fused(self, features: Tensor) -> Tensor:
-        """Return the features as they are."""
-        return features
-
     def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
-        pair = torch.cat((embedded, features), dim=-1)
-        return self.config.decoder.run(self.ops, self.layers, self.fc(pair, self.ops), at)
+        x = self.joined(embedded, features)
+        return self.config.decoder.run(self.ops, self.layers, x, at)
 
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``."""

@@ -8,8 +8,7 @@ than the target's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -18,13 +17,13 @@ from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import DraftStack
+from lantern_accel.nn.fusion import Fusion, check_taps
 from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
     Block,
     Pass,
     PrefixRotary,
-    Projection,
     RMSNorm,
     dense_visible,
     described,
@@ -62,10 +61,7 @@ class DrafterConfig(Sizes):
                 f"dim {self.dim} must be n_head {self.n_head} times a head width that is a multiple of "
                 "4 (2D rotary positions)"
             )
-        if list(self.taps) != sorted(set(self.taps)) or any(tap < 1 for tap in self.taps):
-            raise ValueError(
-                f"taps {list(self.taps)} must be numbers from 1 up, each once, ascending"
-            )
+        check_taps(self.taps)
         return self
 
     @property
@@ -73,34 +69,15 @@ class DrafterConfig(Sizes):
         return self.dim // self.n_head
 
 
-class Drafts(Protocol):
-    """What every drafter has: a table of its own, and ``fc`` from (token, feature) to its width."""
-
-    embed_tokens: Any
-    fc: Projection
-    fuse: Projection | None
-
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
-
-
 @torch.no_grad()
-def start_drafter(drafter: Drafts, embedding: Tensor) -> None:
+def start_drafter(drafter: Any, embedding: Tensor) -> None:
     """Draw a drafter's first weights; its table becomes the target's ``embedding`` and is frozen."""
-    for name, weight in drafter.named_parameters():
-        if weight.dim() == 2 and "norm" not in name:  # Chameleon's norms have a row a head
-            nn.init.normal_(weight, std=0.02)
-        if name.endswith(("wo.weight", "w2.weight")):
-            nn.init.normal_(weight, std=0.01)
-    # Start from "the next feature resembles this one": the identity on the feature half.
-    width = embedding.shape[1]
-    drafter.fc.weight[:, width:].add_(torch.eye(width))
-    if drafter.fuse is not None:  # ... and is the last of the target's states
-        drafter.fuse.weight[:, -width:] = torch.eye(width)
+    drafter.start()
     drafter.embed_tokens.weight.copy_(embedding)
     drafter.embed_tokens.requires_grad_(False)
 
 
-class EagleDrafter(nn.Module):
+class EagleDrafter(Fusion):
     """Predicts the target's next feature from its last features and the token drawn from them."""
 
     rope_cos: Tensor
@@ -113,11 +90,7 @@ class EagleDrafter(nn.Module):
         self.config = config
         self.ops = ops
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
-        count = len(config.taps)
-        self.tap_norms = nn.ModuleList(RMSNorm(config.dim, config.norm_eps) for _ in range(count))
-        wide = (count + 1) * config.dim
-        self.fuse = Projection(wide, config.dim, bias=False) if count else None
-        self.fc = Projection(2 * config.dim, config.dim, bias=config.bias)
+        self.make_fusion()
         self.layers = nn.ModuleList(
             [
                 Block(
@@ -140,11 +113,6 @@ class EagleDrafter(nn.Module):
         self.rope_cos, self.rope_sin = grid_tables(self.config, device)
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """Blocks of the target whose states :meth:`fused` takes."""
-        return self.config.taps
-
-    @property
     def stack(self) -> DraftStack | None:
         """All that a pass runs; None where its blocks are of another kind."""
         blocks = described(self.layers)
@@ -154,26 +122,13 @@ class EagleDrafter(nn.Module):
         fuse = None if self.fuse is None else self.fuse.described()
         return DraftStack(self.embed_tokens.weight, norms, fuse, self.fc.described(), blocks)
 
-    def fused(self, features: Tensor) -> Tensor:
-        """Return the target's states ``[R, T, (taps + 1) D]`` as one feature ``[R, T, D]``.
-
-        What has the width of one already, such as the drafter's own predictions, stays as it is.
-        """
-        if self.fuse is None or features.shape[-1] == self.config.dim:
-            return features
-        *tapped, last = torch.split(features, self.config.dim, dim=-1)
-        normed = [norm(x, self.ops) for norm, x in zip(self.tap_norms, tapped, strict=True)]
-        out: Tensor = self.fuse(torch.cat((*normed, last), dim=-1), self.ops)
-        return out
-
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``.
 
         Of a drafter with taps, features of the target are ``[R, T, (taps + 1) D]``.
         """
-        features = self.fused(features)
-        pair = torch.cat((F.embedding(codes, self.embed_tokens.weight), features), dim=-1)
-        return self.ops.trunk(self.layers, self.fc(pair, self.ops), at)
+        x = self.joined(F.embedding(codes, self.embed_tokens.weight), features)
+        return self.ops.trunk(self.layers, x, at)
 
     def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Run the prompt with the target's features ``[R, p, D]``; every position is fed code 0."""

@@ -57,6 +57,8 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
     if getattr(manifest, "text", None) is not None:
         files["text"] = folder / "text.safetensors"
         files["text_tokenizer"] = folder / "text_tokenizer.json"
+    elif (folder / "tokenizer.json").is_file():
+        files["text_tokenizer"] = folder / "tokenizer.json"
     if parts.text is not None:
         raise CheckpointError(
             f"the model {manifest.name!r} takes no text encoder from elsewhere, so {parts.text} would "

@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import save
 
-from lantern_accel.errors import DataError
+from lantern_accel.errors import DataError, LanternError
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.keys import load_into, read_tensors
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
@@ -22,6 +22,7 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.families.manifest import ModelDefaults
+from lantern_accel.families.registry import family
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
 from lantern_accel.models.bundle import read_manifest
 from lantern_accel.training.common import TrainConfig, read_made
@@ -111,20 +112,17 @@ def bundle(
 def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
     """Write ``to``, a copy of the model folder ``model`` with the newly trained drafter."""
     manifest = read_manifest(model)
-    config = read_made(DrafterConfig, drafter / "drafter.json", "drafter")
     try:
-        joined = type(manifest).model_validate(
-            {**manifest.model_dump(), "drafter": config.model_dump()}
-        )
-    except ValidationError as error:
+        joined, weights = family(manifest.family).with_drafter(manifest, drafter)
+    except LanternError as error:
         raise DataError(
-            f"the drafter in {drafter} does not fit the model in {model}: {error.errors()[0]['msg']}"
+            f"the drafter in {drafter} does not fit the model in {model}: {error}"
         ) from None
     to.mkdir(parents=True, exist_ok=True)
     for path in sorted(model.iterdir()):
         if path.is_file() and path.name not in ("model.json", "drafter.safetensors"):
             write_whole(to / path.name, lambda stream, p=path: stream.write(p.read_bytes()))  # type: ignore[misc]
-    written = (drafter / "drafter.safetensors").read_bytes()
+    written = weights.read_bytes()
     write_whole(to / "drafter.safetensors", lambda stream: stream.write(written))
     write_json(to / "model.json", joined.model_dump(mode="json"))
     return to

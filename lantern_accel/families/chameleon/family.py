@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lantern_accel.checkpoints.layouts import drafter_weights
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.base import (
@@ -40,7 +41,12 @@ from lantern_accel.families.chameleon.keys import (
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.official import detect, published_manifest
-from lantern_accel.families.chameleon.sizes import VQ_PREFIX, drafter_said, fitting_drafter
+from lantern_accel.families.chameleon.sizes import (
+    VQ_PREFIX,
+    drafter_config,
+    drafter_said,
+    fitting_drafter,
+)
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
     anole_image_only,
@@ -240,6 +246,14 @@ class ChameleonFamily(Family):
         """Return LANTERN's keys and configuration."""
         weights = published_drafter(drafter.state_dict(), drafter.config)
         return DrafterFiles(weights, "config.json", drafter_said(drafter.config))
+
+    def with_drafter(
+        self, manifest: ChameleonManifest, path: Path
+    ) -> tuple[ChameleonManifest, Path]:
+        """Take LANTERN's drafter, or one that was trained here."""
+        weights = drafter_weights(path)
+        config = drafter_config(open_checkpoint(weights), weights, manifest.target)
+        return manifest.model_copy(update={"drafter": config}), weights
 
     def conditions(
         self,

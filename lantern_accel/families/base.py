@@ -98,6 +98,9 @@ class Model:
     missing: Mapping[str, str] = field(default_factory=dict)
     rounding: Any = None
 
+    def __post_init__(self) -> None:
+        self.family.pair(self)
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -160,6 +163,8 @@ class Family(ABC):
 
     name: ClassVar[str]
     manifest_type: ClassVar[type[Manifest]]
+    #: Whether its models can be drawn with guidance, so that rows without a prompt are worth training on.
+    guided: ClassVar[bool] = True
     #: Files without which nothing can be drawn.
     needs: ClassVar[tuple[str, ...]] = ("target", "vq")
 
@@ -298,6 +303,9 @@ class Family(ABC):
         raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
 
     # --- optional ----------------------------------------------------------------------------------
+
+    def pair(self, model: Model) -> None:  # noqa: B027
+        """Let a drafter read what it has of its target, once both are in memory."""
 
     def sized(self, name: str, values: Mapping[str, Any] | None = None) -> Manifest | None:
         """Return the manifest of a model that is only a size, to measure with random weights.

@@ -39,13 +39,27 @@ class PromptedTarget(nn.Module, ABC):
     def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them."""
 
-    @abstractmethod
+    @property
+    def code_table(self) -> Tensor:
+        """What codes are embedded by: ``[V or more, D]``; here the first words are the codes."""
+        return self.tok_embeddings.weight
+
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
+        return F.embedding(codes, self.code_table)
 
-    @abstractmethod
+    @property
+    def head_layers(self) -> tuple[Projection, ...]:
+        """The layers of the head, a GELU between each two."""
+        return (self.output,)
+
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
+        first, *more = self.head_layers
+        x: Tensor = first(features, self.ops)
+        for layer in more:
+            x = layer(F.gelu(x), self.ops)
+        return x.float()
 
     def place_rotary(self, device: torch.device) -> None:
         """Make the rotary tables of this prompt length and picture size, float32."""

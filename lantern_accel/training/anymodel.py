@@ -10,11 +10,13 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Conditions, Family, Size
@@ -25,6 +27,7 @@ from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.maps import to_pixels
 from lantern_accel.quality.progress import NullProgress, Progress
 from lantern_accel.quality.scoring import GUIDED, encode_images
+from lantern_accel.strategy.values import Sampling
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import read_drafter, train_drafter
 from lantern_accel.training.objective import DrafterTrainConfig, Features, Teacher
@@ -96,7 +99,9 @@ class ModelFeatures:
         self.pipeline, self.prompts, self.codes = pipeline, list(prompts), codes
         self.family: Family = pipeline.model.family
         self.key = pipeline.model.weights_hash
-        self._device, self._dropout = device, text_dropout
+        # Without guidance no row lacks its prompt in decoding either.
+        self._sampling = GUIDED if self.family.guided else Sampling()
+        self._device, self._dropout = device, text_dropout if self.family.guided else 0.0
         held = max(1, round(HELD_OUT_SHARE * len(prompts)))
         order = list(range(len(prompts)))
         random.Random(0).shuffle(order)
@@ -106,7 +111,7 @@ class ModelFeatures:
         self._room = kept_bytes
         self._taps = {"taps": tuple(taps)} if taps else {}  # which not every family's target has
 
-    @property
+    @cached_property
     def gpt(self) -> Teacher:
         """The target for this size of picture; prompts may be of any length."""
         target: Teacher = self.family.fitted(self.pipeline.model, self._encoded.shape)[0]
@@ -121,8 +126,8 @@ class ModelFeatures:
         share = 0.0 if heldout else self._dropout
         dropped = [rng.random() < share for _ in range(size)]
         made = self._encoded.of([self.prompts[i] for i in chosen])
-        rows = self.family.rows(self.pipeline.model, made, GUIDED)
-        target = self.pipeline.model.target
+        rows = self.family.rows(self.pipeline.model, made, self._sampling)
+        target: Any = self.gpt
         # Each image with its prompt, or without it, as guidance's unconditional branch sees it.
         picks = [i + size * without for i, without in enumerate(dropped)]
         if coupled:
@@ -185,14 +190,19 @@ def own_images(
                 done = list(stored["codes"].long())[: len(prompts)]
         except Exception:  # whatever a damaged file makes torch raise; its images are drawn again
             done = []
+    sampling, plain = pipeline.sampling(), pipeline.strategy("vanilla")
     progress.start("drawing images to learn from", len(prompts))
     progress.advance(len(done))
     for start in range(len(done), len(prompts), batch):
         here = list(prompts[start : start + batch])
-        made = pipeline.generate(
-            here, strategy="vanilla", seed=seed + start, size=size, batch_size=batch
-        ).tokens
-        done.extend(made)
+        # As many as the others have, so that the last few need no engine of their own.
+        filled = here + here[-1:] * (min(batch, len(prompts)) - len(here))
+        conditions = pipeline.conditions(filled, size)
+        rows = pipeline.model.family.rows(pipeline.model, conditions, sampling)
+        made = pipeline.draw_tokens(
+            rows, conditions.shape, plain, sampling, seed + start, range(len(filled))
+        )
+        done.extend(made[: len(here)])
         progress.advance(len(here))
         if (start // batch) % 16 == 15 or start + batch >= len(prompts):
             kept = torch.stack(done)
@@ -259,6 +269,16 @@ def run_model_drafter(
                 "leave it out"
             )
         start = read_drafter(out.parent / config.start_from)
+    if config.coupled and not model.family.guided:
+        raise DataError(
+            f"coupled training learns guided distributions, and {manifest.name!r} is drawn without "
+            "guidance; leave coupled out"
+        )
+    if images is not None and not hasattr(model.vq, "encode"):
+        raise DataError(
+            f"the model {manifest.name!r} comes without what turns pictures into codes, so that it "
+            "cannot learn from --images; name a file of --prompts, whose pictures it draws itself"
+        )
     width, height = model.family.picture(manifest, size)
     named: list[Prompt]
     if images is not None:
@@ -290,8 +310,9 @@ def run_model_drafter(
         pipeline, named, codes, device, text_dropout=config.text_dropout, encoded=encoded,
         kept_bytes=int(config.kept_gib * GIB), taps=config.taps,
     )  # fmt: skip
-    vq = model.vq
-    book = vq.codebook() if manifest.neighbour_space == "decoder" else vq.quantize.embedding.weight
+    book, on_sphere = model.family.codebook(model)
+    if on_sphere and manifest.neighbour_space == "decoder":
+        book = F.normalize(book.float(), dim=-1)
     return train_drafter(
         config, source, out, device, progress, resume=resume, codebook=book, start=start
     )

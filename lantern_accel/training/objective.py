@@ -144,6 +144,49 @@ def head_matrix(gpt: Teacher) -> Tensor:
     return gpt.head(unit.unsqueeze(0))[0].t().contiguous()
 
 
+class FrozenHead(nn.Module):
+    """The target's head in float32, for the ``codes`` of it alone (None: all).
+
+    Heads of several layers (``head_layers``) have a GELU between each two.
+    """
+
+    def __init__(self, gpt: Teacher, codes: Tensor | None) -> None:
+        super().__init__()
+        *first, last = getattr(gpt, "head_layers", (gpt.output,))
+        self.first = nn.ModuleList(_frozen(layer, gpt) for layer in first)
+        weight: Tensor
+        bias: Tensor | None = None
+        if first:
+            made = _frozen(last, gpt)
+            weight, bias = made.weight, made.bias
+        else:  # a family may keep more rows than it has codes
+            weight = head_matrix(gpt)
+        if codes is not None:
+            weight, bias = weight[codes], None if bias is None else bias[codes]
+        self.register_buffer("weight", weight.detach())
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.weight: Tensor
+        self.bias: Tensor | None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32 logits ``[..., V]`` of features ``[..., D]``."""
+        for layer in self.first:
+            features = F.gelu(layer(features))
+        return F.linear(features, self.weight, self.bias).float()
+
+
+@torch.no_grad()
+def _frozen(layer: Projection, gpt: Any) -> nn.Linear:
+    """Return a projection in float32, in torch's order."""
+    weight = layer.weight if layer.packed is None else gpt.ops.unpack(layer.packed)
+    rows, columns = weight.shape
+    made = nn.Linear(columns, rows, layer.bias is not None, weight.device)
+    made.weight.copy_(weight)
+    if layer.bias is not None:
+        made.bias.copy_(layer.bias)
+    return made.requires_grad_(False)
+
+
 def choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
     """Return where there is something to draft: positions of the loss, and the codes there.
 
@@ -173,12 +216,10 @@ class DrafterLoss(nn.Module):
         self.drafter = drafter
         self.config = config
         positions, codes = choices(gpt)
-        head = head_matrix(gpt)
-        self.register_buffer("head", head if codes is None else head[codes])
+        self.head, self.dim = FrozenHead(gpt, codes), int(gpt.config.dim)
         self.register_buffer("near", near)
         self.register_buffer("positions", positions)
         self.positions: Tensor | None
-        self.head: Tensor
         self.near: Tensor | None
 
     def forward(
@@ -201,7 +242,7 @@ class DrafterLoss(nn.Module):
         config = self.config
         prefix = states.shape[1] - codes.shape[1] + 1
         fed = self.drafter.fused((states + noise)[:, :-1])
-        states = states[..., -self.head.shape[1] :]  # the taps' come first
+        states = states[..., -self.dim :]  # the taps' come first
         if own is not None:
             with torch.no_grad():
                 predicted = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
@@ -213,8 +254,7 @@ class DrafterLoss(nn.Module):
         loss = config.feature_weight * F.smooth_l1_loss(guess.float(), truth.float())
         if self.positions is not None:
             guess, truth = (x.index_select(1, self.positions) for x in (guess, truth))
-        logits = F.linear(guess, self.head).float()
-        goal = F.linear(truth, self.head).float()
+        logits, goal = self.head(guess), self.head(truth)
         if config.coupled:
             scale = logits.new_full((len(logits) // 2, 1), config.cfg_scale)
             logits, goal = guide(logits, scale), guide(goal, scale)

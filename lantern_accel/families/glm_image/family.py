@@ -18,7 +18,6 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import (
     Conditions,
-    Family,
     Found,
     Model,
     Parts,
@@ -45,6 +44,8 @@ from lantern_accel.families.glm_image.official import detect, published_manifest
 from lantern_accel.families.glm_image.painting import paint
 from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.prompted_drafter import PromptedDrafter, fitting_config
+from lantern_accel.families.prompted_family import PromptedFamily
 from lantern_accel.families.prompts import CAPTIONS, bucket, check_texts, left_pad
 from lantern_accel.strategy.values import Sampling
 
@@ -54,11 +55,12 @@ if TYPE_CHECKING:
     from lantern_accel.families.published import ModelEntry
 
 
-class GlmImageFamily(Family):
+class GlmImageFamily(PromptedFamily):
     """GLM-Image's prior: tokens of two grids, which the diffusion half turns into a picture."""
 
     name: ClassVar[str] = "glm_image"
     manifest_type: ClassVar[type[Manifest]] = GlmImageManifest
+    guided: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ("target", "vq", "text_tokenizer")
 
     def detect(self, path: Path, parts: Parts) -> Found | None:
@@ -70,9 +72,12 @@ class GlmImageFamily(Family):
         return published_manifest(entry)
 
     def build(self, manifest: GlmImageManifest, part: str, ops: TensorOps) -> nn.Module:
-        """Build the prior, or the codebook that says which codes are alike."""
+        """Build the prior, its drafter, or the codebook that says which codes are alike."""
         if part == "target":
             return GlmImageGPT(manifest.target, ops=ops)
+        if part == "drafter":
+            assert manifest.drafter is not None
+            return PromptedDrafter(manifest.drafter, ops=ops)
         return Codebook(manifest.vq)
 
     def published(self) -> Sequence[ModelEntry]:
@@ -87,6 +92,8 @@ class GlmImageFamily(Family):
         """Rename, stack, reorder the rows that turn, and keep the head's rows of codes."""
         if part == "target":
             return target_recipes(checkpoint, manifest.target)
+        if part == "drafter":
+            return self.drafter_recipes(checkpoint)
         return {"embedding.weight": Recipe((CODEBOOK,))}
 
     def unneeded(self, part: str) -> re.Pattern[str] | None:
@@ -163,11 +170,11 @@ class GlmImageFamily(Family):
         return Conditions(torch.cat(ids), torch.cat(masks), shape)
 
     def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
-        """Return the target for a prompt length and a picture size; weights are shared."""
+        """Return target and drafter for a prompt length and a picture size; weights are shared."""
         if not isinstance(shape, tuple):
-            return model.target, None
+            return model.target, model.drafter
         length, rows, columns = shape
-        return model.target.fitted(prefix_length=length, height=rows, width=columns), None
+        return self.sized_parts(model, prefix_length=length, height=rows, width=columns)
 
     def usual_shape(self, model: Model) -> Hashable:
         """Return the shape of a short prompt and the default picture size."""
@@ -213,6 +220,7 @@ class GlmImageFamily(Family):
             name="tiny-glm-image",
             marks=Marks(pad=49),
             target=target,
+            drafter=fitting_config(target),
             vq=CodebookConfig(codebook_size=48, codebook_dim=4),
             defaults=DEFAULTS.within(48),
         )

@@ -10,6 +10,8 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.glm_image.grids import PIXELS, grids
 from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
 from lantern_accel.families.manifest import Manifest, ModelDefaults
+from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
+from lantern_accel.families.prompted_family import check_drafter
 from lantern_accel.strategy.values import Sampling
 
 #: The released generation_config.json; its top-k is the head's width and filters nothing.
@@ -35,7 +37,7 @@ class GlmImageManifest(Manifest):
     family: Literal["glm_image"] = "glm_image"
     marks: Marks = Marks()
     target: GlmImageConfig
-    drafter: None = None
+    drafter: PromptedDrafterConfig | None = None
     vq: CodebookConfig
 
     @model_validator(mode="after")
@@ -44,6 +46,7 @@ class GlmImageManifest(Manifest):
             raise ValueError(
                 f"the codebook has {self.vq.codebook_size} codes, the target {self.target.vocab_size}"
             )
+        check_drafter(self.drafter, self.target)
         return self
 
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.glm_image.grids import SMALL, Grid, grids, positions, tokens_above
@@ -133,15 +132,6 @@ class GlmImageGPT(PromptedTarget):
         return rotary_table(
             places, c.head_dim, c.rope_base, device, rotated=c.rotated, sections=c.sections
         )
-
-    def embed_tokens(self, codes: Tensor) -> Tensor:
-        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
-        return F.embedding(codes, self.tok_embeddings.weight)
-
-    def head(self, features: Tensor) -> Tensor:
-        """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
-        out: Tensor = self.output(features, self.ops)
-        return out.float()
 
 
 class CodebookConfig(Sizes):

@@ -16,6 +16,7 @@ from lantern_accel.families.glm_image.keys import CODEBOOK, LAYOUT, is_prior
 from lantern_accel.families.glm_image.manifest import DEFAULTS, GlmImageManifest, Marks
 from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
 from lantern_accel.families.manifest import ModelDefaults
+from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.strategy.values import Sampling
 
@@ -55,12 +56,10 @@ def detect(path: Path, parts: Parts) -> Found | None:
                 "norms: a part of it is absent, or it is of another layout; fetch it again"
             )
         return None
-    for part, given in (("drafter", parts.drafter), ("vq", parts.vq)):
-        if given is not None:
-            raise CheckpointError(
-                f"GLM-Image takes no {part} from elsewhere, so {given} would not be read; leave "
-                f"--{part} out"
-            )
+    if parts.vq is not None:
+        raise CheckpointError(
+            f"GLM-Image takes no vq from elsewhere, so {parts.vq} would not be read; leave --vq out"
+        )
     files, missing, marks = {"target": home}, {}, read_marks(said)
     if CODEBOOK in checkpoint:
         files["vq"] = home
@@ -80,6 +79,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     asked = folder / "generation_config.json"
     if asked.is_file():
         manifest = manifest.model_copy(update={"defaults": defaults_of(read_json(asked), manifest)})
+    manifest = add_drafter(manifest, _release(folder), parts, files, missing)
     return Found(manifest, files, parts, ["the prior of GLM-Image"], missing)
 
 
@@ -222,6 +222,11 @@ def _home(path: Path) -> Path | None:
     if path.is_dir():
         return path if has_weights(path) else None
     return path if path.is_file() else None
+
+
+def _release(folder: Path) -> Path:
+    """Return the folder of the whole release, which the prior's may lie in."""
+    return folder.parent if folder.name == PRIOR else folder
 
 
 def _tokenizer(given: Path | None, folder: Path) -> Path | None:

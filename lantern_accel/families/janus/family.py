@@ -18,7 +18,6 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import (
     Conditions,
-    Family,
     Found,
     Model,
     Parts,
@@ -36,6 +35,8 @@ from lantern_accel.families.janus.official import detect, published_manifest
 from lantern_accel.families.janus.text import SpecialIds, prompt_ids
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.prompted_drafter import PromptedDrafter, fitting_config
+from lantern_accel.families.prompted_family import PromptedFamily
 from lantern_accel.families.prompts import CAPTIONS, bucket, check_texts, left_pad
 from lantern_accel.families.tokenizer import check_vocabulary, read_tokenizer
 from lantern_accel.strategy.values import Sampling
@@ -69,7 +70,7 @@ class JanusText:
         """Do nothing: there is nothing on the device."""
 
 
-class JanusFamily(Family):
+class JanusFamily(PromptedFamily):
     """Janus-Pro and Janus 1.3B, the half that draws."""
 
     name: ClassVar[str] = "janus"
@@ -85,9 +86,12 @@ class JanusFamily(Family):
         return published_manifest(entry)
 
     def build(self, manifest: JanusManifest, part: str, ops: TensorOps) -> nn.Module:
-        """Build the Llama, or LlamaGen's VQ tokenizer."""
+        """Build the Llama, its drafter, or LlamaGen's VQ tokenizer."""
         if part == "target":
             return JanusGPT(manifest.target, ops=ops)
+        if part == "drafter":
+            assert manifest.drafter is not None
+            return PromptedDrafter(manifest.drafter, ops=ops)
         return VQModel(manifest.vq)
 
     def published(self) -> Sequence[ModelEntry]:
@@ -102,6 +106,8 @@ class JanusFamily(Family):
         """Rename and stack; the picture tokenizer has LlamaGen's tensors."""
         if part == "target":
             return target_recipes(checkpoint, manifest.target, checkpoint.path)
+        if part == "drafter":
+            return self.drafter_recipes(checkpoint)
         return {name: Recipe((key,)) for name, key in vq_names(checkpoint).items()}
 
     def unneeded(self, part: str) -> re.Pattern[str] | None:
@@ -177,10 +183,10 @@ class JanusFamily(Family):
         return Conditions(torch.cat(ids), torch.cat(masks), longest)
 
     def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
-        """Return the target for a prompt length; weights are shared."""
+        """Return target and drafter for a prompt length; weights are shared."""
         if not isinstance(shape, int):
-            return model.target, None
-        return model.target.fitted(prefix_length=shape), None
+            return model.target, model.drafter
+        return self.sized_parts(model, prefix_length=shape)
 
     def usual_shape(self, model: Model) -> Hashable:
         """Return the length of a short prompt."""
@@ -221,7 +227,7 @@ class JanusFamily(Family):
         return model.vq.quantize.embedding.weight, True
 
     def tiny(self) -> JanusManifest:
-        """Return a small Janus, whose rows without a prompt attend to their pads."""
+        """Return a small Janus: rows without a prompt attend to their pads, the drafter has a tap."""
         target = JanusConfig(
             dim=32, n_layer=2, n_head=4, ffn_dim=48, token_count=40, vocab_size=48, code_dim=4,
             grid=5, prefix_length=8, max_positions=64,
@@ -230,6 +236,7 @@ class JanusFamily(Family):
             name="tiny-janus",
             ids=SpecialIds(bos=36, pad=37, image_start=38),
             target=target,
+            drafter=fitting_config(target, taps=(1,)),
             vq=VQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=48, codebook_dim=4),
             defaults=DEFAULTS.within(target.vocab_size),
         )

@@ -10,6 +10,8 @@ from lantern_accel.families.janus.model import JanusConfig
 from lantern_accel.families.janus.text import SpecialIds, Variant
 from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import Manifest, ModelDefaults
+from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
+from lantern_accel.families.prompted_family import check_drafter
 from lantern_accel.strategy.values import Sampling
 
 #: ``generation_inference.py``: guidance 5, temperature 1, no filter.
@@ -23,7 +25,7 @@ class JanusManifest(Manifest):
     variant: Variant = "pro"
     ids: SpecialIds = SpecialIds()
     target: JanusConfig
-    drafter: None = None
+    drafter: PromptedDrafterConfig | None = None
     vq: VQConfig
 
     @model_validator(mode="after")
@@ -32,6 +34,7 @@ class JanusManifest(Manifest):
             raise ValueError(
                 f"the codebook has {self.vq.codebook_size} codes, the target {self.target.vocab_size}"
             )
+        check_drafter(self.drafter, self.target)
         return self
 
     @property

@@ -128,11 +128,12 @@ class JanusGPT(PromptedTarget):
         places = torch.arange(prefix + count, device="cpu")
         return rotary_table(places, self.config.head_dim, self.config.rope_base, device)
 
-    def embed_tokens(self, codes: Tensor) -> Tensor:
-        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
-        return F.embedding(codes, self.image_table)
+    @property
+    def code_table(self) -> Tensor:
+        """The aligned embedding."""
+        return self.image_table
 
-    def head(self, features: Tensor) -> Tensor:
-        """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
-        out: Tensor = self.output(F.gelu(self.head_in(features, self.ops)), self.ops)
-        return out.float()
+    @property
+    def head_layers(self) -> tuple[Projection, ...]:
+        """Two layers."""
+        return self.head_in, self.output

@@ -21,6 +21,7 @@ from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_i
 from lantern_accel.families.llamagen.parts import published_vq
 from lantern_accel.families.llamagen.parts import vq_config as llamagen_vq_config
 from lantern_accel.families.llamagen.vq import VQConfig
+from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
@@ -46,11 +47,6 @@ def detect(path: Path, parts: Parts) -> Found | None:
     layout = key_layout(checkpoint, path)
     if layout is None:
         return None
-    if parts.drafter is not None:
-        raise CheckpointError(
-            f"no drafter can be used with Janus, so {parts.drafter} would not be read; leave "
-            "--drafter out"
-        )
     files, missing = {"target": path, "vq": path}, {}
     text = _tokenizer(parts.text or folder)
     ids = _ids(said)
@@ -65,6 +61,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     if known is not None:
         named = {"name": known.name, "summary": known.summary, "licence": known.licence}
         manifest = manifest.model_copy(update=named)
+    manifest = add_drafter(manifest, folder, parts, files, missing)
     notes = [f"{layout.trunk.name} keys", f"the prompt of {ROLES[variant][0]}, {why}"]
     return Found(manifest, files, parts, notes, missing)
 

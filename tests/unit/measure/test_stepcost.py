@@ -225,16 +225,23 @@ def test_the_papers_sampling_by_kind_of_model() -> None:
     assert stepcost.plan(chosen, (1,), (8,))[-1][0].nodes == 58
 
 
+@pytest.mark.parametrize("drafter", [True, False])
 @pytest.mark.parametrize("name", ["janus", "glm_image"])
-def test_models_without_a_drafter_have_windows(name: str) -> None:
+def test_models_without_a_drafter_have_windows(name: str, drafter: bool) -> None:
     """Their steps have a floor too; a prior without guidance has one row per image."""
-    manifest = family(name).tiny()
-    strategy = named_strategy("lantern++", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
+    kind = family(name)
+    manifest = kind.tiny().model_copy(update={"drafter": None})
+    if drafter:
+        manifest = kind.fitting_drafter(manifest)
+    strategy = named_strategy(
+        "eagle2" if drafter else "lantern++", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE
+    )
     with open_backend("cpu") as backend:
         model = random_model(manifest, backend, torch.float32, neighbours=1)
         report = stepcost.run_stepcost(
             backend, model, strategy, manifest.defaults.sampling,
             nodes=(4,), repeats=2,
         )  # fmt: skip
-    assert [cost.label for cost in report.costs] == ["vanilla", "scd 4"]
+    drafted = ["verify 4", "eagle2"] if drafter else ["scd 4"]
+    assert [cost.label for cost in report.costs] == ["vanilla", *drafted]
     assert all(cost.floor_bytes > 0 and len(cost.ms) == 2 for cost in report.costs)

@@ -26,7 +26,9 @@ def test_check_says_what_is_there(tmp_path: Path) -> None:
     for path in (folder, folder / "vision_language_encoder"):
         report = check(path)
         assert report.family == "glm_image" and report.usable
-        assert {one.part for one in report.parts} == {"target", "vq", "text_tokenizer"}
+        assert {one.part: one.state for one in report.parts} == {
+            "target": "found", "vq": "found", "text_tokenizer": "found", "drafter": "missing",
+        }  # fmt: skip
         found = find_model(path)
         assert found.manifest.name == "glm-image"
         assert found.manifest.defaults.sampling == Sampling(temperature=0.9, top_p=0.75)
@@ -94,7 +96,9 @@ def test_configurations_of_other_models(
 
 def test_what_a_request_cannot_have(tmp_path: Path) -> None:
     folder = write_glm_image(tmp_path / "GLM-Image", text_config={"max_position_embeddings": 400})
-    with pytest.raises(CheckpointError, match="takes no drafter from elsewhere"):
+    with pytest.raises(CheckpointError, match="takes no vq from elsewhere"):
+        find_model(folder, named_parts(vq=folder))
+    with pytest.raises(CheckpointError, match="is no drafter for this model"):
         find_model(folder, named_parts(drafter=folder))
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
         with pytest.raises(

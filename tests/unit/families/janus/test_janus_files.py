@@ -20,7 +20,7 @@ def test_check_says_what_is_there(layout: str, tmp_path: Path) -> None:
     report = check(write_janus(tmp_path / "Janus-Pro-1B", layout))
     assert report.family == "janus" and report.usable
     assert {one.part: one.state for one in report.parts} == {
-        "target": "found", "vq": "found", "text_tokenizer": "found",
+        "target": "found", "vq": "found", "text_tokenizer": "found", "drafter": "missing",
     }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_what_a_request_cannot_have(tmp_path: Path) -> None:
     said = config_of("original")
     said["language_config"]["max_position_embeddings"] = 60
     folder = write_janus(tmp_path / "Janus-Pro-1B", config=said)
-    with pytest.raises(CheckpointError, match="no drafter can be used with Janus"):
+    with pytest.raises(CheckpointError, match="is no drafter for this model"):
         find_model(folder, named_parts(drafter=folder))
     with lantern_accel.load(folder, device="cpu", dtype="float32") as pipe:
         with pytest.raises(RequestError, match=r"draws 12x12 pixels only, not 24x12"):

@@ -1,0 +1,208 @@
+"""The EAGLE drafter of targets whose prompt is a row of token ids: blocks of the target's own kind.
+
+Its blocks have the target's description (:class:`~lantern_accel.nn.decoder.Decoder`), norms before
+attention included. Tables of words and codes and rotary positions are the target's own tensors: a file
+has only what was trained. Drafter position ``p`` reads the target's feature at ``p`` and token ``p + 1``,
+and stands where that token stands.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import CheckpointError, ModelError
+from lantern_accel.families.prompted import PromptedTarget
+from lantern_accel.nn.decoder import Decoder, Norms
+from lantern_accel.nn.fusion import Fusion, check_taps
+from lantern_accel.nn.sizes import Sizes
+from lantern_accel.nn.transformer import REFERENCE, Pass, dense_visible
+
+#: How many numbers of its target's table a drafter keeps to know it by, and of which row: the middle one.
+MARK = 8
+#: Numbers that were rounded to bfloat16 twice differ by less than this share of the largest.
+MARK_ERROR = 2**-6
+
+
+class PromptedDrafterConfig(Sizes):
+    """Sizes of a drafter; all but its blocks, its taps and ``bias`` are its target's."""
+
+    dim: int = Field(ge=4)
+    n_layer: int = Field(1, ge=1, description="blocks; EAGLE has one")
+    taps: tuple[int, ...] = Field(
+        (),
+        description="blocks of the target, from 1, whose states are read beside its last (EAGLE-3)",
+    )
+    n_head: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=2)
+    ffn_dim: int = Field(ge=1)
+    norm_eps: float = 1e-6
+    qkv_bias: bool = Field(False, description="queries, keys and values have one")
+    head_norm: bool = False
+    norms: Norms = "before"
+    token_count: int = Field(ge=2, description="the vocabulary of the target's prompts")
+    vocab_size: int = Field(ge=2, description="image codes")
+    bias: bool = Field(True, description="what joins token and feature has one")
+    mask_padding: bool = Field(True, description="hide the prompt's pads, as the target does")
+    mark: tuple[float, ...] = Field(
+        (), description="numbers of the target's table, which tell models of one size apart"
+    )
+
+    @model_validator(mode="after")
+    def _taps_ascend(self) -> PromptedDrafterConfig:
+        check_taps(self.taps)
+        return self
+
+    @property
+    def decoder(self) -> Decoder:
+        """What tells these blocks from those of other Llama-like models."""
+        return Decoder(
+            dim=self.dim,
+            layers=self.n_layer,
+            heads=self.n_head,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            hidden=self.ffn_dim,
+            eps=self.norm_eps,
+            bias=self.qkv_bias,
+            head_norm=self.head_norm,
+            norms=self.norms,
+        )
+
+
+def target_sizes(config: Any) -> dict[str, Any]:
+    """Return what a drafter has of a target's configuration."""
+    one: Decoder = config.decoder
+    return {
+        "dim": one.dim,
+        "n_head": one.heads,
+        "kv_heads": one.kv_heads,
+        "head_dim": one.head_dim,
+        "ffn_dim": one.hidden,
+        "norm_eps": one.eps,
+        "qkv_bias": one.bias,
+        "head_norm": one.head_norm,
+        "norms": one.norms,
+        "token_count": config.token_count,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def fitting_config(
+    config: Any, layers: int = 1, taps: Sequence[int] = (), mark: Sequence[float] = ()
+) -> PromptedDrafterConfig:
+    """Return the sizes of a drafter for a target; raises :class:`ModelError` for taps that it lacks."""
+    if max(taps, default=0) > config.n_layer:
+        raise ModelError(
+            f"the drafter cannot read the states after block {max(taps)} of {config.n_layer}; name "
+            "lower taps"
+        )
+    sizes = {**target_sizes(config), "n_layer": layers, "taps": tuple(taps), "mark": tuple(mark)}
+    return PromptedDrafterConfig.model_validate(sizes)
+
+
+def misfit(drafter: PromptedDrafterConfig, config: Any) -> str | None:
+    """Say in which size a drafter is not of a target; None: in none."""
+    for name, value in target_sizes(config).items():
+        if getattr(drafter, name) != value:
+            return f"its {name} is {getattr(drafter, name)} and the model's {value}"
+    if max(drafter.taps, default=0) > config.n_layer:
+        return f"it reads block {max(drafter.taps)} of the model's {config.n_layer}"
+    return None
+
+
+def mark_of(target: PromptedTarget) -> tuple[float, ...]:
+    """Return some numbers of a target's table of words."""
+    table = target.tok_embeddings.weight
+    return tuple(table[len(table) // 2, :MARK].float().tolist())
+
+
+class PromptedDrafter(Fusion):
+    """Predicts the target's next feature from its last features and the token drawn from them."""
+
+    config: PromptedDrafterConfig
+    words: Tensor
+    codes: Tensor
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def __init__(self, config: PromptedDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
+        super().__init__()
+        self.config = config
+        self.ops = ops
+        self.make_fusion()
+        self.layers = config.decoder.blocks()
+        for name in ("words", "codes", "rope_cos", "rope_sin"):
+            self.register_buffer(name, None, persistent=False)
+        #: The target, while the drafter is trained: in a tuple, so that it is no part of this module.
+        self.teacher: tuple[PromptedTarget, ...] = ()
+
+    def read(self, target: PromptedTarget) -> None:
+        """Read the tables and the positions of ``target``; no table is copied.
+
+        Raises :class:`CheckpointError` where the drafter was trained on another model of these sizes.
+        """
+        known = self.config.mark
+        if known and not target.tok_embeddings.weight.is_meta:
+            here = mark_of(target)
+            most = MARK_ERROR * max(map(abs, (*known, *here)))
+            if any(abs(a - b) > most for a, b in zip(known, here, strict=True)):
+                raise CheckpointError(
+                    "the drafter was trained on another model of the same sizes; name this model's own "
+                    "with --drafter, or decode without one: --drafter none"
+                )
+        self.words, self.codes = target.tok_embeddings.weight.detach(), target.code_table.detach()
+        self._place(target)
+
+    def _place(self, target: PromptedTarget) -> None:
+        """Take the target's positions from the second on; tensors of their own, as no view is kept."""
+        self.rope_cos, self.rope_sin = target.rope_cos[1:].clone(), target.rope_sin[1:].clone()
+
+    def beside(self, target: PromptedTarget) -> PromptedDrafter:
+        """Return this drafter for its target at another prompt length or picture size."""
+        view = copy.copy(self)
+        view._buffers = dict(self._buffers)
+        view._place(target)
+        return view
+
+    def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
+        x = self.joined(embedded.to(features.dtype), features)
+        return self.config.decoder.run(self.ops, self.layers, x, at)
+
+    def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``.
+
+        Of a drafter with taps, features of the target are ``[R, T, (taps + 1) D]``.
+        """
+        return self._run(F.embedding(codes, self.codes), features, at)
+
+    def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
+        """Run the prompt: token ids ``[R, prefix]`` and the target's features of all but the last."""
+        return self._run(F.embedding(condition[:, 1:], self.words), features, at)
+
+    def forward_image(
+        self, condition: Tensor, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None
+    ) -> Tensor:
+        """Run prompt and picture as training does: codes ``[R, n]``, features ``[R, p - 1 + n, D]``.
+
+        ``condition``: the prompts' ids ``[R, p]``, of any length; ``prefix_mask`` bool ``[R, p - 1]``,
+        False at pads.
+        """
+        (target,) = self.teacher
+        prefix, length = condition.shape[1], features.shape[1]
+        words = F.embedding(condition[:, 1:], self.words)
+        embedded = torch.cat((words, F.embedding(codes, self.codes)), dim=1)
+        rows = target.rotary_rows(prefix, codes.shape[1], features.device)
+        cos, sin = (table[1:].view(1, length, 1, -1) for table in rows)
+        mask = None
+        if prefix_mask is not None:
+            mask = self.ops.mask(dense_visible(prefix_mask, length), features.dtype)
+        return self._run(embedded, features, Pass(cos, sin, mask))

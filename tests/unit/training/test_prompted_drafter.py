@@ -1,0 +1,268 @@
+"""Drafters for Janus and GLM-Image: trained by the command, named, found, refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.glm_image import write_glm_image
+from support.janus import weights_of, write_janus
+
+import lantern_accel
+from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
+from lantern_accel.cli import main
+from lantern_accel.errors import CheckpointError, DataError, ModelError
+from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.models.locate import find_model, named_parts
+from lantern_accel.quality.progress import NullProgress
+from lantern_accel.training.anymodel import Encoded, ModelFeatures, own_images, run_model_drafter
+from lantern_accel.training.device import TrainDevice
+from lantern_accel.training.objective import DrafterTrainConfig, FrozenHead
+
+PROMPTS = ["a red cube", "two cats", "a cube on a sphere", "blue"]
+#: Pictures of a token, under which GLM-Image writes its small grid.
+SIZES: dict[str, str | None] = {"janus": None, "glm_image": "32x32"}
+WRITERS: dict[str, Callable[..., Path]] = {"janus": write_janus, "glm_image": write_glm_image}
+CONFIG: dict[str, Any] = {
+    "batch_size": 2, "compile": False, "warmup": 1, "evaluate_every": 4, "evaluate_batches": 1,
+    "checkpoint_every": 4, "lr": 5e-3, "precision": "float32",
+}  # fmt: skip
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*there are no pictures")
+
+
+@pytest.fixture(scope="module", params=["janus", "glm_image"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return WRITERS[kind](tmp_path_factory.mktemp("models") / kind)
+
+
+@pytest.fixture(scope="module")
+def trained(kind: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter of two blocks that reads a lower one of the target's, by the command."""
+    work = tmp_path_factory.mktemp("work")
+    (work / "prompts.txt").write_text("\n".join(PROMPTS))
+    (work / "config.json").write_text(json.dumps({**CONFIG, "n_layer": 2, "taps": [1]}))
+    words = ["train", "drafter", "--model", folder, "--prompts", work / "prompts.txt"]
+    words += ["--samples", 6, "--steps", 8, "--work", work, "--config", work / "config.json"]
+    size = SIZES[kind]
+    words += ["--device", "cpu", *(["--size", size] if size else [])]
+    assert main([str(word) for word in words]) == 0
+    return work / "drafter"
+
+
+def opened(model: Path, drafter: Path | str) -> Pipeline:
+    return lantern_accel.load(model, device="cpu", dtype="float32", drafter=drafter)
+
+
+def test_what_is_written_is_what_was_trained(kind: str, folder: Path, trained: Path) -> None:
+    said = json.loads((trained / "drafter.json").read_text())
+    assert (said["n_layer"], said["taps"], len(said["mark"])) == (2, [1], 8)
+    weights = load_file(trained / OWN_WEIGHTS)
+    assert {name.split(".")[0] for name in weights} == {"fc", "fuse", "tap_norms", "layers"}
+    report = json.loads((trained / "report.json").read_text())
+    assert report["steps"] == 8
+    assert report["parameters"] == sum(value.numel() for value in weights.values())
+
+
+def test_pictures_to_learn_from_are_those_of_a_request(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    """The last batch is filled up, and pixels are left out."""
+    given, size = SIZES[kind], None if SIZES[kind] is None else (32, 32)
+    with opened(folder, "none") as pipe:
+        codes = own_images(pipe, PROMPTS[:3], 7, NullProgress(), tmp_path / "codes.pt", 2, size)
+        for first in (0, 2):
+            here = PROMPTS[first : min(first + 2, 3)]
+            want = pipe.generate(here, strategy="vanilla", seed=7 + first, size=given).tokens
+            assert torch.equal(codes[first : first + 2], want)
+
+
+def test_drafts_draw_vanillas_tokens(kind: str, folder: Path, trained: Path) -> None:
+    """With the model's own sampling, alone and in a batch; greedy ones are checked with tiny models."""
+    given: dict[str, Any] = {"seed": 3, "size": SIZES[kind]}
+    with opened(folder, trained) as pipe:
+        want = pipe.generate(PROMPTS[:3], strategy="vanilla", **given).tokens
+        for strategy, tree, count in (("eagle", "chain:2", 3), ("eagle2", "dynamic:3,1,5", 1)):
+            asked = PROMPTS[:count]
+            made = pipe.generate(asked, strategy=strategy, tree=tree, **given)
+            assert torch.equal(made.tokens, want[:count]), (strategy, tree)
+        if kind == "janus":  # whose pictures have a tenth of the tokens
+            made = pipe.generate(PROMPTS[0], strategy="eagle", tree="small_8", **given)
+            assert torch.equal(made.tokens, want[:1])
+            relaxed = pipe.generate(PROMPTS[0], strategy="lantern++", k=5, **given)
+            assert relaxed.tokens.shape == want[:1].shape
+
+
+def test_training_brings_the_loss_down(kind: str, folder: Path, tmp_path: Path) -> None:
+    """As EAGLE's recipe says, with both terms; the head's layers pass gradients."""
+    settings = DrafterTrainConfig.model_validate(
+        {**CONFIG, "steps": 40, "evaluate_every": 20, "checkpoint_every": 20, "objective": "lantern",
+         "lantern_k": 3, "predicted_share": 0.2, "coupled": kind == "janus"}
+    )  # fmt: skip
+    size = None if kind == "janus" else (32, 32)
+    with opened(folder, "none") as pipe:
+        report = run_model_drafter(
+            pipe, settings, tmp_path / "out", TrainDevice(pipe.backend, "float32"),
+            prompts=PROMPTS, samples=4, size=size,
+        )  # fmt: skip
+    losses = [point["loss"] for point in report["curve"]]
+    assert losses[-1] < 0.95 * losses[0]
+    assert 0 <= report["heldout_refused"] <= 1
+
+
+def test_the_heads_law_is_the_targets(kind: str, folder: Path) -> None:
+    with opened(folder, "none") as pipe:
+        target = pipe.model.target
+        head = FrozenHead(target, None)
+        x = torch.randn(3, 5, target.config.dim, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            torch.testing.assert_close(head(x), target.head(x), rtol=1e-4, atol=1e-4)
+        some = torch.tensor([1, 7])
+        torch.testing.assert_close(FrozenHead(target, some)(x), head(x)[..., some])
+        x.requires_grad_()
+        head(x).square().sum().backward()
+        assert x.grad is not None and bool(x.grad.abs().sum() > 0)
+
+
+def test_states_are_those_of_the_size_that_is_trained_on(kind: str, folder: Path) -> None:
+    """Rows of a batch against each prompt alone, without padding, at the positions of their picture."""
+    size = None if kind == "janus" else (96, 64)
+    with opened(folder, "none") as pipe:
+        model = pipe.model
+        encoded = Encoded(pipe, PROMPTS, size)
+        fitted = model.family.fitted(model, encoded.shape)[0]
+        tokens = fitted.config.num_tokens
+        codes = torch.randint(16, (4, tokens), generator=torch.Generator().manual_seed(0))
+        device = TrainDevice(pipe.backend, "float32")
+        source = ModelFeatures(
+            pipe, PROMPTS, codes, device, text_dropout=0.4, encoded=encoded, taps=(1,)
+        )
+        batch = source.draw(4, random.Random(1), heldout=False)
+        assert batch.condition is not None and batch.mask is not None
+        want = fitted.forward_dense(batch.condition, batch.codes[:, :-1], batch.mask, (1,))
+        torch.testing.assert_close(batch.states, want, rtol=1e-4, atol=1e-4)
+        drafter = model.family.fresh_drafter(source.gpt, 1, (1,))
+        fed = drafter.fused(batch.states[:, :-1])
+        out = drafter.forward_image(batch.condition, batch.codes[:, :-1], fed, batch.mask[:, :-1])
+        # What pads hold reaches nobody.
+        other = torch.where(batch.mask, batch.condition, 0)
+        same = drafter.forward_image(other, batch.codes[:, :-1], fed, batch.mask[:, :-1])
+        first = batch.mask.shape[1] - 1
+        torch.testing.assert_close(out[:, first:], same[:, first:])
+
+
+def test_it_is_found_beside_its_model(
+    kind: str, folder: Path, trained: Path, tmp_path: Path
+) -> None:
+    release = shutil.copytree(folder, tmp_path / folder.name)
+    shutil.copytree(trained, release / "drafter")
+    found = find_model(release)
+    assert found.files["drafter"] == release / "drafter" / OWN_WEIGHTS
+    assert found.manifest.drafter.n_layer == 2 and "drafter" not in found.missing
+    without = find_model(release, named_parts(drafter="none"))
+    assert without.manifest.drafter is None and "drafter" not in without.files
+    named = find_model(folder, named_parts(drafter=trained / OWN_WEIGHTS))
+    assert named.files["drafter"] == trained / OWN_WEIGHTS
+
+
+def test_a_drafter_of_another_model_is_refused(
+    kind: str, folder: Path, trained: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(trained, tmp_path / "other")
+    said = json.loads((other / "drafter.json").read_text())
+
+    def write(**changes: object) -> None:
+        (other / "drafter.json").write_text(json.dumps({**said, **changes}))
+
+    for changes, message in (
+        ({"dim": 96}, "is of another model: its dim is 96 and the model's"),
+        ({"token_count": 5000}, "its token_count is 5000"),
+        ({"taps": [1, 99]}, "it reads block 99"),
+        ({"taps": [2, 1]}, "each once, ascending"),
+        ({"grid": 24}, "grid: Extra inputs are not permitted"),
+    ):
+        write(**changes)
+        with pytest.raises(CheckpointError, match=message):
+            find_model(folder, named_parts(drafter=other))
+    # Of the same sizes: only its target's numbers tell.
+    write(mark=[x + 0.5 for x in said["mark"]])
+    with pytest.raises(CheckpointError, match="was trained on another model of the same sizes"):
+        opened(folder, other)
+    write(mark=[x * (1 + 2**-9) for x in said["mark"]])
+    opened(folder, other).close()
+    write(n_layer=1)
+    with pytest.raises(CheckpointError, match="unknown, the first is 'layers"):
+        opened(folder, other)
+    (other / "drafter.json").unlink()
+    with pytest.raises(CheckpointError, match=r"it lacks drafter\.safetensors or drafter\.json"):
+        find_model(folder, named_parts(drafter=other))
+
+
+def test_what_cannot_be_trained_is_refused(kind: str, folder: Path, tmp_path: Path) -> None:
+    with opened(folder, "none") as pipe:
+        device = TrainDevice(pipe.backend, "float32")
+
+        def run(images: Path | None = None, **changes: Any) -> None:
+            settings = DrafterTrainConfig.model_validate({**CONFIG, "steps": 1, **changes})
+            run_model_drafter(
+                pipe, settings, tmp_path / "out", device, prompts=PROMPTS, samples=2, images=images
+            )
+
+        with pytest.raises(DataError, match="start_from continues drafters of LlamaGen"):
+            run(start_from="drafter")
+        if kind == "glm_image":
+            with pytest.raises(DataError, match="is drawn without guidance; leave coupled out"):
+                run(coupled=True)
+            with pytest.raises(DataError, match="name a file of --prompts"):
+                run(images=tmp_path)
+        with pytest.raises(ModelError, match="cannot read the states after block 99"):
+            pipe.model.family.fresh_drafter(pipe.model.target, 1, (99,))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_folder_carries_its_drafter(tmp_path: Path) -> None:
+    """A folder with a model.json, whose tensors have deepseek-ai's names; --into copies it."""
+    from safetensors.torch import save_file
+    from support.janus import write_tokenizer
+
+    released = write_janus(tmp_path / "Janus-Pro-1B")
+    manifest = find_model(released).manifest
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.json").write_text(manifest.model_dump_json())
+    save_file(
+        {k: v.contiguous() for k, v in weights_of("original").items()}, model / "target.safetensors"
+    )
+    shutil.copy(model / "target.safetensors", model / "vq.safetensors")
+    write_tokenizer(model)
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    words = [
+        "train",
+        "drafter",
+        "--model",
+        model,
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--samples",
+    ]
+    words += [4, "--steps", 2, "--work", tmp_path, "--config", tmp_path / "config.json"]
+    words += ["--device", "cpu", "--into", tmp_path / "new"]
+    assert main([str(word) for word in words]) == 0
+    with lantern_accel.load(tmp_path / "new", device="cpu", dtype="float32") as pipe:
+        assert pipe.model.manifest.drafter.n_layer == 1
+        want = pipe.generate("a cube", strategy="vanilla", seed=1)
+        assert torch.equal(pipe.generate("a cube", strategy="eagle2", seed=1).tokens, want.tokens)

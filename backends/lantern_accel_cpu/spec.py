@@ -53,13 +53,14 @@ class Spec(BackendSpec):
         """Describe the processor; it is always available."""
         import torch
 
-        from lantern_accel_cpu.backend import computes_bfloat16, cpu_name
+        from lantern_accel_cpu.backend import cpu_name, default_dtype
         from lantern_accel_cpu.native.library import describe
 
-        dtype = "bfloat16" if computes_bfloat16() else "float32"
         threads = torch.get_num_threads()
         plural = "s" if threads > 1 else ""
-        return Probe.found(f"{cpu_name()}, {threads} thread{plural}, {dtype}, {describe()}")
+        return Probe.found(
+            f"{cpu_name()}, {threads} thread{plural}, {default_dtype(self._native)}, {describe()}"
+        )
 
     def open(self, index: int, options: Mapping[str, Any]) -> Backend:
         """Open the CPU; option ``threads`` sets torch's thread count until it is closed.

@@ -113,11 +113,13 @@ class DTypePolicy:
 
     ``compute``: weights and activations. ``kv``: the cache. ``accumulate`` and ``logits``: never
     below float32, so that acceptance decides alike everywhere. ``index``: token ids, positions and
-    cache slots. ``table``: stored neighbour tables.
+    cache slots. ``table``: stored neighbour tables. ``operators``: what torch's own compute
+    best in, such as text encoders and training; None: ``compute``.
     """
 
     compute: torch.dtype
     kv: torch.dtype
+    operators: torch.dtype | None = None
     accumulate: torch.dtype = torch.float32
     logits: torch.dtype = torch.float32
     index: torch.dtype = torch.int64

@@ -55,6 +55,7 @@ def open_pipeline(
             found,
             backend,
             dtype=policy.compute,
+            text_dtype=policy.operators,
             device=backend.device,
             progress=on_loading,
             pack_target=how is None,

@@ -79,8 +79,11 @@ def load_model(
     device: torch.device,
     progress: LoadingProgress | None = None,
     pack_target: bool = True,
+    text_dtype: torch.dtype | None = None,
 ) -> Model:
     """Load every part; target and drafter in ``dtype``, the image tokenizer in float32.
+
+    ``text_dtype``: a text encoder's; None: ``dtype``.
 
     ``pack_target``: hand the target's weights to the backend; without it they stay as they are.
 
@@ -116,7 +119,7 @@ def load_model(
         if pack_target or part != "target":
             pack(module, ops)
         loaded[part] = module
-    text = kind.text(found, device, dtype)
+    text = kind.text(found, device, text_dtype or dtype)
     if (found.files["target"].parent / "model.json").is_file():
         names = ("target", "drafter", "vq", "text")
         digest = _hash_files(found.files[name] for name in names if name in found.files)

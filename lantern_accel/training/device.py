@@ -113,6 +113,8 @@ def _dtype(backend: Backend, precision: Precision) -> torch.dtype:
     able = backend.compute_dtypes()
     if precision != "auto":
         return backend.dtypes(precision).compute
+    if (own := backend.dtypes().operators) is not None:
+        return own
     order = [d for d in able if d in (torch.bfloat16, torch.float32)]
     return order[0] if order else torch.float32
 

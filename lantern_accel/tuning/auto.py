@@ -179,7 +179,9 @@ class AutoTuner(Search[AutoEvidence]):
                 found.gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
             worth[length] = found
             self.keep()
-            left = about((time.perf_counter() - began) * (len(todo) - number))
+            needs = (time.perf_counter() - began) * (len(todo) - number)
+            left = about(needs)
+            self._check_left(needs, "counting the other drafts")
             self.say(f"{name}: {found.tokens_per_step:.2f} tokens per step, {left} left here")
         for _, _, worth, _ in both:
             worth[1] = Counted(gained=1, steps=1)
@@ -277,15 +279,18 @@ class AutoTuner(Search[AutoEvidence]):
     def _check_budget(self, batch: int, repeats: int) -> None:
         if self.budget is None:
             return
-        spent = time.perf_counter() - self.began
         tokens = self.pipeline.model.manifest.target.num_tokens
         plain = min(self.evidence.times[batch].get(1, [0.0]))
         need = 2 * (repeats + 1) * plain * 1e-3 * tokens
-        if spent + need > self.budget:
+        self._check_left(need, f"the final of batch {batch}")
+
+    def _check_left(self, need: float, what: str) -> None:
+        """Raise RequestError where ``what``, which takes ``need`` seconds, is more than is left."""
+        spent = time.perf_counter() - self.began
+        if self.budget is not None and spent + need > self.budget:
             raise RequestError(
-                f"a budget of {self.budget:.0f} s is too short: {spent:.0f} s are used, and the final "
-                f"of batch {batch} needs {need:.0f} s; give a larger budget (what was measured is kept) "
-                "or fewer batches"
+                f"a limit of {self.budget:.0f} s is too short: {spent:.0f} s are used, and {what} takes "
+                f"{need:.0f} s; give a larger --max-seconds (what was measured is kept) or fewer batches"
             )
 
     def choose(self, batch: int, repeats: int) -> Choice:

@@ -69,7 +69,7 @@ SMALLER = (
     (r"tools/soak\.py", r"--images \d+", "--images 6"),
 )  # fmt: skip
 #: Seconds that one command may take.
-LIMIT = 240
+LIMIT = 480
 
 
 @dataclass(frozen=True)

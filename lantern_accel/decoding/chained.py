@@ -12,6 +12,7 @@ from torch import Tensor
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import CHAIN_GAIN, PaceRule
+from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import ChainTree, NoTree, Sampling, Strategy
@@ -24,6 +25,7 @@ class ChainedEngine(Movable):
     :class:`Engine` does.
     """
 
+    state: State
     returns = False
     gain = CHAIN_GAIN
     untimed = 0

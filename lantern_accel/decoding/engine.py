@@ -15,12 +15,11 @@ from torch import Tensor
 from lantern_accel.decoding.accept import Accepted, accept
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.commit import commit
-from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import cache_layouts, geometry_of
 from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.invariant import accept_invariant
-from lantern_accel.decoding.logits import Filters, distribution
+from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.pricing import path_prices
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.running import Decoded, Running
@@ -45,6 +44,7 @@ class Engine(Running):
     """
 
     source: Drafts[Any]
+    state: State
 
     def __init__(
         self,
@@ -65,14 +65,7 @@ class Engine(Running):
         if longest is not None:
             self._share(longest, drafter)
             return
-        self.dials = Dials(strategy, sampling, g.tokens, device)
-        sums = ops.running_sums(g.vocab, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops, sums=sums)
-        self.rule = self._rule(neighbours, device)
-        image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
-        guidance = Guidance(
-            self.dials.scale if sampling.guided else None, image_scale, target.allowed(), ops
-        )
+        guidance = self._prepare(target, neighbours)
         layout, drafter_layout = cache_layouts(g, target, drafter, ops)
         self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self._watch()

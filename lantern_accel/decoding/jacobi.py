@@ -12,13 +12,10 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import usual
-from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.fresh import Freshness
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import cache_layouts, check
-from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.maximal_coupling import Coupled
-from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.target import Target, above_of, place_of, row_of
 from lantern_accel.decoding.verify import Verifying
@@ -139,15 +136,9 @@ class JacobiEngine(WindowBase):
 
     def _own(self, target: Target, neighbours: Tensor | None, cache: KVCache | None) -> None:
         """Make the buffers that every window of one state steps on."""
-        g, strategy, sampling, ops = self.geometry, self.strategy, self.sampling, self.ops
+        g, ops = self.geometry, self.ops
         _, device = place_of(target)
-        self.dials = Dials(strategy, sampling, g.tokens, device)
-        sums = ops.running_sums(g.vocab, device)
-        self.filters = Filters(sampling, self.dials.temperature, self.dials.top_p, ops, sums)
-        self.rule = self._rule(neighbours, device)
-        image_scale = None if sampling.cfg_scale_image is None else self.dials.image_scale
-        scale = self.dials.scale if sampling.guided else None
-        guidance = Guidance(scale, image_scale, target.allowed(), ops)
+        guidance = self._prepare(target, neighbours)
         layout, _ = cache_layouts(g, target, None, ops)
         self.verifying = Verifying(target, ops, cache or ops.allocate(layout), g, guidance)
         ahead = 2 * self.window.length

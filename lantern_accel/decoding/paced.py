@@ -19,7 +19,7 @@ from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.pacing import PaceRule
 from lantern_accel.decoding.target import Target
-from lantern_accel.decoding.window import WindowPass
+from lantern_accel.decoding.window import WindowPass, WindowState
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, Strategy, Window
 
@@ -82,6 +82,7 @@ class PacedEngine(Movable):
     """
 
     engines: dict[int, JacobiEngine]
+    state: WindowState
 
     def __init__(
         self,

@@ -17,10 +17,13 @@ from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.randomness import draw_uniforms, image_keys
+from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.sound import Soundness, require
 from lantern_accel.decoding.sources.base import Drafts
 from lantern_accel.decoding.sources.drafter import Drafting
+from lantern_accel.decoding.state import RequestState
+from lantern_accel.decoding.target import Target, place_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
 from lantern_accel.device.plan import Buffers, Sizes, Source, StepPlan
@@ -76,7 +79,7 @@ class Running(ABC):
     """The drafts of a tree; None in an engine of windows."""
     drafting: Drafting | None = None
     """The same, where they are a drafter's."""
-    state: Any
+    state: RequestState
     #: How a step prices relaxation: by a bound that every step can afford, or exactly, on the host, in
     #: steps that run operator by operator (:mod:`~.pricing`).
     accounting: Literal["bound", "exact"] = "bound"
@@ -172,6 +175,18 @@ class Running(ABC):
         if step is None:
             return self.steps
         return {self.sizes[-1]: step} if callable(step) else step
+
+    def _prepare(self, target: Target, neighbours: Tensor | None) -> Guidance:
+        """Make what settings are on the device: values, filters and the rule; return the guidance."""
+        strategy, sampling, ops, g = self.strategy, self.sampling, self.ops, self.geometry
+        _, device = place_of(target)
+        self.dials = dials = Dials(strategy, sampling, g.tokens, device)
+        sums = ops.running_sums(g.vocab, device)
+        self.filters = Filters(sampling, dials.temperature, dials.top_p, ops, sums=sums)
+        self.rule = self._rule(neighbours, device)
+        image_scale = None if sampling.cfg_scale_image is None else dials.image_scale
+        scale = dials.scale if sampling.guided else None
+        return Guidance(scale, image_scale, target.allowed(), ops)
 
     def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
         strategy = self.strategy

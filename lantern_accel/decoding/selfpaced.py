@@ -15,6 +15,7 @@ from lantern_accel.decoding.paced import PlainStep
 from lantern_accel.decoding.pacing import CHAIN_GAIN, PaceRule
 from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.decoding.target import Target
+from lantern_accel.decoding.window import WindowState
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 
@@ -26,6 +27,7 @@ class SelfPacedEngine(Movable):
     """
 
     engines: dict[int, SelfEngine]
+    state: WindowState
     gain = CHAIN_GAIN
 
     def __init__(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.rows import Branches, Guidance
-from lantern_accel.decoding.state import Geometry, State
+from lantern_accel.decoding.state import Geometry, RequestState, State
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.trees import DraftTree, Written
 from lantern_accel.device.operations import KVCache, TensorOps, flags
@@ -55,7 +55,7 @@ class Verifying:
         states = self.target(x, at, self.taps)
         return states, states[..., -self.geometry.dim :]
 
-    def prefill(self, state: State) -> tuple[Tensor, Tensor]:
+    def prefill(self, state: RequestState) -> tuple[Tensor, Tensor]:
         """Run the prompt; return features ``[R, prefix, D]`` and guided logits ``[B, V]``."""
         g = self.geometry
         x = self.target.embed_prefix(state.condition)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.state import RequestState
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import TensorOps, flags
 from lantern_accel.nn.transformer import Pass
@@ -47,69 +48,31 @@ class WindowGeometry(Geometry):
         return self.depth + 1 + self.siblings + 1
 
 
-class WindowState:
-    """What a window's step reads and updates in place; nothing here changes its address.
+class WindowState(RequestState):
+    """The state of steps over windows: everything lies at its position of the image.
 
-    ``length [B]``: the last known token's position, whose keys and values the next pass writes. ``newest
-    [B]``: the last position that a pass has predicted. ``tokens [B, N + 1]``: known ones, then drafts;
-    column N is trash. ``q`` float32 ``[B, K + 1, V]``: the distributions of positions, a ring of K and a
-    trash row: what drafts were drawn from, or where noise decides what a pass gave, which fresh drafts
-    follow. It is as wide as the vocabulary of *codes*: 64 positions of 16,384 codes are 4 MiB per image,
-    as much as one pass's own distributions. ``histogram [B, D + 1]``: steps by accepted drafts. Of the
-    last M passes ``heard`` integer ``[B, M, L]`` says which position each row is of and which token it
-    followed, as one number; ``before`` the token before that; and what the pass gave: ``said``, the token
-    that it chose, or its row ``past [B, M, L, V]``.
+    ``length`` is the last known token, whose keys and values the next pass writes; behind it ``tokens``
+    has drafts. ``newest [B]``: the last position that a pass has predicted. ``q`` float32 ``[B, K + 1,
+    V]``: the distributions of positions, a ring of K and a trash row: what drafts were drawn from, or
+    where noise decides what a pass gave, which fresh drafts follow. It is as wide as the vocabulary of
+    *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own distributions.
+    Of the last M passes ``heard`` integer ``[B, M, L]`` says which position each row is of and which
+    token it followed, as one number; ``before`` the token before that; and what the pass gave:
+    ``said``, the token that it chose, or its row ``past [B, M, L, V]``.
     """
 
     def __init__(
-        self,
-        g: WindowGeometry,
-        condition: Tensor,
-        index: torch.dtype,
-        device: torch.device,
+        self, g: WindowGeometry, condition: Tensor, index: torch.dtype, device: torch.device
     ) -> None:
-        def ints(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=index, device=device)
-
-        def floats(*shape: int) -> Tensor:
-            return torch.zeros(shape, device=device)
-
-        self.condition = condition
-        self.length = ints(g.batch)
-        self.newest = ints(g.batch)
-        self.tokens = ints(g.batch, g.tokens + 1)
-        masks = g.rows if g.own_prompts else g.batch
-        self.prefix_mask = torch.zeros(masks, g.prefix, dtype=torch.bool, device=device)
-        self.q = floats(g.batch, g.kept + 1, g.vocab) if g.kept else floats(0)
+        super().__init__(g, condition, index, device)
+        self.newest = self._ints(g.batch)
+        self.q = self._floats(g.batch, g.kept + 1, g.vocab) if g.kept else self._floats(0)
         held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
         # Half the bytes do: what is drawn from them is what they are after this rounding.
         rows = (0, 0, 0) if g.keyed else held
-        self.past = torch.zeros(*rows, g.vocab, dtype=torch.bfloat16, device=device)
-        self.heard, self.before = ints(*held), ints(*held)
-        self.said = ints(*held) if g.keyed else ints(0, 0, 0)
-        self.uniforms = floats(g.batch, g.tokens, g.columns)
-        self.keys = torch.zeros(g.batch, 3, dtype=torch.int32, device=device)
-        self.step = ints(1)
-        self.steps = ints(g.batch)
-        self.histogram = ints(g.batch, g.depth + 1)
-        self.price = floats(g.batch)
-        self.last_length = ints(g.batch)
-        self.start = ints(g.rows if g.own_prompts else 0)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(t.numel() * t.element_size() for t in self.buffers.values())
-
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """Every buffer that a request or a step changes, by name."""
-        return dict(vars(self))
-
-    def reset(self) -> None:
-        """Return every buffer to zero, in place."""
-        for value in self.buffers.values():
-            value.zero_()
+        self.past = self._floats(*rows, g.vocab, dtype=torch.bfloat16)
+        self.heard, self.before = self._ints(*held), self._ints(*held)
+        self.said = self._ints(*held) if g.keyed else self._ints(0, 0, 0)
 
 
 class Ring:

@@ -8,7 +8,7 @@ from torch import Tensor
 from lantern_accel.decoding.fresh import Freshness
 from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.siblings import Siblings
-from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass
+from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, WindowState
 from lantern_accel.strategy.values import Window
 
 #: Shares of a sibling's own distribution, its left neighbour's and the one above it, by measurement
@@ -20,6 +20,7 @@ class WindowBase(Running):
     """The buffers and constants of a window, and what drafts are drawn from."""
 
     geometry: WindowGeometry
+    state: WindowState
     window: Window
     ring: Ring
     fresh: Freshness

@@ -7,6 +7,7 @@ import statistics
 import torch
 
 from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, Replay, recorded
 from lantern_accel.measure.phases import LaunchCounter
@@ -60,7 +61,9 @@ class Timed:
 
     def verify(self) -> None:
         """Verification alone; one column is kept, so that a compiler does not drop the head."""
-        _, logits = self.engine.verifying.verify(self.engine.state, self.tree, self.slots)
+        state = self.engine.state
+        assert isinstance(state, State)
+        _, logits = self.engine.verifying.verify(state, self.tree, self.slots)
         self.sink.copy_(logits[:, :, 0])
 
     def _rewind(self) -> None:

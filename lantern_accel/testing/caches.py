@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.device.operations import KVCache
@@ -157,6 +158,7 @@ def slots(backend: Backend) -> Measured:
         engine = tiny.tiny_engine(backend, strategy, batch=2)
         tiny.start(engine, seed=3)
         g, state = engine.geometry, engine.state
+        assert isinstance(state, State)
         branches = engine.verifying.branches
         for _ in range(g.tokens):
             table = state.slot_of.cpu()

@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import check_clock
 from lantern_accel.generation.pipeline import Pipeline, Prompt
@@ -185,8 +186,10 @@ class TreeTuner(Search[TreeEvidence]):
             ready.step()
             if complete:
                 return
-            last = int(engine.state.last_length)
-            path = engine.state.last_path[0].tolist()
+            state = engine.state
+            assert isinstance(state, State)
+            last = int(state.last_length)
+            path = state.last_path[0].tolist()
             for depth in range(min(max(last, 0) + 1, len(PROBE))):
                 for rank in range(len(tables.children[path[depth]])):
                     visits[depth][rank] += 1

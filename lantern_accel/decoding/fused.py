@@ -53,7 +53,6 @@ class FusedSteps:
     def __init__(self, ops: TensorOps, plan: StepPlan | None) -> None:
         self.whole: FusedStep | None = None
         self.after: FusedStep | None = None
-        self.plan = plan
         if plan is None:
             return
         trees = isinstance(plan.source, StaticTree | DynamicTree)

@@ -22,6 +22,9 @@ from lantern_accel.decoding.target import Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, Window
 
+#: Buffers of a request that the copy takes from the target's state in every step.
+TAKEN = ("keys", "start", "prefix_mask")
+
 
 class SelfEngine(JacobiEngine):
     """Decodes ``batch`` images a call: drafts by a copy of the target, then a check by the target.
@@ -99,7 +102,8 @@ class SelfEngine(JacobiEngine):
         """Every tensor that prefill and steps change in place, by name; the caches are shared."""
         own = self.copy.changes.items()
         copied = {f"copy.{name}": t for name, t in own if not name.startswith("target.")}
-        return {**super().changes, **copied}
+        taken = {f"copy.state.{name}": getattr(self.copy.state, name) for name in TAKEN}
+        return {**super().changes, **copied, **taken}
 
     @property
     def nbytes(self) -> int:
@@ -133,7 +137,7 @@ class SelfEngine(JacobiEngine):
         """Let the copy go on from what is known, and take what it has behind that."""
         state, own = self.state, self.copy.state
         # Rows of a server's batch change their image while others are under way.
-        for name in ("keys", "start", "prefix_mask"):
+        for name in TAKEN:
             getattr(own, name).copy_(getattr(state, name))
         known = self.positions <= state.length.unsqueeze(1)
         own.tokens.copy_(torch.where(known, state.tokens, own.tokens))

@@ -187,6 +187,10 @@ def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[A
         values = values.to(pipeline.dtype) if values.is_floating_point() else values
         return Conditions(values, made.mask.to(backend.device), made.shape)
 
+    if (
+        getattr(model.manifest.target, "conditioning", "text") == "class"
+    ):  # prompts are their numbers
+        return large, replaying(large, Replay(large, counts))
     large.conditions = conditions  # type: ignore[method-assign,assignment]
     return large, replaying(large, Replay(large, counts))
 

@@ -76,8 +76,10 @@ def test_another_models_steps_bring_what_was_recorded(
         assert torch.equal(done.steps, torch.tensor([8, 8]))
 
 
+@pytest.mark.parametrize("conditioning", ["text", "class"])
 def test_a_race_of_a_size_says_that_its_counts_are_replayed(
     tool: Any,
+    conditioning: str,
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -86,9 +88,17 @@ def test_a_race_of_a_size_says_that_its_counts_are_replayed(
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 0)
     size = tmp_path / "small.json"
-    size.write_text(
-        '{"dim": 64, "n_layer": 2, "n_head": 2, "ffn_dim": 64, "vocab_size": 64, "grid": 4}'
-    )
+    sizes: dict[str, Any] = {
+        "dim": 64,
+        "n_layer": 2,
+        "n_head": 2,
+        "ffn_dim": 64,
+        "vocab_size": 64,
+        "grid": 4,
+    }
+    if conditioning == "class":
+        sizes |= {"conditioning": "class", "prefix_length": 1, "num_classes": 10}
+    size.write_text(json.dumps(sizes))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("red heart\n")
     out = tmp_path / "race.json"

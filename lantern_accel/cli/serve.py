@@ -111,6 +111,7 @@ def serve(
             f"serving needs {error.name}, which is not installed; pip install 'lantern-accel[serve]'"
         ) from None
     keys = _keys(api_keys)
+    _check_address(host, port)
     strategy = strategy_words(strategy) if strategy else []
     if on is not None:
         if on != "ray" or device != "auto" or strategy:
@@ -159,6 +160,33 @@ def serve(
                 to_stderr=True,
             )
         Server(app, grace=grace, host=host, port=port).run()
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise RequestError for an address that cannot be listened on, before a model is loaded."""
+    import errno
+    import socket
+
+    from lantern_accel.errors import RequestError
+
+    reasons = {
+        errno.EADDRINUSE: "is in use; stop what listens there, or name another with --port",
+        errno.EACCES: "may not be used by you; name one from 1024 on with --port",
+    }
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except (OSError, UnicodeError) as error:
+        reason = reasons.get(getattr(error, "errno", None) or 0)
+        if reason:
+            raise RequestError(f"port {port} of {host} {reason}") from None
+        raise RequestError(
+            f"{host!r} is no address of this machine ({error}); name one with --host, such as 127.0.0.1"
+        ) from None
 
 
 def _on_ray(

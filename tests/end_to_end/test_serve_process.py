@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -100,8 +101,20 @@ def test_wrong_options_are_told_before_anything_is_loaded(command, tmp_path, mon
         (["--api-keys", tmp_path / "none"], "cannot be read"),
         (["--model", "lantern-emjoi"], "lantern-emoji"),
     ):
-        done = command("serve", *words)
+        done = command("serve", "--port", "0", *words)
         assert done.returncode == 2 and says in done.stderr
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    done = command("serve")
+    done = command("serve", "--port", "0")
     assert done.returncode == 2 and "lantern-accel[serve]" in done.stderr
+
+
+def test_an_address_that_cannot_be_listened_on_is_told_before_anything_is_loaded(command):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = command("serve", "--model", "/nowhere", "--port", str(port))
+    assert done.returncode == 2
+    assert f"port {port} of 127.0.0.1 is in use; stop what listens there" in done.stderr
+    done = command("serve", "--model", "/nowhere", "--host", "203.0.113.7", "--port", "0")
+    assert done.returncode == 2
+    assert "'203.0.113.7' is no address of this machine" in done.stderr
+    assert "name one with --host" in done.stderr

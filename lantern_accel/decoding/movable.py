@@ -20,6 +20,8 @@ from lantern_accel.strategy.values import Pace, Sampling, Strategy, with_worth
 LAGGING_BLOCK = 8
 #: A length that promises less than this share of the best one's speed is not timed again.
 HOPELESS = 0.8
+#: Milliseconds that are timed at least, by as many short steps in a row, and the most steps.
+TIMED_MS, MOST_TIMED = 5.0, 8
 #: Steps between two looks, while drafting and while decoding is plain: a look costs the host some percent
 #: of a short step.
 DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
@@ -177,11 +179,7 @@ class Movable(Running):
         worth = {p.length: p.worth or self.usual(p.length) for p in self.paces}
         for number in range(rounds + 1):
             for length in list(lengths):
-                for _ in range(self.untimed + 1):
-                    self.at_middle(length)
-                    with watch() as one:
-                        self.step()
-                times.setdefault(length, []).append(1e3 * one.seconds)
+                times.setdefault(length, []).append(self._timed(length, watch))
                 promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
                 if length == 1 or not (number or self.untimed):  # a first step may be slow
                     continue
@@ -191,6 +189,24 @@ class Movable(Running):
             if not number:  # the first round warms up
                 times = {n: found for n, found in times.items() if n not in lengths}
         return times
+
+    def _timed(self, length: int, watch: Callable[[], Stopwatch]) -> float:
+        """Time a step of one length, milliseconds: of several in a row, if steps are short.
+
+        Threads that have slept wake in a good part of a short step. In decoding they are awake, and a
+        step of one token, which would look dearest, is what all others are compared with.
+        """
+        for _ in range(self.untimed + 1):
+            self.at_middle(length)
+            with watch() as one:
+                self.step()
+        count = min(math.ceil(TIMED_MS / (1e3 * one.seconds or TIMED_MS)), MOST_TIMED)
+        if count == 1:
+            return 1e3 * one.seconds
+        with watch() as all_:
+            for _ in range(count):
+                self.step()
+        return 1e3 * all_.seconds / count
 
     def run(
         self,

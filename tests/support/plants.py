@@ -24,8 +24,8 @@ def after_commit(act: Callable[..., None]) -> Plant:
     def plant(patch: pytest.MonkeyPatch, backend: Backend) -> None:
         real = engine_module.commit
 
-        def wrong(verifying, state, tree, features, accepted):
-            real(verifying, state, tree, features, accepted)
+        def wrong(verifying, state, *rest):
+            real(verifying, state, *rest)
             act(state)
 
         patch.setattr(engine_module, "commit", wrong)

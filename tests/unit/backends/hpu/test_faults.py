@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.gaudi import Gaudi
 
-from lantern_accel.errors import BackendError, DeviceLostError
+from lantern_accel.errors import BackendError, DeviceLostError, DeviceMemoryError
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.backend import DeviceBackend
 from lantern_accel_hpu.bridge import Bridge
@@ -63,7 +63,11 @@ REFUSED = "Graph compile failed. synStatus=synStatus 26 [Generic failure]. "
         (LOST, DeviceLostError, "stopped working while decoding .synStatus=17"),
         ("Synapse detected a device critical error", DeviceLostError, "start a new process"),
         (REFUSED, BackendError, r"compiler refused a graph while decoding \(synStatus 26\); open"),
-        ("Allocation failed for size::4096 (0)MB", BackendError, "ran out of memory while decod"),
+        (
+            "Allocation failed for size::4096 (0)MB",
+            DeviceMemoryError,
+            "ran out of memory while decod",
+        ),
     ],
 )
 def test_the_drivers_texts_become_sentences(text: str, kind: type, says: str) -> None:

@@ -337,7 +337,7 @@ def test_a_cache_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPat
     row = layout.nbytes // 16
     says = (
         rf"no room for a key-value cache of {layout.nbytes / GIB:.2f} GiB: 1.00 GiB of 2.00 GiB are "
-        rf"free; at most {GIB // row} of its 16 rows fit .* \(batch_size\)"
+        rf"free; at most {GIB // row} of its 16 rows fit .* \(--batch\)"
     )
     with pytest.raises(BackendError, match=says):
         backend.allocate(layout)

@@ -67,7 +67,8 @@ class PlainStep:
             open_ = state.length + 1 < n
             state.histogram.add_(engine.counts == open_.unsqueeze(1))
             state.steps.add_(open_)
-            state.last_length.copy_(torch.where(open_, 0, -1))
+            state.last_length.copy_(open_)  # no draft; -1 where no step was needed
+            state.last_length.sub_(1)
             state.length.add_(open_)
             state.newest.copy_(torch.maximum(state.newest, state.length))
             state.step.add_(1)

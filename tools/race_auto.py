@@ -9,6 +9,10 @@ were chosen on the built-in ones, so figures for publication come from others:
 
     python tools/race_auto.py --file tools/lantern-emoji/prompts.txt --draw 2211 -o race-auto.json
 
+A strategy's name may have a coupling behind it, to compare the two (docs/strategies.md):
+
+    python tools/race_auto.py --file tools/lantern-emoji/composed.txt --strategy scd@maximal
+
 With a size, random weights of that size are raced, and drafts are accepted as the model's own were on the
 same prompts and seeds, which are recorded first: its steps are the size's, its counts are replayed.
 
@@ -33,8 +37,14 @@ def drawing(pipeline: Any, prompts: list[Any]) -> Draw:
     """Draw with a model as a user does."""
 
     def draw(number: int, name: str, batch: int, seed: int) -> tuple[float, float]:
+        strategy, _, coupling = name.partition("@")
         stats = pipeline.generate(
-            prompts[number], strategy=name, num_images=batch, batch_size=batch, seed=seed
+            prompts[number],
+            strategy=strategy,
+            coupling=coupling or None,
+            num_images=batch,
+            batch_size=batch,
+            seed=seed,
         ).stats
         return stats.tokens_per_second, stats.step_compression
 

@@ -196,18 +196,16 @@ class ByAcceptance:
 def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace, ...]:
     """Return the paces that were timed, with their costs relative to the shortest's step.
 
-    ``times``: of every length round by round. A cost is the median over rounds, of two the larger: a cost
-    that is taken too low makes images slower than plain decoding, one too high only leaves speed behind.
-    No longer window is taken to cost less than a shorter one.
+    ``times``: of every length round by round. A cost is the least time over the least of the shortest's:
+    whatever else a machine does makes times long, and never short. No longer window is taken to cost
+    less than a shorter one.
     """
     known = sorted((p for p in paces if times.get(p.length)), key=lambda one: one.length)
     if not known:
         return tuple(paces)
-    plain = times[known[0].length]
+    plain = min(times[known[0].length])
     least, out = 1.0, []
     for pace in known:
-        rounds = zip(times[pace.length], plain, strict=False)
-        ratios = sorted(own / base for own, base in rounds)
-        least = max(least, ratios[len(ratios) // 2])
+        least = max(least, min(times[pace.length]) / plain)
         out.append(pace.model_copy(update={"cost": least}))
     return tuple(out)

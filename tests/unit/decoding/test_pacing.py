@@ -92,11 +92,11 @@ def test_costs_are_relative_to_plain_steps() -> None:
     assert [(p.length, p.cost) for p in found] == [(1, 1.0), (16, 2.0)]
 
 
-def test_of_two_costs_the_larger_counts_and_of_more_the_median() -> None:
+def test_of_several_times_the_least_counts() -> None:
     two = costs_of(PACES, {1: [4.0, 5.0], 4: [6.0, 5.0]})
-    assert [p.cost for p in two] == [1.0, 1.5]
-    three = costs_of(PACES, {1: [4.0, 5.0, 4.0], 4: [6.0, 5.0, 40.0], 16: [4.0]})
-    assert [p.cost for p in three] == [1.0, 1.5, 1.5]  # no longer one costs less
+    assert [p.cost for p in two] == [1.0, 1.25]
+    three = costs_of(PACES, {1: [5.0, 4.0, 40.0], 4: [6.0, 5.0, 40.0], 16: [4.0]})
+    assert [p.cost for p in three] == [1.0, 1.25, 1.25]  # no longer one costs less
 
 
 def test_drafts_that_promise_next_to_nothing_are_not_made() -> None:

@@ -25,6 +25,7 @@ from lantern_accel.device.backend import (
     Support,
 )
 from lantern_accel.device.capture import buffers_of
+from lantern_accel.device.noise import exponential
 from lantern_accel.errors import BackendError
 from lantern_accel_xla import faults
 from lantern_accel_xla.copies import Snapshots
@@ -139,6 +140,10 @@ class DeviceBackend(Backend):
         self._replays.add(replay)
         return replay
 
+    def perturb(self, weights: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """As the reference's, with noise whose words are shifted as XLA does it (:func:`shifted`)."""
+        return weights / exponential(keys, positions, weights.shape[-1], shifted)
+
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
         """Let no phase of the block launch anything: the whole block is one program."""
@@ -187,6 +192,15 @@ class DeviceBackend(Backend):
         """Release what was captured."""
         for replay in list(self._replays):
             replay.release()
+
+
+def shifted(words: Tensor, by: int) -> Tensor:
+    """Shift 32-bit words to the right, the sign kept.
+
+    PyTorch/XLA divides in place of shifting, which rounds negative words the other way: bits that would
+    fall out are cleared first.
+    """
+    return (words & -(1 << by)) >> by
 
 
 def lowered(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

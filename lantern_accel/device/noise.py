@@ -14,11 +14,13 @@ same bits without 64-bit products.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+Shift = Callable[[Tensor, int], Tensor]
 #: Rotations of the rounds, four and four, and what the third word of the key is made with.
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 PARITY = 0x1BD11BDA
@@ -41,18 +43,23 @@ def noise_keys(seeds: Sequence[int], images: Sequence[int]) -> Tensor:
     return torch.tensor(words, dtype=torch.int64).to(torch.int32)
 
 
-def _rotated(x: Tensor, by: int) -> Tensor:
+def _rotated(x: Tensor, by: int, shift: Shift) -> Tensor:
     """Rotate 32-bit words to the left."""
-    return (x << by) | ((x >> (32 - by)) & ((1 << by) - 1))
+    return (x << by) | (shift(x, 32 - by) & ((1 << by) - 1))
 
 
-def threefry(key0: Tensor, key1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two words of Threefry-2x32-20 for a key and a counter, int32 tensors that broadcast."""
+def threefry(
+    key0: Tensor, key1: Tensor, x0: Tensor, x1: Tensor, shift: Shift = operator.rshift
+) -> tuple[Tensor, Tensor]:
+    """Return the two words of Threefry-2x32-20 for a key and a counter, int32 tensors that broadcast.
+
+    ``shift``: an arithmetic shift to the right, for devices where torch's is none.
+    """
     keys = (key0, key1, key0 ^ key1 ^ PARITY)
     x0, x1 = x0 + key0, x1 + key1
     for number in range(20):
         x0 = x0 + x1
-        x1 = _rotated(x1, ROTATIONS[number % 8]) ^ x0
+        x1 = _rotated(x1, ROTATIONS[number % 8], shift) ^ x0
         if number % 4 == 3:
             turn = number // 4 + 1
             x0 = x0 + keys[turn % 3]
@@ -69,7 +76,7 @@ def exponential_of(words: Tensor) -> Tensor:
     contracted into one, every device gets the same bits.
     """
     upper = words < 0
-    small = ((words ^ (words >> 31)).float() + 0.5).contiguous()
+    small = (torch.where(upper, torch.bitwise_not(words), words).float() + 0.5).contiguous()
     bits = small.view(torch.int32)
     exponent = (bits >> 23) - 127
     mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(torch.float32)
@@ -85,16 +92,18 @@ def exponential_of(words: Tensor) -> Tensor:
     return halvings * LN2 + (t + t) * series
 
 
-def exponential(keys: Tensor, positions: Tensor, codes: int) -> Tensor:
+def exponential(
+    keys: Tensor, positions: Tensor, codes: int, shift: Shift = operator.rshift
+) -> Tensor:
     """Return the noise of all codes at positions, float32 ``[B, T, codes]``.
 
     ``keys`` int32 ``[B, 3]`` (:func:`noise_keys`); ``positions`` integer ``[B, T]``, the index of each
-    token in its image, from 0.
+    token in its image, from 0; ``shift`` as in :func:`threefry`.
     """
     low, high, image = (keys[:, i].view(-1, 1, 1) for i in range(3))
     half = torch.arange((codes + 1) // 2, dtype=torch.int32, device=keys.device)
     counter = (positions.to(torch.int32) << 16).unsqueeze(-1) | half
-    both = torch.stack(threefry(low, high, counter, image), dim=-1).flatten(-2)
+    both = torch.stack(threefry(low, high, counter, image, shift), dim=-1).flatten(-2)
     return exponential_of(both[..., :codes])
 
 

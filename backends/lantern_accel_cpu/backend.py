@@ -332,7 +332,7 @@ class DeviceBackend(Backend):
         return self.kernels is not None and real(x) and not x.requires_grad
 
     @property
-    def reads_fewer_bits(self) -> bool:  # type: ignore[override]
+    def reads_fewer_bits(self) -> bool:  # type: ignore[override]  # here it depends on the compiler
         """Whether there are native products, which read codes and not whole weights."""
         return self.kernels is not None
 

@@ -88,7 +88,7 @@ class DeviceBackend(Backend):
         return Trust(key, agreement.checks_of(self.site))
 
     @property
-    def skips_hidden(self) -> bool:  # type: ignore[override]
+    def skips_hidden(self) -> bool:  # type: ignore[override]  # here it depends on the kernels
         """Whether attention reads visible slots alone."""
         return self.uses("attend")
 

@@ -28,7 +28,7 @@ class Spec(BackendSpec):
     variants = ({}, {"preset": "safe"})
 
     @property
-    def seconds_to_probe(self) -> float:  # type: ignore[override]
+    def seconds_to_probe(self) -> float:  # type: ignore[override]  # here it depends on the cards
         """Ten, and more for each card: without persistence mode a driver starts one after the other."""
         return 10.0 + 4.0 * _cards_of_driver()
 

@@ -13,12 +13,11 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
-    DynamicTree,
-    NoTree,
+    AUTO_LENGTHS,
     Sampling,
     Strategy,
     chained,
-    named_strategy,
+    paced,
 )
 from lantern_accel.testing import tiny
 
@@ -32,8 +31,7 @@ def strategy_of(kind: str, vocab: int) -> Strategy:
         tree = chained(AUTO_CHAINS)
         return tiny.tiny_strategy("vanilla", vocab).model_copy(update={"tree": tree, "name": kind})
     if kind == "windows":
-        dynamic = DynamicTree(top_k=3, depth=2, total=9)
-        return named_strategy(AUTO, static=NoTree(), dynamic=dynamic)  # type: ignore[arg-type]
+        return Strategy(name=AUTO, tree=paced(AUTO_LENGTHS))
     return tiny.tiny_strategy(kind, vocab)
 
 

@@ -75,7 +75,45 @@ class PlainStep:
             engine.sound.end()
 
 
-class PacedEngine(Movable):
+class OnLongest(Movable):
+    """Steps that check windows of several lengths, and plain ones, all on the buffers of the longest."""
+
+    state: WindowState
+    longest: Any
+    plain: PlainStep | None
+
+    def _of_lengths(
+        self, strategy: Strategy, tokens: int, make: Callable[[int, Any], JacobiEngine]
+    ) -> None:
+        """Make the engines of the strategy's lengths that fit ``tokens``, the longest first.
+
+        ``make`` gets a length and the longest engine, None for that one.
+        """
+        tree: Any = strategy.tree  # the shape that these engines were made for
+        fitting = [pace.length for pace in tree.paces if pace.length <= tokens]
+        engines: dict[int, JacobiEngine] = {}
+        longest: JacobiEngine | None = None
+        for length in sorted((one for one in fitting if one > 1), reverse=True):
+            engines[length] = make(length, longest)
+            longest = longest or engines[length]
+        assert longest is not None, "an image of one token is decoded plainly"
+        self.longest = longest
+        self.plain = PlainStep(longest) if 1 in fitting else None
+        self._step_on(engines, strategy)
+
+    @property
+    def owners(self) -> dict[int, Any]:
+        """What has the step of each length."""
+        return super().owners | ({} if self.plain is None else {1: self.plain})
+
+    def at_middle(self, length: int) -> None:
+        middle = self.geometry.tokens // 2
+        self.state.length.fill_(middle)  # what is known there does not change the time
+        self.state.newest.fill_(middle)
+        self.move(length)
+
+
+class PacedEngine(OnLongest):
     """Decodes ``batch`` images a call in windows of changing length, on static buffers.
 
     ``rule`` chooses lengths; None: by acceptance, among the paces whose costs are known, or all of them
@@ -83,7 +121,6 @@ class PacedEngine(Movable):
     """
 
     engines: dict[int, JacobiEngine]
-    state: WindowState
 
     def __init__(
         self,
@@ -96,27 +133,18 @@ class PacedEngine(Movable):
         neighbours: Tensor | None = None,
         rule: PaceRule | None = None,
     ) -> None:
-        window, tokens = strategy.tree, target.config.num_tokens
+        window = strategy.tree
         assert isinstance(window, Window) and window.paces
-        fitting = [pace.length for pace in window.paces if pace.length <= tokens]
-        engines: dict[int, JacobiEngine] = {}
-        longest: JacobiEngine | None = None
-        for length in sorted((one for one in fitting if one > 1), reverse=True):
+
+        def make(length: int, longest: JacobiEngine | None) -> JacobiEngine:
             cut = window.model_copy(update={"length": length, "paces": ()})
             one = strategy.model_copy(update={"tree": cut})
-            engines[length] = JacobiEngine(
+            return JacobiEngine(
                 target, ops, one, sampling, batch=batch, neighbours=neighbours, longest=longest
             )
-            longest = longest or engines[length]
-        assert longest is not None, "an image of one token is decoded plainly"
-        self.longest, self.chosen = longest, rule
-        self.plain = PlainStep(longest) if 1 in fitting else None
-        self._step_on(engines, strategy)
 
-    @property
-    def owners(self) -> dict[int, Any]:
-        """What has the step of each length."""
-        return super().owners | ({} if self.plain is None else {1: self.plain})
+        self.chosen = rule
+        self._of_lengths(strategy, target.config.num_tokens, make)
 
     def host_functions(self) -> dict[str, Callable[[], None]]:
         """Return what a device captures beside prefill: a step of each length, and moving up to it."""
@@ -129,9 +157,3 @@ class PacedEngine(Movable):
         if length > self.now:
             self.functions[f"widen {length}"]()
         self.now = length
-
-    def at_middle(self, length: int) -> None:
-        middle = self.geometry.tokens // 2
-        self.state.length.fill_(middle)  # what is known there does not change the time
-        self.state.newest.fill_(middle)
-        self.move(length)

@@ -276,7 +276,7 @@ def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
     def call() -> object:
         return in_time(lambda: spec.configured(options), LOOKING)
 
-    return _ask(spec, "configured", call, BackendSpec, hint)  # type: ignore[type-abstract]
+    return _ask(spec, "configured", call, BackendSpec, hint)  # type: ignore[type-abstract]  # isinstance
 
 
 def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
@@ -348,7 +348,7 @@ def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
     from lantern_accel.device.backend import Backend
 
     hint = "check its driver and SDK with 'lantern-accel devices'"
-    backend = _ask(spec, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]
+    backend = _ask(spec, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]  # isinstance
     if getattr(backend, "name", None) != spec.name or not hasattr(backend, "version"):
         raise BackendError(
             f"backend {spec.name!r} failed in open: its Backend must have name {spec.name!r} and a "

@@ -304,7 +304,7 @@ class Family(ABC):
 
     # --- optional ----------------------------------------------------------------------------------
 
-    def pair(self, model: Model) -> None:  # noqa: B027
+    def pair(self, model: Model) -> None:  # noqa: B027, optional
         """Let a drafter read what it has of its target, once both are in memory."""
 
     def sized(self, name: str, values: Mapping[str, Any] | None = None) -> Manifest | None:

@@ -7,6 +7,7 @@ with stand-ins and has a second set for dark screens. matplotlib is an extra.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,13 +87,11 @@ def rc(colour: Callable[[str], str] = lambda role: GROUND[role][0], size: float 
 
 def check_matplotlib(needed_by: str = "--plots") -> None:
     """Raise :class:`DataError` where matplotlib is not installed; call it before measuring."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("matplotlib") is None:
         raise DataError(
             f"{needed_by} needs matplotlib, which is not installed; `pip install lantern-accel[eval]` "
             "brings it. Or leave it out: the same command with it draws the plots later"
-        ) from None
+        )
 
 
 @contextmanager

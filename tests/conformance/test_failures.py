@@ -24,7 +24,7 @@ def backend() -> Any:
 def spoilt(backend: Backend, spoil: Callable[[torch.Tensor], torch.Tensor], name: str) -> Any:
     """The outcomes of checks, by name, on a backend whose attention is spoilt."""
     real = backend.attend
-    backend.attend = lambda *given: spoil(real(*given))  # type: ignore[method-assign]
+    backend.attend = lambda *given: spoil(real(*given))  # type: ignore[method-assign]  # a planted fault
     try:
         return {one.name: one for one in run_checks(backend, select(name.split())).outcomes}
     finally:
@@ -50,7 +50,7 @@ def test_attention_that_is_wrong_says_how(backend: Backend, spoil: Any, says: st
 
 def test_attention_without_its_mask_is_named(backend: Backend) -> None:
     real = backend.attend
-    backend.attend = lambda q, kv, layer, mask: real(q, kv, layer, torch.zeros_like(mask))  # type: ignore[method-assign]
+    backend.attend = lambda q, kv, layer, mask: real(q, kv, layer, torch.zeros_like(mask))  # type: ignore[method-assign]  # a planted fault
     (found,) = run_checks(backend, select("attention")).outcomes
     assert "at [0, 0, 0, " in found.detail and "likely the mask is not used" in found.detail
 
@@ -61,7 +61,7 @@ def refuse(out: torch.Tensor) -> torch.Tensor:
 
 def test_one_exception_is_one_cause_with_its_line(backend: Backend) -> None:
     real = backend.attend
-    backend.attend = lambda *given: refuse(real(*given))  # type: ignore[method-assign]
+    backend.attend = lambda *given: refuse(real(*given))  # type: ignore[method-assign]  # a planted fault
     report = run_checks(backend, select(["attention", "kv.slots", "kv.addresses"]))
     first, *rest = report.outcomes
     assert "NotImplementedError: no kernel for this (conformance/test_failures.py:" in first.detail
@@ -100,7 +100,7 @@ def test_facts_that_cannot_be_made_are_not_a_busy_device(monkeypatch: pytest.Mon
 def test_decoding_is_compared_step_by_step(backend: Backend) -> None:
     assert next_to_cpu(backend).error == 0
     real = backend.attend
-    backend.attend = lambda *given: real(*given) * 1.01  # type: ignore[method-assign]
+    backend.attend = lambda *given: real(*given) * 1.01  # type: ignore[method-assign]  # a planted fault
     with pytest.raises(Failed, match=r"the logits of the prefill are off: code \d+ has"):
         next_to_cpu(backend)
 

@@ -14,6 +14,7 @@ from lantern_accel.device.plan import DraftedTree, Filter, NoDrafts, StepPlan, W
 from lantern_accel_cpu.native.kernels import Kernels, lies
 from lantern_accel_cpu.native.library import AdvanceChosen, Choose, Library, byref
 from lantern_accel_cpu.native.sampling import filter_of
+from lantern_accel_cpu.native.windows import drafts_of
 
 FRESH = {"uniform": 0, "code": 0, "left": 1, "above": 2, "left-code": 3}
 
@@ -84,7 +85,7 @@ def advance(
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
     described = filter_of(plan.filter, held)
-    drafts = _drafts(source)
+    drafts = drafts_of(source, FRESH, ("place", "newest"), ("heard", "before", "said"))
     if described is None or drafts is None or state.keys is None:
         return None
     buffers: dict[str, Tensor] = {
@@ -116,16 +117,3 @@ def advance(
         return True
 
     return run
-
-
-def _drafts(source: NoDrafts | Window) -> dict[str, Tensor] | None:
-    """Return the buffers of drafts by name; None where there is no kernel for them."""
-    if isinstance(source, NoDrafts):
-        return {"root": source.root}
-    if source.siblings or source.code_kind is not None or source.above is not None:
-        return None
-    if source.fresh not in FRESH:
-        return None
-    notes = {"heard": source.heard, "before": source.before, "said": source.said}
-    drafts = {"place": source.place, "newest": source.newest}
-    return drafts | {name: tensor for name, tensor in notes.items() if tensor is not None}

@@ -5,7 +5,7 @@ Each returns None for what it has no kernel for: that goes the reference's way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor
@@ -114,7 +114,9 @@ def advance(
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
     described = filter_of(plan.filter, held)
-    drafts = _drafts(source)
+    drafts = drafts_of(
+        source, ("above", "left"), ("place", "newest", "q"), ("past", "heard", "before")
+    )
     if described is None or drafts is None or state.uniforms is None:
         return None
     buffers: dict[str, Tensor] = {
@@ -152,14 +154,22 @@ def advance(
     return run
 
 
-def _drafts(source: NoDrafts | Window) -> dict[str, Tensor] | None:
-    """Return the buffers of drafts by name; None where there is no kernel for them."""
+def drafts_of(
+    source: NoDrafts | Window,
+    fresh: Container[str],
+    drafts: Sequence[str],
+    notes: Sequence[str],
+) -> dict[str, Tensor] | None:
+    """Return the buffers of drafts by name; None where there is no kernel for them.
+
+    ``fresh``: the kinds of fresh drafts that there are kernels for; ``drafts``: the window's buffers that
+    must be there; ``notes``: those that may be.
+    """
     if isinstance(source, NoDrafts):
         return {"root": source.root}
     if source.siblings or source.code_kind is not None or source.above is not None:
         return None
-    if source.fresh not in ("above", "left") or source.q is None:
+    found = {name: getattr(source, name) for name in (*drafts, *notes)}
+    if source.fresh not in fresh or any(found[name] is None for name in drafts):
         return None
-    notes = {"past": source.past, "heard": source.heard, "before": source.before}
-    drafts = {"place": source.place, "newest": source.newest, "q": source.q}
-    return drafts | {name: tensor for name, tensor in notes.items() if tensor is not None}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}

@@ -137,14 +137,14 @@ class CertainDrafts(Drafts[Value]):
 
 
 Maker = Callable[[Setting[Value]], Drafts[Value]]
-_MAKERS: dict[type[DraftSource], Callable[[Setting[DraftSource]], Drafts[DraftSource]]] = {}
+_MAKERS: dict[type[DraftSource], Callable[[Setting[Any]], Drafts[Any]]] = {}
 
 
 def register(source: type[DraftSource]) -> Callable[[type[Drafts[Value]]], type[Drafts[Value]]]:
     """Say what a source does in a step: ``@register(MySource)`` above a subclass of :class:`Drafts`."""
 
     def registered(made: type[Drafts[Value]]) -> type[Drafts[Value]]:
-        _MAKERS[source] = made  # type: ignore[assignment]
+        _MAKERS[source] = made
         return made
 
     return registered

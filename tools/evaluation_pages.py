@@ -42,9 +42,9 @@ def setting(point: FrontierPoint) -> str:
         if point.strategy.tv_budget is not None:
             words.append(f"budget {point.strategy.tv_budget:g}")
         elif rule.kind == "lantern":
-            words.append(f"delta = {rule.dial_values()[0]:g}")
+            words.append(f"delta = {rule.runtime_values()[0]:g}")
         else:
-            words.append(f"lambda = {rule.dial_values()[0]:g}")
+            words.append(f"lambda = {rule.runtime_values()[0]:g}")
     return ", ".join(words)
 
 

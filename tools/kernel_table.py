@@ -26,7 +26,7 @@ RESERVED = 1024
 CODES = 16384
 
 FLOATS = (
-    "logits scale image_scale penalty temperature weights uniforms probs q_rows dial best part peak"
+    "logits scale image_scale penalty temperature weights uniforms probs q_rows rule_param best part peak"
     " total bonus_uniform spare price cos sin"
 )
 INTEGERS = (

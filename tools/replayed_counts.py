@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.decoding.movable import Movable
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.errors import RequestError
 from lantern_accel.strategy.values import (
     AUTO_LENGTHS,
@@ -22,7 +22,7 @@ from lantern_accel.strategy.values import (
     SelfDrafts,
     Strategy,
     Window,
-    paced,
+    adaptive_window,
     self_drafted,
 )
 from lantern_accel.tuning.auto import Steady
@@ -78,13 +78,13 @@ def record(
     counts = Counts(pipeline.model.manifest.target.num_tokens)
     lengths = [n for n in AUTO_LENGTHS if n <= counts.tokens]
     copies = self_drafted([n for n in AUTO_SELF if n <= counts.tokens])
-    sources: list[Window | SelfDrafts] = [paced(lengths), copies]
+    sources: list[Window | SelfDrafts] = [adaptive_window(lengths), copies]
     for tree in sources:
         strategy = Strategy(name="recorded", tree=tree)
         shape = pipeline.model.family.usual_shape(pipeline.model)
         for number, prompt in enumerate(prompts):
             for seed in seeds:
-                for length in (pace.length for pace in tree.paces if pace.length > 1):
+                for length in (one.length for one in tree.draft_lengths if one.length > 1):
                     engine = pipeline.engine(batch, strategy, sampling, shape).engine
                     engine.chosen = Steady(length)
                     found: list[Steps] = [[] for _ in range(batch)]
@@ -116,7 +116,7 @@ class Replay:
 
         def captured(engine: Any) -> Any:
             ready = made(engine)
-            if isinstance(engine, Movable):
+            if isinstance(engine, AdaptiveEngine):
                 self._wrap(engine)
             return ready
 
@@ -152,6 +152,6 @@ class Replay:
                 for image, at in enumerate(before)
             ]
             engine.state.length.copy_(torch.tensor(after))
-            engine.sound.report[0].copy_(engine.state.length)  # what the host reads
+            engine.finite.report[0].copy_(engine.state.length)  # what the host reads
 
         return moved

@@ -407,7 +407,7 @@ class DeviceBackend(Backend):
 
     def trim_memory(self) -> contextlib.AbstractContextManager[None]:
         """Let large tensors leave the process as soon as they go, where the heap is glibc's."""
-        return heap.giving_back()
+        return heap.trim_memory()
 
     def conditions(self) -> DeviceConditions:
         """Read the clock of the first core, where the system tells it."""

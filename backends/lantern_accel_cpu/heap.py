@@ -37,7 +37,7 @@ def _share_below(size: int, mallopt: Callable[[int, int], int]) -> None:
 
 
 @contextmanager
-def giving_back() -> Iterator[None]:
+def trim_memory() -> Iterator[None]:
     """Let large tensors that go inside the block leave the process at once."""
     mallopt = _mallopt()
     if mallopt is None:

@@ -242,9 +242,9 @@ def walks(site: Site, size: int = 500, images: int = 4) -> Measured:
     bonus = site.uniforms(4, images)
     given, turned, kept = Filter(0.9), 0, 0
     for rule in RULES:
-        dials = torch.tensor(rule.dial_values(), device=device)
+        runtime_params = torch.tensor(rule.runtime_values(), device=device)
         for residual in ("aggregate", "optimal"):
-            judged = Rule(rule, residual, table if rule.k else None, dials)
+            judged = Rule(rule, residual, table if rule.k else None, runtime_params)
             for one in (tree, replace(tree, q=None, group=None, inner=None)):
                 found = accept.accept(one, logits, given, judged.given, tests, bonus)
                 probs = sampling.filter(logits, given)

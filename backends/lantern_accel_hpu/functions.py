@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.movable import Movable
 from lantern_accel.device.backend import Backend
 from lantern_accel.strategy.values import (
     AUTO,
@@ -16,8 +16,8 @@ from lantern_accel.strategy.values import (
     AUTO_LENGTHS,
     Sampling,
     Strategy,
-    chained,
-    paced,
+    adaptive_chain,
+    adaptive_window,
 )
 from lantern_accel.testing import tiny
 
@@ -28,10 +28,10 @@ KINDS = ("windows", "chains", "vanilla", "lantern++", "eagle2")
 def strategy_of(kind: str, vocab: int) -> Strategy:
     """Return a strategy by :data:`KINDS`, over trees that suit a tiny model."""
     if kind == "chains":
-        tree = chained(AUTO_CHAINS)
+        tree = adaptive_chain(AUTO_CHAINS)
         return tiny.tiny_strategy("vanilla", vocab).model_copy(update={"tree": tree, "name": kind})
     if kind == "windows":
-        return Strategy(name=AUTO, tree=paced(AUTO_LENGTHS))
+        return Strategy(name=AUTO, tree=adaptive_window(AUTO_LENGTHS))
     return tiny.tiny_strategy(kind, vocab)
 
 
@@ -51,5 +51,5 @@ def engine_of(backend: Backend, kind: str, batch: int, guided: bool) -> Any:
 
 def functions_of(engine: Any) -> dict[str, Callable[[], None]]:
     """Return what a device captures of an engine, by name."""
-    steps = engine.host_functions() if isinstance(engine, Movable) else {"step": engine.step}
+    steps = engine.host_functions() if isinstance(engine, AdaptiveEngine) else {"step": engine.step}
     return {"prefill": engine.prefill, **steps}

@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "vq", "drafter", "text_encoder", "text_device", "embeddings", "weights"),
     "Device": ("device", "dtype", "exact_dtype", "threads", "option", "batch", "batch_size"),
     "Drafting": (
-        "preset", "strategy", "tree", "window", "bits", "draft_length", "coupling",
+        "preset", "strategy", "tree", "window", "bits", "one", "coupling",
     ),
     "Relaxation": (
         "relaxed", "tv_budget", "accept", "k", "delta", "lam", "residual", "neighbour_space",

@@ -56,7 +56,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedSuite:
     """A suite that was read and checked as far as that goes without a model."""
 
     asked: Asked
@@ -66,7 +66,7 @@ class Ready:
     pictures: Mapping[str, Path]
 
 
-def read(asked: Asked) -> Ready:
+def read(asked: Asked) -> PreparedSuite:
     """Read the files of a suite and check its options; raises a LanternError in one sentence."""
     from lantern_accel.evaluation.suite.captions import read_captions, read_prompts
     from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
@@ -112,10 +112,12 @@ def read(asked: Asked) -> Ready:
     if captioned is not None:
         captioned = captioned.first(asked.count)
     weights = read_given(list(asked.metric_weights))
-    return Ready(asked, protocol, captioned, weights, dict(map(_named_folder, asked.pictures)))
+    return PreparedSuite(
+        asked, protocol, captioned, weights, dict(map(_named_folder, asked.pictures))
+    )
 
 
-def write_prompts(ready: Ready) -> Path:
+def write_prompts(ready: PreparedSuite) -> Path:
     """Write the suite's prompts, one line per picture; return the file."""
     from lantern_accel.evaluation.suite.captions import write_prompts as write
 
@@ -158,7 +160,7 @@ def _fits(asked: Asked) -> None:
         raise RequestError("--geneval goes with --prompts evaluation_metadata.jsonl")
 
 
-def request(ready: Ready, pipeline: Pipeline) -> SuiteRequest:
+def request(ready: PreparedSuite, pipeline: Pipeline) -> SuiteRequest:
     """Return the suite's request on a loaded model, its strategies resolved and tried."""
     from lantern_accel.evaluation.suite.captions import class_prompts
     from lantern_accel.evaluation.suite.run import SuiteRequest, choose_strategies

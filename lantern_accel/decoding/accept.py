@@ -245,7 +245,7 @@ def _at(table: Tensor, node: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Families:
+class SiblingGroups:
     """What became of every family of siblings, as if its parent had been reached.
 
     ``chosen`` integer ``[B, G]``: the child that is kept, the parent where none is; ``price``
@@ -298,7 +298,7 @@ def _test_families(
     rule: Rule,
     uniforms: Tensor,
     allowed: Tensor | None,
-) -> Families:
+) -> SiblingGroups:
     """Test the children of all inner nodes, one sibling rank after the other; ``p [B, G, V]``.
 
     What does not depend on the tests is looked up for all ranks at once.
@@ -342,9 +342,9 @@ def _test_families(
         if c + 1 < shape[1]:
             free = kept.logical_not() if free is None else free ^ kept
     if not rule.relaxed:
-        return Families(chosen, torch.zeros(chosen.shape, device=p.device), p)
+        return SiblingGroups(chosen, torch.zeros(chosen.shape, device=p.device), p)
     price = _price(masses, shares, tried)
-    return Families(chosen, price if extra is None else price + extra, p)
+    return SiblingGroups(chosen, price if extra is None else price + extra, p)
 
 
 def _walk(

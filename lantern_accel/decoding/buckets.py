@@ -114,12 +114,12 @@ class Reach:
         """Return the bucket of the next step."""
         return self._holding(self._most())
 
-    def stepped(self, most: int) -> None:
-        """Hear that a step was given to the device, which brings an image ``most`` tokens at most."""
+    def record_step(self, most: int) -> None:
+        """Record that a step was given to the device, which brings an image ``most`` tokens at most."""
         self._brought.append(self._brought[-1] + most)
 
-    def told(self, lengths: Sequence[int], steps: int) -> None:
-        """Hear the tokens that each image had committed after so many steps."""
+    def record_lengths(self, lengths: Sequence[int], steps: int) -> None:
+        """Record the tokens that each image had committed after ``steps`` steps."""
         self._known = max((n for n in lengths if n < self.tokens - 1), default=0)
         self._counted = steps
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted, accept
+from lantern_accel.decoding.base import Decoded, EngineBase
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.fused import FusedSteps
@@ -22,7 +23,6 @@ from lantern_accel.decoding.invariant import accept_invariant
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.pricing import path_prices
 from lantern_accel.decoding.rows import Guidance
-from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.decoding.sources import none as none
 from lantern_accel.decoding.sources.base import Drafts, Setting, drafts_of
 from lantern_accel.decoding.sources.drafter import Drafting
@@ -36,7 +36,7 @@ from lantern_accel.strategy.values import DraftSource, Sampling, Strategy
 __all__ = ["Decoded", "Engine"]
 
 
-class Engine(Running):
+class Engine(EngineBase):
     """Decodes ``batch`` images a call on static buffers.
 
     Raises :class:`StrategyError` where the strategy needs a drafter or a neighbour table that is not
@@ -99,8 +99,12 @@ class Engine(Running):
         """Step on the buffers of an engine of a longer chain, with this one's tree."""
         one = longest.geometry
         g = replace(self.geometry, scratch=one.scratch, draft_columns=one.draft_columns)
-        self.geometry, self.dials, self.filters = g, longest.dials, longest.filters
-        self.rule, self.state, self.sound = longest.rule, longest.state, longest.sound
+        self.geometry, self.runtime_params, self.filters = (
+            g,
+            longest.runtime_params,
+            longest.filters,
+        )
+        self.rule, self.state, self.finite = longest.rule, longest.state, longest.finite
         self._progress, self.greedy = longest._progress, longest.greedy
         self.choices, v = longest.choices, longest.verifying
         own = longest.drafting if g.drafted else None
@@ -130,7 +134,7 @@ class Engine(Running):
             root = self.choices.of(weights.unsqueeze(1), first).squeeze(1)
         else:
             root = self.filters.draws.draw(weights, state.uniforms[:, 0, -1])
-        self.sound.begin(weights)
+        self.finite.begin(weights)
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
         state.step.fill_(1)
@@ -153,7 +157,7 @@ class Engine(Running):
             accepted = self._accept(tree, logits, uniforms)
         with self.ops.phase("commit"):
             commit(self.verifying, state, tree, features, accepted, self.source)
-            self.sound.end()
+            self.finite.end()
 
     def _uniforms(self) -> Tensor | None:
         """Return this step's uniforms ``[B, columns]``; None where keys decide."""
@@ -170,7 +174,7 @@ class Engine(Running):
         return self.source.draft(self.state, uniforms, window)
 
     def _accept(self, tree: DraftTree, logits: Tensor, uniforms: Tensor | None) -> Accepted:
-        self.sound.note(logits, logits=True)
+        self.finite.note(logits, logits=True)
         if self.greedy and self.rule.relaxed:
             return accept_greedy(tree, logits, self.rule)
         if uniforms is None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from lantern_accel.decoding.chained import ChainedEngine
+from lantern_accel.decoding.adaptive_chain import AdaptiveChain
+from lantern_accel.decoding.adaptive_self import AdaptiveSelf
+from lantern_accel.decoding.adaptive_window import AdaptiveWindow
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.paced import PacedEngine
-from lantern_accel.decoding.running import Running
 from lantern_accel.decoding.selfdraft import SelfEngine
-from lantern_accel.decoding.selfpaced import SelfPacedEngine
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
@@ -42,38 +42,38 @@ class Asked:
     copy: Target | None = None
 
 
-def _tree(a: Asked) -> Running:
+def _tree(a: Asked) -> EngineBase:
     return Engine(
         a.target, a.drafter, a.ops, a.strategy, a.sampling, batch=a.batch, neighbours=a.neighbours
     )
 
 
-def _chain(a: Asked) -> Running:
-    if not (isinstance(a.strategy.tree, ChainTree) and a.strategy.tree.paces):
+def _chain(a: Asked) -> EngineBase:
+    if not (isinstance(a.strategy.tree, ChainTree) and a.strategy.tree.draft_lengths):
         return _tree(a)
-    return ChainedEngine(
+    return AdaptiveChain(
         a.target, a.drafter, a.ops, a.strategy, a.sampling, batch=a.batch, neighbours=a.neighbours
     )
 
 
-def _window(a: Asked) -> Running:
+def _window(a: Asked) -> EngineBase:
     assert isinstance(a.strategy.tree, Window)
-    made = PacedEngine if a.strategy.tree.paces else JacobiEngine
+    made = AdaptiveWindow if a.strategy.tree.draft_lengths else JacobiEngine
     return made(a.target, a.ops, a.strategy, a.sampling, batch=a.batch, neighbours=a.neighbours)
 
 
-def _self(a: Asked) -> Running:
+def _self(a: Asked) -> EngineBase:
     if a.copy is None:
         raise StrategyError(
             f"the strategy {a.strategy.name!r} drafts with a copy of the target, and none was given"
         )
     assert isinstance(a.strategy.tree, SelfDrafts)
-    made = SelfPacedEngine if a.strategy.tree.paces else SelfEngine
+    made = AdaptiveSelf if a.strategy.tree.draft_lengths else SelfEngine
     return made(a.target, a.copy, a.ops, a.strategy, a.sampling, batch=a.batch)
 
 
 #: Sources whose steps keep a state of their own; any other is a tree's (:mod:`~.sources`).
-ENGINES: dict[type[DraftSource], Callable[[Asked], Running]] = {
+ENGINES: dict[type[DraftSource], Callable[[Asked], EngineBase]] = {
     ChainTree: _chain,
     Window: _window,
     SelfDrafts: _self,
@@ -90,7 +90,7 @@ def engine_for(
     batch: int = 1,
     neighbours: Tensor | None = None,
     copy: Any = None,
-) -> Running:
+) -> EngineBase:
     """Return the engine of a strategy; ``drafter`` is left alone by strategies that need none.
 
     ``copy``: the target with weights in fewer bits, for strategies that draft with it.

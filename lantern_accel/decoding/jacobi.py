@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import usual
-from lantern_accel.decoding.fresh import Freshness
+from lantern_accel.decoding.draft_init import DraftInitializer
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import cache_layouts, check
 from lantern_accel.decoding.maximal_coupling import Coupled
@@ -67,7 +67,7 @@ class JacobiEngine(WindowBase):
         allowed = target.allowed()
         keyed = strategy.invariant or sampling.greedy
         ahead = window.length - 1
-        self.fresh = Freshness(
+        self.fresh = DraftInitializer(
             window.fresh,
             ahead,
             tokens,
@@ -102,9 +102,13 @@ class JacobiEngine(WindowBase):
         if longest is None:
             self._own(target, neighbours, cache)
         else:
-            self.dials, self.filters, self.rule = longest.dials, longest.filters, longest.rule
+            self.runtime_params, self.filters, self.rule = (
+                longest.runtime_params,
+                longest.filters,
+                longest.rule,
+            )
             self.verifying, self.ring, self.state = longest.verifying, longest.ring, longest.state
-            self.sound, self._progress = longest.sound, longest._progress
+            self.finite, self._progress = longest.finite, longest._progress
             self.greedy, self.choices = longest.greedy, longest.choices
         self.forward = WindowPass(self.verifying, g, counts)
         self._counts = counts
@@ -163,10 +167,10 @@ class JacobiEngine(WindowBase):
             newest=state.newest,
             place=self.ring.place,
             q=state.q if g.kept else None,
-            heard=state.heard if noted else None,
-            before=state.before if noted else None,
-            said=state.said if noted and g.keyed else None,
-            past=state.past if noted and not g.keyed else None,
+            row_keys=state.row_keys if noted else None,
+            row_previous=state.row_previous if noted else None,
+            row_tokens=state.row_tokens if noted and g.keyed else None,
+            row_probs=state.row_probs if noted and not g.keyed else None,
             above=fresh.up,
             code_kind=fresh.kinds,
             open_codes=fresh.open,
@@ -213,7 +217,7 @@ class JacobiEngine(WindowBase):
             coupled = self.drafts.decide(x, chain, logits, others)
         with self.ops.phase("commit"):
             self._commit(coupled)
-            self.sound.end()
+            self.finite.end()
 
     def _commit(self, coupled: Coupled) -> None:
         """Write tokens and counters, and draw fresh drafts; complete images stay as they are."""

@@ -41,7 +41,9 @@ def host_rule(rule: Rule) -> Rule:
         return None if values is None else values.cpu().double()
 
     near = None if rule.neighbours is None else rule.neighbours.cpu().long()
-    return replace(rule, neighbours=near, dials=here(rule.dials), budget=here(rule.budget))
+    return replace(
+        rule, neighbours=near, runtime_params=here(rule.runtime_params), budget=here(rule.budget)
+    )
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ class Recalled:
 class RowCache:
     """Keeps the rows of ``passes`` passes over windows of ``length``, and finds the right one.
 
-    The buffers are the state's: ``past [B, M, L, V]``, the rows; ``heard`` integer ``[B, M, L]``, which
-    position a row is of and which token it followed, as one number; ``before`` likewise, the token
-    before that.
+    The buffers are the state's: ``row_probs [B, M, L, V]``, the rows; ``row_keys`` integer ``[B, M, L]``,
+    which position a row is of and which token it followed, as one number; ``row_previous`` likewise, the
+    token before that.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class RowCache:
     def write(self, state: WindowState, x: Tensor, p: Tensor) -> None:
         """Keep the rows ``p [B, L, V]`` that followed the window's tokens ``x [B, L]``."""
         # A shorter window on a longer one's buffers leaves older rows behind its own: they stay true.
-        wide = state.past.shape[2]
+        wide = state.row_probs.shape[2]
         at = (state.step % self.passes) * wide + self.ahead - 1
         places = state.length.unsqueeze(1) + self.ahead
-        self.ops.put(state.past, 1, at, p.to(state.past.dtype))
-        self.ops.put(state.heard, 1, at, places * self.vocab + x)
+        self.ops.put(state.row_probs, 1, at, p.to(state.row_probs.dtype))
+        self.ops.put(state.row_keys, 1, at, places * self.vocab + x)
         # What is before the first lies outside the window; the token itself stands for it.
-        self.ops.put(state.before, 1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
+        self.ops.put(state.row_previous, 1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
 
     def refine(
         self,
@@ -94,8 +94,8 @@ class RowCache:
         the right past and stays.
         """
         given = Lookup(
-            state.length, state.step, state.past, state.heard, state.before, x, p, q, tokens, first,
-            tests, draws, taken, len(self.slots), self.tokens,
+            state.length, state.step, state.row_probs, state.row_keys, state.row_previous, x, p, q,
+            tokens, first, tests, draws, taken, len(self.slots), self.tokens,
         )  # fmt: skip
         done = self.ops.recall(given)
         if done is not None:
@@ -114,26 +114,28 @@ class RowCache:
             changed = changed & ~(taken.unsqueeze(1) & (self.slots == 0))
         places = state.length.unsqueeze(1) + 1 + row
         # Read now: their writes need less than what is compared with them.
-        past, heard, before = (self.ops.held(t) for t in (state.past, state.heard, state.before))
-        heard, before = heard.flatten(1).unsqueeze(1), before.flatten(1).unsqueeze(1)
-        hit = heard == (places * vocab + now).unsqueeze(-1)
+        probs, keys, previous = (
+            self.ops.held(t) for t in (state.row_probs, state.row_keys, state.row_previous)
+        )
+        keys, previous = keys.flatten(1).unsqueeze(1), previous.flatten(1).unsqueeze(1)
+        hit = keys == (places * vocab + now).unsqueeze(-1)
         # The token before that agrees too, or at least the pass is recent.
         earlier = torch.cat((x[:, :1], tokens), dim=1).gather(1, (row - 1).clamp(min=0))
         age = (self.order - state.step - 1) % self.passes
-        wide = state.past.shape[2]
+        wide = state.row_probs.shape[2]
         worth = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
-        worth = torch.where(before == earlier.unsqueeze(-1), worth + self.passes, worth)
+        worth = torch.where(previous == earlier.unsqueeze(-1), worth + self.passes, worth)
         worth = torch.where(hit, worth, 0)
         entry = worth.argmax(dim=-1).to(self.index)
         found = changed & hit.any(dim=-1)
         index = torch.arange(len(x), dtype=self.index, device=x.device).unsqueeze(1)
         index = index * (self.passes * wide) + entry
-        past = past.flatten(0, 2).index_select(0, index.flatten()).view(*row.shape, vocab)
+        probs = probs.flatten(0, 2).index_select(0, index.flatten()).view(*row.shape, vocab)
         # Rounded as they are, they have a sum of their own.
-        past = past.float()
-        total = past.sum(dim=-1, keepdim=True)
+        probs = probs.float()
+        total = probs.sum(dim=-1, keepdim=True)
         found = found & (total.squeeze(-1) > 0)
-        guess = torch.where(found.unsqueeze(-1), past / total.clamp(min=TINY), rows(p, row))
+        guess = torch.where(found.unsqueeze(-1), probs / total.clamp(min=TINY), rows(p, row))
         inside = (row < last).unsqueeze(-1)
         was = torch.where(inside, rows(q, drafted), 0.0)
         code = x.gather(1, drafted + 1).unsqueeze(-1)

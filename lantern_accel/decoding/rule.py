@@ -18,16 +18,16 @@ TINY = 1e-38
 class Rule:
     """An acceptance rule on a device.
 
-    ``neighbours``: integer ``[V, >= k]``, None for a rule that reads none. ``dials``: float32, the values
-    of the rule that are data (see :class:`AcceptanceRule`); None takes the rule's own. ``budget``:
-    float32 ``[1]``, the most total variation that a token may cost; None for no limit. ``order``: int32
-    ``[k]``, the neighbours' numbers, where they are made once.
+    ``neighbours``: integer ``[V, >= k]``, None for a rule that reads none. ``runtime_params``: float32,
+    the values of the rule that are data (see :class:`AcceptanceRule`); None takes the rule's own.
+    ``budget``: float32 ``[1]``, the most total variation that a token may cost; None for no limit.
+    ``order``: int32 ``[k]``, the neighbours' numbers, where they are made once.
     """
 
     acceptance: Acceptance
     residual: Residual = "aggregate"
     neighbours: Tensor | None = None
-    dials: Tensor | None = None
+    runtime_params: Tensor | None = None
     budget: Tensor | None = None
     order: Tensor | None = None
     given: AcceptanceRule = field(init=False, repr=False, compare=False)
@@ -41,7 +41,7 @@ class Rule:
             self.residual,
             acceptance.k,
             self.neighbours,
-            self.dials,
+            self.runtime_params,
             self.budget,
         )
         object.__setattr__(self, "given", given)
@@ -53,10 +53,10 @@ class Rule:
 
     def borrowed(self, tried: Tried) -> tuple[Tensor, Tensor]:
         """Return how many neighbours count and the mass that they lend (:class:`AcceptanceRule`)."""
-        dials = self.dials
-        if dials is None:
-            dials = torch.tensor(self.acceptance.dial_values(), device=tried.px.device)
-        return self.acceptance.borrowed(tried, dials)
+        runtime_params = self.runtime_params
+        if runtime_params is None:
+            runtime_params = torch.tensor(self.acceptance.runtime_values(), device=tried.px.device)
+        return self.acceptance.borrowed(tried, runtime_params)
 
     def codes(self, x: Tensor) -> Tensor:
         """Return codes ``x [...]``, each with its neighbours behind it where the rule reads some."""

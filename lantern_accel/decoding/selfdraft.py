@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive_window import PlainStep
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.paced import PlainStep
 from lantern_accel.decoding.target import Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, Window
@@ -90,7 +90,7 @@ class SelfEngine(JacobiEngine):
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:
         """Take other values of the settings that are data."""
         super().configure(strategy, sampling)
-        self.copy.dials.set(strategy, sampling)
+        self.copy.runtime_params.set(strategy, sampling)
 
     def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
         """Clear the buffers, the copy's too, and copy a request into them."""
@@ -109,7 +109,7 @@ class SelfEngine(JacobiEngine):
     def nbytes(self) -> int:
         """Bytes of the static buffers; the cache is counted once."""
         copy = self.copy
-        own: int = copy.state.nbytes + copy.dials.nbytes + copy.sound.nbytes
+        own: int = copy.state.nbytes + copy.runtime_params.nbytes + copy.finite.nbytes
         return super().nbytes + own
 
     def prefill(self) -> None:

@@ -56,9 +56,9 @@ class WindowState(RequestState):
     V]``: the distributions of positions, a ring of K and a trash row: what drafts were drawn from, or
     where noise decides what a pass gave, which fresh drafts follow. It is as wide as the vocabulary of
     *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own distributions.
-    Of the last M passes ``heard`` integer ``[B, M, L]`` says which position each row is of and which
-    token it followed, as one number; ``before`` the token before that; and what the pass gave:
-    ``said``, the token that it chose, or its row ``past [B, M, L, V]``.
+    Of the last M passes ``row_keys`` integer ``[B, M, L]`` says which position each row is of and which
+    token it followed, as one number; ``row_previous`` the token before that; and what the pass gave:
+    ``row_tokens``, the token that it chose, or its row ``row_probs [B, M, L, V]``.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class WindowState(RequestState):
         held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
         # Half the bytes do: what is drawn from them is what they are after this rounding.
         rows = (0, 0, 0) if g.keyed else held
-        self.past = self._floats(*rows, g.vocab, dtype=torch.bfloat16)
-        self.heard, self.before = self._ints(*held), self._ints(*held)
-        self.said = self._ints(*held) if g.keyed else self._ints(0, 0, 0)
+        self.row_probs = self._floats(*rows, g.vocab, dtype=torch.bfloat16)
+        self.row_keys, self.row_previous = self._ints(*held), self._ints(*held)
+        self.row_tokens = self._ints(*held) if g.keyed else self._ints(0, 0, 0)
 
 
 class Ring:

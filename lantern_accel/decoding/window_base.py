@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.fresh import Freshness
-from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.base import EngineBase
+from lantern_accel.decoding.draft_init import DraftInitializer
 from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, WindowState
 from lantern_accel.strategy.values import Window
@@ -16,14 +16,14 @@ from lantern_accel.strategy.values import Window
 SIBLING_SHARES = (1.0, 2.0, 1.0)
 
 
-class WindowBase(Running):
+class WindowBase(EngineBase):
     """The buffers and constants of a window, and what drafts are drawn from."""
 
     geometry: WindowGeometry
     state: WindowState
     window: Window
     ring: Ring
-    fresh: Freshness
+    fresh: DraftInitializer
     siblings: Siblings
     forward: WindowPass
     ahead: Tensor
@@ -34,7 +34,7 @@ class WindowBase(Running):
     def rows_of(self, left: Tensor, above: Tensor) -> Tensor | None:
         """Return what fresh drafts are drawn from, ``[B, T, V]``; None where any code will do.
 
-        ``left, above``: positions ``[B, T]`` (:meth:`.Freshness.sources`).
+        ``left, above``: positions ``[B, T]`` (:meth:`.DraftInitializer.sources`).
         """
         fresh, q = self.fresh, self.state.q
         if not fresh.reads:

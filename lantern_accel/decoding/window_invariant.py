@@ -29,10 +29,10 @@ class InvariantWindow:
         """Return the tokens of ``positions [B, T]``; keep the rows of a window's first ones."""
         e = self.engine
         if e.greedy:
-            e.sound.note(logits)
+            e.finite.note(logits)
             return e.choices.of_logits(logits, positions)
         p = distribution(logits, e.filters)
-        e.sound.note(p)
+        e.finite.note(p)
         if self.keeps:
             count = min(e.window.length, positions.shape[1])
             e.ring.write(e.state.q, positions[:, :count], p[:, :count])
@@ -43,10 +43,10 @@ class InvariantWindow:
         e = self.engine
         place = e.verifying.first.unsqueeze(1)
         if e.greedy:
-            e.sound.begin(logits)
+            e.finite.begin(logits)
             return e.choices.of_logits(logits, place)
         p = distribution(logits, e.filters)
-        e.sound.begin(p)
+        e.finite.begin(p)
         if self.keeps:
             e.ring.write(e.state.q, place, p.unsqueeze(1))
         return e.choices.of(p.unsqueeze(1), place).squeeze(1)
@@ -90,7 +90,7 @@ class InvariantWindow:
         e = self.engine
         state, x, length = e.state, window[:, 1:], e.window.length
         if e.greedy and e.rule.relaxed:
-            e.sound.note(logits)
+            e.finite.note(logits)
             return compare(x, logits, e.rule)
         chosen = self._choose(logits, state.length.unsqueeze(1) + 1 + e.forward.depths)
         tokens, taken = chosen[:, :length], None
@@ -122,10 +122,10 @@ class InvariantWindow:
         """
         e, state = self.engine, self.engine.state
         g = e.geometry
-        wide = state.heard.shape[2]
+        wide = state.row_keys.shape[2]
         # Read now: their writes need less than what is compared with them.
-        notes = (e.ops.held(t) for t in (state.heard, state.before, state.said))
-        heard, before, said = (t.flatten(1) for t in notes)
+        notes = (e.ops.held(t) for t in (state.row_keys, state.row_previous, state.row_tokens))
+        keys, previous, chosen = (t.flatten(1) for t in notes)
         # The latest pass first, and before it one in which the token before that agrees too.
         age = (self.order - state.step - 1) % g.passes
         recent = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
@@ -135,15 +135,17 @@ class InvariantWindow:
             behind = behind & ~(taken.unsqueeze(1) & (e.ahead == first.unsqueeze(1) + 1))
         left = torch.cat((window[:, :1], tokens[:, :-1]), dim=1)
         earlier = torch.cat((window[:, :1], left[:, :-1]), dim=1)
-        hit = heard.unsqueeze(1) == (places * g.vocab + left).unsqueeze(-1)
-        worth = torch.where(before.unsqueeze(1) == earlier.unsqueeze(-1), recent + g.passes, recent)
+        hit = keys.unsqueeze(1) == (places * g.vocab + left).unsqueeze(-1)
+        worth = torch.where(
+            previous.unsqueeze(1) == earlier.unsqueeze(-1), recent + g.passes, recent
+        )
         entry = torch.where(hit, worth, 0).argmax(dim=-1).to(tokens.dtype)
         found = behind & (left != window) & hit.any(dim=-1)
-        recalled = torch.where(found, said.gather(1, entry), tokens)
+        recalled = torch.where(found, chosen.gather(1, entry), tokens)
         # A shorter window on a longer one's buffers leaves older notes behind its own: they stay true.
         at = (state.step % g.passes) * wide + e.ahead - 1
-        e.ops.put(state.heard, 1, at, places * g.vocab + window)
+        e.ops.put(state.row_keys, 1, at, places * g.vocab + window)
         # What is before the first lies outside the window; the token itself stands for it.
-        e.ops.put(state.before, 1, at, torch.cat((window[:, :1], window[:, :-1]), dim=1))
-        e.ops.put(state.said, 1, at, tokens)
+        e.ops.put(state.row_previous, 1, at, torch.cat((window[:, :1], window[:, :-1]), dim=1))
+        e.ops.put(state.row_tokens, 1, at, tokens)
         return recalled

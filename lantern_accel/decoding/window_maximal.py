@@ -48,7 +48,7 @@ class MaximalWindow:
         """Draw the image's first token from guided logits ``[B, V]``."""
         e = self.engine
         weights = distribution(logits, e.filters)
-        e.sound.begin(weights)
+        e.finite.begin(weights)
         e.ring.write(e.state.q, e.verifying.first.unsqueeze(1), weights.unsqueeze(1))
         return e.filters.draws.draw(weights, e.state.uniforms[:, 0, -1])
 
@@ -56,7 +56,7 @@ class MaximalWindow:
         """Draw the next tokens ``[B]``, at ``positions [B, 1]``, from guided logits ``[B, 1, V]``."""
         e = self.engine
         p = distribution(logits, e.filters)
-        e.sound.note(p)
+        e.finite.note(p)
         e.ring.write(e.state.q, positions, p)
         return e.filters.draws.draw(p[:, 0], self._uniforms()[:, -1])
 
@@ -101,7 +101,7 @@ class MaximalWindow:
         state, x, length = e.state, window[:, 1:], e.window.length
         q = e.ring.read(state.q, chain[:, 1:])
         p = distribution(logits, e.filters)
-        e.sound.note(p)
+        e.finite.note(p)
         rows = p[:, :length]
         e.ring.write(state.q, state.length.unsqueeze(1) + e.ahead, rows)
         uniforms = self._uniforms()

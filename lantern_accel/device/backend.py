@@ -1,4 +1,4 @@
-"""The seam: what a device must provide to decode on it, with a reference for most of it.
+"""The backend interface: what a device must provide to decode on it, with a reference for most of it.
 
 A backend inherits :class:`Backend` and writes :meth:`~Backend.facts` and
 :meth:`~Backend.synchronize`. Everything else has a reference implementation that is correct on any

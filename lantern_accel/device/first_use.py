@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
 
-#: What to do about a plug-in that does not keep to the seam.
+#: What to do about a plug-in that does not keep to the backend interface.
 REPORT = "report it to the plug-in's author"
 
 Answer = TypeVar("Answer")

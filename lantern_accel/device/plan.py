@@ -319,8 +319,9 @@ class Window:
 
     ``newest``: the last position that a pass has predicted. ``place``: the row of ``q`` that each
     position has, of ``kept`` rows, the last for what is past the image; ``q``: the distributions of
-    positions. Of the last passes ``heard``: position times V plus the token before it, ``before``: the
-    token before that, and ``said``: the token chosen, or ``past``: the row it was drawn from.
+    positions. Of the last passes ``row_keys``: position times V plus the token before it,
+    ``row_previous``: the token before that, and ``row_tokens``: the token chosen, or ``row_probs``: the
+    row that it was drawn from.
     """
 
     fresh: str
@@ -334,10 +335,10 @@ class Window:
     newest: Annotated[Tensor, Of("index", "B")]
     place: Annotated[Tensor, Of("index", "A")]
     q: Annotated[Tensor | None, Of("float32", "B K V")] = None
-    heard: Annotated[Tensor | None, Of("index", "B Q L")] = None
-    before: Annotated[Tensor | None, Of("index", "B Q L")] = None
-    said: Annotated[Tensor | None, Of("index", "B Q L")] = None
-    past: Annotated[Tensor | None, Of("bfloat16", "B Q L V")] = None
+    row_keys: Annotated[Tensor | None, Of("index", "B Q L")] = None
+    row_previous: Annotated[Tensor | None, Of("index", "B Q L")] = None
+    row_tokens: Annotated[Tensor | None, Of("index", "B Q L")] = None
+    row_probs: Annotated[Tensor | None, Of("bfloat16", "B Q L V")] = None
     above: Annotated[Tensor | None, Of("index", "N")] = None
     code_kind: Annotated[Tensor | None, Of("index", "N")] = None
     open_codes: Annotated[Tensor | None, Of("float32", "G V")] = None
@@ -446,19 +447,19 @@ class DraftedTree(Protocol):
 class Lookup:
     """What drawing the drafts behind a replacement again reads: earlier passes had the same past.
 
-    Buffers: ``length [B]``, ``step [1]``, and ``past [B, Q, L, V]``, ``heard``, ``before`` as
-    :class:`Window` has them. ``x [B, T]``: the window that the pass saw; ``p [B, T, V]``: what it gave;
-    ``q [B, T - 1, V]``: what the drafts were drawn from; ``tokens [B, T]``: what the test made of them;
-    ``first [B]``: the first that is not known; uniforms ``tests [B, T - 1]`` and ``draws [B, T]``;
-    ``taken`` bool ``[B]``: the first of them stays. ``slots`` drafts are looked up; an image has
-    ``image`` tokens.
+    Buffers: ``length [B]``, ``step [1]``, and ``row_probs [B, Q, L, V]``, ``row_keys``,
+    ``row_previous`` as :class:`Window` has them. ``x [B, T]``: the window that the pass saw;
+    ``p [B, T, V]``: what it gave; ``q [B, T - 1, V]``: what the drafts were drawn from;
+    ``tokens [B, T]``: what the test made of them; ``first [B]``: the first that is not known; uniforms
+    ``tests [B, T - 1]`` and ``draws [B, T]``; ``taken`` bool ``[B]``: the first of them stays.
+    ``slots`` drafts are looked up; an image has ``image`` tokens.
     """
 
     length: Tensor
     step: Tensor
-    past: Tensor
-    heard: Tensor
-    before: Tensor
+    row_probs: Tensor
+    row_keys: Tensor
+    row_previous: Tensor
     x: Tensor
     p: Tensor
     q: Tensor

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
 API_VERSION = 1
-"""Version of the seam; a backend written for another version is reported, not loaded."""
+"""Version of the backend interface; a backend written for another version is reported, not loaded."""
 
 
 class Probe(BaseModel):
@@ -64,7 +64,7 @@ class BackendSpec(ABC):
 
     Subclasses set ``name`` (a lower-case identifier, what the user writes as the device),
     ``summary`` (one line) and ``api_version`` (the number this backend was written for, written
-    out, so that a change of the seam is noticed).
+    out, so that a change of the backend interface is noticed).
     """
 
     name: str

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from lantern_accel.decoding.movable import Movable
-from lantern_accel.decoding.pacing import (
+from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.length_policy import (
     SURE,
     costs_of,
     in_batch,
     rate_of_counts,
     tokens_of,
-    usual_worth,
+    usual_tokens_per_step,
 )
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
@@ -29,7 +29,7 @@ from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.choices import (
     Choice,
     key_of,
-    known_worth,
+    known_tokens_per_step,
     read_choice,
     warn_of_stale,
     write_choice,
@@ -42,16 +42,16 @@ from lantern_accel.strategy.values import (
     AUTO_LENGTHS,
     AUTO_SELF,
     ChainTree,
+    DraftLength,
     Exact,
     NoTree,
-    Pace,
     Sampling,
     SelfDrafts,
     Strategy,
     Window,
-    chained,
+    adaptive_chain,
     self_drafted,
-    with_worth,
+    with_tokens_per_step,
 )
 
 #: What drafts must promise over plain decoding by costs of a few steps: these are uncertain by a tenth.
@@ -75,9 +75,9 @@ class Timed(BaseModel):
     images: int = 0
 
     @property
-    def _paces(self) -> tuple[Pace, ...]:
+    def _draft_lengths(self) -> tuple[DraftLength, ...]:
         tree: Any = self.strategy.tree
-        return tuple(pace for pace in tree.paces if pace.cost is not None)
+        return tuple(one for one in tree.draft_lengths if one.cost is not None)
 
     def weighed(self) -> Timed:
         """Return it with the worth that was counted, as that of chains of one rate of acceptance."""
@@ -85,13 +85,19 @@ class Timed(BaseModel):
             return self
         rate = rate_of_counts(self.counts)
         tree: Any = self.strategy.tree
-        paces = tuple(p.model_copy(update={"worth": tokens_of(rate, p.length)}) for p in tree.paces)
-        tree = tree.model_copy(update={"paces": paces})
+        draft_lengths = tuple(
+            p.model_copy(update={"tokens_per_step": tokens_of(rate, p.length)})
+            for p in tree.draft_lengths
+        )
+        tree = tree.model_copy(update={"draft_lengths": draft_lengths})
         return self.model_copy(update={"strategy": self.strategy.model_copy(update={"tree": tree})})
 
     def promise(self, images: int) -> float:
         """Return the speed that the best length promises a batch, relative to plain decoding."""
-        return max(in_batch(p.worth or 1.0, images) / (p.cost or 1.0) for p in self._paces)
+        return max(
+            in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0)
+            for p in self._draft_lengths
+        )
 
 
 def _of_device(manifest: Any, nodes: int | None) -> Any:
@@ -176,12 +182,14 @@ class Auto:
         assert isinstance(strategy.tree, Window)
         window = strategy.tree
         relaxed = strategy.acceptance.relaxed
-        worth = known_worth(self.model.weights_hash, sampling.temperature, relaxed)
+        worth = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed)
         known = {} if worth is None else worth.tokens_per_step
-        window = window.model_copy(update={"paces": with_worth(window.paces, known)})
+        window = window.model_copy(
+            update={"draft_lengths": with_tokens_per_step(window.draft_lengths, known)}
+        )
         if self.backend.simulated:  # its times are no device's: steps are taken to cost alike
-            even = tuple(pace.model_copy(update={"cost": 1.0}) for pace in window.paces)
-            window = window.model_copy(update={"paces": even})
+            even = tuple(one.model_copy(update={"cost": 1.0}) for one in window.draft_lengths)
+            window = window.model_copy(update={"draft_lengths": even})
         return strategy.model_copy(update={"tree": window})
 
     def choice(self, strategy: Strategy, batch: int, sampling: Sampling) -> Choice | None:
@@ -198,11 +206,13 @@ class Auto:
         Only where it is known what they are worth: counting that takes more than a few steps.
         """
         relaxed, drafter = asked.acceptance.relaxed, self.model.drafter
-        worth = known_worth(self.model.weights_hash, sampling.temperature, relaxed)
+        worth = known_tokens_per_step(self.model.weights_hash, sampling.temperature, relaxed)
         if drafter is None or worth is None or not worth.chains:
             return None
-        tree = chained(AUTO_CHAINS)
-        tree = tree.model_copy(update={"paces": with_worth(tree.paces, worth.chains)})
+        tree = adaptive_chain(AUTO_CHAINS)
+        tree = tree.model_copy(
+            update={"draft_lengths": with_tokens_per_step(tree.draft_lengths, worth.chains)}
+        )
         # Under a name of its own: auto stands for what is chosen.
         return asked.model_copy(update={"tree": tree, "name": "chains"})
 
@@ -223,30 +233,33 @@ class Auto:
 
     def unsettled(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> bool:
         """Return whether the steps of an engine are to be timed before auto can use it."""
-        if asked.name != AUTO or not isinstance(engine, Movable) or self.backend.simulated:
+        if asked.name != AUTO or not isinstance(engine, AdaptiveEngine) or self.backend.simulated:
             return False
         return self.choice(asked, batch, sampling) is None
 
-    def timed(self, engine: Movable, begin: Callable[[], None]) -> Timed:
+    def timed(self, engine: AdaptiveEngine, begin: Callable[[], None]) -> Timed:
         """Time an engine's steps on a request, which must be started again.
 
         ``begin`` starts it. Drafts of a copy are counted, too: nobody knows how often it agrees.
         """
         begin()
-        paces = costs_of(engine.paces, engine.calibrate(self.backend.stopwatch))
+        draft_lengths = costs_of(engine.draft_lengths, engine.calibrate(self.backend.stopwatch))
         counts: dict[int, list[int]] = {}
         if isinstance(engine.strategy.tree, SelfDrafts):
-            length = max(pace.length for pace in paces)
+            length = max(one.length for one in draft_lengths)
             begin()
             steps = max(1, min(COUNTED_STEPS, (engine.geometry.tokens - 1) // length))
             counts[length] = [*engine.count(length, steps)]
         else:
-            paces = with_worth(paces, {pace.length: usual_worth(pace.length) for pace in paces})
-        costs = {pace.length: pace for pace in paces}
+            draft_lengths = with_tokens_per_step(
+                draft_lengths,
+                {one.length: usual_tokens_per_step(one.length) for one in draft_lengths},
+            )
+        costs = {one.length: one for one in draft_lengths}
         tree: Any = engine.strategy.tree
         # All lengths stay, so that the engine that was made serves on; those without a cost never run.
-        every = tuple(costs.get(pace.length, pace) for pace in tree.paces)
-        update = {"tree": tree.model_copy(update={"paces": every}), "name": AUTO}
+        every = tuple(costs.get(one.length, one) for one in tree.draft_lengths)
+        update = {"tree": tree.model_copy(update={"draft_lengths": every}), "name": AUTO}
         made = engine.strategy.model_copy(update=update)
         return Timed(strategy=made, counts=counts).weighed()
 
@@ -274,7 +287,7 @@ class Auto:
     def learn(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> None:
         """Count the drafts of the last request in, for the first images of a kind, and choose again."""
         found = None if asked.name != AUTO else self.choice(asked, batch, sampling)
-        if found is None or "timed" not in found.evidence or not isinstance(engine, Movable):
+        if found is None or "timed" not in found.evidence or not isinstance(engine, AdaptiveEngine):
             return
         every = [Timed.model_validate(one) for one in found.evidence["timed"]]
         for one in every:
@@ -294,16 +307,16 @@ class Auto:
             write_choice(choice)
 
 
-def prune_lengths(strategy: Strategy, paces: tuple[Pace, ...]) -> Window:
-    """Return a strategy's window with only the paces that could ever pay, the shortest always.
+def prune_lengths(strategy: Strategy, draft_lengths: tuple[DraftLength, ...]) -> Window:
+    """Return a strategy's window with only the lengths that could ever pay, the shortest always.
 
     A length goes where a step costs more than the most that its drafts can bring.
     """
     assert isinstance(strategy.tree, Window)
-    kept = tuple(p for p in paces if p.length == 1 or (p.cost or 1.0) < p.length)
+    kept = tuple(p for p in draft_lengths if p.length == 1 or (p.cost or 1.0) < p.length)
     if len(kept) == 1:  # plain decoding alone: a window has two tokens at least, and is never used
-        kept = paces[:2]
-    return strategy.tree.model_copy(update={"length": kept[-1].length, "paces": kept})
+        kept = draft_lengths[:2]
+    return strategy.tree.model_copy(update={"length": kept[-1].length, "draft_lengths": kept})
 
 
 def _plainly(strategy: Strategy) -> Strategy:
@@ -322,10 +335,10 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
     plain = f"plain decoding ({rule}): no draft pays here at this batch"
     if isinstance(tree, NoTree):
         return plain
-    if not isinstance(tree, Window | ChainTree | SelfDrafts) or not tree.paces:
+    if not isinstance(tree, Window | ChainTree | SelfDrafts) or not tree.draft_lengths:
         return f"{strategy.name} ({rule})"
-    timed = [pace for pace in tree.paces if pace.cost is not None]
-    longest = (timed or list(tree.paces))[-1].length
+    timed = [one for one in tree.draft_lengths if one.cost is not None]
+    longest = (timed or list(tree.draft_lengths))[-1].length
     what, own = f"windows of up to {longest}", 0
     if isinstance(tree, ChainTree):
         what, own = f"chains of up to {longest - 1} drafts", 1
@@ -334,8 +347,8 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
     what += f", moved by acceptance ({rule})"
     if not timed:
         return what
-    promises = {p: in_batch(p.worth or 1.0, images) / (p.cost or 1.0) for p in timed}
-    best = max(timed, key=lambda pace: promises[pace])
+    promises = {p: in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in timed}
+    best = max(timed, key=lambda one: promises[one])
     speed = promises[best]
     if best.length == 1 or speed < SURE:
         return plain

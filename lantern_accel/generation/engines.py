@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.decoding.movable import Movable
 from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Backend, Replay, recorded
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import (
@@ -50,7 +50,7 @@ class CapturedEngine:
     slots, and answers for all of these.
     """
 
-    engine: Running
+    engine: EngineBase
     prefill: Replay
     step: Replay
     steps: Mapping[int, Callable[[], None]]
@@ -250,7 +250,7 @@ class Engines:
         free = free_bytes(self.backend.memory()) if need else None
         return free is None or need <= free
 
-    def _captured(self, engine: Running) -> CapturedEngine:
+    def _captured(self, engine: EngineBase) -> CapturedEngine:
         """Capture an engine's functions; one line tells of those that run as they are instead."""
         left: list[tuple[str, float, str]] = []
         prefill = self._capture(engine.prefill, "prefill", left)
@@ -277,13 +277,13 @@ class Engines:
             )
 
     def _steps(
-        self, engine: Running, left: list[tuple[str, float, str]]
+        self, engine: EngineBase, left: list[tuple[str, float, str]]
     ) -> tuple[Replay, Mapping[int, Callable[[], None]]]:
         """Capture an engine's step for every bucket, or each of the functions that it moves between.
 
         Before the image: a request does not stop in the middle of one to make a graph.
         """
-        if not isinstance(engine, Movable):
+        if not isinstance(engine, AdaptiveEngine):
             whole, found = engine.sizes[-1], engine.steps
             steps = {
                 slots: self._capture(one, "step" if slots == whole else f"step {slots}", left)
@@ -295,7 +295,9 @@ class Engines:
         self._lengths(engine, step, left)
         return step, engine.steps
 
-    def _lengths(self, engine: Movable, step: Moving, left: list[tuple[str, float, str]]) -> None:
+    def _lengths(
+        self, engine: AdaptiveEngine, step: Moving, left: list[tuple[str, float, str]]
+    ) -> None:
         """Capture one more length at least, plain decoding first; further ones as patience allows.
 
         The longest of them first: where bytes are what a step costs, it promises most.
@@ -322,7 +324,7 @@ class Engines:
     def _more(self, ready: CapturedEngine) -> None:
         """Capture what an earlier request did not wait for."""
         engine, step = ready.engine, ready.step
-        if not isinstance(engine, Movable) or engine.usable is None or self.patience < 0:
+        if not isinstance(engine, AdaptiveEngine) or engine.usable is None or self.patience < 0:
             return
         assert isinstance(step, Moving)
         left: list[tuple[str, float, str]] = []

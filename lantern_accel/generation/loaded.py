@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.decoding.movable import Movable
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
@@ -174,7 +174,7 @@ class Loaded:
                 one = self.engines.get(batch, chosen, sampling, shape)
             except DoesNotFitError:  # not beside the first
                 continue
-            assert isinstance(one.engine, Movable)
+            assert isinstance(one.engine, AdaptiveEngine)
             if (
                 one.engine.usable is not None
             ):  # lengths are still to come: they are timed with these

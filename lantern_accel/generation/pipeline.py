@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lantern_accel.bounds import SEEDS
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Decoded
-from lantern_accel.decoding.movable import Movable
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time
@@ -348,10 +348,10 @@ class Pipeline(Loaded):
     def step_times(
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, rounds: int
     ) -> dict[int, list[float]]:
-        """Time the steps of every length of a window with paces, in turns: milliseconds by length."""
+        """Time the steps of every length of a window with several, in turns: milliseconds by length."""
         with self.request_lock.hold():
             ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed=0)
-            assert isinstance(ready.engine, Movable)
+            assert isinstance(ready.engine, AdaptiveEngine)
             with explained(self.backend):
                 ready.engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
                 return ready.engine.calibrate(self.backend.stopwatch, rounds=rounds)

@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lantern_accel.cached import read_record, write_record
-from lantern_accel.decoding.dials import Dials
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rows import Guidance
+from lantern_accel.decoding.runtime_params import RuntimeParams
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt
@@ -134,9 +134,9 @@ def next_tokens(
     states = target.forward_dense(rows.condition, torch.cat([here] * branches)[:, :-1], seen)
     count = here.shape[1]
     logits = target.head(states[:, states.shape[1] - count :])
-    dials = Dials(PLAIN, sampling, count, backend.device)
-    image_scale = None if sampling.cfg_scale_image is None else dials.image_scale
-    scale = dials.scale if sampling.guided else None
+    runtime_params = RuntimeParams(PLAIN, sampling, count, backend.device)
+    image_scale = None if sampling.cfg_scale_image is None else runtime_params.image_scale
+    scale = runtime_params.scale if sampling.guided else None
     guidance = Guidance(scale, image_scale, target.allowed(), backend)
     at = torch.arange(count, device=backend.device, dtype=backend.index).expand(len(here), -1)
     return distribution(guidance(logits, at), sampling)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive import DRAFTING_BLOCK, PLAIN_BLOCK, AdaptiveEngine
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.buckets import Reach
 from lantern_accel.decoding.engine import Decoded
-from lantern_accel.decoding.movable import DRAFTING_BLOCK, PLAIN_BLOCK, Movable
-from lantern_accel.decoding.pacing import Block, PaceRule
-from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.length_policy import Block, LengthPolicy
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import BackendError, DoesNotFitError, NotFiniteError
 from lantern_accel.families.base import Conditions, Rows
@@ -39,7 +39,7 @@ class _Row:
     known: int = 1
     steps: int = 0
     drafts: int = 0
-    sound: bool = True
+    finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Slots:
             row: {len(part): (part + row).to(self.backend.device) for part in (one, branches)}
             for row in range(size)
         }
-        self._rule: PaceRule | None = None
+        self._rule: LengthPolicy | None = None
         self._clear()
 
     @inferring
@@ -106,7 +106,7 @@ class Slots:
         return chosen
 
     @property
-    def engine(self) -> Running:
+    def engine(self) -> EngineBase:
         """The engine whose rows these are."""
         return self.ready.engine
 
@@ -128,12 +128,12 @@ class Slots:
     @property
     def complete(self) -> list[int]:
         """Rows whose image is complete; :meth:`take` gives it."""
-        return [row for row, one in self._rows.items() if one.known >= self.tokens and one.sound]
+        return [row for row, one in self._rows.items() if one.known >= self.tokens and one.finite]
 
     @property
     def unsound(self) -> list[int]:
         """Rows whose logits were not finite; :meth:`leave` frees them."""
-        return [row for row, one in self._rows.items() if not one.sound]
+        return [row for row, one in self._rows.items() if not one.finite]
 
     @property
     def joinable(self) -> bool:
@@ -167,7 +167,7 @@ class Slots:
         engine._progress.clear()
         engine.state.step.fill_(1)
         self._reach = Reach([*self.ready.steps], engine.geometry)
-        if isinstance(engine, Movable):
+        if isinstance(engine, AdaptiveEngine):
             self._rule = engine._pacing()
             engine.now = max(engine.lengths)
             engine.move(self._rule.begin())
@@ -190,21 +190,21 @@ class Slots:
             else:
                 noise = engine.randomness(seed, [index])
                 engine.start(rows.condition, rows.mask, noise, self.ready.prefill)
-        sound, place = engine.sound, self._places[row][1]
+        finite, place = engine.finite, self._places[row][1]
         # Else a device that replays nothing would show what the last image left.
-        now = torch.stack((engine.state.length, sound.count)).index_select(1, place)
-        sound.report.index_copy_(1, place, now)
+        now = torch.stack((engine.state.length, finite.count)).index_select(1, place)
+        finite.report.index_copy_(1, place, now)
         self._rows[row] = _Row()
         own = getattr(self._rule, "own", None)
         if own:  # what was learned of the row's last image does not hold for this one
             own[row] = 0.0
         return row
 
-    def _copy(self, single: Running, row: int) -> None:
+    def _copy(self, single: EngineBase, row: int) -> None:
         """Copy what the prefill of one image left into a row."""
         engine, places = self.engine, self._places[row]
-        given = {**single.state.buffers, "count": single.sound.count, "holds": single.sound.holds}
-        taken = {**engine.state.buffers, "count": engine.sound.count, "holds": engine.sound.holds}
+        given = {**single.state.buffers, "count": single.finite.count, "holds": single.finite.holds}
+        taken = {**engine.state.buffers, "count": engine.finite.count, "holds": engine.finite.holds}
         for name, source in given.items():
             if name not in SHARED and source.numel():
                 taken[name].index_copy_(0, places[len(source)], source)
@@ -227,25 +227,25 @@ class Slots:
         Raises :class:`BackendError` where steps bring an image nothing.
         """
         engine, steps = self.engine, self.ready.steps
-        open_ = [one for one in self._rows.values() if one.known < self.tokens and one.sound]
+        open_ = [one for one in self._rows.values() if one.known < self.tokens and one.finite]
         if not open_:
             return
-        length = engine.now if isinstance(engine, Movable) else engine.geometry.depth + 1
+        length = engine.now if isinstance(engine, AdaptiveEngine) else engine.geometry.depth + 1
         least = min(self.tokens - one.known for one in open_)
         # No longer than until the first image can be complete: its row is wanted.
         count = min(DRAFTING_BLOCK if length > 1 else PLAIN_BLOCK, -(-least // length))
         with explained(self.backend):
             for _ in range(count):
                 steps[self._reach.size()]()
-                self._reach.stepped(length)
+                self._reach.record_step(length)
             engine._progress.post()
-            lengths, sound = engine._progress.read().tolist()
-        self._look(lengths, sound, count, length)
+            lengths, finite = engine._progress.read().tolist()
+        self._look(lengths, finite, count, length)
 
-    def _look(self, lengths: list[int], sound: list[int], count: int, length: int) -> None:
+    def _look(self, lengths: list[int], finite: list[int], count: int, length: int) -> None:
         gained = [0] * self.size
         for row, one in self._rows.items():
-            if one.known >= self.tokens or not one.sound:
+            if one.known >= self.tokens or not one.finite:
                 continue
             known = lengths[row] + 1
             gained[row] = known - one.known
@@ -257,17 +257,17 @@ class Slots:
                 )
             one.known, one.steps = known, one.steps + count
             one.drafts += count * (length - 1)
-            one.sound = sound[row] >= 1 + one.steps
+            one.finite = finite[row] >= 1 + one.steps
         rows = [self._rows.get(row) for row in range(self.size)]
         left = tuple(0 if one is None else self.tokens - one.known for one in rows)
         # A fresh one: what it counts would grow for as long as images keep joining.
         self._reach = Reach([*self.ready.steps], self.engine.geometry)
-        self._reach.told(lengths, 0)
+        self._reach.record_lengths(lengths, 0)
         engine = self.engine
-        if not (isinstance(engine, Movable) and self._rule is not None and any(left)):
+        if not (isinstance(engine, AdaptiveEngine) and self._rule is not None and any(left)):
             return
         if engine.now > 1 or engine.returns:
-            engine.move(self._rule.told(Block(length, count, tuple(gained), left)))
+            engine.move(self._rule.observe(Block(length, count, tuple(gained), left)))
 
     @inferring
     def so_far(self, row: int) -> Tensor:
@@ -296,7 +296,7 @@ class Slots:
         one = self._rows.pop(row)
         with explained(self.backend):
             self._finish([row])
-        if one.sound:
+        if one.finite:
             return None
         weight = self.engine.verifying.target.weight
         return NotFiniteError(row, one.steps, str(weight.dtype).removeprefix("torch."))

@@ -12,7 +12,7 @@ from typing import Any
 from torch.profiler import profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.device.backend import Backend
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
@@ -75,7 +75,7 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.phase = before
 
 
-def count_launches(engine: Running, *, prefill: bool = True) -> dict[str, int]:
+def count_launches(engine: EngineBase, *, prefill: bool = True) -> dict[str, int]:
     """Run ``prefill`` and one eager step of a loaded engine; return the operators of each phase.
 
     Called in inference mode, as steps run.

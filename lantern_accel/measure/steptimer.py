@@ -6,7 +6,7 @@ import statistics
 
 import torch
 
-from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, Replay, recorded
@@ -32,7 +32,7 @@ def bush(nodes: int) -> StaticTree:
 class Timed:
     """One captured function of an engine, timed from the middle of an image, in the bucket of there."""
 
-    def __init__(self, backend: Backend, engine: Running, kind: str) -> None:
+    def __init__(self, backend: Backend, engine: EngineBase, kind: str) -> None:
         self.backend, self.engine, self.kind = backend, engine, kind
         g = engine.geometry
         self.middle = g.tokens // 2

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.measure.operators import count_operators
 from lantern_accel.measure.phases import count_launches
@@ -28,13 +28,13 @@ def numbers(*modules: nn.Module | None) -> int:
     return sum(p.numel() for m in modules if m is not None for p in m.parameters())
 
 
-def visible_slots(engine: Running, length: int | None = None) -> int:
+def visible_slots(engine: EngineBase, length: int | None = None) -> int:
     """Return the cache slots that a query sees at ``length`` image tokens; None: the middle."""
     g = engine.geometry
     return g.prefix + (g.tokens // 2 if length is None else length) + 1
 
 
-def step_needs(engine: Running, seen: int | None = None) -> dict[str, Need]:
+def step_needs(engine: EngineBase, seen: int | None = None) -> dict[str, Need]:
     """Return operations and bytes of draft, verify, accept and commit at ``seen`` visible slots.
 
     Acceptance and commit need nothing by this count: what they read may still be in a cache.
@@ -76,7 +76,7 @@ def _spared(part: Any, head: Tensor) -> float:
     return spared
 
 
-def prefill_needs(engine: Running) -> Need:
+def prefill_needs(engine: EngineBase) -> Need:
     """Return operations and bytes of the prompt's pass through target and drafter."""
     g, target = engine.geometry, engine.verifying.target
     ops, size = _pass(target, target.weight, g.rows, g.prefix, 1, g.prefix)
@@ -107,7 +107,7 @@ def _pass(part: Any, head: Tensor, rows: int, nodes: int, heads: int, slots: int
     return operations, width * (weights + head_size + cache) - _spared(part, head)
 
 
-def drafted_levels(engine: Running) -> list[int]:
+def drafted_levels(engine: EngineBase) -> list[int]:
     """Return the nodes of each drafting pass after the catch-up."""
     drafting = engine.drafting
     if drafting is None:
@@ -118,7 +118,7 @@ def drafted_levels(engine: Running) -> list[int]:
     return [len(level) for level in drafting.tables.inner[1:] if level]
 
 
-def measure_work(engine: Running, manifest: Any) -> dict[str, Work]:
+def measure_work(engine: EngineBase, manifest: Any) -> dict[str, Work]:
     """Return the work of prefill and of each phase of a step.
 
     Launches are counted on this device, operators on the shapes of a model with this manifest.

@@ -197,7 +197,7 @@ def _shipped(kind: type[Record]) -> Iterator[Record]:
             yield found
 
 
-def known_worth(weights_hash: str, temperature: float, relaxed: bool) -> Worth | None:
+def known_tokens_per_step(weights_hash: str, temperature: float, relaxed: bool) -> Worth | None:
     """Return the shipped tokens per step of the nearest temperature; None for other models."""
     found = [
         one

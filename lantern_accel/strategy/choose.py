@@ -53,7 +53,7 @@ def shortened(strategy: Strategy, batch: int, positions: int) -> Strategy:
     Other strategies, and windows that change their length by themselves, stay as they are.
     """
     tree = strategy.tree
-    if not isinstance(tree, Window) or tree.paces:
+    if not isinstance(tree, Window) or tree.draft_lengths:
         return strategy
     length = min(tree.length, max(positions // batch, SHORTEST))
     return strategy if length == tree.length else strategy.override(window=length)

@@ -28,13 +28,13 @@ class Annealed(AcceptanceRule):
     decay: float = Field(
         0.8, ge=0, le=1, allow_inf_nan=False, description="what is left of weight - 1 a draft later"
     )
-    dials: ClassVar[tuple[str, ...]] = ("weight", "decay")
+    runtime_params: ClassVar[tuple[str, ...]] = ("weight", "decay")
 
-    def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+    def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(weight - 1) decay^d p(x)``, and that no neighbour counts."""
         import torch
 
-        more = (dials[0] - 1.0) * dials[1] ** tried.depth
+        more = (runtime_params[0] - 1.0) * runtime_params[1] ** tried.depth
         return torch.zeros_like(tried.px, dtype=torch.int32), more * tried.px
 
 
@@ -51,10 +51,10 @@ class Grouped(AcceptanceRule):
     k: Literal[0] = 0
     reach: int = Field(7, ge=1, le=64, description="ranks on either side of a code's own")
     close: float = Field(0.15, gt=0, le=1, description="most that probabilities of a group differ")
-    dials: ClassVar[tuple[str, ...]] = ("close",)
+    runtime_params: ClassVar[tuple[str, ...]] = ("close",)
     reads_distribution: ClassVar[bool] = True
 
-    def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+    def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``max(0, q(x) P / Q - p(x))``, and that no neighbour's own mass is taken."""
         import torch
 
@@ -73,7 +73,7 @@ class Grouped(AcceptanceRule):
         inside = (at >= 0) & (at < p.shape[-1])
         codes = order.gather(-1, at.clamp(min=0, max=p.shape[-1] - 1).to(order.dtype))
         mass = p.gather(-1, codes)
-        inside = inside & ((mass - px.unsqueeze(-1)).abs() < dials[0])
+        inside = inside & ((mass - px.unsqueeze(-1)).abs() < runtime_params[0])
         mine = torch.where(inside, mass, 0.0).sum(dim=-1)
         if tried.q is None:  # the draft is certain: all of q is its own
             return nothing, mine - px

@@ -69,7 +69,7 @@ class AcceptanceRule(Value):
 
     #: Fields whose values may change from request to request without a new compilation, in the order in
     #: which :meth:`borrowed` gets them; all other fields fix the shape of the step.
-    dials: ClassVar[tuple[str, ...]] = ()
+    runtime_params: ClassVar[tuple[str, ...]] = ()
     #: Whether the rule can keep a draft that the exact test would refuse.
     relaxed: ClassVar[bool] = True
     #: Whether :meth:`borrowed` reads ``Tried.p`` or ``q``; elsewhere p may have no columns.
@@ -82,21 +82,21 @@ class AcceptanceRule(Value):
         if isinstance(kind, str):
             RULES[kind] = cls
 
-    def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+    def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many neighbours count (int32 ``[...]``) and the mass that they lend, A(x) - p(x).
 
-        ``dials`` float32 ``[len(dials)]`` has the values of :attr:`dials` on the device.
+        ``runtime_params`` float32 ``[P]`` has the values of :attr:`runtime_params` on the device.
         """
         raise NotImplementedError(f"the rule {self.kind!r} does not say what it borrows")
 
-    def dial_values(self) -> list[float]:
-        """Return the values of :attr:`dials`."""
-        return [float(getattr(self, name)) for name in self.dials]
+    def runtime_values(self) -> list[float]:
+        """Return the values of :attr:`runtime_params`."""
+        return [float(getattr(self, name)) for name in self.runtime_params]
 
     @property
     def bucket(self) -> tuple[Any, ...]:
-        """What of the rule fixes the shape of a step: everything but its dials."""
-        rest = self.model_dump(exclude=set(self.dials))
+        """What of the rule fixes the shape of a step: everything but its runtime_params."""
+        rest = self.model_dump(exclude=set(self.runtime_params))
         return tuple(sorted(rest.items()))
 
 
@@ -111,7 +111,7 @@ class Exact(AcceptanceRule):
     k: Literal[0] = 0
     relaxed: ClassVar[bool] = False
 
-    def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+    def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return nothing: A(x) = p(x)."""
         nothing = tried.px.new_zeros(tried.px.shape)
         return nothing.int(), nothing
@@ -122,16 +122,16 @@ class NearestCodes(AcceptanceRule):
 
     kind: str
 
-    def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+    def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
         """Return the most mass that neighbours may lend, ``[...]``."""
         raise NotImplementedError(f"the rule {self.kind!r} has no bound")
 
-    def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
+    def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return J and c_J: the largest j with ``c_j <= B``, and the mass of the j nearest codes."""
         import torch  # rules are read where torch is not loaded yet
 
         mass = tried.near.cumsum(dim=-1)
-        within = mass <= self.bound(tried.px, dials).unsqueeze(-1)
+        within = mass <= self.bound(tried.px, runtime_params).unsqueeze(-1)
         count = within.sum(dim=-1, dtype=torch.int32)
         return count, (mass * within).amax(dim=-1)
 
@@ -144,11 +144,11 @@ class Lantern(NearestCodes):
         1000, ge=1, le=MOST_CODES, description="nearest codes that may count for a drafted one"
     )
     delta: float = Field(0.2, gt=0, le=1, description="most mass that the neighbours may lend")
-    dials: ClassVar[tuple[str, ...]] = ("delta",)
+    runtime_params: ClassVar[tuple[str, ...]] = ("delta",)
 
-    def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+    def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
         """Return delta, whatever p(x) is."""
-        return dials[0].expand(px.shape)
+        return runtime_params[0].expand(px.shape)
 
 
 class LanternPP(NearestCodes):
@@ -165,11 +165,11 @@ class LanternPP(NearestCodes):
         allow_inf_nan=False,
         description="lambda: bound (lambda - 1) p(x) on the added mass",
     )
-    dials: ClassVar[tuple[str, ...]] = ("lam",)
+    runtime_params: ClassVar[tuple[str, ...]] = ("lam",)
 
-    def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+    def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
         """Return ``(lambda - 1) p(x)``."""
-        return (dials[0] - 1.0) * px
+        return (runtime_params[0] - 1.0) * px
 
 
 def _rule(value: Any) -> Any:

@@ -51,6 +51,7 @@ __all__ = [
     "Annealed",
     "ChainTree",
     "Coupling",
+    "DraftLength",
     "DraftSource",
     "DynamicTree",
     "Exact",
@@ -60,7 +61,6 @@ __all__ = [
     "LanternPP",
     "NeighbourSpace",
     "NoTree",
-    "Pace",
     "Path",
     "Residual",
     "Sampling",
@@ -98,36 +98,38 @@ class NoTree(DraftSource):
         return ()
 
 
-class Pace(Value):
+class DraftLength(Value):
     """A length that drafts may be cut to, of n drafts n + 1: 1 is plain decoding.
 
-    ``cost``: a step's time relative to a plain one, on the device at hand; ``worth``: tokens that a step
-    brings, on average over prompts. None: not known.
+    ``cost``: a step's time relative to a plain one, on the device at hand; ``tokens_per_step``: what a
+    step brings, on average over prompts. None: not known.
     """
 
     length: int = Field(ge=1, le=256)
     cost: float | None = Field(None, gt=0, allow_inf_nan=False)
-    worth: float | None = Field(None, ge=1, allow_inf_nan=False)
+    tokens_per_step: float | None = Field(None, ge=1, allow_inf_nan=False)
 
 
 def _rise(lengths: Sequence[int], most: int) -> None:
     """Raise ValueError for lengths that do not rise to ``most``, which is drafts and one."""
     if lengths and (list(lengths) != sorted(set(lengths)) or lengths[-1] != most):
-        raise ValueError(f"paces of lengths {list(lengths)} do not rise to {most}, drafts and one")
+        raise ValueError(
+            f"draft_lengths of lengths {list(lengths)} do not rise to {most}, drafts and one"
+        )
 
 
 class ChainTree(DraftSource):
-    """One drafted token after another; with ``paces`` the host may cut the chain from step to step."""
+    """One drafted token after another; with ``draft_lengths`` the host may shorten it at any step."""
 
     kind: Literal["chain"] = "chain"
     needs_drafter: ClassVar[bool] = True
     by_name: ClassVar[bool] = False
     length: int = Field(4, ge=1, le=64, description="drafted tokens a step")
-    paces: tuple[Pace, ...] = ()
+    draft_lengths: tuple[DraftLength, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> ChainTree:
-        _rise([pace.length for pace in self.paces], self.length + 1)
+        _rise([one.length for one in self.draft_lengths], self.length + 1)
         return self
 
     @property
@@ -227,8 +229,8 @@ class Window(DraftSource):
     ``passes``: how many passes are recalled with the tail ``coupled``: behind a replacement drafts are
     those of the pass that had seen this past, if one had (this project's).
 
-    ``paces``: shorter lengths between which the host moves by how many drafts were accepted, and the
-    whole one, rising; none: every step is ``length`` long.
+    ``draft_lengths``: shorter lengths between which the host moves by how many drafts were accepted, and
+    the whole one, rising; none: every step is ``length`` long.
     """
 
     kind: Literal["window"] = "window"
@@ -240,17 +242,17 @@ class Window(DraftSource):
     tail: Literal["coupled", "anew"] = "coupled"
     siblings: tuple[Annotated[int, Field(ge=1, le=16)], ...] = ()
     passes: int = Field(4, ge=0, le=16, description="passes whose drafts are recalled; 0: none")
-    paces: tuple[Pace, ...] = ()
+    draft_lengths: tuple[DraftLength, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> Window:
-        lengths = [pace.length for pace in self.paces]
+        lengths = [one.length for one in self.draft_lengths]
         if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != self.length):
             raise ValueError(
-                f"paces of lengths {lengths} do not rise to the window's {self.length}"
+                f"draft_lengths of lengths {lengths} do not rise to the window's {self.length}"
             )
         if lengths and self.siblings:
-            raise ValueError("a window with siblings keeps one length; leave paces out")
+            raise ValueError("a window with siblings keeps one length; leave draft_lengths out")
         if len(self.siblings) >= self.length:
             raise ValueError(
                 f"siblings of {len(self.siblings)} drafts, but a window of {self.length} tokens has "
@@ -273,8 +275,8 @@ class SelfDrafts(DraftSource):
     Self-speculative decoding with quantised weights. The copy guesses ``length`` tokens, one a pass, or
     in windows of its own of ``window`` tokens, in ``passes`` passes (0: a third of the drafts).
 
-    ``paces``: fewer drafts between which the host moves by how many were accepted; lengths are of drafts
-    and one, and rise to those of ``length``.
+    ``draft_lengths``: fewer drafts between which the host moves by how many were accepted; lengths are of
+    drafts and one, and rise to those of ``length``.
     """
 
     kind: Literal["self"] = "self"
@@ -283,7 +285,7 @@ class SelfDrafts(DraftSource):
     weights: Literal["int8", "int6", "int4"] = Field("int8", description="the copy's")
     window: int = Field(0, ge=0, le=128, description="tokens of the copy's own window; 0: none")
     passes: int = Field(0, ge=0, le=128, description="of the copy's window, a step; 0: by length")
-    paces: tuple[Pace, ...] = ()
+    draft_lengths: tuple[DraftLength, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> SelfDrafts:
@@ -297,7 +299,7 @@ class SelfDrafts(DraftSource):
                 f"the copy's own window of {self.window} tokens is longer than the {self.length} drafts "
                 "and one that the target checks; take more drafts or a shorter window"
             )
-        _rise([pace.length for pace in self.paces], most)
+        _rise([one.length for one in self.draft_lengths], most)
         return self
 
     @property
@@ -308,7 +310,7 @@ class SelfDrafts(DraftSource):
     def cut(self, drafts: int) -> SelfDrafts:
         """Return the drafts of a step that has fewer, with its share of the passes."""
         passes = -(-self.passes * drafts // self.length)
-        return self.model_copy(update={"length": drafts, "passes": passes, "paces": ()})
+        return self.model_copy(update={"length": drafts, "passes": passes, "draft_lengths": ()})
 
     @property
     def size(self) -> tuple[int, int]:
@@ -390,8 +392,8 @@ class Strategy(Value):
     @property
     def bucket(self) -> tuple[Any, ...]:
         """What fixes the shape of a step: all but the name and the values that are data."""
-        # What a pace costs and brings is data: the host reads it.
-        hidden: Any = {"name": True, "paces": {"__all__": {"cost", "worth"}}}
+        # What a length costs and brings is data: the host reads it.
+        hidden: Any = {"name": True, "draft_lengths": {"__all__": {"cost", "tokens_per_step"}}}
         return (
             self.tree.model_dump_json(exclude=hidden),
             self.acceptance.bucket,
@@ -500,15 +502,17 @@ _WINDOWS = ", ".join(map(repr, WINDOW_STRATEGIES))
 NO_DRAFTER = f"'vanilla', {_WINDOWS}, {SELF!r}"
 
 
-def paced(lengths: Sequence[int]) -> Window:
+def adaptive_window(lengths: Sequence[int]) -> Window:
     """Return a window of the longest of ``lengths``, which the host may cut to the others."""
-    return Window(length=max(lengths), paces=tuple(Pace(length=one) for one in sorted(lengths)))
+    return Window(
+        length=max(lengths), draft_lengths=tuple(DraftLength(length=one) for one in sorted(lengths))
+    )
 
 
-def chained(lengths: Sequence[int]) -> ChainTree:
+def adaptive_chain(lengths: Sequence[int]) -> ChainTree:
     """Return a chain of the longest of ``lengths``, its drafts and one, which the host may cut."""
-    paces = tuple(Pace(length=one) for one in sorted(lengths))
-    return ChainTree(length=max(lengths) - 1, paces=paces)
+    draft_lengths = tuple(DraftLength(length=one) for one in sorted(lengths))
+    return ChainTree(length=max(lengths) - 1, draft_lengths=draft_lengths)
 
 
 def self_drafted(lengths: Sequence[int], weights: str = "int8", window: int = 0) -> SelfDrafts:
@@ -517,18 +521,20 @@ def self_drafted(lengths: Sequence[int], weights: str = "int8", window: int = 0)
         "length": max(lengths) - 1,
         "weights": weights,
         "window": window,
-        "paces": [{"length": one} for one in sorted(lengths)],
+        "draft_lengths": [{"length": one} for one in sorted(lengths)],
     }
     return validated(SelfDrafts, values, "self")
 
 
-def with_worth(paces: tuple[Pace, ...], worth: dict[int, float]) -> tuple[Pace, ...]:
-    """Return paces with the worth that is known; what was measured before stays."""
+def with_tokens_per_step(
+    draft_lengths: tuple[DraftLength, ...], known: dict[int, float]
+) -> tuple[DraftLength, ...]:
+    """Return lengths with the tokens per step that are known; what was measured before stays."""
     return tuple(
-        pace
-        if pace.worth is not None or pace.length not in worth
-        else pace.model_copy(update={"worth": worth[pace.length]})
-        for pace in paces
+        one
+        if one.tokens_per_step is not None or one.length not in known
+        else one.model_copy(update={"tokens_per_step": known[one.length]})
+        for one in draft_lengths
     )
 
 
@@ -542,7 +548,7 @@ def named_strategy(
 ) -> Strategy:
     """Return the strategy called ``name`` over the given trees; unknown names raise with the nearest."""
     points: dict[str, tuple[Any, Any]] = {
-        AUTO: (paced(AUTO_LENGTHS), Exact()),
+        AUTO: (adaptive_window(AUTO_LENGTHS), Exact()),
         "vanilla": (NoTree(), Exact()),
         "eagle": (static, Exact()),
         "eagle2": (dynamic, Exact()),

@@ -40,7 +40,7 @@ class Certificate(BaseModel):
     report: Report
     not_run: list[str] = Field(description="checks that were left out of the run")
     capabilities: dict[str, str] = Field(description="'yes', or why not")
-    seam: list[Member]
+    interface: list[Member]
     kernels: list[Kernels]
     counters_before: dict[str, int]
     counters_after: dict[str, int]
@@ -74,7 +74,7 @@ def certify(
         report=report,
         not_run=not_run,
         capabilities=_capabilities(backend),
-        seam=members(backend, spec),
+        interface=members(backend, spec),
         kernels=kernels,
         counters_before=dict(counters_before or {}),
         counters_after=backend.counters(),
@@ -233,10 +233,10 @@ def _figure(one: Outcome) -> str:
 
 
 def _left(card: Certificate) -> list[str]:
-    left = [one for one in card.seam if not one.written]
+    left = [one for one in card.interface if not one.written]
     costs = [(f"`{one.name}`", one.reference) for one in left if one.level == "recommended"]
     rest = ", ".join(f"`{one.name}`" for one in left if one.level == "optional")
-    own = ", ".join(f"`{one.name}`" for one in card.seam if one.written)
+    own = ", ".join(f"`{one.name}`" for one in card.interface if one.written)
     table = (
         _table(("recommended", "the reference"), costs) if costs else ["Nothing recommended.", ""]
     )

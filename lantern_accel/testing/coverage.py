@@ -1,4 +1,4 @@
-"""Lists the members of the seam that a backend implements, and those that the reference serves."""
+"""Lists the methods of the backend interface that a backend implements, and the reference's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOT_OVERRIDDEN = ("listen", "listener")
 
 
 class Member(BaseModel):
-    """A member of the seam, and whose it is."""
+    """A member of the backend interface, and whose it is."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.operations import TensorOps
@@ -109,13 +109,13 @@ def _count(
     return found
 
 
-def _small(ops: Any, family: str, strategy: str, dtype: torch.dtype) -> Running:
+def _small(ops: Any, family: str, strategy: str, dtype: torch.dtype) -> EngineBase:
     engine = tiny.tiny_engine(ops, strategy, dtype=dtype, family=family)
     tiny.load(engine, 0)
     return engine
 
 
-def _large(ops: Any, name: str, strategy: str, dtype: torch.dtype) -> Running:
+def _large(ops: Any, name: str, strategy: str, dtype: torch.dtype) -> EngineBase:
     manifest = sized(name)
     model = random_model(manifest, ops, dtype)
     chosen = choose_strategy(manifest.defaults, strategy)

@@ -125,22 +125,22 @@ _OTHERS = re.compile(r"/torch/|/contextlib\.py$|^<|/unittest/mock\.py$")
 
 
 def near_misses(backend: Backend) -> list[str]:
-    """Return a sentence for each method of a backend whose name is nearly one of the seam's.
+    """Return a sentence for each method of a backend whose name is nearly one of the backend interface's.
 
     Such a method is called by nobody, and the reference runs in its place.
     """
-    seam = {name for name in dir(Backend) if not name.startswith("_")}
+    members = {name for name in dir(Backend) if not name.startswith("_")}
     own: dict[str, type] = {}
     for kind in type(backend).__mro__:
         if not kind.__module__.startswith(("lantern_accel.", "builtins", "abc", "typing")):
             own |= {name: kind for name in vars(kind) if not name.startswith("_")}
     found = []
-    for name in sorted(set(own) - seam):
-        near = difflib.get_close_matches(name, seam, n=1, cutoff=0.8)
+    for name in sorted(set(own) - members):
+        near = difflib.get_close_matches(name, members, n=1, cutoff=0.8)
         if near and near[0] not in vars(own[name]):
             found.append(
-                f"{own[name].__name__}.{name} is no method of the seam and is called by nobody; did you "
-                f"mean {near[0]}?"
+                f"{own[name].__name__}.{name} is no method of the backend interface and is called by "
+                f"nobody; did you mean {near[0]}?"
             )
     return found
 

@@ -79,8 +79,8 @@ def decisions(backend: Backend) -> Measured:
             for ops in (backend, REFERENCE):
                 device = ops.device
                 tree = _tree(device, tokens, vocab, sampled)
-                dials = torch.tensor([lam], device=device)
-                rule = Rule(LanternPP(k=5, lam=lam), "aggregate", table.to(device), dials)
+                runtime_params = torch.tensor([lam], device=device)
+                rule = Rule(LanternPP(k=5, lam=lam), "aggregate", table.to(device), runtime_params)
                 u = uniforms.to(device)
                 filters = Filters(Sampling(top_k=20), 0.9, 1.0, ops)
                 tests = sum(tree.max_children)

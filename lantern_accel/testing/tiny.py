@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.neighbours import neighbour_table
-from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
@@ -44,7 +44,7 @@ FEWER = ("vanilla", "eagle2", "lantern++", "scd", SELF)
 
 
 #: An engine on a tiny model, which its attribute ``model`` is.
-TinyEngine = Running
+TinyEngine = EngineBase
 
 
 def tiny_model(

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engine import Decoded
-from lantern_accel.decoding.movable import Movable
-from lantern_accel.decoding.pacing import Block, PaceRule, costs_of
+from lantern_accel.decoding.length_policy import Block, LengthPolicy, costs_of
 from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.auto import Timed, prune_lengths
@@ -33,9 +33,9 @@ from lantern_accel.strategy.values import (
     Sampling,
     SelfDrafts,
     Strategy,
-    chained,
-    paced,
-    with_worth,
+    adaptive_chain,
+    adaptive_window,
+    with_tokens_per_step,
 )
 from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts
 
@@ -75,7 +75,7 @@ class AutoEvidence(BaseModel):
     settings: dict[str, Any]
     worth: dict[int, Counted] = {}
     times: dict[int, dict[int, list[float]]] = {}
-    chain_worth: dict[int, Counted] = {}
+    chain_tokens_per_step: dict[int, Counted] = {}
     chain_times: dict[int, dict[int, list[float]]] = {}
     copy_counts: dict[str, dict[int, list[int]]] = {}
     copy_times: dict[str, dict[int, dict[int, list[float]]]] = {}
@@ -83,7 +83,7 @@ class AutoEvidence(BaseModel):
 
     def tokens_per_step(self, chains: bool = False) -> dict[int, float]:
         """Return what a step of each length brings, of windows or of chains."""
-        worth = self.chain_worth if chains else self.worth
+        worth = self.chain_tokens_per_step if chains else self.worth
         return {length: one.tokens_per_step for length, one in worth.items()}
 
 
@@ -96,7 +96,7 @@ class Steady:
     def begin(self) -> int:
         return self.length
 
-    def told(self, block: Block) -> int:
+    def observe(self, block: Block) -> int:
         return self.length
 
 
@@ -136,19 +136,21 @@ class AutoTuner(Search[AutoEvidence]):
     @property
     def windows(self) -> Strategy:
         """Every length on one state, without costs, under another name than auto's."""
-        return self.asked.model_copy(update={"name": "windows", "tree": paced(self.lengths)})
+        return self.asked.model_copy(
+            update={"name": "windows", "tree": adaptive_window(self.lengths)}
+        )
 
     @property
     def chains(self) -> Strategy:
         """The drafter's chains of every length on one state, likewise."""
-        update = {"name": "chains", "tree": chained(self.chain_lengths)}
+        update = {"name": "chains", "tree": adaptive_chain(self.chain_lengths)}
         return self.asked.model_copy(update=update)
 
-    def _decode(self, batch: int, strategy: Strategy, rule: PaceRule, seed: int) -> Decoded:
+    def _decode(self, batch: int, strategy: Strategy, rule: LengthPolicy, seed: int) -> Decoded:
         prompts = batch_prompts(self.prompts, batch, seed)
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
         engine = self.pipeline.engine(batch, strategy, self.sampling, shape).engine
-        assert isinstance(engine, Movable)
+        assert isinstance(engine, AdaptiveEngine)
         engine.chosen = rule
         try:
             done, _ = self.pipeline.decode_only(prompts, strategy, self.sampling, seed)
@@ -163,7 +165,9 @@ class AutoTuner(Search[AutoEvidence]):
         e = self.evidence
         both = [(self.windows, self.lengths, e.worth, "windows of {}")]
         if self.chain_lengths:
-            both.append((self.chains, self.chain_lengths, e.chain_worth, "chains of {} tokens"))
+            both.append(
+                (self.chains, self.chain_lengths, e.chain_tokens_per_step, "chains of {} tokens")
+            )
         todo = [
             (strategy, length, worth, name.format(length))
             for strategy, lengths, worth, name in both
@@ -227,23 +231,27 @@ class AutoTuner(Search[AutoEvidence]):
     def candidates(self, batch: int) -> dict[str, Strategy]:
         """Return who runs in the final of a batch, plain decoding first."""
         times = self.time(batch)
-        paces = with_worth(
-            costs_of(paced(self.lengths).paces, times), self.evidence.tokens_per_step()
+        draft_lengths = with_tokens_per_step(
+            costs_of(adaptive_window(self.lengths).draft_lengths, times),
+            self.evidence.tokens_per_step(),
         )
-        window = self.windows.model_copy(update={"tree": prune_lengths(self.asked, paces)})
+        window = self.windows.model_copy(update={"tree": prune_lengths(self.asked, draft_lengths)})
         found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: window}
         if self.chain_lengths:
             times = self._timed(batch, self.chains, self.evidence.chain_times)
-            chain = chained(self.chain_lengths)
+            chain = adaptive_chain(self.chain_lengths)
             worth = self.evidence.tokens_per_step(chains=True)
-            known = {p.length: p for p in with_worth(costs_of(chain.paces, times), worth)}
+            known = {
+                p.length: p
+                for p in with_tokens_per_step(costs_of(chain.draft_lengths, times), worth)
+            }
             # Those that promised too little to be timed have no cost, and never run.
-            every = tuple(known.get(pace.length, pace) for pace in chain.paces)
-            chain = chain.model_copy(update={"paces": every})
+            every = tuple(known.get(one.length, one) for one in chain.draft_lengths)
+            chain = chain.model_copy(update={"draft_lengths": every})
             found["chains"] = self.chains.model_copy(update={"tree": chain})
         if (drafts := self._best_copy(batch)) is not None:
             found["self"] = drafts
-        near = min(paces, key=lambda p: abs(p.length - TREE_NODES))
+        near = min(draft_lengths, key=lambda p: abs(p.length - TREE_NODES))
         if self.pipeline.model.drafter is not None and (near.cost or 1.0) < TREE_WORTH:
             name = "lantern++" if self.asked.acceptance.relaxed else "eagle"
             tree = self.pipeline.strategy(name, tv_budget=self.asked.tv_budget)
@@ -256,9 +264,11 @@ class AutoTuner(Search[AutoEvidence]):
         for name, strategy in self.copies.items():
             times = self._timed(batch, strategy, self.evidence.copy_times.setdefault(name, {}))
             tree: Any = strategy.tree
-            known = {pace.length: pace for pace in costs_of(tree.paces, times)}
-            every = tuple(known.get(pace.length, pace) for pace in tree.paces)
-            timed = strategy.model_copy(update={"tree": tree.model_copy(update={"paces": every})})
+            known = {one.length: one for one in costs_of(tree.draft_lengths, times)}
+            every = tuple(known.get(one.length, one) for one in tree.draft_lengths)
+            timed = strategy.model_copy(
+                update={"tree": tree.model_copy(update={"draft_lengths": every})}
+            )
             counts = self.evidence.copy_counts[name]
             found.append(Timed(strategy=timed, counts=counts).weighed())
         best = max(found, key=lambda one: one.promise(batch), default=None)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from lantern_accel.decoding.running import Running
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import check_clock
@@ -177,7 +177,7 @@ class TreeTuner(Search[TreeEvidence]):
         nodes = [(), *sorted(tree.paths, key=lambda p: (len(p), p))]
         cell = new_cell(self.strategy.override(tree=tree), 1, self.temperature)
         ready = ready_of(self.pipeline, cell)
-        engine: Running = ready.engine
+        engine: EngineBase = ready.engine
         taken, visits = ([[0.0] * width for width in PROBE] for _ in range(2))
 
         def watched() -> None:

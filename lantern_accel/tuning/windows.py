@@ -70,7 +70,7 @@ class WindowTuner(Search[WindowEvidence]):
         prompts: Sequence[Prompt] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        if not isinstance(strategy.tree, Window) or strategy.tree.paces:
+        if not isinstance(strategy.tree, Window) or strategy.tree.draft_lengths:
             raise StrategyError(f"the strategy {strategy.name!r} has no window to tune")
         self.strategy, self.temperature = strategy, temperature
         self.sampling = pipeline.sampling(temperature=temperature)

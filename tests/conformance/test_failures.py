@@ -76,7 +76,10 @@ def test_a_name_that_is_nearly_a_hook_s_is_told(backend: Backend) -> None:
     )
     backend.__class__ = kind
     (told,) = near_misses(backend)
-    assert told.startswith("Misspelt.attned is no method of the seam") and "mean attend?" in told
+    assert (
+        told.startswith("Misspelt.attned is no method of the backend interface")
+        and "mean attend?" in told
+    )
 
 
 def test_conform_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from support.functional import FunctionalBackend
 
+from lantern_accel.decoding.adaptive_window import PlainStep
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.paced import PlainStep
 from lantern_accel.errors import BackendError
 from lantern_accel.testing import CHECKS, run_check, tiny
 
@@ -39,9 +39,9 @@ def test_a_program_s_inputs_are_named_state_and_constants_alone() -> None:
         tiny.start(engine, 1)
         backend.capture(engine.step, "step")
         (replay,) = backend.replays
-        sound = engine.sound
+        finite = engine.finite
         names = {id(tensor) for tensor in engine.state.buffers.values()}
-        names |= {id(tensor) for tensor in (sound.count, sound.holds, sound.report)}
+        names |= {id(tensor) for tensor in (finite.count, finite.holds, finite.report)}
         caches = {id(tensor) for cache in engine.caches for tensor in cache.buffers}
         weights = {t.untyped_storage()._cdata for t in vars(engine)["model"].target.parameters()}
     assert {id(tensor) for tensor in replay.state.values()} <= names | caches

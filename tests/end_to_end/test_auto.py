@@ -27,13 +27,13 @@ def load(model):
 
 def test_steps_are_timed_once_and_a_seed_repeats(tiny_model, own, monkeypatch):
     timed = []
-    sound = automatic.Movable.calibrate
+    sound = automatic.AdaptiveEngine.calibrate
 
     def calibrate(self, *rest, **more):
         timed.append(self)
         return sound(self, *rest, **more)
 
-    monkeypatch.setattr(automatic.Movable, "calibrate", calibrate)
+    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
     with load(tiny_model) as pipeline:
         first = pipeline.generate("red heart", seed=3)
         again = pipeline.generate("red heart", seed=3)
@@ -75,11 +75,11 @@ def test_a_changed_choice_is_not_used(tiny_model, own):
 
 def promising(strategy, promise):
     """Return what was timed of a strategy's lengths: all that draft promise so much."""
-    paces = tuple(
-        pace.model_copy(update={"cost": 1.0, "worth": 1.0 if pace.length == 1 else promise})
-        for pace in strategy.tree.paces
+    draft_lengths = tuple(
+        one.model_copy(update={"cost": 1.0, "tokens_per_step": 1.0 if one.length == 1 else promise})
+        for one in strategy.tree.draft_lengths
     )
-    tree = strategy.tree.model_copy(update={"paces": paces})
+    tree = strategy.tree.model_copy(update={"draft_lengths": draft_lengths})
     return automatic.Timed(strategy=strategy.model_copy(update={"tree": tree}))
 
 
@@ -142,7 +142,7 @@ def test_a_simulated_devices_times_choose_nothing(tiny_model, own, monkeypatch):
         monkeypatch.setattr(type(pipeline.backend), "simulated", True)
         drawn = pipeline.generate("red heart", seed=3)
     assert not (own / "choices").exists()
-    assert {pace.cost for pace in drawn.stats.strategy.tree.paces} == {1.0}
+    assert {one.cost for one in drawn.stats.strategy.tree.draft_lengths} == {1.0}
 
 
 def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lantern_accel
-from lantern_accel.decoding.pacing import rate_of_counts, tokens_of
+from lantern_accel.decoding.length_policy import rate_of_counts, tokens_of
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
@@ -46,7 +46,7 @@ def costs(monkeypatch: pytest.MonkeyPatch, copy: float, others: float) -> None:
         cost = copy if isinstance(self.strategy.tree, SelfDrafts) else others
         return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
 
-    monkeypatch.setattr(automatic.Movable, "calibrate", calibrate)
+    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
 
 
 def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
@@ -108,15 +108,18 @@ def test_images_that_accept_little_undo_the_choice(tiny_model: Path, kept: Path)
         made = pipeline.auto.copies(asked)
         assert made is not None
         tree: Any = made.tree
-        paces = tuple(
-            pace.model_copy(update={"cost": 1.0 + 0.2 * (pace.length - 1)}) for pace in tree.paces
+        draft_lengths = tuple(
+            one.model_copy(update={"cost": 1.0 + 0.2 * (one.length - 1)})
+            for one in tree.draft_lengths
         )
-        made = made.model_copy(update={"tree": tree.model_copy(update={"paces": paces})})
+        made = made.model_copy(
+            update={"tree": tree.model_copy(update={"draft_lengths": draft_lengths})}
+        )
         one = automatic.Timed(strategy=made, counts={3: [24, 12]}).weighed()
         pipeline.auto.settle([one], asked, 1, sampling)
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, SelfDrafts)
         engine = pipeline.engine(1, asked, sampling).engine
-        assert isinstance(engine, automatic.Movable)
+        assert isinstance(engine, automatic.AdaptiveEngine)
         engine.counted = {3: [110, 100], 1: [5, 5]}
         pipeline.auto.learn(engine, asked, 1, sampling)
         assert isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree)
@@ -129,7 +132,7 @@ def test_who_gets_no_copy(tiny_model: Path, kept: Path, monkeypatch: pytest.Monk
         auto = pipeline.auto
         asked = pipeline.strategy("auto")
         made = auto.copies(asked)
-        assert made is not None and [p.length for p in made.tree.paces] == list(AUTO_SELF)
+        assert made is not None and [p.length for p in made.tree.draft_lengths] == list(AUTO_SELF)
         assert auto.copies(pipeline.strategy("auto", relaxed=True)) is None
         assert auto.copies(pipeline.strategy("auto", coupling="maximal")) is None
         monkeypatch.setattr(automatic, "LEAST_WEIGHTS", 1 << 40)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lantern_accel
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.running import Running
 from lantern_accel.device.backend import Replay
 from lantern_accel.generation import engines
 
@@ -33,7 +33,7 @@ class Recorded(Replay):
 def parted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every engine have the buckets of a longer image."""
 
-    def build(*args: Any, **kwargs: Any) -> Running:
+    def build(*args: Any, **kwargs: Any) -> EngineBase:
         engine = engine_for(*args, **kwargs)
         engine.divide([128, 192])
         return engine

@@ -109,9 +109,9 @@ def test_a_row_whose_numbers_are_not_finite_fails_alone(pipeline, monkeypatch):
     good, bad = join("red heart", 7, 0), join("dog face", 7, 0)
     look = slots._look
 
-    def ill(lengths: list[int], sound: list[int], *more: int) -> None:
+    def ill(lengths: list[int], finite: list[int], *more: int) -> None:
         # What the device counts for a row whose logits were no numbers from its second pass on.
-        look(lengths, [1 if row == bad else n for row, n in enumerate(sound)], *more)
+        look(lengths, [1 if row == bad else n for row, n in enumerate(finite)], *more)
 
     monkeypatch.setattr(slots, "_look", ill)
     slots.advance()

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.length_policy import Block
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.decoding.movable import Movable
-from lantern_accel.decoding.pacing import Block
 from lantern_accel.strategy.values import Sampling
 from support.chi_square import misfit
 from support.tiny import captions
@@ -22,7 +22,7 @@ SAMPLING = Sampling(top_k=2)
 Decide = Callable[[Tensor, Any], Tensor]
 
 
-def begin(engine: Movable, seed: int = 3) -> None:
+def begin(engine: AdaptiveEngine, seed: int = 3) -> None:
     g, target = engine.geometry, engine.verifying.target
     features, mask = captions(target, 1)
     condition = features.expand(g.batch, -1, -1)
@@ -80,7 +80,7 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
     return tokens
 
 
-def joint(engine: Movable) -> Tensor:
+def joint(engine: AdaptiveEngine) -> Tensor:
     """Return the law of an image by the target's own dense pass, ``[V ** N]``."""
     target = engine.verifying.target
     every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))
@@ -130,7 +130,7 @@ class Walk:
         self.at = 0
         return self.lengths[0]
 
-    def told(self, block: Block) -> int:
+    def observe(self, block: Block) -> int:
         self.blocks.append(block)
         self.at += 1
         return self.lengths[self.at % len(self.lengths)]

@@ -9,9 +9,9 @@ from itertools import count
 import pytest
 import torch
 
+import lantern_accel.decoding.base as running
 import lantern_accel.decoding.buckets as buckets
 import lantern_accel.decoding.engine as engine_module
-import lantern_accel.decoding.running as running
 from lantern_accel.device.backend import Backend, HostCopy, KVCache, MemoryUse, Replay, Stopwatch
 from lantern_accel.testing import tiny
 
@@ -351,7 +351,7 @@ MUTANTS: list[tuple[str, str, Plant]] = [
     ("a bucket that does not hold its step's nodes", "replay.buckets",
      reach("__init__", without_nodes)),
     ("steps that no report has counted yet, forgotten", "replay.buckets",
-     reach("stepped", lambda real: lambda self, most: real(self, 0))),
+     reach("record_step", lambda real: lambda self, most: real(self, 0))),
     ("an inference mode without views", "decode.weights_from_outside",
      method("linear", lambda real: without_views(real))),
     ("an operator with a reason against it", "static.operators", refusing("operators")),

@@ -127,7 +127,7 @@ def test_the_tutorial_lists_every_method_of_the_seam():
     from lantern_accel.device import Backend, BackendSpec, HostCopy, Replay, TensorOps
 
     tutorial = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
-    section = tutorial[tutorial.index("## Every method of the seam") :]
+    section = tutorial[tutorial.index("## Every method of the backend interface") :]
     rows = re.findall(r"^\| (`.*?`) \| (required|recommended|optional)", section, re.M)
     listed = [name for cell, _ in rows for name in re.findall(r"`([\w.]+)`", cell)]
 

@@ -20,9 +20,9 @@ import torch
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
+from lantern_accel.decoding.base import Decoded
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.running import Decoded
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import family
 from lantern_accel.quality.distance import kernel_distance

@@ -40,7 +40,7 @@ struct Judge {
             t.near = nullptr;
             return t;
         }
-        float bound = rule.kind == LANTERN ? *rule.dial : (*rule.dial - 1.0f) * t.px, borrowed = 0;
+        float bound = rule.kind == LANTERN ? *rule.rule_param : (*rule.rule_param - 1.0f) * t.px, borrowed = 0;
         double sum = 0;
         for (int64_t j = 0; j < rule.k; ++j) {
             sum += double(p[t.near[j]]);

@@ -28,7 +28,7 @@ struct AdvanceJob {
         const float* from = job.p + chunk * n;
         if (position < g.image) memcpy(job.row(b, position), from, size_t(n) * sizeof(float));
         if (!g.passes || g.span < 2) return;
-        bf16* past = (bf16*)g.past + ((b * g.passes + *g.step % g.passes) * g.wide + i) * n;
+        bf16* past = (bf16*)g.row_probs + ((b * g.passes + *g.step % g.passes) * g.wide + i) * n;
         int64_t c = 0;
         for (; c + W <= n; c += W) put(past + c, load<F>(from + c));
         for (; c < n; ++c) put1(past + c, from[c]);
@@ -92,7 +92,7 @@ void advance(const Advance& g, const float* logits) {
             sum += job.p[(b * span + i) * n];
         }
         g.holds[b] = g.holds[b] && sum - sum == 0.0f;
-        g.sound[b] += g.holds[b];
+        g.finite[b] += g.holds[b];
     }
     const float *tests = job.uniforms(0), *draws = tests + g.columns - span;
     int64_t stride = g.image * g.columns;
@@ -101,7 +101,7 @@ void advance(const Advance& g, const float* logits) {
         Couple test{own, job.p, nullptr, tests, draws, q, tokens, count, nullptr, g.images, span, n, stride, stride, g.anew};
         couple(test);
         if (g.passes) {
-            Recall look{x, tokens, count, g.length, g.step, job.p, nullptr, tests, draws, q, g.past, g.heard, g.before,
+            Recall look{x, tokens, count, g.length, g.step, job.p, nullptr, tests, draws, q, g.row_probs, g.row_keys, g.row_previous,
                         nullptr, better, job.places, job.recalled, g.images, span, n, stride, stride, g.slots,
                         g.passes, g.wide, g.image};
             recall(look);
@@ -118,8 +118,8 @@ void advance(const Advance& g, const float* logits) {
         if (g.passes && drafts) {
             int64_t at = (b * g.passes + *g.step % g.passes) * g.wide;
             for (int64_t i = 0; i < span; ++i) {
-                g.heard[at + i] = (length + 1 + i) * n + x[b * span + i];
-                g.before[at + i] = x[b * span + std::max<int64_t>(i - 1, 0)];
+                g.row_keys[at + i] = (length + 1 + i) * n + x[b * span + i];
+                g.row_previous[at + i] = x[b * span + std::max<int64_t>(i - 1, 0)];
             }
             for (int64_t s = 0; s < g.slots; ++s) {
                 int64_t k = b * g.slots + s;
@@ -136,7 +136,7 @@ void advance(const Advance& g, const float* logits) {
         g.last_length[b] = now - length - 1;
         g.length[b] = now;
         g.report[b] = now;
-        g.report[g.images + b] = g.sound[b];
+        g.report[g.images + b] = g.finite[b];
     }
     if (drafts) pool_run(Job{&job, AdvanceJob::draft, nullptr, AdvanceJob::fresh_chunks, 1}, small);
     ++*g.step;

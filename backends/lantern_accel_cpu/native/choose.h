@@ -156,18 +156,18 @@ struct ChosenJob {
     // What earlier passes chose behind tokens that this one did not see: x, the window; gave, what it chose; to `drafts`.
     void recall(int64_t b, const int64_t* x, int64_t first, const int64_t* gave, int64_t* drafts) const {
         int64_t held = g.passes * g.wide, now = *g.step % g.passes;
-        const int64_t *heard = g.heard + b * held, *before = g.before + b * held, *said = g.said + b * held;
+        const int64_t *keys = g.row_keys + b * held, *previous = g.row_previous + b * held, *chosen = g.row_tokens + b * held;
         for (int64_t row = first; row < g.span; ++row) {
             int64_t left = gave[row - 1], earlier = row > 1 ? gave[row - 2] : x[0];
             if (left == x[row]) continue;
             int64_t key = (g.length[b] + 1 + row) * g.vocab + left, worth = 0, entry = 0;
             for (int64_t i = 0; i < held; ++i) {
-                if (heard[i] != key) continue;
+                if (keys[i] != key) continue;
                 int64_t age = (i / g.wide - now - 1 + g.passes) % g.passes;
-                int64_t value = 1 + age + (before[i] == earlier ? g.passes : 0);
+                int64_t value = 1 + age + (previous[i] == earlier ? g.passes : 0);
                 if (value > worth) worth = value, entry = i;
             }
-            if (worth) drafts[row] = said[entry];
+            if (worth) drafts[row] = chosen[entry];
         }
     }
 };
@@ -189,7 +189,7 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
             sum += job.firsts[b * span + i];
         }
         g.holds[b] = g.holds[b] && sum - sum == 0.0f;
-        g.sound[b] += g.holds[b];
+        g.finite[b] += g.holds[b];
         while (count + 1 < span && x[count + 1] == tokens[count]) ++count;
         ++count;
         if (g.passes && span > 1) {
@@ -197,9 +197,9 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
             memcpy(gave, tokens, size_t(span) * sizeof(int64_t));
             job.recall(b, x, count, gave, tokens);
             for (int64_t i = 0; i < span; ++i) {
-                g.heard[at + i] = (length + 1 + i) * n + x[i];
-                g.before[at + i] = x[std::max<int64_t>(i - 1, 0)];
-                g.said[at + i] = gave[i];
+                g.row_keys[at + i] = (length + 1 + i) * n + x[i];
+                g.row_previous[at + i] = x[std::max<int64_t>(i - 1, 0)];
+                g.row_tokens[at + i] = gave[i];
             }
         }
         for (int64_t i = 0; i < span; ++i) known[std::min(length + 1 + i, g.image)] = tokens[i];
@@ -211,7 +211,7 @@ void advance_chosen(const AdvanceChosen& g, const float* logits) {
         g.last_length[b] = now - length - 1;
         g.length[b] = now;
         g.report[b] = now;
-        g.report[g.images + b] = g.sound[b];
+        g.report[g.images + b] = g.finite[b];
     }
     if (span > 1) pool_run(Job{&job, ChosenJob::fresh, nullptr, ChosenJob::fresh_chunks, 1}, small);
     ++*g.step;

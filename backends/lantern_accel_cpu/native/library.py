@@ -111,7 +111,7 @@ class Guide(Structure):
 
 class Rule(Structure):
     _fields_ = [
-        ("neighbours", c_void_p), ("dial", c_void_p), ("budget", c_void_p),
+        ("neighbours", c_void_p), ("rule_param", c_void_p), ("budget", c_void_p),
         ("neighbour_stride", c_int64), ("neighbour_width", c_int64), ("k", c_int64),
         ("kind", c_int32), ("residual", c_int32),
     ]  # fmt: skip
@@ -143,8 +143,8 @@ class Recall(Structure):
     _fields_ = [
         ("x", c_void_p), ("tokens", c_void_p), ("first", c_void_p), ("length_of", c_void_p),
         ("step", c_void_p), ("p", c_void_p), ("q", c_void_p), ("tests", c_void_p),
-        ("draws", c_void_p), ("rows_of_q", c_void_p), ("past", c_void_p), ("heard", c_void_p),
-        ("before", c_void_p),
+        ("draws", c_void_p), ("rows_of_q", c_void_p), ("row_probs", c_void_p), ("row_keys", c_void_p),
+        ("row_previous", c_void_p),
         ("taken", c_void_p), ("out", c_void_p), ("places", c_void_p), ("rows", c_void_p),
         ("images", c_int64), ("length", c_int64), ("vocab", c_int64), ("test_stride", c_int64),
         ("draw_stride", c_int64), ("slots", c_int64), ("passes", c_int64), ("wide", c_int64),
@@ -159,7 +159,7 @@ _POINTERS = (
 _TABLES = "parent depth_of inner inner_count widths"
 _STATE = (
     "length root known pending_tokens pending_count pending_features uniforms keys step steps histogram "
-    "price last_path last_length slot_of place_of holds sound report tokens q logits states path kept "
+    "price last_path last_length slot_of place_of holds finite report tokens q logits states path kept "
     "bonus weights prices"
 )
 _SIZES = (
@@ -183,9 +183,9 @@ class Advance(Structure):
     _fields_ = [
         ("filter", Filter), ("uniforms", c_void_p), ("place", c_void_p), ("tokens", c_void_p),
         ("length", c_void_p), ("newest", c_void_p), ("step", c_void_p), ("steps", c_void_p),
-        ("last_length", c_void_p), ("histogram", c_void_p), ("q", c_void_p), ("past", c_void_p),
-        ("heard", c_void_p), ("before", c_void_p), ("root", c_void_p), ("holds", c_void_p),
-        ("sound", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
+        ("last_length", c_void_p), ("histogram", c_void_p), ("q", c_void_p), ("row_probs", c_void_p),
+        ("row_keys", c_void_p), ("row_previous", c_void_p), ("root", c_void_p), ("holds", c_void_p),
+        ("finite", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
         ("vocab", c_int64), ("image", c_int64), ("columns", c_int64), ("kept", c_int64),
         ("passes", c_int64),        ("wide", c_int64), ("slots", c_int64), ("histogram_stride", c_int64),
         ("fresh_column", c_int64), ("width", c_int64), ("anew", c_int32), ("above", c_int32),
@@ -205,9 +205,9 @@ class AdvanceChosen(Structure):
     _fields_ = [
         ("filter", Filter), ("keys", c_void_p), ("place", c_void_p), ("tokens", c_void_p),
         ("length", c_void_p), ("newest", c_void_p), ("step", c_void_p), ("steps", c_void_p),
-        ("last_length", c_void_p), ("histogram", c_void_p), ("rows", c_void_p), ("heard", c_void_p),
-        ("before", c_void_p), ("said", c_void_p), ("root", c_void_p), ("holds", c_void_p),
-        ("sound", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
+        ("last_length", c_void_p), ("histogram", c_void_p), ("rows", c_void_p), ("row_keys", c_void_p),
+        ("row_previous", c_void_p), ("row_tokens", c_void_p), ("root", c_void_p), ("holds", c_void_p),
+        ("finite", c_void_p), ("report", c_void_p), ("images", c_int64), ("span", c_int64),
         ("vocab", c_int64), ("image", c_int64), ("kept", c_int64), ("passes", c_int64),
         ("wide", c_int64), ("histogram_stride", c_int64), ("width", c_int64),
         ("fresh", c_int32),

@@ -129,7 +129,7 @@ enum Residual : int32_t { OFFICIAL = 0, OPTIMAL = 1, AGGREGATE = 2 };
 
 struct Rule {
     const int32_t* neighbours;  // [V], neighbour_width of them neighbour_stride apart; or null
-    const float *dial, *budget;  // one number each; no budget: null
+    const float *rule_param, *budget;  // one number each; no budget: null
     int64_t neighbour_stride, neighbour_width, k;
     int32_t kind, residual;
 };
@@ -177,8 +177,8 @@ struct Recall {
     const int64_t *x, *tokens, *first, *length_of, *step;  // [B][L] twice, [B] twice, [1]
     const float *p, *q, *tests, *draws;                    // as in Couple
     const float* const* rows_of_q;                         // likewise
-    const void* past;                                      // bfloat16 [B][M][wide][V]
-    const int64_t *heard, *before;                         // [B][M][wide]
+    const void* row_probs;                                      // bfloat16 [B][M][wide][V]
+    const int64_t *row_keys, *row_previous;                         // [B][M][wide]
     const uint8_t* taken;                                  // [B], or null
     int64_t *out, *places;                                 // [B][L], [B][S]; `image`: nothing was found
     float* rows;                                           // [B][S][V]
@@ -212,7 +212,7 @@ struct TreeStep {
     float* price;                               // [B]
     int64_t *last_path, *last_length, *slot_of, *place_of;  // [B][P], [B], [B][image_slots] twice
     uint8_t* holds;
-    int64_t *sound, *report;                    // [B], [2][B]
+    int64_t *finite, *report;                    // [B], [2][B]
     // From part to part.
     int64_t* tokens;                            // [B][T]
     float *q, *logits;                          // [B][G][V], [B][T][V]
@@ -228,7 +228,7 @@ enum TreePart : int32_t { DRAFT, VERIFY, ACCEPT, COMMIT, ALL };
 
 // What follows a pass over B windows of L positions (decoding/jacobi.py): which drafts are known, what the others
 // become, and fresh ones behind them. The state's buffers stay where they are. K: rows of the ring, then a trash row.
-// Plain decoding (decoding/engine.py) has no place, newest, q, past, heard and before, but a root.
+// Plain decoding (decoding/engine.py) has no place, newest, q, row_probs, row_keys and row_previous, but a root.
 struct Advance {
     Filter filter;
     const float* uniforms;                           // [B][N][columns]
@@ -236,10 +236,10 @@ struct Advance {
     int64_t *tokens, *length, *newest, *step, *steps, *last_length;  // [B][N + 1], [B] ..., step [1]
     int64_t* histogram;                              // [B][histogram_stride]
     float* q;                                        // [B][K + 1][V]
-    void* past;                                      // as Recall's; null with passes 0
-    int64_t *heard, *before, *root;                  // root: [B], an image's last token
+    void* row_probs;                                      // as Recall's; null with passes 0
+    int64_t *row_keys, *row_previous, *root;                  // root: [B], an image's last token
     uint8_t* holds;                                  // [B], and what the host reads: [B], [2][B]
-    int64_t *sound, *report;
+    int64_t *finite, *report;
     int64_t images, span, vocab, image, columns, kept, passes, wide, slots, histogram_stride;
     int64_t fresh_column, width;                     // of the first fresh draft's uniform; tokens in an image's row
     int32_t anew, above;                             // above: fresh drafts follow the row above, else the left
@@ -255,9 +255,9 @@ struct AdvanceChosen {
     int64_t *tokens, *length, *newest, *step, *steps, *last_length;  // [B][N + 1], [B] ..., step [1]
     int64_t* histogram;                              // [B][histogram_stride]
     float* rows;                                     // [B][K + 1][V]
-    int64_t *heard, *before, *said, *root;           // [B][M][wide] thrice; [B]: an image's last token
+    int64_t *row_keys, *row_previous, *row_tokens, *root;           // [B][M][wide] thrice; [B]: an image's last token
     uint8_t* holds;                                  // [B], and what the host reads: [B], [2][B]
-    int64_t *sound, *report;
+    int64_t *finite, *report;
     int64_t images, span, vocab, image, kept, passes, wide, histogram_stride, width;
     int32_t fresh;                                   // Fresh
 };

@@ -85,12 +85,14 @@ def advance(
     at, state = plan.sizes, plan.buffers
     held: list[Tensor] = []
     described = filter_of(plan.filter, held)
-    drafts = drafts_of(source, FRESH, ("place", "newest"), ("heard", "before", "said"))
+    drafts = drafts_of(
+        source, FRESH, ("place", "newest"), ("row_keys", "row_previous", "row_tokens")
+    )
     if described is None or drafts is None or state.keys is None:
         return None
     buffers: dict[str, Tensor] = {
         "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
-        "last_length": state.last_length, "histogram": state.histogram, "sound": state.finite,
+        "last_length": state.last_length, "histogram": state.histogram, "finite": state.finite,
         "report": state.report, **drafts,
     }  # fmt: skip
     rows = source.q if isinstance(source, Window) else None
@@ -104,7 +106,7 @@ def advance(
     )  # fmt: skip
     if isinstance(source, Window):
         given.kept, given.passes = source.kept, source.passes
-        given.wide = 0 if source.said is None else source.said.shape[2]
+        given.wide = 0 if source.row_tokens is None else source.row_tokens.shape[2]
         given.width, given.fresh = source.width, FRESH[source.fresh]
     library, keep = kernels.library, (plan, held)
 

@@ -168,7 +168,7 @@ def rule_of(rule: AcceptanceRule) -> Rule | None:
         return None
     given = Rule(kind=kind, residual=RESIDUALS[rule.residual], k=rule.k)
     if params is not None and kind:
-        given.dial = params.data_ptr()
+        given.rule_param = params.data_ptr()
     if table is not None:
         if table.dtype != torch.int32 or table.stride(1) != 1 or table.device.type != "cpu":
             return None

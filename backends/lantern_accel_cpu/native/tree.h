@@ -252,7 +252,7 @@ template <class T> struct TreeJob {
                 sum += bad ? NAN : most;
             }
             g.holds[b] = g.holds[b] && sum - sum == 0.0f;
-            g.sound[b] += g.holds[b];
+            g.finite[b] += g.holds[b];
         }
         if (g.keys) {
             std::fill(g.prices, g.prices + g.images * g.depth, 0.0f);
@@ -317,7 +317,7 @@ template <class T> struct TreeJob {
             g.last_length[b] = open ? kept : -1;
             g.length[b] = now;
             g.report[b] = now;
-            g.report[g.images + b] = g.sound[b];
+            g.report[g.images + b] = g.finite[b];
         }
         ++*g.step;
     }

@@ -81,7 +81,7 @@ def tree_step(
     floats += [] if scale is None else [scale]
     ints = {
         "length": state.length, "known": state.tokens, "step": state.step, "steps": state.steps,
-        "histogram": state.histogram, "last_length": state.last_length, "sound": state.finite,
+        "histogram": state.histogram, "last_length": state.last_length, "finite": state.finite,
         "report": state.report, "root": drafts.root, "pending_tokens": drafts.pending_tokens,
         "pending_count": drafts.pending_count, "last_path": drafts.last_path,
         "slot_of": drafts.slot_of, "place_of": drafts.place_of, **shape.links,

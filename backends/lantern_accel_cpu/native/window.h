@@ -93,14 +93,14 @@ struct RecallJob {
         *place = g.length_of[b] + 1 + row;
         int64_t key = *place * n + now, worth = 0, entry = 0, held = g.passes * g.wide;
         for (int64_t i = 0; changed && i < held; ++i) {
-            if (g.heard[b * held + i] != key) continue;
+            if (g.row_keys[b * held + i] != key) continue;
             int64_t age = ((i / g.wide - *g.step - 1) % g.passes + g.passes) % g.passes;
-            int64_t value = 1 + age + (g.before[b * held + i] == earlier ? g.passes : 0);
+            int64_t value = 1 + age + (g.row_previous[b * held + i] == earlier ? g.passes : 0);
             if (value > worth) worth = value, entry = i;
         }
         float total = 0;
         if (worth) {
-            const bf16* past = (const bf16*)g.past + (b * held + entry) * n;
+            const bf16* past = (const bf16*)g.row_probs + (b * held + entry) * n;
             double sum = 0;
             for (int64_t i = 0; i < n; ++i) sum += double(guess[i] = value(past[i]));
             total = float(sum);

@@ -76,8 +76,16 @@ def couple(
 
 def recall(library: Library, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
     """Look up earlier passes (:meth:`SamplingOps.recall`)."""
-    x, p, q, past = given.x, given.p, given.q, given.past
-    whole = (x, given.tokens, given.first, given.length, given.step, given.heard, given.before)
+    x, p, q, past = given.x, given.p, given.q, given.row_probs
+    whole = (
+        x,
+        given.tokens,
+        given.first,
+        given.length,
+        given.step,
+        given.row_keys,
+        given.row_previous,
+    )
     if not _plain(torch.int64, *whole):
         return None
     if not _plain(torch.float32, p, q, given.tests, given.draws):
@@ -85,7 +93,7 @@ def recall(library: Library, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | N
     if not _plain(torch.bfloat16, past) or not _plain(torch.bool, given.taken):
         return None
     images, length, vocab = p.shape
-    if length < 2 or not (past.is_contiguous() and given.heard.is_contiguous()):
+    if length < 2 or not (past.is_contiguous() and given.row_keys.is_contiguous()):
         return None
     held = _Held()
     out = torch.empty((images, length), dtype=torch.int64)
@@ -95,7 +103,7 @@ def recall(library: Library, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | N
     call = Recall(
         x=held(x), tokens=held(given.tokens), first=held(given.first), length_of=held(given.length),
         step=held(given.step), p=held(p), q=held(q), tests=at_tests[0], draws=at_draws[0],
-        past=held(past), heard=held(given.heard), before=held(given.before),
+        row_probs=held(past), row_keys=held(given.row_keys), row_previous=held(given.row_previous),
         taken=None if given.taken is None else held(given.taken), out=out.data_ptr(),
         places=places.data_ptr(), rows=rows.data_ptr(), images=images, length=length,
         vocab=vocab, test_stride=at_tests[1], draw_stride=at_draws[1], slots=given.slots,
@@ -115,16 +123,19 @@ def advance(
     held: list[Tensor] = []
     described = filter_of(plan.filter, held)
     drafts = drafts_of(
-        source, ("above", "left"), ("place", "newest", "q"), ("past", "heard", "before")
+        source,
+        ("above", "left"),
+        ("place", "newest", "q"),
+        ("row_probs", "row_keys", "row_previous"),
     )
     if described is None or drafts is None or state.uniforms is None:
         return None
     buffers: dict[str, Tensor] = {
         "tokens": state.tokens, "length": state.length, "step": state.step, "steps": state.steps,
-        "last_length": state.last_length, "histogram": state.histogram, "sound": state.finite,
+        "last_length": state.last_length, "histogram": state.histogram, "finite": state.finite,
         "report": state.report, **drafts,
     }  # fmt: skip
-    numbers = {"q": torch.float32, "past": torch.bfloat16}
+    numbers = {"q": torch.float32, "row_probs": torch.bfloat16}
     if not _plain(torch.float32, state.uniforms) or not all(
         _plain(numbers.get(name, torch.int64), tensor) for name, tensor in buffers.items()
     ):
@@ -137,7 +148,7 @@ def advance(
     )  # fmt: skip
     if isinstance(source, Window):
         given.kept, given.passes = source.kept, source.passes
-        given.wide = 0 if source.heard is None else source.heard.shape[2]
+        given.wide = 0 if source.row_keys is None else source.row_keys.shape[2]
         given.slots, given.fresh_column = source.recalled, source.fresh_column
         given.width, given.anew, given.above = source.width, source.anew, source.fresh == "above"
     library, keep = kernels.library, (plan, held)

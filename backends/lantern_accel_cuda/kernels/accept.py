@@ -60,7 +60,7 @@ def _normalise(p, q, total, SIZE: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def _walk(
-    probs, q_rows, tokens, first_child, num_children, tests, group, neighbours, dial,
+    probs, q_rows, tokens, first_child, num_children, tests, group, neighbours, rule_param,
     uniforms, bonus_uniform, path, length, bonus, weights, spare, price,
     nodes, groups, depth, k, near_stride, uniform_stride, bonus_stride,
     SIZE: tl.constexpr, KIND: tl.constexpr, AGGREGATE: tl.constexpr, DRAWN: tl.constexpr,
@@ -112,7 +112,7 @@ def _walk(
                     neighbours + x.to(tl.int64) * near_stride + order, mask=order < k, other=0
                 ).to(tl.int32)
                 lent = tl.load(p + near, mask=order < k, other=0.0)
-                bound = tl.load(dial) if KIND == 1 else (tl.load(dial) - 1.0) * px
+                bound = tl.load(rule_param) if KIND == 1 else (tl.load(rule_param) - 1.0) * px
                 running = tl.cumsum(lent, 0)
                 inside = (running <= bound) & (order < k)
                 counts = order < tl.sum(inside.to(tl.int32), 0)
@@ -173,8 +173,8 @@ def _walk(
 _LIBRARY = torch.library.Library("lantern_accel_cuda", "FRAGMENT")
 _LIBRARY.define(
     "walk(Tensor probs, Tensor? q, Tensor tokens, Tensor first_child, Tensor num_children, Tensor tests,"
-    " Tensor? group, Tensor? neighbours, Tensor? dial, Tensor uniforms, Tensor bonus_uniform, int depth,"
-    " int k, int kind, bool aggregate) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    " Tensor? group, Tensor? neighbours, Tensor? rule_param, Tensor uniforms, Tensor bonus_uniform,"
+    " int depth, int k, int kind, bool aggregate) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -200,7 +200,7 @@ def _walked(
     tests: Tensor,
     group: Tensor | None,
     neighbours: Tensor | None,
-    dial: Tensor | None,
+    rule_param: Tensor | None,
     uniforms: Tensor,
     bonus_uniform: Tensor,
     depth: int,
@@ -216,8 +216,8 @@ def _walked(
         _walk[(images,)](
             probs, probs if q is None else q, tokens, first_child, num_children, tests,
             tokens if group is None else group, tokens if neighbours is None else neighbours,
-            probs if dial is None else dial, uniforms, bonus_uniform, path, length, bonus, weights,
-            spare, price,
+            probs if rule_param is None else rule_param, uniforms, bonus_uniform, path, length, bonus,
+            weights, spare, price,
             nodes, 0 if q is None else q.shape[1], depth, k,
             0 if neighbours is None else neighbours.stride(0),
             uniforms.stride(0), bonus_uniform.stride(0),

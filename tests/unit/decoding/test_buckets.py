@@ -17,23 +17,23 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lantern_accel.decoding.accept import Accepted
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.buckets import APART, FIRST, Reach, buckets, usual
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.running import Running
 from lantern_accel.device.operations import HostCopy, KVLayout, TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import Sampling, Strategy, Window, paced
+from lantern_accel.strategy.values import Sampling, Strategy, Window, adaptive_window
 
 WINDOW = Strategy(
     tree=Window(length=5, fresh="left", tail="coupled", siblings=(2, 1), passes=1), name="window"
 )
-PACED = Strategy(tree=paced((1, 2, 4)), name="paced")
+ADAPTIVE_WINDOW = Strategy(tree=adaptive_window((1, 2, 4)), name="adaptive window")
 CASES: dict[str, Strategy] = {
     **{name: NAMED[name] for name in ("vanilla", "eagle2", "lantern++")},
     "window": WINDOW,
-    "paced": PACED,
+    "adaptive window": ADAPTIVE_WINDOW,
 }
 
 
@@ -42,21 +42,21 @@ def models() -> Models:
     return tiny_models(0)
 
 
-def running(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 2) -> Running:
+def running(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 2) -> EngineBase:
     if not isinstance(strategy.tree, Window):
-        made: Running = engine_of(models, strategy, sampling, batch=batch)
+        made: EngineBase = engine_of(models, strategy, sampling, batch=batch)
     else:
         made = engine_for(models[0], None, TensorOps(), strategy, sampling, batch=batch)
     return made
 
 
-def parts(engine: Running) -> list[int]:
+def parts(engine: EngineBase) -> list[int]:
     g = engine.geometry
     least = g.prefix + g.ahead
     return list(range(least + 3, g.target_slots, max((g.target_slots - least) // 4, 1)))
 
 
-def begin(engine: Running, seed: int = 0) -> None:
+def begin(engine: EngineBase, seed: int = 0) -> None:
     start(engine, seed=seed)
 
 
@@ -156,12 +156,12 @@ def test_no_bucket_is_left_too_late(data: st.DataObject) -> None:
         assert size >= prefix + max(open_) + nodes or size == g.target_slots
         gains = [draw(st.integers(1, depth + 1)) for _ in lengths]
         lengths = [min(n + gain, tokens - 1) for n, gain in zip(lengths, gains, strict=True)]
-        reach.stepped(depth + 1)
+        reach.record_step(depth + 1)
         if chatty and reach.worth_reading(lag + 1, depth + 1):
             posted.append((step, list(lengths)))
         if posted and step - posted[0][0] >= lag:
             done, known = posted.pop(0)
-            reach.told(known, done)
+            reach.record_lengths(known, done)
 
 
 def test_reports_keep_an_image_in_its_bucket() -> None:
@@ -170,14 +170,14 @@ def test_reports_keep_an_image_in_its_bucket() -> None:
     reach, left = Reach([40, 80, g.target_slots], g), []
     for step in range(1, g.tokens):
         left.append(reach.size())
-        reach.stepped(5)
+        reach.record_step(5)
         if reach.worth_reading(1, 5):
-            reach.told([step], step)
+            reach.record_lengths([step], step)
     exact = [next(s for s in reach.sizes if s >= 4 + n + 6) for n in range(g.tokens - 1)]
     assert left == exact
     blind = Reach(reach.sizes, g)
     for _ in range(10):
-        blind.stepped(5)
+        blind.record_step(5)
     assert blind.size() == 80 and exact[10] == 40
 
 
@@ -266,15 +266,15 @@ class Lagging(HostCopy):
 def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling: Sampling) -> None:
     engine = running(models, CASES[name], sampling)
     if late:
-        engine._progress = Lagging(engine.sound.report)
-        if name == "paced":
+        engine._progress = Lagging(engine.finite.report)
+        if name == "adaptive window":
             # Only a paced engine has a longest one, which reads the same copy.
             engine.longest._progress = engine._progress  # type: ignore[attr-defined]
     begin(engine)
     with torch.inference_mode():
         want = engine.run()
         engine.divide(parts(engine))
-        assert len(engine.sizes) > (1 if name == "paced" else 3)
+        assert len(engine.sizes) > (1 if name == "adaptive window" else 3)
         seen: list[int] = []
         steps = {slots: noting(seen, slots, step) for slots, step in engine.steps.items()}
         begin(engine)

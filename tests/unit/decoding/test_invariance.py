@@ -17,16 +17,16 @@ from support.tiny import captions, tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding import invariant
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.movable import Movable
 from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.values import (
     ChainTree,
+    DraftLength,
     NoTree,
-    Pace,
     Sampling,
     SelfDrafts,
     Strategy,
@@ -39,14 +39,14 @@ PLAIN = Sampling(temperature=0.9, top_k=0, top_p=1.0, cfg_scale=2.0)
 GREEDY = Sampling(temperature=0, cfg_scale=3.0)
 
 
-def paces(*lengths: int) -> tuple[Pace, ...]:
-    return tuple(Pace(length=n, cost=1.0, worth=1.0) for n in lengths)
+def draft_lengths(*lengths: int) -> tuple[DraftLength, ...]:
+    return tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in lengths)
 
 
 SOURCES: dict[str, Tree] = {
     "vanilla": NoTree(),
     "chain": ChainTree(length=3),
-    "chains that move": ChainTree(length=3, paces=paces(1, 2, 4)),
+    "chains that move": ChainTree(length=3, draft_lengths=draft_lengths(1, 2, 4)),
     "eagle": LOPSIDED,
     "eagle2": TREES["dynamic"],
     "scd": Window(length=6),
@@ -59,12 +59,16 @@ SOURCES: dict[str, Tree] = {
     "mean": Window(length=4, fresh="mean"),
     "product": Window(length=4, fresh="product"),
     "sjd-pac": Window(length=6, siblings=(3, 2, 1)),
-    "auto": Window(length=8, paces=paces(1, 2, 4, 8)),
+    "auto": Window(length=8, draft_lengths=draft_lengths(1, 2, 4, 8)),
     "self": SelfDrafts(length=4),
     "self, int4": SelfDrafts(length=7, weights="int4"),
     "self, windows of its own": SelfDrafts(length=6, window=4),
-    "self that moves": SelfDrafts(length=6, weights="int6", paces=paces(1, 2, 4, 7)),
-    "self that moves, windows of its own": SelfDrafts(length=6, window=3, paces=paces(1, 3, 7)),
+    "self that moves": SelfDrafts(
+        length=6, weights="int6", draft_lengths=draft_lengths(1, 2, 4, 7)
+    ),
+    "self that moves, windows of its own": SelfDrafts(
+        length=6, window=3, draft_lengths=draft_lengths(1, 3, 7)
+    ),
 }
 #: Sources whose length changes from step to step.
 MOVING = [name for name in SOURCES if name == "auto" or "move" in name]
@@ -77,9 +81,9 @@ class Walk:
         self.lengths, self.generator = lengths, torch.Generator().manual_seed(seed)
 
     def begin(self) -> int:
-        return self.told(None)
+        return self.observe(None)
 
-    def told(self, block: Any) -> int:
+    def observe(self, block: Any) -> int:
         return self.lengths[int(torch.randint(0, len(self.lengths), (), generator=self.generator))]
 
 
@@ -101,7 +105,7 @@ def decoded(
         copy = rounded_copy(target, ops, rounding(tree.weights))
     engine = engine_for(target, drafter, ops, Strategy(tree=tree), given, batch=batch, copy=copy)
     if rule is not None:
-        assert isinstance(engine, Movable)
+        assert isinstance(engine, AdaptiveEngine)
         engine.chosen = rule(engine.lengths)
     features, mask = captions(target, 8)
     rows = []

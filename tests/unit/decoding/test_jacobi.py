@@ -11,10 +11,10 @@ from support.tiny import neighbours, tiny_models
 from torch import Tensor
 from unit.decoding.test_prompt_rows import contexts, decode, left_pad, models, tokens_of
 
+from lantern_accel.decoding.base import Decoded, EngineBase
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.running import Decoded, Running
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.trees import parse_tree, tree_paths, tree_size
@@ -40,14 +40,14 @@ def named(name: str, length: int = 6) -> Strategy:
     return found.override(window=length, k=8 if "lantern" in name else None)
 
 
-def engine(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 4) -> Running:
+def engine(models: Models, strategy: Strategy, sampling: Sampling, batch: int = 4) -> EngineBase:
     table = neighbours(models[0].config.vocab_size, 10)
     return engine_for(
         models[0], None, TensorOps(), strategy, sampling, batch=batch, neighbours=table
     )
 
 
-def finished(running: Running, which: list[int] | None = None) -> Decoded:
+def finished(running: EngineBase, which: list[int] | None = None) -> Decoded:
     return finish(running, which)  # type: ignore[arg-type]
 
 
@@ -139,7 +139,7 @@ def test_steps_after_the_end_change_nothing() -> None:
     changed = {
         name for name, value in vars(running.state).items() if not torch.equal(value, kept[name])
     }
-    kept_passes = {"said", "heard", "before"}
+    kept_passes = {"row_tokens", "row_keys", "row_previous"}
     assert changed <= {"step", "q", "tokens", "newest", "last_length"} | kept_passes
     image: Tensor = running.state.tokens[:, :36]
     assert torch.equal(image, kept["tokens"][:, :36])
@@ -154,7 +154,7 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
         siblings = sum(running.window.siblings)
         assert g.target_slots == g.prefix + g.tokens + siblings + 1, "no slot for a draft"
         held = running.verifying.cache.layout.nbytes + running.state.nbytes
-        assert running.nbytes == held + running.dials.nbytes + running.sound.nbytes
+        assert running.nbytes == held + running.runtime_params.nbytes + running.finite.nbytes
 
 
 # --- as text, and where it cannot be -------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.cuda_double import doubled_backend
 
-from lantern_accel.decoding import movable
+from lantern_accel.decoding import adaptive
 from lantern_accel.decoding.buckets import buckets
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -20,8 +20,8 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
         model = tiny.tiny_model(backend, backend.device, torch.float32)
         asked = named_strategy("auto", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
         assert isinstance(asked.tree, Window)
-        paces = tuple(pace for pace in asked.tree.paces if pace.length <= 2)
-        window = asked.tree.model_copy(update={"length": 2, "paces": paces})
+        draft_lengths = tuple(one for one in asked.tree.draft_lengths if one.length <= 2)
+        window = asked.tree.model_copy(update={"length": 2, "draft_lengths": draft_lengths})
         engine = engine_for(
             model.target,
             None,
@@ -48,7 +48,7 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
 
         now = wasted()
         with monkeypatch.context() as patch:
-            patch.setattr(movable.math, "ceil", lambda value: 10**6)  # a look every eighth step
+            patch.setattr(adaptive.math, "ceil", lambda value: 10**6)  # a look every eighth step
             before = wasted()
     assert sum(now) <= 0.7 * sum(before)
     assert max(now) <= max(before)

@@ -89,7 +89,7 @@ def rule_of(rule: OracleRule) -> Rule:
         acceptance,
         rule.residual,
         torch.tensor(rule.near),
-        torch.tensor(acceptance.dial_values(), dtype=torch.float64),
+        torch.tensor(acceptance.runtime_values(), dtype=torch.float64),
         None if rule.budget is None else torch.tensor([rule.budget], dtype=torch.float64),
     )
 

@@ -16,9 +16,9 @@ from lantern_accel.families.base import Model
 from lantern_accel.families.prompted_drafter import PromptedDrafter
 from lantern_accel.strategy.values import (
     ChainTree,
+    DraftLength,
     DynamicTree,
     NoTree,
-    Pace,
     Sampling,
     Strategy,
     Tree,
@@ -32,7 +32,10 @@ TREES: dict[str, Tree] = {
     "eagle2": DynamicTree(top_k=3, depth=2, total=9),
     "chain": ChainTree(length=3),
     "chains that move": ChainTree(
-        length=3, paces=tuple(Pace(length=n, cost=1.0, worth=1.0) for n in (1, 2, 4))
+        length=3,
+        draft_lengths=tuple(
+            DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 4)
+        ),
     ),
     "scd": Window(length=4),
 }

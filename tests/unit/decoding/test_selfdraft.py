@@ -141,8 +141,8 @@ def test_settings_that_are_data_reach_the_copy():
     engine, _ = decode(self_drafts("self:2"), target, copy)
     warmer = Sampling(temperature=0.7, cfg_scale=3.0, top_k=0, top_p=0.9)
     engine.configure(self_drafts("self:2"), warmer)
-    assert float(engine.copy.dials.temperature) == pytest.approx(0.7)
-    assert float(engine.copy.dials.scale[0]) == 3.0
+    assert float(engine.copy.runtime_params.temperature) == pytest.approx(0.7)
+    assert float(engine.copy.runtime_params.scale[0]) == 3.0
 
 
 def test_what_a_step_changes_is_listed_with_the_copys_buffers():

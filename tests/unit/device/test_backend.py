@@ -1,4 +1,4 @@
-"""The seam's reference behaviour, on the CPU and on the null device."""
+"""The backend interface's reference behaviour, on the CPU and on the null device."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.strategy import choices
-from lantern_accel.strategy.values import Pace, Strategy, with_worth
+from lantern_accel.strategy.values import DraftLength, Strategy, with_tokens_per_step
 from lantern_accel.tuning.auto import AutoEvidence, Counted
 
 ROOT = Path(__file__).parents[3]
@@ -40,18 +40,26 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("asked", "found"), [(1.0, 3.0), (1.3, 3.0), (0.6, 2.7), (0.0, 2.0)])
 def test_the_nearest_temperature_serves(shipped: Path, asked: float, found: float) -> None:
-    worth = choices.known_worth("abc", asked, relaxed=False)
+    worth = choices.known_tokens_per_step("abc", asked, relaxed=False)
     assert worth is not None and worth.tokens_per_step[8] == found
 
 
 def test_other_weights_and_rules_have_none(shipped: Path) -> None:
-    assert choices.known_worth("other", 1.0, relaxed=False) is None
-    assert choices.known_worth("abc", 1.0, relaxed=True) is None
+    assert choices.known_tokens_per_step("other", 1.0, relaxed=False) is None
+    assert choices.known_tokens_per_step("abc", 1.0, relaxed=True) is None
 
 
 def test_what_was_measured_stays() -> None:
-    paces = (Pace(length=1), Pace(length=8, worth=2.5), Pace(length=16))
-    assert [p.worth for p in with_worth(paces, {8: 9.0, 16: 3.0})] == [None, 2.5, 3.0]
+    draft_lengths = (
+        DraftLength(length=1),
+        DraftLength(length=8, tokens_per_step=2.5),
+        DraftLength(length=16),
+    )
+    assert [p.tokens_per_step for p in with_tokens_per_step(draft_lengths, {8: 9.0, 16: 3.0})] == [
+        None,
+        2.5,
+        3.0,
+    ]
 
 
 @settings(max_examples=30, deadline=None)

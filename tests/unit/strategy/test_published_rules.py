@@ -52,8 +52,8 @@ def test_what_a_draft_counts_for(rule: AcceptanceRule) -> None:
         code = torch.full((200,), x)
         px, qx = p[:, x], q[:, x]
         tried = Tried(px, qx, p[:, :0], p, code, x % 3, q)
-        dials = torch.tensor(rule.dial_values(), dtype=torch.float64)
-        count, more = rule.borrowed(tried, dials)
+        runtime_params = torch.tensor(rule.runtime_values(), dtype=torch.float64)
+        count, more = rule.borrowed(tried, runtime_params)
         assert not count.any(), "no neighbour's own mass is taken"
         want = [
             counts_for(rule, a, b, x, x % 3) for a, b in zip(p.tolist(), q.tolist(), strict=True)
@@ -65,14 +65,14 @@ def test_what_a_draft_counts_for(rule: AcceptanceRule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_all_codes_of_one_row_at_once(rule: AcceptanceRule) -> None:
     p, q, codes = rows(1, 8), rows(1, 9), torch.arange(VOCAB)
-    dials = torch.tensor(rule.dial_values(), dtype=torch.float64)
+    runtime_params = torch.tensor(rule.runtime_values(), dtype=torch.float64)
     seen = Tried(
         p, q, p[..., :0], p.expand(1, VOCAB, -1), codes.unsqueeze(0), 0, q.expand(1, VOCAB, -1)
     )
-    together = rule.borrowed(seen, dials)[1][0]
+    together = rule.borrowed(seen, runtime_params)[1][0]
     for x in range(VOCAB):
         alone = Tried(p[:, x], q[:, x], p[:, :0], p, codes[x : x + 1], 0, q)
-        torch.testing.assert_close(together[x : x + 1], rule.borrowed(alone, dials)[1])
+        torch.testing.assert_close(together[x : x + 1], rule.borrowed(alone, runtime_params)[1])
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -80,8 +80,8 @@ def test_a_certain_draft_counts_for_its_group(rule: AcceptanceRule) -> None:
     p = rows(50, 3)
     code = torch.arange(50) % VOCAB
     px = p.gather(1, code.unsqueeze(1)).squeeze(1)
-    dials = torch.tensor(rule.dial_values(), dtype=torch.float64)
-    _, more = rule.borrowed(Tried(px, torch.ones_like(px), p[:, :0], p, code), dials)
+    runtime_params = torch.tensor(rule.runtime_values(), dtype=torch.float64)
+    _, more = rule.borrowed(Tried(px, torch.ones_like(px), p[:, :0], p, code), runtime_params)
     assert (more >= 0).all() and (more > 0).any() and (px + more <= 1 + 2 * px).all()
 
 

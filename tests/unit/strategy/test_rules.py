@@ -23,10 +23,10 @@ def generous() -> Iterator[type[AcceptanceRule]]:
 
         kind: Literal["generous"] = "generous"
         factor: float = 3.0
-        dials: ClassVar[tuple[str, ...]] = ("factor",)
+        runtime_params: ClassVar[tuple[str, ...]] = ("factor",)
 
-        def borrowed(self, tried: Tried, dials: Tensor) -> tuple[Tensor, Tensor]:
-            extra = (dials[0] - 1) * tried.px
+        def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
+            extra = (runtime_params[0] - 1) * tried.px
             return torch.zeros_like(tried.px, dtype=torch.int32), extra
 
     yield Generous
@@ -35,11 +35,11 @@ def generous() -> Iterator[type[AcceptanceRule]]:
 
 def test_a_new_rule_is_one_class(generous: type[AcceptanceRule]) -> None:
     rule = parse_rule("generous:factor=5")
-    assert isinstance(rule, generous) and rule.dial_values() == [5.0]
+    assert isinstance(rule, generous) and rule.runtime_values() == [5.0]
     strategy = NAMED["eagle"].override(acceptance="generous:factor=5")
     assert strategy.acceptance == rule and strategy.neighbours == 0
     assert Strategy.model_validate_json(strategy.model_dump_json()) == strategy
-    assert strategy.override(factor=2.0).acceptance.dial_values() == [2.0]
+    assert strategy.override(factor=2.0).acceptance.runtime_values() == [2.0]
     models = tiny_models(0)
     strict = finish(engine_of(models, NAMED["eagle"], SAMPLED, batch=4))
     loose = finish(engine_of(models, strategy, SAMPLED, batch=4))

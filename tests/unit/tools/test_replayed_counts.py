@@ -16,7 +16,7 @@ from support.models import write_tiny_model
 import lantern_accel
 from lantern_accel.errors import RequestError
 from lantern_accel.generation import auto as automatic
-from lantern_accel.strategy.values import NoTree, SelfDrafts, Strategy, chained, self_drafted
+from lantern_accel.strategy.values import NoTree, SelfDrafts, Strategy, adaptive_chain, self_drafted
 
 TOOLS = Path(__file__).parents[3] / "tools"
 
@@ -40,7 +40,7 @@ def test_steps_are_found_by_their_place(tool: Any) -> None:
     with pytest.raises(RequestError, match="no steps of 2 tokens from a window"):
         counts.gain("window", 2, (0, 1), 0, 0.5)
     with pytest.raises(RequestError, match="the drafter's chains"):
-        tool.source_of(chained((1, 2)))
+        tool.source_of(adaptive_chain((1, 2)))
 
 
 def test_another_models_steps_bring_what_was_recorded(
@@ -70,7 +70,7 @@ def test_another_models_steps_bring_what_was_recorded(
         strategy = Strategy(name="recorded", tree=self_drafted((1, 3)))
         sampling = pipeline.sampling()
         engine = pipeline.engine(2, strategy, sampling, pipeline.conditions(["dog face"]).shape)
-        assert isinstance(engine.engine, automatic.Movable)
+        assert isinstance(engine.engine, automatic.AdaptiveEngine)
         engine.engine.chosen = tool.Steady(3)
         done, _ = pipeline.decode_only(["dog face"] * 2, strategy, sampling, 5)
         assert torch.equal(done.steps, torch.tensor([8, 8]))

@@ -11,13 +11,13 @@ from lantern_accel_cpu import heap
 
 SETUP = """
 import torch
-from lantern_accel_cpu.heap import giving_back
+from lantern_accel_cpu.heap import trim_memory
 torch.ones(2**22).add(1)
 kept = []
 """
 # Sizes that do not fit the holes of those before, with something small that stays between them.
 BODY = """
-with giving_back():
+with trim_memory():
     for megabytes in range(10, 30):
         large = torch.ones(megabytes * 2**18)
         kept.append(torch.ones(2**10))

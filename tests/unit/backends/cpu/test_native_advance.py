@@ -11,14 +11,14 @@ from support.engines import GREEDY, SAMPLED
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive_window import AdaptiveWindow
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.paced import PacedEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import FusedStep, StepPlan
 from lantern_accel.strategy.values import (
+    DraftLength,
     DynamicTree,
-    Pace,
     Sampling,
     StaticTree,
     Strategy,
@@ -89,26 +89,26 @@ def made(ops: Pieces, strategy: Strategy, given: Sampling, batch: int) -> Any:
 
 def kept(engine: Any) -> dict[str, Tensor]:
     """Return what a step changes, without what nobody reads: all that is of positions past the image."""
-    state, sound = engine.state, engine.sound
+    state, finite = engine.state, engine.finite
     found = {name: t.clone() for name, t in state.buffers.items() if name not in ("uniforms",)}
     found["tokens"], found["q"] = found["tokens"][:, :-1], found["q"][:, :-1]
     if engine.geometry.keyed:  # fresh drafts go as far as the next window does, or farther
         reach = state.length + getattr(engine, "now", engine.geometry.depth + 1)
         behind = torch.arange(found["tokens"].shape[1]) >= reach.unsqueeze(1)
         found["tokens"].masked_fill_(behind, 0)
-        late = found["heard"] // engine.geometry.vocab >= engine.geometry.tokens
-        for name in ("heard", "before", "said"):
+        late = found["row_keys"] // engine.geometry.vocab >= engine.geometry.tokens
+        for name in ("row_keys", "row_previous", "row_tokens"):
             found[name].masked_fill_(late, 0)
-        return found | _watched(sound)
-    past = found["heard"] // engine.geometry.vocab >= engine.geometry.tokens
-    for name in ("heard", "before"):
+        return found | _watched(finite)
+    past = found["row_keys"] // engine.geometry.vocab >= engine.geometry.tokens
+    for name in ("row_keys", "row_previous"):
         found[name].masked_fill_(past, 0)
-    found["past"].masked_fill_(past.unsqueeze(-1), 0)
-    return found | _watched(sound)
+    found["row_probs"].masked_fill_(past.unsqueeze(-1), 0)
+    return found | _watched(finite)
 
 
-def _watched(sound: Any) -> dict[str, Tensor]:
-    return {name: getattr(sound, name).clone() for name in ("count", "holds", "report")}
+def _watched(finite: Any) -> dict[str, Tensor]:
+    return {name: getattr(finite, name).clone() for name in ("count", "holds", "report")}
 
 
 def compare(one: Any, other: Any, when: object) -> None:
@@ -160,12 +160,12 @@ def test_every_step_leaves_what_the_engine_leaves(
 @pytest.mark.parametrize("coupling", ["invariant", "maximal"])
 def test_moves_between_lengths_leave_what_the_engine_leaves(unit: str, coupling: str) -> None:
     kernels = native.kernels(unit)
-    paces = tuple(Pace(length=n, cost=1.0, worth=1.0) for n in (1, 3, 8))
-    strategy = window("scd", 8, coupling, paces=paces)
+    draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 3, 8))
+    strategy = window("scd", 8, coupling, draft_lengths=draft_lengths)
     whole = Whole(kernels)
     with torch.inference_mode():
         want, got = made(Pieces(kernels), strategy, SAMPLED, 2), made(whole, strategy, SAMPLED, 2)
-        assert isinstance(got, PacedEngine)
+        assert isinstance(got, AdaptiveWindow)
         make = torch.Generator().manual_seed(4)
         for step in range(40):
             length = (1, 3, 8)[int(torch.randint(0, 3, (), generator=make))]
@@ -193,7 +193,7 @@ def test_a_number_that_is_not_finite_is_counted() -> None:
             engine.step()
             engine.verifying.guidance = damaged
             engine.step()
-            assert engine.sound.count.tolist() == [3, 2]
+            assert engine.finite.count.tolist() == [3, 2]
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_a_tree_is_walked_as_the_reference_walks(
                 RULES[kind],
                 residual,
                 table,
-                torch.tensor(RULES[kind].dial_values()),
+                torch.tensor(RULES[kind].runtime_values()),
                 budget,
             )
             top_k = 20 if seed % 4 == 1 else 0
@@ -194,7 +194,7 @@ def test_a_tree_is_walked_as_the_reference_walks(
 
 def test_a_rule_of_another_kind_goes_the_reference_s_way() -> None:
     class Half(NearestCodes):
-        def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+        def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
             return 0.5 * px
 
     backend = DeviceBackend(0, kernels=native.kernels())

@@ -21,13 +21,13 @@ from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import (
     ChainTree,
     Coupling,
+    DraftLength,
     DynamicTree,
-    Pace,
     Sampling,
     Strategy,
     Tree,
     Window,
-    chained,
+    adaptive_chain,
 )
 from lantern_accel_cpu.backend import DeviceBackend
 
@@ -80,7 +80,7 @@ def made(
 
 def kept(engine: Any) -> dict[str, Tensor]:
     """Return what a step leaves to be read: nothing of complete images but their tokens and counters."""
-    state, sound, n = engine.state, engine.sound, engine.geometry.tokens
+    state, finite, n = engine.state, engine.finite, engine.geometry.tokens
     found = {
         name: getattr(state, name).clone()
         for name in ("length", "step", "steps", "histogram", "last_length", "price")
@@ -99,7 +99,7 @@ def kept(engine: Any) -> dict[str, Tensor]:
         used = torch.cat([used] * engine.geometry.branches)[rows]
         found["features"] = state.pending_features[rows][used].clone()
         found["pending_tokens"] = found["pending_tokens"][used[: int(open_.sum())]]
-    return found | {"sound": sound.count.clone(), "report": sound.report.clone()}
+    return found | {"finite": finite.count.clone(), "report": finite.report.clone()}
 
 
 def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> None:
@@ -136,8 +136,8 @@ def at_once(engine: Any) -> bool:
 def test_plain_steps_and_windows(
     given: Sampling, batch: int, dtype: torch.dtype, coupling: Coupling
 ) -> None:
-    paces = tuple(Pace(length=n, cost=1.0, worth=1.0) for n in (1, 2, 5))
-    windows = Strategy(name="windows", tree=Window(length=5, paces=paces))
+    draft_lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 5))
+    windows = Strategy(name="windows", tree=Window(length=5, draft_lengths=draft_lengths))
     for strategy in (NAMED["vanilla"], Strategy(name="scd", tree=Window(length=7)), windows):
         compare(strategy.override(coupling=coupling), given, batch, dtype=dtype, dim=64)
 
@@ -184,7 +184,7 @@ def test_beams_under_every_residual(residual: str) -> None:
 @pytest.mark.parametrize("taps", [(), (1,)])
 @pytest.mark.parametrize("lengths", [(2, 3, 4), (1, 2, 4)])
 def test_chains_that_change_their_length(lengths: tuple[int, ...], taps: tuple[int, ...]) -> None:
-    strategy = Strategy(name="chains", tree=chained(lengths))
+    strategy = Strategy(name="chains", tree=adaptive_chain(lengths))
     for batch in (1, 3):
         compare(strategy, SAMPLED, batch, taps=taps)
 
@@ -225,5 +225,5 @@ def test_a_tree_counts_numbers_that_are_not_finite() -> None:
         engine.step()
         engine.verifying.target.norm.weight[3] = float("nan")
         engine.step()
-        assert engine.sound.count.tolist() == [2, 2]
+        assert engine.finite.count.tolist() == [2, 2]
         assert int(engine.state.step) == 3

@@ -104,14 +104,14 @@ def test_the_look_up_finds_what_the_reference_finds(unit: str) -> None:
         at, step = codes(images, top=3) + 4, torch.tensor([seed % 11])
         places = at.view(-1, 1, 1) + torch.arange(1, wide + 1) + codes(images, passes, 1) - 1
         state = SimpleNamespace(
-            past=laws(make, images, passes, wide, vocab).bfloat16(),
-            heard=places * vocab + codes(images, passes, wide),
-            before=codes(images, passes, wide),
+            row_probs=laws(make, images, passes, wide, vocab).bfloat16(),
+            row_keys=places * vocab + codes(images, passes, wide),
+            row_previous=codes(images, passes, wide),
             length=at,
             step=step,
         )
         if seed % 9 == 0:
-            state.past.zero_()
+            state.row_probs.zero_()
         p, q = laws(make, images, length, vocab), laws(make, images, length - 1, vocab)
         x, tokens = codes(images, length), codes(images, length)
         first = torch.randint(1, length + 1, (images,), generator=make)

@@ -33,7 +33,7 @@ def compiled(kernel: Any, constants: dict[str, Any], types: dict[str, str], warp
 
 
 ROWS = {"SIZE": 16384, "BLOCK": 4096}
-FLOATS = "logits scale image_scale penalty out temperature top_p weights uniforms probs q_rows dial"
+FLOATS = "logits scale image_scale penalty out temperature top_p weights uniforms probs q_rows rule_param"
 INTEGERS = "token kind tokens first_child num_children tests group"
 TYPES = {
     **dict.fromkeys((*FLOATS.split(), "bonus_uniform", "spare", "price"), "*fp32"),

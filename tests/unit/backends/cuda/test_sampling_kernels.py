@@ -232,7 +232,7 @@ def walked(kind: str, residual: Any, drawn: bool, seeds: int) -> tuple[int, int]
         table = None
         if kind != "exact":
             table = neighbour_table(normal(5, vocab, 3), 8)
-        rule = Rule(RULES[kind], residual, table, torch.tensor(RULES[kind].dial_values()))
+        rule = Rule(RULES[kind], residual, table, torch.tensor(RULES[kind].runtime_values()))
         given = Filter(0.9)  # filters have tests of their own, and the interpreter is slow
         whole = uniform(seed, 3, sum(tree.max_children) + 3)
         tests, bonus = whole[:, 2:-1], whole[:, -1]
@@ -287,20 +287,20 @@ def test_what_has_no_kernel_goes_the_reference_s_way() -> None:
     from lantern_accel_cuda.kernels import accept as kernels
 
     class Half(NearestCodes):
-        def bound(self, px: Tensor, dials: Tensor) -> Tensor:
+        def bound(self, px: Tensor, runtime_params: Tensor) -> Tensor:
             return 0.5 * px
 
     tree, logits = situation(3, 29, True)
     table = neighbour_table(normal(5, 29, 3), 8)
     tests, bonus = uniform(1, 3, sum(tree.max_children)), uniform(2, 3)
-    dials = torch.tensor([2.0])
+    runtime_params = torch.tensor([2.0])
     for rule in (
         Rule(Half(kind="half", k=4), "aggregate", table, torch.tensor([])),
-        Rule(LanternPP(k=4), "official", table, dials),
-        Rule(LanternPP(k=4), "aggregate", table, dials, torch.tensor([0.1])),
+        Rule(LanternPP(k=4), "official", table, runtime_params),
+        Rule(LanternPP(k=4), "aggregate", table, runtime_params, torch.tensor([0.1])),
     ):
         assert kernels.accept(tree, logits, Filter(), rule.given, tests, bonus) is None
-    served = Rule(LanternPP(k=4), "aggregate", table, dials)
+    served = Rule(LanternPP(k=4), "aggregate", table, runtime_params)
     assert kernels.accept(tree, logits, Filter(), served.given, tests, bonus) is not None
 
 

@@ -100,15 +100,15 @@ def test_greedy_tokens(pipeline: Pipeline, strategy: str) -> None:
     [("t0.9_k144_p0.75", {}), ("t1.3_k20_p0.9", {"temperature": 1.3, "top_k": 20, "top_p": 0.9})],
 )
 def test_the_law_of_a_token(pipeline: Pipeline, key: str, changes: dict[str, Any]) -> None:
-    from lantern_accel.decoding.dials import Dials
     from lantern_accel.decoding.logits import Filters, distribution
+    from lantern_accel.decoding.runtime_params import RuntimeParams
 
     io = golden("glm_image/io")
     strategy, sampling = pipeline.strategy("vanilla"), pipeline.sampling(**changes)
     if not changes:
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.9, 0.75, 0)
-    dials = Dials(strategy, sampling, 1, torch.device("cpu"))
-    filters = Filters(sampling, dials.temperature, dials.top_p)
+    runtime_params = RuntimeParams(strategy, sampling, 1, torch.device("cpu"))
+    filters = Filters(sampling, runtime_params.temperature, runtime_params.top_p)
     for name in ("p0", "p1"):
         logits = io[f"{name}.forced_logits"][io[f"{name}.probs_rows"].long(), :128]
         made = distribution(logits, filters)

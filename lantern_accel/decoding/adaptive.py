@@ -10,11 +10,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lantern_accel.decoding.base import Decoded, EngineBase
 from lantern_accel.decoding.buckets import Reach, Steps, Within, usual
-from lantern_accel.decoding.pacing import GAIN, Block, ByAcceptance, PaceRule, usual_worth
-from lantern_accel.decoding.running import Decoded, Running
+from lantern_accel.decoding.length_policy import (
+    GAIN,
+    AcceptancePolicy,
+    Block,
+    LengthPolicy,
+    usual_tokens_per_step,
+)
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.strategy.values import Pace, Sampling, Strategy, with_worth
+from lantern_accel.strategy.values import DraftLength, Sampling, Strategy, with_tokens_per_step
 
 #: Steps between two looks at the lengths, on a device whose copies lag.
 LAGGING_BLOCK = 8
@@ -27,15 +33,15 @@ TIMED_MS, MOST_TIMED = 5.0, 8
 DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
 
 
-class Movable(Running):
+class AdaptiveEngine(EngineBase):
     """An engine whose steps have one of several lengths, 1 being plain decoding.
 
-    ``now``: the present one. ``chosen``: the rule that chooses; None: by acceptance, among the paces
+    ``now``: the present one. ``chosen``: the rule that chooses; None: by acceptance, among the lengths
     whose costs are known, or all of them where none is. ``functions``: what a device captures.
     """
 
     now: int
-    chosen: PaceRule | None
+    chosen: LengthPolicy | None
     functions: dict[str, Callable[[], None]]
     counted: dict[int, list[int]]
     """Tokens gained and steps of the last request by length, summed over images that needed them all."""
@@ -48,19 +54,19 @@ class Movable(Running):
     untimed = 1
     """Steps of a length before the one that is timed: they find other steps' data in the caches."""
 
-    engines: Mapping[int, Running]
+    engines: Mapping[int, EngineBase]
     """The engines of the lengths that draft, on the buffers of the longest."""
 
-    def _step_on(self, engines: Mapping[int, Running], strategy: Strategy) -> None:
+    def _step_on(self, engines: Mapping[int, EngineBase], strategy: Strategy) -> None:
         """Take the buffers of the longest of ``engines``, and its strategy's name and lengths."""
         longest = engines[max(engines)]
         self.engines, self.now, self.strategy = engines, max(engines), strategy
         self.sampling, self.ops, self.greedy = longest.sampling, longest.ops, longest.greedy
-        self.geometry, self.dials = longest.geometry, longest.dials
+        self.geometry, self.runtime_params = longest.geometry, longest.runtime_params
         self.filters, self.choices = longest.filters, longest.choices
         self.verifying, self.drafting = longest.verifying, longest.drafting
         self.source = longest.source
-        self.state, self.sound, self.rule = longest.state, longest.sound, longest.rule
+        self.state, self.finite, self.rule = longest.state, longest.finite, longest.rule
         self.fused, self._planned = longest.fused, longest._planned
         self._progress = longest._progress
         self.counted = {}
@@ -120,11 +126,11 @@ class Movable(Running):
         """Be in the middle of an image, for a step of this length to be timed."""
 
     @property
-    def paces(self) -> tuple[Pace, ...]:
+    def draft_lengths(self) -> tuple[DraftLength, ...]:
         """What is known of those lengths that steps may have now."""
         tree: Any = self.strategy.tree
         may = self.lengths if self.usable is None else self.usable
-        return tuple(pace for pace in tree.paces if pace.length in may)
+        return tuple(one for one in tree.draft_lengths if one.length in may)
 
     def _name(self, length: int, slots: int | None = None) -> str:
         """Return the name of a step among :meth:`host_functions`."""
@@ -141,7 +147,7 @@ class Movable(Running):
 
     def usual(self, length: int) -> float:
         """Return the tokens that a step of this length brings, where nobody has counted them."""
-        return usual_worth(length)
+        return usual_tokens_per_step(length)
 
     def count(self, length: int, steps: int) -> tuple[int, int]:
         """Take some steps of one length; return the tokens gained and the steps, summed over images.
@@ -161,12 +167,12 @@ class Movable(Running):
         counts[0] += sum(open_)
         counts[1] += len(open_) * block.steps
 
-    def _pacing(self) -> PaceRule:
+    def _pacing(self) -> LengthPolicy:
         if self.chosen is not None:
             return self.chosen
-        known = with_worth(self.paces, {n: self.usual(n) for n in self.lengths})
-        timed = tuple(pace for pace in known if pace.cost is not None)
-        return ByAcceptance(timed or known, self.gain, self.geometry.batch)
+        known = with_tokens_per_step(self.draft_lengths, {n: self.usual(n) for n in self.lengths})
+        timed = tuple(one for one in known if one.cost is not None)
+        return AcceptancePolicy(timed or known, self.gain, self.geometry.batch)
 
     def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
@@ -175,8 +181,8 @@ class Movable(Running):
         more still, neither.
         """
         times: dict[int, list[float]] = {}
-        lengths = [pace.length for pace in self.paces]
-        worth = {p.length: p.worth or self.usual(p.length) for p in self.paces}
+        lengths = [one.length for one in self.draft_lengths]
+        worth = {p.length: p.tokens_per_step or self.usual(p.length) for p in self.draft_lengths}
         for number in range(rounds + 1):
             for length in list(lengths):
                 times.setdefault(length, []).append(self._timed(length, watch))
@@ -244,13 +250,13 @@ class Movable(Running):
                 return DRAFTING_BLOCK if left > 2 * DRAFTING_BLOCK * self.now else 1
             return min(left, PLAIN_BLOCK if self.returns or on_progress is not None else left)
 
-        def heard() -> Block:
+        def read_block() -> Block:
             """Read the oldest posted lengths, and return what its steps have brought."""
             nonlocal known
             length, done, ran = posted.pop(0)
-            lengths, sound = self._progress.read().tolist()
-            self._require(sound, 1 + done, index)
-            reach.told(lengths, done)
+            lengths, finite = self._progress.read().tolist()
+            self._require(finite, 1 + done, index)
+            reach.record_lengths(lengths, done)
             lengths = [one + 1 for one in lengths]
             gained = tuple(after - before for after, before in zip(lengths, known, strict=True))
             known = lengths
@@ -261,7 +267,7 @@ class Movable(Running):
         due = ran = stretch(tokens - 1)
         for index in range(1, tokens):
             steps[reach.size()]()
-            reach.stepped(self.now)
+            reach.record_step(self.now)
             due -= 1
             if due:
                 continue
@@ -270,17 +276,17 @@ class Movable(Running):
             due = ran
             if len(posted) == 1 and lag:
                 continue
-            block = heard()
+            block = read_block()
             self._count(block)
             if not any(block.left):
                 break
             if self.now > 1 or self.returns:
-                self.move(rule.told(block))
+                self.move(rule.observe(block))
             since = sum(count for _, _, count in posted)
             rate = max(min(block.gained) / block.steps, 1.0)
             due = ran = stretch(max(block.left))
         while posted:  # so that the next request does not read this one's
-            heard()
+            read_block()
         self._check_replayed(index)
-        self._require(self.sound.count.tolist(), 1 + index, index)
+        self._require(self.finite.count.tolist(), 1 + index, index)
         return self.decoded()

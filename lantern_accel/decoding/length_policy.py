@@ -15,10 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lantern_accel.strategy.values import Pace
+from lantern_accel.strategy.values import DraftLength
 
 #: Tokens per step by length, where nothing was measured: the bundled model at temperature 1.
-USUAL_WORTH = {1: 1.0, 2: 1.45, 4: 1.9, 8: 2.3, 12: 2.6, 16: 2.9, 24: 3.2, 32: 3.4, 64: 3.9}
+USUAL_TOKENS_PER_STEP = {
+    1: 1.0,
+    2: 1.45,
+    4: 1.9,
+    8: 2.3,
+    12: 2.6,
+    16: 2.9,
+    24: 3.2,
+    32: 3.4,
+    64: 3.9,
+}
 #: Steps over which acceptance is averaged: that of one image, and what sets an image of a batch apart.
 MEMORY, OWN_MEMORY = 16, 48
 #: Plain steps of one image after which a third is left of what was learned.
@@ -47,29 +57,31 @@ class Block:
     left: tuple[int, ...]
 
 
-class PaceRule(Protocol):
+class LengthPolicy(Protocol):
     """Chooses lengths among those of a window; gets counts only."""
 
     def begin(self) -> int:
         """Return the length of an image's first steps."""
         ...
 
-    def told(self, block: Block) -> int:
+    def observe(self, block: Block) -> int:
         """Return the length of the next steps, after those of ``block``."""
         ...
 
 
-def usual_worth(length: int) -> float:
-    """Return the tokens per step of a length by :data:`USUAL_WORTH`, between its points by a line."""
-    known = sorted(USUAL_WORTH)
-    if length in USUAL_WORTH:
-        return USUAL_WORTH[length]
+def usual_tokens_per_step(length: int) -> float:
+    """Return :data:`USUAL_TOKENS_PER_STEP` of a length, between its points by a line."""
+    known = sorted(USUAL_TOKENS_PER_STEP)
+    if length in USUAL_TOKENS_PER_STEP:
+        return USUAL_TOKENS_PER_STEP[length]
     if length > known[-1]:
-        return USUAL_WORTH[known[-1]]
+        return USUAL_TOKENS_PER_STEP[known[-1]]
     high = next(one for one in known if one > length)
     low = max(one for one in known if one < length)
     share = (length - low) / (high - low)
-    return USUAL_WORTH[low] + share * (USUAL_WORTH[high] - USUAL_WORTH[low])
+    return USUAL_TOKENS_PER_STEP[low] + share * (
+        USUAL_TOKENS_PER_STEP[high] - USUAL_TOKENS_PER_STEP[low]
+    )
 
 
 def in_batch(worth: float, images: int) -> float:
@@ -106,7 +118,7 @@ def rate_of_counts(counts: Mapping[int, Sequence[int]]) -> float:
 
 
 @dataclass
-class ByAcceptance:
+class AcceptancePolicy:
     """The length that promises to complete a batch soonest, given how many drafts were accepted of late.
 
     Each length has a usual rate at which its drafts are accepted. A number, ``shift``, says by how much
@@ -115,7 +127,7 @@ class ByAcceptance:
     ``gain``: what a move must promise, 1 and a little where nothing has to settle. ``images``: a batch's.
     """
 
-    paces: Sequence[Pace]
+    draft_lengths: Sequence[DraftLength]
     gain: float = GAIN
     images: int = 1
     now: int = 0
@@ -124,10 +136,14 @@ class ByAcceptance:
 
     def __post_init__(self) -> None:
         self._odds: dict[int, float] = {}
-        for pace in self.paces:
-            worth = usual_worth(pace.length) if pace.worth is None else pace.worth
-            rate = min(max(rate_of(worth, pace.length), 1e-4), 1 - 1e-4)
-            self._odds[pace.length] = rate / (1 - rate)
+        for one in self.draft_lengths:
+            worth = (
+                usual_tokens_per_step(one.length)
+                if one.tokens_per_step is None
+                else one.tokens_per_step
+            )
+            rate = min(max(rate_of(worth, one.length), 1e-4), 1 - 1e-4)
+            self._odds[one.length] = rate / (1 - rate)
 
     def begin(self) -> int:
         """Return the longest of the lengths that usually promise most, within :attr:`gain`."""
@@ -135,7 +151,7 @@ class ByAcceptance:
         self.now = self.best(None)
         return self.now
 
-    def told(self, block: Block) -> int:
+    def observe(self, block: Block) -> int:
         """Return the length that promises most after what a block's steps have brought."""
         self.own = self.own or [0.0] * len(block.left)
         sure = math.sqrt(len(block.left))  # the mean of many images varies less
@@ -182,9 +198,9 @@ class ByAcceptance:
         None that does not promise a little more than plain decoding.
         """
         speed = {}
-        for pace in self.paces:
-            worth = self.promise(pace.length) if left is None else self._tokens(pace.length, left)
-            speed[pace.length] = in_batch(worth, self.images) / (pace.cost or 1.0)
+        for one in self.draft_lengths:
+            worth = self.promise(one.length) if left is None else self._tokens(one.length, left)
+            speed[one.length] = in_batch(worth, self.images) / (one.cost or 1.0)
         most, plain = max(speed.values()), speed.get(1, 0.0)
         sure = {n: SURE * plain if n > 1 else plain for n in speed}
         good = [n for n in speed if sure[n] <= speed[n] and most < self.gain * speed[n]] or [1]
@@ -193,19 +209,21 @@ class ByAcceptance:
         return max([self.now, *(n for n in good if speed[n] >= RISE * speed[self.now])])
 
 
-def costs_of(paces: Sequence[Pace], times: dict[int, list[float]]) -> tuple[Pace, ...]:
-    """Return the paces that were timed, with their costs relative to the shortest's step.
+def costs_of(
+    draft_lengths: Sequence[DraftLength], times: dict[int, list[float]]
+) -> tuple[DraftLength, ...]:
+    """Return the lengths that were timed, with their costs relative to the shortest's step.
 
     ``times``: of every length round by round. A cost is the least time over the least of the shortest's:
     whatever else a machine does makes times long, and never short. No longer window is taken to cost
     less than a shorter one.
     """
-    known = sorted((p for p in paces if times.get(p.length)), key=lambda one: one.length)
+    known = sorted((p for p in draft_lengths if times.get(p.length)), key=lambda one: one.length)
     if not known:
-        return tuple(paces)
+        return tuple(draft_lengths)
     plain = min(times[known[0].length])
     least, out = 1.0, []
-    for pace in known:
-        least = max(least, min(times[pace.length]) / plain)
-        out.append(pace.model_copy(update={"cost": least}))
+    for one in known:
+        least = max(least, min(times[one.length]) / plain)
+        out.append(one.model_copy(update={"cost": least}))
     return tuple(out)

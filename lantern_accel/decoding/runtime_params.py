@@ -12,7 +12,7 @@ from torch import Tensor
 from lantern_accel.strategy.values import Sampling, Strategy
 
 
-class Dials:
+class RuntimeParams:
     """The values of one engine's settings, at fixed addresses.
 
     ``temperature, top_p, image_scale, budget`` float32 ``[1]``; ``scale`` float32 ``[N]``, the guidance
@@ -27,7 +27,7 @@ class Dials:
 
         self.temperature, self.top_p, self.image_scale, self.budget = (floats(1) for _ in range(4))
         self.scale = floats(tokens)
-        self.rule = floats(len(strategy.acceptance.dials))
+        self.rule = floats(len(strategy.acceptance.runtime_params))
         self.set(strategy, sampling)
 
     def set(self, strategy: Strategy, sampling: Sampling) -> None:
@@ -44,7 +44,7 @@ class Dials:
             # Decode index i counts from the second token; the first is always guided.
             scale[sampling.cfg_interval + 2 :] = 1.0
         self.scale.copy_(scale)
-        self.rule.copy_(torch.tensor(strategy.acceptance.dial_values()))
+        self.rule.copy_(torch.tensor(strategy.acceptance.runtime_values()))
 
     @property
     def nbytes(self) -> int:

@@ -22,15 +22,15 @@ from support.moving import (
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive_self import AdaptiveSelf
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.selfdraft import SelfEngine
-from lantern_accel.decoding.selfpaced import SelfPacedEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import families
 from lantern_accel.nn import transformer
 from lantern_accel.nn.rounding import Rounded, rounding
 from lantern_accel.nn.transformer import REFERENCE, projections, rounded_copy
-from lantern_accel.strategy.values import Pace, Sampling, SelfDrafts, Strategy, self_drafted
+from lantern_accel.strategy.values import DraftLength, Sampling, SelfDrafts, Strategy, self_drafted
 from lantern_accel.testing import tiny
 
 #: A sound sampler misses by more than this once in a million tests.
@@ -44,11 +44,11 @@ def engine_of(
     weights: str = "int4",
     sampling: Sampling = SAMPLING,
     **more: Any,
-) -> SelfPacedEngine:
+) -> AdaptiveSelf:
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
     copy = rounded_copy(target, REFERENCE, rounding(weights))
     strategy = Strategy(tree=self_drafted(lengths, weights, window))
-    return SelfPacedEngine(target, copy, TensorOps(), strategy, sampling, batch=images, **more)
+    return AdaptiveSelf(target, copy, TensorOps(), strategy, sampling, batch=images, **more)
 
 
 def run(engine: Any, seed: int = 5) -> Any:
@@ -85,10 +85,10 @@ def test_one_length_decodes_as_those_drafts_alone() -> None:
     sampling, ops = Sampling(top_k=20, cfg_scale=2.0), TensorOps()
     for window in (0, 3):
         moving = Strategy(tree=self_drafted((1, 2, 6), "int6", window))
-        paces = SelfPacedEngine(target, copy, ops, moving, sampling, batch=2, rule=Walk(6))
+        draft_lengths = AdaptiveSelf(target, copy, ops, moving, sampling, batch=2, rule=Walk(6))
         tree = SelfDrafts(length=5, weights="int6", window=window)
         alone = SelfEngine(target, copy, ops, Strategy(tree=tree), sampling, batch=2)
-        one, other = run(paces), run(alone)
+        one, other = run(draft_lengths), run(alone)
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
 
 
@@ -97,7 +97,7 @@ def test_plain_steps_are_left_again() -> None:
     copy = rounded_copy(target, REFERENCE, rounding("int8"))
     strategy = Strategy(tree=self_drafted((1, 3, 5)))
     rule = Walk(5, 1, 3)
-    engine = SelfPacedEngine(
+    engine = AdaptiveSelf(
         target, copy, TensorOps(), strategy, Sampling(top_k=20), batch=2, rule=rule
     )
     run(engine)
@@ -112,9 +112,9 @@ class Coin:
         self.lengths, self.generator = lengths, torch.Generator().manual_seed(seed)
 
     def begin(self) -> int:
-        return self.told(None)
+        return self.observe(None)
 
-    def told(self, block: Any) -> int:
+    def observe(self, block: Any) -> int:
         return self.lengths[int(torch.randint(0, len(self.lengths), (), generator=self.generator))]
 
 
@@ -131,7 +131,7 @@ def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> 
         sampling = Sampling(temperature=temperature, cfg_scale=scale)
         strategy = Strategy() if tree is None else Strategy(tree=tree)
         engine = engine_for(target, None, REFERENCE, strategy, sampling, batch=3, copy=copy)
-        if isinstance(engine, SelfPacedEngine):
+        if isinstance(engine, AdaptiveSelf):
             engine.chosen = Coin(engine.lengths, seed)
         vars(engine)["model"] = model
         tiny.start(engine, seed)
@@ -154,7 +154,7 @@ def test_keys_that_the_copy_leaves_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     copy = rounded_copy(target, REFERENCE, rounding("int4"))
     ops, sampling = target.ops, Sampling(top_k=0, top_p=0.95, cfg_scale=2.0)
     strategy = Strategy(tree=self_drafted((1, 3, 5), "int4"))
-    engine = SelfPacedEngine(target, copy, ops, strategy, sampling, batch=2, rule=Walk(5, 1, 3))
+    engine = AdaptiveSelf(target, copy, ops, strategy, sampling, batch=2, rule=Walk(5, 1, 3))
     want = run(engine_for(target, None, ops, Strategy(), sampling, batch=2)).tokens
     assert torch.equal(run(engine).tokens, want)
     write, guess, checking = ops.write, SelfEngine._guess, {"now": False}
@@ -204,7 +204,7 @@ def test_a_copy_of_other_weights_costs_steps_alone() -> None:
     strategy = Strategy(tree=self_drafted((1, 3, 5)))
     plain = run(engine_for(target, None, ops, Strategy(), sampling, batch=2))
     own, wrong = (
-        SelfPacedEngine(target, copy, ops, strategy, sampling, batch=2, rule=Walk(5))
+        AdaptiveSelf(target, copy, ops, strategy, sampling, batch=2, rule=Walk(5))
         for copy in (rounded_copy(target, REFERENCE, rounding("int8")), other)
     )
     near, far = run(own), run(wrong)
@@ -223,7 +223,7 @@ def test_the_copy_is_one_and_its_settings_follow() -> None:
     assert engine.nbytes == engine.longest.nbytes
     warmer = SAMPLING.model_copy(update={"temperature": 0.5})
     engine.configure(engine.strategy, warmer)
-    assert float(engine.longest.copy.dials.temperature) == 0.5
+    assert float(engine.longest.copy.runtime_params.temperature) == 0.5
     assert len(projections(engine.longest.copy.verifying.target)) > 0
 
 
@@ -247,7 +247,10 @@ def test_shorter_drafts_take_their_share_of_passes() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"length": 4, "paces": (Pace(length=1), Pace(length=4))}, "do not rise to 5"),
+        (
+            {"length": 4, "draft_lengths": (DraftLength(length=1), DraftLength(length=4))},
+            "do not rise to 5",
+        ),
         ({"length": 4, "window": 6}, "longer than the 4 drafts"),
     ],
 )

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.movable import Movable
-from lantern_accel.decoding.pacing import CHAIN_GAIN, PaceRule
+from lantern_accel.decoding.length_policy import CHAIN_GAIN, LengthPolicy
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import ChainTree, NoTree, Sampling, Strategy
 
 
-class ChainedEngine(Movable):
+class AdaptiveChain(AdaptiveEngine):
     """Decodes ``batch`` images a call with chains of changing length, on static buffers.
 
     ``rule`` chooses lengths, a chain's drafts and one; None: by acceptance. Raises as
@@ -40,13 +40,15 @@ class ChainedEngine(Movable):
         *,
         batch: int = 1,
         neighbours: Tensor | None = None,
-        rule: PaceRule | None = None,
+        rule: LengthPolicy | None = None,
     ) -> None:
         tree, tokens = strategy.tree, target.config.num_tokens
-        assert isinstance(tree, ChainTree) and tree.paces
+        assert isinstance(tree, ChainTree) and tree.draft_lengths
         engines: dict[int, Engine] = {}
         longest: Engine | None = None
-        for length in sorted((p.length for p in tree.paces if p.length <= tokens), reverse=True):
+        for length in sorted(
+            (p.length for p in tree.draft_lengths if p.length <= tokens), reverse=True
+        ):
             drafts = NoTree() if length == 1 else ChainTree(length=length - 1)
             one = strategy.model_copy(update={"tree": drafts})
             engines[length] = Engine(

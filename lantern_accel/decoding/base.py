@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import Reach, Steps, Within
-from lantern_accel.decoding.dials import Dials
+from lantern_accel.decoding.finite import FiniteGuard, require
 from lantern_accel.decoding.fused import FusedSteps, drafter_of, target_of
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
@@ -19,7 +19,7 @@ from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.randomness import draw_uniforms, image_keys
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.sound import Soundness, require
+from lantern_accel.decoding.runtime_params import RuntimeParams
 from lantern_accel.decoding.sources.base import Drafts
 from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.state import RequestState
@@ -55,7 +55,7 @@ class Decoded:
         return gained / steps if steps else 1.0
 
 
-class Running(ABC):
+class EngineBase(ABC):
     """Loads a request into static buffers and steps until every image is complete.
 
     A subclass has the buffers (``state``, with a tensor of every name that :meth:`load` takes) and the
@@ -68,7 +68,7 @@ class Running(ABC):
     """Fixed with the engine: a traced step that read ``sampling`` would be bound to its temperature."""
     ops: TensorOps
     geometry: Geometry
-    dials: Dials
+    runtime_params: RuntimeParams
     filters: Filters
     rule: Rule
     choices: Choices
@@ -83,7 +83,7 @@ class Running(ABC):
     #: How a step prices relaxation: by a bound that every step can afford, or exactly, on the host, in
     #: steps that run operator by operator (:mod:`~.pricing`).
     accounting: Literal["bound", "exact"] = "bound"
-    sound: Soundness
+    finite: FiniteGuard
     fused: FusedSteps
     """What the device does of a step at once."""
     _progress: HostCopy
@@ -92,8 +92,8 @@ class Running(ABC):
         """Make what the host reads while steps run: the lengths, and whether numbers are finite."""
         self.greedy = self.sampling.greedy
         self.choices = Choices(self.state.keys, self.filters, self.greedy)
-        self.sound = Soundness(self.state.length, self.greedy)
-        self._progress = self.ops.host_copy(self.sound.report)
+        self.finite = FiniteGuard(self.state.length, self.greedy)
+        self._progress = self.ops.host_copy(self.finite.report)
 
     @abstractmethod
     def prefill(self) -> None:
@@ -128,7 +128,7 @@ class Running(ABC):
 
         ``source``: where drafts come from; None where no plan can say.
         """
-        state, finite, drafting = self.state, self.sound, self.drafting
+        state, finite, drafting = self.state, self.finite, self.drafting
         #: Tests plant faults in what guides logits; a plan keeps what it was made with.
         self._planned = self.verifying.guidance
         if source is None:
@@ -180,12 +180,14 @@ class Running(ABC):
         """Make what settings are on the device: values, filters and the rule; return the guidance."""
         strategy, sampling, ops, g = self.strategy, self.sampling, self.ops, self.geometry
         _, device = place_of(target)
-        self.dials = dials = Dials(strategy, sampling, g.tokens, device)
+        self.runtime_params = runtime_params = RuntimeParams(strategy, sampling, g.tokens, device)
         sums = ops.running_sums(g.vocab, device)
-        self.filters = Filters(sampling, dials.temperature, dials.top_p, ops, sums=sums)
+        self.filters = Filters(
+            sampling, runtime_params.temperature, runtime_params.top_p, ops, sums=sums
+        )
         self.rule = self._rule(neighbours, device)
-        image_scale = None if sampling.cfg_scale_image is None else dials.image_scale
-        scale = dials.scale if sampling.guided else None
+        image_scale = None if sampling.cfg_scale_image is None else runtime_params.image_scale
+        scale = runtime_params.scale if sampling.guided else None
         return Guidance(scale, image_scale, target.allowed(), ops)
 
     def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
@@ -205,13 +207,13 @@ class Running(ABC):
             strategy.acceptance,
             strategy.residual,
             neighbours if strategy.neighbours else None,
-            self.dials.rule,
-            None if strategy.tv_budget is None else self.dials.budget,
+            self.runtime_params.rule,
+            None if strategy.tv_budget is None else self.runtime_params.budget,
             torch.arange(strategy.acceptance.k, dtype=torch.int32, device=device),
         )
 
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:
-        """Take other values of the settings that are data (:class:`Dials`).
+        """Take other values of the settings that are data (:class:`RuntimeParams`).
 
         Raises :class:`StrategyError` for settings of another bucket, which need an engine of their own.
         """
@@ -221,7 +223,7 @@ class Running(ABC):
                 "settings: their shapes differ; make another engine"
             )
         self.strategy, self.sampling = strategy, sampling
-        self.dials.set(strategy, sampling)
+        self.runtime_params.set(strategy, sampling)
 
     @property
     def caches(self) -> list[KVCache]:
@@ -240,7 +242,7 @@ class Running(ABC):
             if name not in GIVEN and value.numel()
         }
         for name in ("count", "holds", "report"):
-            found[f"sound.{name}"] = getattr(self.sound, name)
+            found[f"finite.{name}"] = getattr(self.finite, name)
         for name, value in ({} if self.source is None else self.source.buffers).items():
             found[f"source.{name}"] = value
         owners = ("target", "drafter")
@@ -256,7 +258,7 @@ class Running(ABC):
         caches = sum(cache.layout.nbytes for cache in self.caches)
         own = [] if self.source is None else self.source.buffers.values()
         caches += sum(t.numel() * t.element_size() for t in own)
-        total: int = caches + self.state.nbytes + self.dials.nbytes + self.sound.nbytes
+        total: int = caches + self.state.nbytes + self.runtime_params.nbytes + self.finite.nbytes
         return total
 
     def start(
@@ -329,10 +331,10 @@ class Running(ABC):
         index = 0
 
         def known() -> int:
-            lengths, sound = self._progress.read().tolist()
+            lengths, finite = self._progress.read().tolist()
             done = posted.pop(0)
-            self._require(sound, 1 + done, index)
-            reach.told(lengths, done)
+            self._require(finite, 1 + done, index)
+            reach.record_lengths(lengths, done)
             count: int = min(lengths) + 1
             if on_progress is not None:
                 on_progress(count)
@@ -340,7 +342,7 @@ class Running(ABC):
 
         for index in range(1, g.tokens):
             steps[reach.size()]()
-            reach.stepped(g.depth + 1)
+            reach.record_step(g.depth + 1)
             late = index >= earliest and (index - earliest) % check_every == 0
             late = late or (on_progress is not None and index % 8 == 0)
             if late or reach.worth_reading(lag + 1, g.depth + 1):
@@ -351,7 +353,7 @@ class Running(ABC):
         while posted:  # so that the next request does not read this one's
             known()
         self._check_replayed(index)
-        self._require(self.sound.count.tolist(), 1 + index, index)
+        self._require(self.finite.count.tolist(), 1 + index, index)
         return self.decoded()
 
     def leave_out(self, first: int) -> None:
@@ -383,7 +385,7 @@ class Running(ABC):
         self._progress.post()
         self._progress.read()
         self._check_replayed(1)
-        self.sound.count.cpu()
+        self.finite.count.cpu()
         return self.decoded()
 
     def decoded(self) -> Decoded:
@@ -396,12 +398,12 @@ class Running(ABC):
             state.price.to("cpu", copy=True),
         )
 
-    def _require(self, sound: Sequence[int], passes: int, calls: int) -> None:
+    def _require(self, finite: Sequence[int], passes: int, calls: int) -> None:
         """Raise where numbers are not finite: NotFiniteError, or what is wrong with the replays."""
-        if min(sound) >= passes:
+        if min(finite) >= passes:
             return
         try:
-            require(sound, passes, self.verifying.target.weight.dtype)
+            require(finite, passes, self.verifying.target.weight.dtype)
         except NotFiniteError:
             self._check_replayed(calls, complete=False)  # numbers of steps that were not run
             raise

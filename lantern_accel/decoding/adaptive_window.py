@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.movable import Movable
-from lantern_accel.decoding.pacing import PaceRule
+from lantern_accel.decoding.length_policy import LengthPolicy
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.window import WindowPass, WindowState
 from lantern_accel.device.operations import TensorOps
@@ -72,10 +72,10 @@ class PlainStep:
             state.length.add_(open_)
             state.newest.copy_(torch.maximum(state.newest, state.length))
             state.step.add_(1)
-            engine.sound.end()
+            engine.finite.end()
 
 
-class OnLongest(Movable):
+class OnLongest(AdaptiveEngine):
     """Steps that check windows of several lengths, and plain ones, all on the buffers of the longest."""
 
     state: WindowState
@@ -90,7 +90,7 @@ class OnLongest(Movable):
         ``make`` gets a length and the longest engine, None for that one.
         """
         tree: Any = strategy.tree  # the shape that these engines were made for
-        fitting = [pace.length for pace in tree.paces if pace.length <= tokens]
+        fitting = [one.length for one in tree.draft_lengths if one.length <= tokens]
         engines: dict[int, JacobiEngine] = {}
         longest: JacobiEngine | None = None
         for length in sorted((one for one in fitting if one > 1), reverse=True):
@@ -113,11 +113,11 @@ class OnLongest(Movable):
         self.move(length)
 
 
-class PacedEngine(OnLongest):
+class AdaptiveWindow(OnLongest):
     """Decodes ``batch`` images a call in windows of changing length, on static buffers.
 
-    ``rule`` chooses lengths; None: by acceptance, among the paces whose costs are known, or all of them
-    where none is. Raises as :class:`JacobiEngine` does.
+    ``rule`` chooses lengths; None: by acceptance, among those whose costs are known, or all of them where
+    none is. Raises as :class:`JacobiEngine` does.
     """
 
     engines: dict[int, JacobiEngine]
@@ -131,13 +131,13 @@ class PacedEngine(OnLongest):
         *,
         batch: int = 1,
         neighbours: Tensor | None = None,
-        rule: PaceRule | None = None,
+        rule: LengthPolicy | None = None,
     ) -> None:
         window = strategy.tree
-        assert isinstance(window, Window) and window.paces
+        assert isinstance(window, Window) and window.draft_lengths
 
         def make(length: int, longest: JacobiEngine | None) -> JacobiEngine:
-            cut = window.model_copy(update={"length": length, "paces": ()})
+            cut = window.model_copy(update={"length": length, "draft_lengths": ()})
             one = strategy.model_copy(update={"tree": cut})
             return JacobiEngine(
                 target, ops, one, sampling, batch=batch, neighbours=neighbours, longest=longest

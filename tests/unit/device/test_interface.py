@@ -20,7 +20,7 @@ TUTORIAL = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
 
 def rows() -> list[tuple[list[str], str, str, str]]:
     """Return the tutorial's rows: names, level, reference, example."""
-    section = TUTORIAL[TUTORIAL.index("## Every method of the seam") :]
+    section = TUTORIAL[TUTORIAL.index("## Every method of the backend interface") :]
     found = re.findall(r"^\| (`.*?`) \| (\w+)[^|]* \| (.*?) \| (.*?) \|$", section, re.M)
     return [(re.findall(r"`([\w.]+)`", names), *rest) for names, *rest in found]
 

@@ -20,7 +20,7 @@ ABOVE = ("above", "mean", "product", "above-code")
 CERTAIN = ("code", "left-code", "above-code")
 
 
-class Freshness:
+class DraftInitializer:
     """Chooses, for the ``count`` positions behind the newest that was seen, where drafts come from.
 
     ``tokens`` of the image, ``width`` of them from one position to the one below. Where its rows are not

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lantern_accel.decoding.paced import OnLongest
-from lantern_accel.decoding.pacing import CHAIN_GAIN, PaceRule
+from lantern_accel.decoding.adaptive_window import OnLongest
+from lantern_accel.decoding.length_policy import CHAIN_GAIN, LengthPolicy
 from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.decoding.target import Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 
 
-class SelfPacedEngine(OnLongest):
+class AdaptiveSelf(OnLongest):
     """Decodes ``batch`` images a call with changing numbers of drafts by a copy, on static buffers.
 
     ``rule`` chooses lengths, of drafts and one; None: by acceptance. Raises as :class:`SelfEngine` does.
@@ -34,10 +34,10 @@ class SelfPacedEngine(OnLongest):
         sampling: Sampling,
         *,
         batch: int = 1,
-        rule: PaceRule | None = None,
+        rule: LengthPolicy | None = None,
     ) -> None:
         drafts = strategy.tree
-        assert isinstance(drafts, SelfDrafts) and drafts.paces
+        assert isinstance(drafts, SelfDrafts) and drafts.draft_lengths
 
         def make(length: int, longest: SelfEngine | None) -> SelfEngine:
             one = strategy.model_copy(update={"tree": drafts.cut(length - 1)})
@@ -49,7 +49,7 @@ class SelfPacedEngine(OnLongest):
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:
         """Take other values of the settings that are data, for the copy too."""
         super().configure(strategy, sampling)
-        self.longest.copy.dials.set(strategy, sampling)
+        self.longest.copy.runtime_params.set(strategy, sampling)
 
     def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
         """Clear the buffers, the copy's too, and copy a request into them."""

@@ -28,7 +28,7 @@ def finite(rows: Tensor, greedy: bool) -> Tensor:
     return nothing == nothing
 
 
-class Soundness:
+class FiniteGuard:
     """Counts the passes before the first one whose numbers are not finite, image by image.
 
     ``count`` integer ``[B]`` and ``holds`` bool ``[B]`` at fixed addresses; ``report`` ``[2, B]`` has the

@@ -21,12 +21,12 @@ from support.moving import (
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.chained import ChainedEngine
+from lantern_accel.decoding.adaptive_chain import AdaptiveChain
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import ChainTree, Pace, Sampling, Strategy, chained
+from lantern_accel.strategy.values import ChainTree, DraftLength, Sampling, Strategy, adaptive_chain
 
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9
@@ -34,10 +34,10 @@ SOUND = 4.9
 
 def engine_of(
     images: int, lengths: tuple[int, ...] = (1, 2, 4), sampling: Sampling = SAMPLING, **more: Any
-) -> ChainedEngine:
+) -> AdaptiveChain:
     models = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    strategy = Strategy(tree=chained(lengths), coupling="maximal")
-    return ChainedEngine(*models, TensorOps(), strategy, sampling, batch=images, **more)
+    strategy = Strategy(tree=adaptive_chain(lengths), coupling="maximal")
+    return AdaptiveChain(*models, TensorOps(), strategy, sampling, batch=images, **more)
 
 
 def run(engine: Any, seed: int = 5) -> Any:
@@ -61,8 +61,8 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
     sampling = Sampling(temperature=0, cfg_scale=2.0)
     said: list[Tensor] = []
     for rule in (Walk(*lengths), Walk(1)):
-        models, strategy = tiny_models(0, grid=4), Strategy(tree=chained((1, 2, 3, 4)))
-        engine = ChainedEngine(*models, TensorOps(), strategy, sampling, batch=2, rule=rule)
+        models, strategy = tiny_models(0, grid=4), Strategy(tree=adaptive_chain((1, 2, 3, 4)))
+        engine = AdaptiveChain(*models, TensorOps(), strategy, sampling, batch=2, rule=rule)
         said.append(run(engine).tokens)
     assert torch.equal(*said)
 
@@ -71,11 +71,11 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
 def test_one_length_decodes_as_the_chain_alone(taps: tuple[int, ...]) -> None:
     sampling = Sampling(top_k=20, cfg_scale=2.0)
     models = tiny_models(1, taps=taps)
-    paces = ChainedEngine(
-        *models, TensorOps(), Strategy(tree=chained((1, 4))), sampling, batch=2, rule=Walk(4)
+    draft_lengths = AdaptiveChain(
+        *models, TensorOps(), Strategy(tree=adaptive_chain((1, 4))), sampling, batch=2, rule=Walk(4)
     )
     alone = Engine(*models, TensorOps(), Strategy(tree=ChainTree(length=3)), sampling, batch=2)
-    assert torch.equal(run(paces).tokens, run(alone).tokens)
+    assert torch.equal(run(draft_lengths).tokens, run(alone).tokens)
 
 
 def test_plain_decoding_is_not_left() -> None:
@@ -89,8 +89,8 @@ def test_plain_decoding_is_not_left() -> None:
 def test_a_rule_hears_counts_and_what_is_left() -> None:
     rule = Walk(4, 2, 3)
     models = tiny_models(0, grid=4)
-    strategy, sampling = Strategy(tree=chained((1, 2, 3, 4))), Sampling(top_k=20)
-    engine = ChainedEngine(*models, TensorOps(), strategy, sampling, batch=3, rule=rule)
+    strategy, sampling = Strategy(tree=adaptive_chain((1, 2, 3, 4))), Sampling(top_k=20)
+    engine = AdaptiveChain(*models, TensorOps(), strategy, sampling, batch=3, rule=rule)
     done = run(engine)
     assert all(b.steps == 1 and all(0 <= g <= b.length for g in b.gained) for b in rule.blocks)
     assert 0 < max(rule.blocks[-1].left) <= 4  # the last one completes every image
@@ -99,14 +99,14 @@ def test_a_rule_hears_counts_and_what_is_left() -> None:
 
 def test_it_is_the_engine_of_a_chain_with_paces() -> None:
     models, ops = tiny_models(0), TensorOps()
-    with_paces = engine_for(*models, ops, Strategy(tree=chained((1, 3))), SAMPLING)
+    with_paces = engine_for(*models, ops, Strategy(tree=adaptive_chain((1, 3))), SAMPLING)
     without = engine_for(*models, ops, Strategy(tree=ChainTree(length=2)), SAMPLING)
-    assert isinstance(with_paces, ChainedEngine) and isinstance(without, Engine)
+    assert isinstance(with_paces, AdaptiveChain) and isinstance(without, Engine)
     with pytest.raises(StrategyError, match="no drafter"):
-        engine_for(models[0], None, ops, Strategy(tree=chained((1, 3))), SAMPLING)
+        engine_for(models[0], None, ops, Strategy(tree=adaptive_chain((1, 3))), SAMPLING)
 
 
 @pytest.mark.parametrize("lengths", [(1, 2), (2, 1, 4), (4, 4)])
 def test_paces_rise_to_the_chain(lengths: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="do not rise to 4"):
-        ChainTree(length=3, paces=tuple(Pace(length=n) for n in lengths))
+        ChainTree(length=3, draft_lengths=tuple(DraftLength(length=n) for n in lengths))

@@ -10,10 +10,17 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import finite
+from lantern_accel.cli.tables import show_markdown
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Report as ConformanceReport
     from lantern_accel.measure.record import Run
+
+#: Columns that a narrow terminal keeps; fidelity is one: no relaxed speed is shown without its price.
+NARROW = [
+    "strategy", "speed-up", "verdict", "fidelity", "device", "with", "images per second",
+    "1,000 images cost",
+]  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -28,8 +35,11 @@ def compare(
         help="Runs of `lantern-accel profile` or `bench`; NAME=FILE gives one another name. "
         "Conformance reports are taken too.",
     ),
-    output: Path = typer.Option(
-        ..., "--output", "-o", help="The report: .html, .md or .json by its name."
+    output: Path | None = typer.Option(
+        None,
+        "--output",
+        "-o",
+        help="The report: .html, .md or .json by its name. Default: print the answer and its tables.",
     ),
     price: list[str] = typer.Option(
         [],
@@ -63,12 +73,17 @@ def compare(
     from lantern_accel.report.offers import Terms, read_prices
     from lantern_accel.report.telling import QUESTION, first_screen
 
-    render.check_kind(output)
+    if output is not None:
+        render.check_kind(output)
     runs, origins, conformance, called = _read(files, output)
     check_comparable(runs, origins)
     prices, currency = read_prices(price, runs, called)
     terms = Terms(tv_budget=tv_budget, latency_s=latency, prices=prices, currency=currency)
     comparison = put_side_by_side(runs, conformance, terms=terms)
+    if output is None:
+        show_markdown(render.answer(comparison), NARROW)
+        say("add -o report.html for pictures, plots and every figure", label="next")
+        return
     render.write(comparison, runs, output)
     for section in comparison.models:
         screen = first_screen(comparison, section)
@@ -77,11 +92,8 @@ def compare(
         for told in screen.told:
             about = f"{told.run}:" if len(screen.told) > 1 else QUESTION
             say(f"{about} {told.short}", style="bold")
-    say(
-        f"{output} ({len(runs)} runs, {len(comparison.gaps)} gaps)",
-        label="wrote",
-        style="bold green",
-    )
+    told_runs = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    say(f"{output} ({told_runs})", label="wrote", style="bold green")
 
 
 def _are_there(files: list[str]) -> None:
@@ -99,7 +111,7 @@ def _are_there(files: list[str]) -> None:
 
 
 def _read(
-    files: list[str], output: Path
+    files: list[str], output: Path | None
 ) -> tuple[list[Run], list[str], list[ConformanceReport], list[set[str]]]:
     """Read every file; a pattern that matches nothing is reported and left out.
 
@@ -123,7 +135,12 @@ def _read(
         if not found:
             say(f"nothing matches {path}", label="warning", style="yellow", to_stderr=True)
         for one in found:
-            if output.exists() and Path(one).exists() and output.samefile(one):
+            if (
+                output is not None
+                and output.exists()
+                and Path(one).exists()
+                and output.samefile(one)
+            ):
                 raise RequestError(
                     f"{output} is one of the files to compare, and the report would replace it; name "
                     "another with -o"

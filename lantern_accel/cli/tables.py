@@ -31,8 +31,13 @@ def show_table(
         console.print(f"in a wider terminal, or in a pipe: {left_out}", style="dim")
 
 
+def _plain(line: str) -> str:
+    """Return a line of Markdown without the marks of headings, emphasis and code."""
+    return line.lstrip("#").strip().replace("**", "").replace("`", "") if line else line
+
+
 def show_markdown(text: str, narrow: Sequence[str] = ()) -> None:
-    """Print text in which there may be a Markdown table: as :func:`show_table` where there is one."""
+    """Print Markdown: as it is into a pipe; on a terminal tables are drawn, and marks left out."""
     if not sys.stdout.isatty():
         print(text)
         return
@@ -48,7 +53,7 @@ def show_markdown(text: str, narrow: Sequence[str] = ()) -> None:
             print("\n".join(block))
         block = []
         if line:
-            print(line)
+            print(("\n" if line.startswith("#") else "") + _plain(line))
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -17,6 +17,8 @@ from lantern_accel.report.telling import QUESTION, first_screen, projection_erro
 
 KINDS = (".html", ".md", ".json")
 INSTALL = "pip install 'lantern-accel[report]'"
+#: The last line before the appendix of a report in Markdown.
+PICTURES = "Pictures of the images, and plots, are in the page: end the report's name in `.html`."
 TEMPLATES = Path(__file__).parent / "templates"
 MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "○"}
 
@@ -76,6 +78,12 @@ def markdown(comparison: Comparison) -> str:
     return text
 
 
+def answer(comparison: Comparison) -> str:
+    """Return what stands between title and appendix, in Markdown: the answer, its tables, the prices."""
+    told = markdown(comparison).partition(f"{PICTURES}\n")[0]
+    return told.partition("\n")[2].strip()
+
+
 def _context(comparison: Comparison) -> dict[str, Any]:
     return {
         "c": comparison,
@@ -91,6 +99,7 @@ def _context(comparison: Comparison) -> dict[str, Any]:
             run.name: run.recorded_as for run in comparison.runs if run.recorded_as != run.name
         },
         "projection_errors": {s.model: projection_error(s) for s in comparison.models},
+        "pictures": PICTURES,
         "protocol": PROTOCOL_TEXT,
         "phases": PHASES,
         "marks": MARKS,

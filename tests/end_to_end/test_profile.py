@@ -138,6 +138,10 @@ def test_reports_are_made_from_runs(command, measured, tmp_path):
     assert "is one of the files to compare" in done.stderr
     done = command("compare", measured, f"again={measured}", "-o", tmp_path / "report.md")
     assert done.returncode == 0, done.stderr
+    done = command("compare", measured)
+    assert done.returncode == 0, done.stderr
+    assert "| lantern++ |" in done.stdout and "Appendix" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("next: add -o report.html")
 
 
 @pytest.mark.parametrize(

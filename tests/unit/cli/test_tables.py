@@ -48,6 +48,12 @@ def test_a_terminal_gets_a_drawn_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "│ a    │   1.0 │ x" in out and "|" not in out
 
 
+def test_a_terminal_gets_text_without_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal(monkeypatch, 100)
+    show_markdown("**Does it?** Yes.\n\n### Next\n- `one`")
+    assert shown.getvalue() == "Does it? Yes.\n\nNext\n- one\n"
+
+
 def test_a_narrow_terminal_gets_the_main_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch, 30)
     show_table(HEAD, ROWS, ["name", "speed"])

@@ -63,6 +63,12 @@ def made() -> tuple[str, Comparison]:
     return render.page(comparison, runs), comparison
 
 
+def test_the_answer_is_printed_without_title_and_appendix(made: tuple[str, Comparison]) -> None:
+    told = render.answer(made[1])
+    assert not told.startswith("#") and "### What a device gives" in told
+    assert "Appendix" not in told and render.PICTURES not in told
+
+
 def test_the_page_fetches_nothing(made: tuple[str, Comparison]) -> None:
     page = Page()
     page.feed(made[0])

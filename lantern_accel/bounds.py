@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+#: Characters of a prompt; a model reads tens to some hundreds of words.
+MOST_PROMPT = 8000
 #: Images decoded together.
 MOST_BATCH = 1024
 #: Images per prompt of one request.

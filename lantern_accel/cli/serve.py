@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from lantern_accel.bounds import MOST_BATCH, MOST_SECONDS, MOST_THREADS
+from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS, MOST_THREADS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import opened
 from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options, strategy_words
@@ -66,7 +66,7 @@ def serve(
         1 << 20, min=1024, max=1 << 30, help="Bytes of a request that are read at most."
     ),
     most_prompt: int = typer.Option(
-        4000, min=1, max=10**6, help="Characters of a prompt that are read at most."
+        4000, min=1, max=MOST_PROMPT, help="Characters that a prompt may have."
     ),
     strategy: list[str] = typer.Option(
         [],

@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from lantern_accel.bounds import MOST_BATCH, MOST_CLASS_ID, MOST_IMAGES, MOST_PIXELS, SEEDS, whole
+from lantern_accel.bounds import (
+    MOST_BATCH,
+    MOST_CLASS_ID,
+    MOST_IMAGES,
+    MOST_PIXELS,
+    MOST_PROMPT,
+    SEEDS,
+    whole,
+)
 from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, shown
 from lantern_accel.strategy.values import (
     Coupling,
@@ -206,6 +214,11 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
             raise RequestError(f"{shown(each)} is no class id")
         if isinstance(each, str) and not each.strip():
             raise RequestError("the prompt is empty; describe a thing, such as 'red heart'")
+        if isinstance(each, str) and len(each) > MOST_PROMPT:
+            raise RequestError(
+                f"the prompt has {len(each):,} characters, and a prompt has at most {MOST_PROMPT:,}; "
+                "shorten it, or draw a file of prompts with --prompts"
+            )
     return prompts
 
 

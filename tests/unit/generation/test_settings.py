@@ -30,6 +30,7 @@ def built(prompt: object = "pizza", **given: Any) -> Any:
         (3.5, {}, "3.5 is no prompt"),
         ([None], {}, "None is no prompt; give text or a class id"),
         ([], {}, "there is no prompt"),
+        ("red " * 2500, {}, "the prompt has 10,000 characters, and a prompt has at most 8,000"),
         ("x", {"sede": 3}, "generate takes no 'sede'; did you mean seed"),
         ("x", {"strategy": 3}, "strategy cannot be 3; it takes: auto (the default"),
         ("x", {"preset": 3}, "preset cannot be 3; it takes: Published settings by name"),

@@ -67,10 +67,12 @@ def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
     """
     from lantern_accel.errors import RequestError, StrategyError, did_you_mean
     from lantern_accel.strategy.presets import PRESETS
+    from lantern_accel.strategy.sources import named_sources
     from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
 
     found = []
-    known = {AUTO, SELF, *STRATEGIES, *([one.name for one in PRESETS] if presets else [])}
+    known = {AUTO, SELF, *STRATEGIES, *named_sources()}
+    known |= {one.name for one in PRESETS} if presets else set()
     for text in given:
         if ":" in text or text.endswith(".json"):
             found.append(text.strip())

@@ -111,8 +111,8 @@ def _automatic(defaults: Any, relaxed: bool | None, changes: dict[str, Any]) -> 
         if changes.get(name) is not None:
             option = "lambda" if name == "lam" else name.replace("_", "-")
             raise StrategyError(
-                f"the strategy 'auto' chooses its own drafts and rule, so {option} has no place; name "
-                f"the strategy that it belongs to, such as {ask}"
+                f"the strategy 'auto' chooses its own drafts and rule and takes no {option}; name a "
+                f"strategy that does, such as {ask}"
             )
     chosen = named_strategy(AUTO, static=defaults.static_tree, dynamic=defaults.dynamic_tree)
     coupling = changes.get("coupling")

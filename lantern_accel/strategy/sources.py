@@ -105,6 +105,13 @@ def source_class(kind: object) -> type[DraftSource] | None:
     return SOURCES.get(kind)
 
 
+def named_sources() -> list[str]:
+    """Return the kinds that are names of strategies too, with those of packages that are not loaded."""
+    brought = [one.name for one in entry_points(group=GROUP)]
+    known = [kind for kind, one in SOURCES.items() if one.by_name]
+    return list(dict.fromkeys([*known, *(name for name in brought if name not in SOURCES)]))
+
+
 def _source(value: Any) -> Any:
     """Return the source that a mapping describes; a source passes as it is."""
     if not isinstance(value, dict):

@@ -30,11 +30,11 @@ from lantern_accel.strategy.rules import (
 )
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import (
-    SOURCES,
     DraftSource,
     Path,
     Tree,
     chain_paths,
+    named_sources,
     source_class,
 )
 
@@ -565,8 +565,8 @@ def named_strategy(
     if name not in points:
         source = source_class(name)
         if source is None or not source.by_name:
-            own = [kind for kind, one in SOURCES.items() if one.by_name]
-            raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, [*points, *own])}")
+            known = [*points, *named_sources()]
+            raise StrategyError(f"unknown strategy {name!r}{did_you_mean(name, known)}")
         return Strategy(name=name, tree=validated(source, {}, name))
     tree, acceptance = points[name]
     coupling = "invariant" if name == "scd-gumbel" else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from lantern_accel.cli.app import app
 from lantern_accel.cli.options import numbers, strategy_words, whole_numbers
 from lantern_accel.cli.spelling import RENAMED
 from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.strategy.values import DynamicTree, StaticTree, named_strategy
 
 
 def commands(of: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -120,3 +122,16 @@ def test_an_unknown_strategy_is_refused_before_any_work() -> None:
     assert strategy_words(["paper-lantern"], presets=True) == ["paper-lantern"]
     with pytest.raises(RequestError, match="--strategy names none"):
         strategy_words([" , "])
+
+
+def test_strategies_of_packages_are_known_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    brought = [EntryPoint("row-above", "my_drafts", "lantern_accel.sources")]
+    monkeypatch.setattr(
+        "lantern_accel.strategy.sources.entry_points",
+        lambda group, name=None: [one for one in brought if name in (None, one.name)],
+    )
+    assert strategy_words(["row-above,vanilla"]) == ["row-above", "vanilla"]
+    with pytest.raises(StrategyError, match="did you mean row-above"):
+        strategy_words(["row-abov"])
+    with pytest.raises(StrategyError, match=r"known: .*, row-above, "):
+        named_strategy("none-of-these", static=StaticTree(paths=((0,),)), dynamic=DynamicTree())

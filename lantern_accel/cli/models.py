@@ -78,7 +78,11 @@ def listing(
 
 
 def _preset_model(row: dict[str, Any]) -> str:
-    return f"models that draw from {row['conditioning']}" if row["conditioning"] else "any model"
+    """Return which models a preset is for, since several presets share a name."""
+    if row["models"] != ["*"]:
+        return ", ".join(row["models"])
+    name = str(row["variant"] or row["family"])
+    return f"{name}, drawing from {row['conditioning']}" if row["conditioning"] else name
 
 
 def _preset_line(row: dict[str, Any]) -> str:
@@ -224,7 +228,7 @@ def plan(
     memory: str = typer.Option(None, help="Memory of a device that is neither: 24GB, 80GiB."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Images decoded together."),
-    strategy: str = typer.Option(None, help="lantern++ where there is a drafter, else vanilla."),
+    strategy: str = typer.Option("auto", help="What decodes; auto: the most that auto may take."),
     tree: str = typer.Option(None, help="As for generate."),
     k: int = typer.Option(None, "--k", help="Neighbours of LANTERN's acceptance rule."),
     cfg_scale: float = typer.Option(None, "--cfg-scale", help="1 or less is off: half the rows."),

@@ -58,8 +58,10 @@ class Capacity:
         reading an encoder again costs seconds, running out of memory the request.
         """
         free = free_bytes(self.backend.memory())
-        sampling = self.model.manifest.defaults.sampling
-        bound = self._bound(max(images, 1), self._planner.strategy(), sampling)
+        manifest = self.model.manifest
+        widest = "lantern++" if manifest.drafter is not None else "auto"
+        strategy = self._planner.strategy(widest)
+        bound = self._bound(max(images, 1), strategy, manifest.defaults.sampling)
         return free is not None and bound < free
 
     def fit(

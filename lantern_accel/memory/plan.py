@@ -25,7 +25,14 @@ from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, nodes_of
 from lantern_accel.memory.limits import free_bytes, most_images, size
 from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.values import NO_DRAFTER, Sampling, Strategy
+from lantern_accel.strategy.values import (
+    AUTO,
+    AUTO_CHAINS,
+    NO_DRAFTER,
+    Sampling,
+    Strategy,
+    chained,
+)
 
 #: Held by a driver and its libraries on an accelerator that is not open here (assumed).
 DRIVER_RESERVE = Backend.runtime_bytes
@@ -108,14 +115,16 @@ class Planner:
         self._seen: dict[Any, Footprint] = {}
 
     def strategy(self, name: str | None = None, **changes: Any) -> Strategy:
-        """Return a strategy by name; without one lantern++ where the model has a drafter."""
-        usual = "vanilla" if self.manifest.drafter is None else "lantern++"
-        chosen = choose_strategy(self.manifest.defaults, usual if name is None else name, **changes)
+        """Return a strategy by name; without one ``auto``, as :func:`lantern_accel.generate` has it.
+
+        Raises RequestError for one that needs a drafter where the model has none.
+        """
+        chosen = choose_strategy(self.manifest.defaults, AUTO if name is None else name, **changes)
         if self.manifest.drafter is None and chosen.needs_drafter:
             raise RequestError(
                 f"the strategy {chosen.name!r} drafts with a drafter, but the model "
-                f"{self.manifest.name!r} has no drafter; plan with a strategy "
-                f"that needs none: {NO_DRAFTER}"
+                f"{self.manifest.name!r} has no drafter; leave --strategy out to plan what 'auto' takes, "
+                f"or name one that needs none: {NO_DRAFTER}"
             )
         return chosen
 
@@ -135,9 +144,7 @@ class Planner:
         where = text_device or self.text_device
         key = (strategy.model_dump_json(), sampling.model_dump_json(), batch, dtype)
         if key not in self._seen:
-            self._seen[key] = measure(
-                self.family, self.manifest, strategy, sampling, batch=batch, dtype=dtype
-            )
+            self._seen[key] = self._measure(strategy, sampling, batch, dtype)
         found = self._seen[key]
         workspace = dict(found.workspace)
         if self.text_bytes and where == "device":
@@ -159,6 +166,19 @@ class Planner:
             device=self.device,
             capacity=self.capacity,
         )
+
+    def _measure(
+        self, strategy: Strategy, sampling: Sampling, batch: int, dtype: torch.dtype
+    ) -> Footprint:
+        """Return what decoding holds; for ``auto`` the more of its windows and its drafter's chains."""
+        tried = [strategy]
+        if strategy.name == AUTO and self.manifest.drafter is not None:
+            tried.append(strategy.model_copy(update={"tree": chained(AUTO_CHAINS)}))
+        found = (
+            measure(self.family, self.manifest, one, sampling, batch=batch, dtype=dtype)
+            for one in tried
+        )
+        return max(found, key=lambda one: one.buffers + max(one.workspace.values(), default=0))
 
     def largest_batch(
         self, strategy: Strategy, sampling: Sampling, capacity: int, limit: int = 1024
@@ -194,7 +214,8 @@ class Planner:
             smaller = self.strategy("lantern++", tree="small_8")
             if nodes_of(smaller) < plan.nodes:
                 fits("verify a smaller tree: --tree small_8", strategy=smaller)
-            fits("decode without a drafter: --strategy vanilla", strategy=self.strategy("vanilla"))
+        if plan.nodes > 1:
+            fits("decode plainly: --strategy vanilla", strategy=self.strategy("vanilla"))
         return tips
 
 

@@ -188,15 +188,15 @@ def published(name: str, capacity: float, **options: Any) -> Planner:
 
 def test_advice_names_what_would_fit() -> None:
     planner = published("llamagen-t2i-stage1", 4e9, text_bytes=4 * 1_223_527_424)
-    strategy, sampling = planner.strategy(), planner.manifest.defaults.sampling
-    plan = planner.plan()
+    strategy, sampling = planner.strategy("lantern++"), planner.manifest.defaults.sampling
+    plan = planner.plan(strategy)
     assert (plan.strategy, plan.nodes, plan.fits) == ("lantern++", 58, False)
     tips = planner.advice(plan, strategy, sampling)
     assert len(tips) == 1 and "--text-device cpu" in tips[0]
-    on_host = planner.plan(text_device="cpu")
+    on_host = planner.plan(strategy, text_device="cpu")
     assert on_host.fits and "text" not in on_host.workspace
     assert planner.advice(on_host, strategy, sampling) == []
-    wide = planner.plan(dtype=torch.float32, text_device="cpu", batch=2)
+    wide = planner.plan(strategy, dtype=torch.float32, text_device="cpu", batch=2)
     assert any("bfloat16" in tip for tip in planner.advice(wide, strategy, sampling))
 
 
@@ -208,11 +208,19 @@ def test_the_text_encoder_counts_in_the_dtype_it_runs_in() -> None:
 
 def test_a_model_without_a_drafter_is_planned_without_one() -> None:
     planner = published("llamagen-b-256", 24e9)
-    assert planner.strategy().name == "vanilla"
+    assert planner.strategy().name == "auto", "as for generate"
+    assert planner.plan().peak > planner.plan(planner.strategy("vanilla")).peak
     with pytest.raises(
-        RequestError, match="has no drafter; plan with a strategy that needs none: 'vanilla'"
+        RequestError, match=r"has no drafter; leave --strategy out .* that needs none: 'vanilla'"
     ):
         planner.strategy("lantern++")
+
+
+def test_auto_is_planned_with_the_drafter_that_it_may_draft_with() -> None:
+    planner = published("anole-7b", 24e9)
+    windows = planner.strategy("scd")
+    assert planner.plan().strategy == "auto"
+    assert planner.plan().buffers > planner.plan(windows).buffers, "a chain has the drafter's cache"
 
 
 def test_the_largest_models_and_a_tree_of_60_nodes_fit_a_card_of_24_gb() -> None:

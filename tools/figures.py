@@ -1,11 +1,15 @@
 """Write docs/figures.json, every measured figure of the pages, from the data: python tools/figures.py.
 
-A figure is a piece of text as the pages have it, made from a file below ``profiles/`` and named with the
-command that measured it. A test makes the figures again, and looks for each in its pages.
+A figure is a piece of text as the pages have it, such as a row of a table, made from a file below
+``profiles/`` and named with the command that measured it and the commit, where the file says which.
+A test makes the figures again, and looks for each in its pages. Tables whose data are not in the
+repository (what a rounding format costs, the authors' code, kernels' registers) are not here; their
+pages name the commands.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 from collections.abc import Iterator
@@ -15,6 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "figures.json"
 BENCHMARKS, README, STRATEGIES = "docs/benchmarks.md", "README.md", "docs/strategies.md"
+AUTO_PAGE, WINDOWS, BITS = "docs/auto.md", "docs/jacobi.md", "docs/fewer_bytes.md"
+SERVING, ROBUSTNESS, XLA = "docs/serving.md", "docs/robustness.md", "docs/xla.md"
 Figure = dict[str, Any]
 
 #: Files of races against plain decoding, and whether the pages say how many tokens a step brought.
@@ -34,9 +40,52 @@ RACES = {
 }
 
 
+#: Rows of the table of draft sources: as the data name them, and as the page does.
+SOURCES = {
+    "16 uniform,anew": "16, SJD: uniform, tail drawn anew",
+    "16 uniform,passes=0": "16, SCD as published: uniform, nothing recalled",
+    "16 passes=0": "16, above, nothing recalled",
+    "16 mean": "16, mean of above and left, four passes recalled",
+    "16 product": "16, product of above and left, four passes recalled",
+    "16 scd": "**16, above, four passes recalled (`scd`)**",
+    "16 siblings=4.2.1": "16, the same with siblings 4, 2, 1 (`sjd-pac`)",
+    "8 scd": "8, above, four passes recalled",
+    "32 scd": "32, above, four passes recalled",
+    "64 scd": "64, above, four passes recalled",
+}
+#: Rows of the table of couplings, named likewise.
+COUPLED = {
+    "16 scd": "window of 16, `scd`",
+    "16 passes=0": "the same, recalling nothing",
+    "16 uniform": "the same, fresh drafts from any code",
+    "16 siblings=4.2.1": "the same, with siblings (`sjd-pac`)",
+    "eagle chain:4": "chain of 4",
+    "eagle naive_extend_57": "static tree of 57 drafts",
+    "eagle dynamic:10,4,59": "dynamic tree of 58 drafts",
+}
+#: Models whose steps are timed on random weights.
+STEPS = {"janus-pro-7b": "2, guided", "glm-image": "1"}
+
+
 def figures() -> list[Figure]:
-    """Return every figure: its name, its text, the pages that have it, its data and its command."""
-    return [*_auto(), *_bench(), *_float32(), *_races()]
+    """Return every figure: its name, text, pages, data, commit and command."""
+    return [
+        *_auto(),
+        *_lantern(),
+        *_costs(),
+        *_bench(),
+        *_conversion(),
+        *_float32(),
+        *_couplings(),
+        *_sources(),
+        *_floor(),
+        *_stepcost(),
+        *_rounded(),
+        *_races(),
+        *_load(),
+        *_busy(),
+        *_xla(),
+    ]
 
 
 def _read(data: str) -> Any:
@@ -44,7 +93,22 @@ def _read(data: str) -> Any:
 
 
 def _figure(name: str, text: str, data: str, command: str, *pages: str) -> Figure:
-    return {"name": name, "text": text, "pages": list(pages), "data": data, "command": command}
+    return {
+        "name": name,
+        "text": text,
+        "pages": list(pages),
+        "data": data,
+        "commit": _commit(data),
+        "command": command,
+    }
+
+
+@functools.cache
+def _commit(data: str) -> str | None:
+    """Return the commit that a file was measured on, the first twelve digits; None: it does not say."""
+    environment = _read(data).get("environment", {})
+    commit = environment.get("commit") if isinstance(environment, dict) else None
+    return str(commit)[:12] if commit else None
 
 
 def _auto() -> Iterator[Figure]:
@@ -63,25 +127,70 @@ def _auto() -> Iterator[Figure]:
             yield _figure("auto, in the README", row, data, command, README)
 
 
+def _lantern() -> Iterator[Figure]:
+    data = "profiles/auto/epyc-lantern.json"
+    found = _read(data)["batches"]["1"]["summary"]
+    lantern, auto = found["lantern"], found["auto"]
+    low, high = lantern["least"], lantern["most"]
+    command = "python tools/race_auto.py --strategy lantern"
+    text = f"{lantern['median']:.2f}x ({low:.2f} to {high:.2f}"
+    yield _figure("LANTERN over plain decoding", text, data, command, BENCHMARKS)
+    text = f"in the same run as `auto`'s {auto['median']:.2f}x"
+    yield _figure("auto in LANTERN's run", text, data, command, BENCHMARKS)
+
+
+def _costs() -> Iterator[Figure]:
+    data = "profiles/auto/epyc-batch1.json"
+    batch = _read(data)["batches"]["1"]
+    tree = batch["auto"]["tree"]
+    lengths = next(value for value in tree.values() if isinstance(value, list))
+    for one in lengths:
+        drafts = {1: "none", 2: "a chain of 1"}.get(
+            one["length"], f"a chain of {one['length'] - 1}"
+        )
+        cost, worth = one["cost"], one["worth"]
+        text = f"| {drafts} | {cost:.2f} | {worth:.2f} | {worth / cost:.2f}x |"
+        yield _figure(f"what {drafts} costs", text, data, "python tools/race_auto.py", AUTO_PAGE)
+    best = max(one["worth"] / one["cost"] for one in lengths)
+    reached = f"{100 * batch['summary']['auto']['median'] / best:.0f} %"
+    yield _figure("auto next to its promise", reached, data, "python tools/race_auto.py", AUTO_PAGE)
+
+
 def _bench() -> Iterator[Figure]:
+    from lantern_accel.measure.reading import read_run
+    from lantern_accel.report.table import plain_rows, table
+
+    data = "profiles/bench/epyc-lantern-emoji-batch1.json"
+    run = read_run(ROOT / data)
+    for row in table(run).splitlines()[2:]:
+        label = f"{row.split('|')[1].strip()}, batch 1"
+        yield _figure(label, row, data, run.command, BENCHMARKS)
+    data = "profiles/bench/epyc-lantern-emoji-batches.json"
+    run = read_run(ROOT / data)
+    for found in plain_rows(run):
+        label = f"{found['strategy']}, batches, batch {found['batch']}"
+        rate = f"{found['tokens_per_second']:.0f}"
+        if found["strategy"] == "vanilla":
+            yield _figure(label, rate, data, run.command, BENCHMARKS)
+            continue
+        low, high = found["speedup_interval"]
+        text = f"{rate} ± {100 * found['spread']:.0f} % | {found['speedup']:.2f}x "
+        text += f"({low:.2f} to {high:.2f}) | {found['step_compression']:.2f} | "
+        text += f"{found['conversion']:.2f} |"
+        yield _figure(label, text, data, run.command, BENCHMARKS)
+
+
+def _conversion() -> Iterator[Figure]:
     from lantern_accel.measure.reading import read_run
     from lantern_accel.report.table import plain_rows
 
-    for name in ("batch1", "batches"):
-        data = f"profiles/bench/epyc-lantern-emoji-{name}.json"
-        run = read_run(ROOT / data)
-        for row in plain_rows(run):
-            if row["strategy"] == "vanilla":
-                label = f"plain decoding, {name}, batch {row['batch']}"
-                rate = f"{row['tokens_per_second']:.0f}"
-                yield _figure(label, rate, data, run.command, BENCHMARKS)
-                continue
-            low, high = row["speedup_interval"]
-            text = (
-                f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f}) | {row['step_compression']:.2f}"
-            )
-            label = f"{row['strategy']}, {name}, batch {row['batch']}"
-            yield _figure(label, text, data, run.command, BENCHMARKS)
+    data = "profiles/bench/epyc-lantern-emoji-batches.json"
+    run = read_run(ROOT / data)
+    for row in plain_rows(run):
+        if row["strategy"] != "vanilla":
+            text = f"{row['step_compression']:.2f}, {row['conversion']:.2f} |"
+            label = f"conversion of {row['strategy']}, batch {row['batch']}"
+            yield _figure(label, text, data, run.command, WINDOWS)
 
 
 def _float32() -> Iterator[Figure]:
@@ -89,17 +198,135 @@ def _float32() -> Iterator[Figure]:
     from lantern_accel.report.table import plain_rows
 
     rates: dict[str, dict[str, float]] = {}
+    told: dict[str, list[str]] = {}
     for dtype in ("float32", "bfloat16"):
         run = read_run(ROOT / f"profiles/bench/epyc-lantern-emoji-{dtype}.json")
         for row in plain_rows(run):
-            rates.setdefault(row["strategy"], {})[dtype] = row["tokens_per_second"]
+            rate = row["tokens_per_second"]
+            rates.setdefault(row["strategy"], {})[dtype] = rate
+            told.setdefault(row["strategy"], []).append(f"{rate:.0f} ± {100 * row['spread']:.0f} %")
     for strategy, found in rates.items():
         cost = f"{100 * (1 - found['float32'] / found['bfloat16']):.0f} %"
         data = "profiles/bench/epyc-lantern-emoji-float32.json"
         command = "lantern-accel bench --batch 1 --repeats 4 --dtype float32 --strategy eagle"
-        yield _figure(
-            f"what float32 costs, {strategy}", cost, data, command, BENCHMARKS, STRATEGIES
+        yield _figure(f"what float32 costs, {strategy}", cost, data, command, STRATEGIES)
+        text = f"| {strategy} | {' | '.join(told[strategy])} | {cost} |"
+        yield _figure(f"{strategy} in both dtypes", text, data, command, BENCHMARKS)
+
+
+def _couplings() -> Iterator[Figure]:
+    data = "profiles/bench/epyc-couplings.json"
+    rows = _read(data)["rows"]
+    command = "python tools/window_sources.py --couplings invariant maximal"
+    for name, label in COUPLED.items():
+        both = [rows[one]["pooled"] for one in (name, f"{name}, maximal")]
+        text = f"| {label} | {both[0]:.2f} | {both[1]:.2f} |"
+        yield _figure(f"tokens per step, {label}", text, data, command, STRATEGIES)
+    command = "python tools/race_auto.py"
+    for data, names in (
+        ("profiles/auto/epyc-composed-batch1.json", ("auto",)),
+        ("profiles/auto/epyc-couplings.json", ("scd", "sjd", "eagle", "eagle2")),
+    ):
+        found = _read(data)["batches"]["1"]["summary"]
+        for name in names:
+            cells = [
+                f"{found[one]['median']:.2f}x | {found[one]['tokens_per_step']:.2f}"
+                for one in (name, f"{name}@maximal")
+            ]
+            text = f"| `{name}` | {' | '.join(cells)} |"
+            yield _figure(f"{name} under both couplings", text, data, command, STRATEGIES)
+
+
+def _sources() -> Iterator[Figure]:
+    data = "profiles/bench/xeon-window-sources.json"
+    found = _read(data)["rows"]
+    most = {
+        "mean": max(sum(_drawn(row)) / len(_drawn(row)) for row in found.values()),
+        "pooled": max(row["pooled"] for row in found.values()),
+    }
+    for name, label in SOURCES.items():
+        row = found[name]
+        rates = _drawn(row)
+        mean, pooled = sum(rates) / len(rates), row["pooled"]
+        cells = [
+            f"{_bold(mean, most['mean'])} ({min(rates):.2f} to {max(rates):.2f})",
+            *(f"{row['rates'][prompt]:.2f}" for prompt in HARD),
+            _bold(pooled, most["pooled"]),
+            f"{row['one_token']:.0%}",
+        ]
+        text = f"| {label} | {' | '.join(cells)} |"
+        command = "python tools/window_sources.py --file tools/lantern-emoji/prompts.txt"
+        yield _figure(f"drafts of a window, {name}", text, data, command, WINDOWS)
+
+
+#: Prompts that are shown next to the mean, as tools/window_sources.py has them.
+HARD = ("dog face", "rocket")
+
+
+def _drawn(row: Any) -> list[float]:
+    return [rate for prompt, rate in row["rates"].items() if prompt not in HARD]
+
+
+def _bold(value: float, most: float) -> str:
+    return f"**{value:.2f}**" if value == most else f"{value:.2f}"
+
+
+def _floor() -> Iterator[Figure]:
+    data = "profiles/bench/epyc-floor.json"
+    for run in _read(data)["runs"]:
+        one, nine = run["steps"]["vanilla"], run["steps"]["tree"]
+        reads = max(run["bandwidth"].values()) / 1e9
+        cells = [
+            f"{run['dtype']}, {run['threads']}",
+            f"{reads:.1f} GB/s",
+            f"{run['rate'] / 1e9:.0f} G/s",
+            f"{1e3 * one['seconds']:.1f} ms",
+            f"{100 * one['share_of_floor']:.0f} %",
+            f"{1e3 * nine['seconds']:.1f} ms",
+            f"{100 * nine['share_of_floor']:.0f} %",
+            f"{run['tree_in_vanilla_steps']:.2f}",
+            f"{one['times_as_fast']:.1f}x, {nine['times_as_fast']:.1f}x",
+        ]
+        label = f"a pass and its floor, {cells[0]}"
+        command = f"python tools/cpu_floor.py --threads {run['threads']}"
+        yield _figure(label, f"| {' | '.join(cells)} |", data, command, BENCHMARKS)
+
+
+def _stepcost() -> Iterator[Figure]:
+    for name, rows in STEPS.items():
+        data = f"profiles/stepcost/epyc-{name}.json"
+        found = _read(data)
+        plain, nodes = _steps(found)
+        floor = 1e3 * found["costs"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
+        share = [100 * floor / ms for ms in reversed(plain)]
+        text = (
+            f"| {rows} | {plain[0]:.0f} to {plain[1]:.0f} ms | {floor:.0f} ms | {share[0]:.0f} to "
         )
+        text += f"{share[1]:.0f} % | {nodes:.0f} ms |"
+        yield _figure(
+            f"steps of {name}", text, data, f"lantern-accel stepcost --size {name}", BENCHMARKS
+        )
+
+
+def _rounded() -> Iterator[Figure]:
+    plain: dict[str, list[float]] = {}
+    for weights in ("full", "int8"):
+        data = f"profiles/stepcost/epyc-llamagen-b-{weights}.json"
+        found = _read(data)
+        plain[weights], nodes = _steps(found)
+        floor = 1e3 * found["costs"][0]["floor_bytes"] / found["ceilings"]["read_bytes_per_s"]
+        low, high = plain[weights]
+        text = f"| `{weights}` | {low:.1f} to {high:.1f} ms | {100 * floor / high:.0f} to "
+        text += f"{100 * floor / low:.0f} % | {nodes:.1f} ms |"
+        command = f"lantern-accel stepcost --size llamagen-b-256 --weights {weights}"
+        yield _figure(f"a step in {weights}", text, data, command, BITS)
+
+
+def _steps(found: Any) -> tuple[list[float], float]:
+    """Return the least and the most of a plain step's medians, and a pass over eight nodes; ms."""
+    plain = [statistics.median(one["ms"]) for one in found["costs"] if one["nodes"] == 1]
+    wide = next(statistics.median(one["ms"]) for one in found["costs"] if one["nodes"] == 8)
+    return [min(plain), max(plain)], wide
 
 
 def _races() -> Iterator[Figure]:
@@ -112,7 +339,9 @@ def _races() -> Iterator[Figure]:
             times = [[lap["seconds"] / _work(lap) for lap in laps] for laps in (theirs, ours)]
             ratio = statistics.median(times[0]) / statistics.median(times[1])
             by_image = [a / b for a, b in zip(*times, strict=True)]
-            text = f"{ratio:.1f}x | {min(by_image):.1f} to {max(by_image):.1f} |"
+            each = [f"{1e3 * statistics.median(one):.1f}" for one in times]
+            text = f"{dtype}, {threads} | {each[0]} | {each[1]} | {ratio:.1f}x | "
+            text += f"{min(by_image):.1f} to {max(by_image):.1f} |"
             script = "race_lantern" if name.startswith("lantern") else "race_official"
             command = f"python tools/{script}.py"
             yield _figure(f"{name}, {dtype}, {which}", text, data, command, BENCHMARKS)
@@ -123,6 +352,42 @@ def _races() -> Iterator[Figure]:
 
 def _work(lap: Any) -> float:
     return float(next(iter(lap["work"].values())))
+
+
+def _load() -> Iterator[Figure]:
+    for slots in (1, 4):
+        data = f"profiles/load/epyc-slots{slots}.json"
+        found = _read(data)
+        late, first = found["latency_s"], found["first_partial_s"]["p50"]
+        text = f"| {slots} | {found['images_per_s']:.2f} | {late['p50']:.1f} s | {late['p95']:.1f} s | "
+        text += f"{late['p99']:.1f} s | {first:.1f} s |"
+        yield _figure(f"a service of {slots} rows", text, data, "python tools/load.py", SERVING)
+
+
+def _busy() -> Iterator[Figure]:
+    data = "profiles/busy/epyc.json"
+    found = _read(data)["strategies"]
+    for name, label in (("auto", "`auto`"), ("vanilla", "plain decoding")):
+        quiet, busy = found[name]["quiet"], found[name]["busy"]
+        ratios = [b / q for b, q in zip(busy, quiet, strict=True)]
+        text = f"| {label} | {statistics.median(quiet):.2f} s | {statistics.median(busy):.2f} s | "
+        text += f"{found[name]['ratio']:.1f} ({min(ratios):.1f} to {max(ratios):.1f}) |"
+        command = "python tools/busy_machine.py --rounds 5"
+        yield _figure(f"a busy machine, {name}", text, data, command, ROBUSTNESS)
+
+
+def _xla() -> Iterator[Figure]:
+    from lantern_accel.measure.reading import read_run
+    from lantern_accel.report.table import plain_rows
+
+    rates: dict[str, list[float]] = {}
+    for device in ("cpu", "xla"):
+        data = f"profiles/measured/xla/run-{device}.json"
+        for row in plain_rows(read_run(ROOT / data)):
+            rates.setdefault(row["strategy"], []).append(row["tokens_per_second"])
+    for name in ("vanilla", "scd"):
+        text = " | ".join(f"{rate:.3g}" for rate in rates[name])
+        yield _figure(f"{name} on two devices", text, data, "lantern-accel profile", XLA)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,18 @@ def test_figures_are_those_of_the_data_and_stand_in_their_pages():
             assert one["text"] in text, f"{page} lacks {one['name']}: {one['text']}"
 
 
+def test_every_row_of_the_benchmarks_is_made_from_data():
+    written = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8"))["figures"]
+    known = [one["text"] for one in written if "docs/benchmarks.md" in one["pages"]]
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    heads = {n for n, line in enumerate(lines, -1) if line.startswith("|---")}
+    rows = [one for n, one in enumerate(lines) if n not in heads and re.match(r"^\|.*\d\.\d", one)]
+    assert len(rows) > 30
+    for row in rows:
+        assert any(one in row for one in known), f"tools/figures.py does not make {row}"
+
+
 def test_the_readme_has_no_figure_without_data():
     written = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8"))["figures"]
     known = " ".join(one["text"] for one in written) + " 1.00x 1.00"

@@ -60,6 +60,7 @@ SMALLER = (
     (r"^lantern-accel bench", "", "--repeats 1"),
     (r"^lantern-accel bench", r"--batch \S+", "--batch 1"),
     (r"^lantern-accel bench(?!.*--strategy)", "", "--strategy auto,scd"),
+    (r"^lantern-accel stepcost", r"--size (janus-pro-7b|glm-image)", "--size llamagen-b-256"),
     (r"^lantern-accel profile", "", "--samples 2 --quality-images 2 --strategy vanilla,scd"),
     (r"^lantern-accel evaluate", r"--quick", ""),
     (r"^lantern-accel evaluate(?!.*--grid)", "", "--quick --part distances"),

@@ -31,7 +31,7 @@ from lantern_accel.strategy.values import (
     NO_DRAFTER,
     Sampling,
     Strategy,
-    chained,
+    adaptive_chain,
 )
 
 #: Held by a driver and its libraries on an accelerator that is not open here (assumed).
@@ -173,7 +173,7 @@ class Planner:
         """Return what decoding holds; for ``auto`` the more of its windows and its drafter's chains."""
         tried = [strategy]
         if strategy.name == AUTO and self.manifest.drafter is not None:
-            tried.append(strategy.model_copy(update={"tree": chained(AUTO_CHAINS)}))
+            tried.append(strategy.model_copy(update={"tree": adaptive_chain(AUTO_CHAINS)}))
         found = (
             measure(self.family, self.manifest, one, sampling, batch=batch, dtype=dtype)
             for one in tried

@@ -1,4 +1,4 @@
-"""What an error from the GPU means, and the way out, in one sentence each."""
+"""Explains errors of the GPU, and names the way out, in one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole steps as CUDA graphs: warm-up on a side stream, capture, replay without the host.
+"""Captures whole steps as CUDA graphs: warm-up on a side stream, capture, replay without the host.
 
 All captures of a backend share one stream and one memory pool. A pool may be shared because the
 captured functions leave nothing in it: what outlives a step lies in static buffers that were there

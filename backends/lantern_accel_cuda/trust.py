@@ -1,4 +1,4 @@
-"""Which Triton kernels serve on a card: those that agreed with the reference there, once.
+"""Lets Triton kernels serve on a card once they have agreed with the reference there.
 
 Before its first use a kernel is compared with torch's operators on small data. What came of it is kept
 in the cache folder for this card, driver, torch, Triton and source; a kernel that failed is named in one

@@ -1,4 +1,4 @@
-"""Which of a machine's Gaudis this process gets: chosen by environment, before the first use of one.
+"""Chooses the Gaudi that this process gets, by the environment, before the first use of one.
 
 A process has one Gaudi, and torch knows it as ``hpu:0`` whichever it is. The driver gives the card of
 the module number in HLS_MODULE_ID, else any free one; HABANA_VISIBLE_MODULES lists the modules that may

@@ -1,4 +1,4 @@
-"""What is here before torch or Habana's SDK is imported: the mode, the SDK, its torch, the cards.
+"""Reads what is here before torch or the SDK is imported: the mode, the SDK, its torch, the cards.
 
 Nothing in this module imports either. The bridge (``habana_frameworks``) reads its environment when it
 is loaded, which with ``PT_HPU_LAZY_MODE=0`` happens while torch is imported.

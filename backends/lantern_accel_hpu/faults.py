@@ -1,4 +1,4 @@
-"""What an error from the bridge means, and the way out, in one sentence each.
+"""Explains errors of the bridge, and names the way out, in one sentence each.
 
 Texts: habana_frameworks 1.19 (``device.cpp``, ``graph.cpp``, ``passes.py``) and reports of its users.
 """

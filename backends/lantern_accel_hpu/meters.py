@@ -1,4 +1,4 @@
-"""What is measured on a Gaudi: time between events, and energy."""
+"""Measures time between events, and energy, on a Gaudi."""
 
 from __future__ import annotations
 

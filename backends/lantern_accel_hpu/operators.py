@@ -1,4 +1,4 @@
-"""What Gaudi has kernels for, and in which dtypes: the rules that a traced step is held to.
+"""Lists the kernels that Gaudi has, with their dtypes: the rules that a traced step is held to.
 
 The data, ``gaudi_ops.json``, is read off the bridge's sources of release 1.19: a name says that
 there is a kernel, dtypes are known for about a tenth. Newer releases have more operators.

@@ -1,4 +1,4 @@
-"""What a device can do, found by asking it: a small product or gather, compared with the CPU's."""
+"""Finds what a device can do by asking it: a small product or gather, compared with the CPU's."""
 
 from __future__ import annotations
 

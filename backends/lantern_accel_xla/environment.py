@@ -1,4 +1,4 @@
-"""What is known of XLA before torch is imported: the packages, the PJRT client, and TPUs."""
+"""Reads what is known of XLA before torch is imported: the packages, the PJRT client, and TPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch_xla's errors mean, and what to do."""
+"""Explains errors of torch_xla, and says what to do."""
 
 from __future__ import annotations
 

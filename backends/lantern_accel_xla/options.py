@@ -1,4 +1,4 @@
-"""What a user can choose about this backend, ``--option name=value``, and what each choice means."""
+"""Options of this backend, ``--option name=value``, and what each choice means."""
 
 from __future__ import annotations
 

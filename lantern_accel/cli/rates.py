@@ -1,4 +1,4 @@
-"""What commands drew at here before, so that one that is slower than plain decoding can say so."""
+"""Remembers the rates of earlier commands, so that one that is slower than plain decoding can say so."""
 
 from __future__ import annotations
 

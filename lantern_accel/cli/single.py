@@ -1,4 +1,4 @@
-"""One function as a command line of its own: what the scripts in ``tools/`` are run by."""
+"""Makes a command line of one function: the scripts in ``tools/`` are run by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What options were called before: a command that gets an old name answers with the new one."""
+"""Answers the old name of an option with the new one."""
 
 from __future__ import annotations
 

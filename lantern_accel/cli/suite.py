@@ -1,4 +1,4 @@
-"""What ``lantern-accel evaluate --suite`` is asked for, read and checked before a model is loaded."""
+"""Reads and checks what ``lantern-accel evaluate --suite`` is asked for, before a model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device is, and how one is found: everything that a backend's author imports.
+"""The interface of devices: everything that a backend's author imports.
 
 ``from lantern_accel.device import Backend, BackendSpec, Probe, hookimpl``. A name loads its module when
 it is first asked for, so that a plug-in which only presents itself does not import torch.

@@ -1,4 +1,4 @@
-"""One run: a file of prompts becomes a folder of images, here or on Ray's workers."""
+"""Draws a file of prompts into a folder of images, here or on Ray's workers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a model is worth: likelihood, ambiguity, interchangeable codes, and what relaxation costs."""
+"""Evaluates a model: likelihood, ambiguity, interchangeable codes, and what relaxation costs."""

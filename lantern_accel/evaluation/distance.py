@@ -1,4 +1,4 @@
-"""How far each strategy's pictures are from exact decoding's, and samples from training images."""
+"""Measures the distance of each strategy's pictures from exact decoding's, and from training images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``lantern-accel evaluate`` writes, by schema: figures, settings, seeds and the environment."""
+"""The schema of what ``lantern-accel evaluate`` writes: figures, settings, seeds and the environment."""
 
 from __future__ import annotations
 

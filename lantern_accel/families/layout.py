@@ -1,4 +1,4 @@
-"""Where a checkpoint keeps the parameters of a described trunk.
+"""Maps the parameters of a described trunk to the names of a checkpoint.
 
 The trunk is a :class:`lantern_accel.nn.decoder.Decoder`. A key layout is names; matrices may be
 fused or apart, and pairs of a rotation adjacent or half-split.

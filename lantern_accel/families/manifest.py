@@ -1,4 +1,4 @@
-"""What a model folder says about its model: sizes of every part, and what a request gets by default."""
+"""The manifest of a model folder: sizes of every part, and what a request gets by default."""
 
 from __future__ import annotations
 

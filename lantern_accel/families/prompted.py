@@ -1,4 +1,4 @@
-"""What targets share whose prompt is a row of token ids, left-padded, and whose rows share its mask."""
+"""The base of targets whose prompt is a row of token ids, left-padded, and whose rows share its mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families share whose targets are :class:`~lantern_accel.families.prompted.PromptedTarget`."""
+"""The base of families whose targets are :class:`~lantern_accel.families.prompted.PromptedTarget`."""
 
 from __future__ import annotations
 

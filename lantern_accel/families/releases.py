@@ -1,4 +1,4 @@
-"""Which releases of other libraries this one was tested with; others are refused by name."""
+"""Lists the releases of other libraries that this one was tested with; others are refused by name."""
 
 from __future__ import annotations
 

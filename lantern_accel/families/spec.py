@@ -1,4 +1,4 @@
-"""How a family of models presents itself before it is loaded; imports neither torch nor the family.
+"""Describes a family of models before it is loaded; imports neither torch nor the family.
 
 A plug-in's first module needs only this one and :func:`~lantern_accel.device.hookspecs.hookimpl`::
 

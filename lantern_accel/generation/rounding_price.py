@@ -1,4 +1,4 @@
-"""What weights in fewer bits cost: the exact total variation from the unrounded model, per token.
+"""Prices weights in fewer bits: the exact total variation from the unrounded model, per token.
 
 The rounded model draws some images; along each, both models say what comes next, after guidance and
 filters, and the price is half the sum of absolute differences, averaged over tokens. It is the

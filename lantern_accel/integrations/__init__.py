@@ -1,4 +1,4 @@
-"""Where people already are: our decoder inside models and pipelines that other libraries have loaded.
+"""Decodes inside models and pipelines that other libraries have loaded.
 
 ``accelerate(thing)`` takes diffusers' ``GlmImagePipeline`` and transformers' Janus; ``restore(thing)``
 undoes it. Nothing of either library is imported before it is asked for.

@@ -1,4 +1,4 @@
-"""Which prompts are measured: a file's, or a fixed random draw from what the bundled model was taught.
+"""Chooses prompts to measure: a file's, or a fixed random draw from what the bundled model was taught.
 
 Friendly prompts flatter speculative decoding: a drafter knows the common things best. The built-in
 ones are therefore drawn at random, hard ones included, and never chosen: 64 of the distinct lines of

@@ -1,1 +1,1 @@
-"""What model families share: the decoder block and its helpers."""
+"""The decoder block that all model families share, and its helpers."""

@@ -1,4 +1,4 @@
-"""What every EAGLE drafter begins with: a token and the target's states become one feature."""
+"""Fuses a token and the target's states into one feature, as every EAGLE drafter begins."""
 
 from __future__ import annotations
 

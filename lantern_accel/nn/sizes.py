@@ -1,4 +1,4 @@
-"""What the sizes of every network have in common: a file that asks for the impossible is refused."""
+"""The base of the sizes of every network: a file that asks for the impossible is refused."""
 
 from __future__ import annotations
 

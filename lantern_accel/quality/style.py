@@ -1,4 +1,4 @@
-"""One look for every plot: colours of strategies, phases and verdicts, type and grid.
+"""Gives every plot one look: colours of strategies, phases and verdicts, type and grid.
 
 Light and printable. Colours are Okabe and Ito's, which most colour-blind readers can distinguish, and no
 plot says by colour alone what it says. Pictures in files use them as they are; the page of a report draws

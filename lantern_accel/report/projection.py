@@ -1,4 +1,4 @@
-"""What a roofline expects of a device that was not measured, and how wrong it is on those that were.
+"""Projects a device that was not measured by its roofline, and says how wrong that is on those that were.
 
 A phase of a step takes ``max(operations / peak, bytes / bandwidth) + launches x cost of a launch``; a
 request takes its prefill and as many steps as the measured acceptance makes it. On the device of the run

@@ -1,4 +1,4 @@
-"""How the figures are made, in the words of the report."""
+"""Explains in the report how its figures are made."""
 
 from __future__ import annotations
 

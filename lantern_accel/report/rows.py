@@ -1,4 +1,4 @@
-"""One row of the comparison: a strategy on a device, its speed, and the price beside it."""
+"""The rows of the comparison: a strategy on a device, its speed, and the price beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client gets: pictures in base64, OpenAI's fields around them, and our figures next to those."""
+"""Answers a client: pictures in base64, OpenAI's fields around them, and our figures next to those."""
 
 from __future__ import annotations
 

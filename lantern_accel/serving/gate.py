@@ -1,4 +1,4 @@
-"""What every request passes first: number, key, size of its body, and time to read its answer."""
+"""Guards every request: number, key, size of its body, and time to read its answer."""
 
 from __future__ import annotations
 

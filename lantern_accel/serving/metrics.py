@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows, for Prometheus."""
+"""Counts what ``/metrics`` shows, for Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where images are drawn: one thread that owns the pipeline, and a bounded queue in front of its slots.
+"""Draws images: one thread that owns the pipeline, and a bounded queue in front of its slots.
 
 Requests come in and events go out; what crosses the threads is a :class:`Job`, nothing else. Images are
 drawn in the order in which they came. Those with the settings of the running batch join it as rows

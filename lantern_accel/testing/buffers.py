@@ -1,4 +1,4 @@
-"""What a step keeps and what it changes: no view from step to step, and no buffer that nobody named."""
+"""Checks what a step keeps and changes: no view from step to step, and no buffer that nobody named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a pass: filters, guidance and draws of a device against float64 on the host."""
+"""Compares filters, guidance and draws of a device with float64 on the host."""
 
 from __future__ import annotations
 

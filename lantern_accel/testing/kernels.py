@@ -1,4 +1,4 @@
-"""How many kernels a step launches: operators that compute, counted on tensors without data."""
+"""Counts the kernels that a step launches: operators that compute, on tensors without data."""
 
 from __future__ import annotations
 

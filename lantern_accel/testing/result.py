@@ -1,4 +1,4 @@
-"""What a check returns or raises."""
+"""The results of checks, and the error that a failed one raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a pass in one native call each: guidance, filters, draws, and the walk down a tree.
+"""Does what follows a pass in one native call each: guidance, filters, draws, and the walk down a tree.
 
 Every function returns None for tensors or rules that it has no kernel for: those go the reference's way.
 """

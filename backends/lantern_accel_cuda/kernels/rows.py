@@ -1,4 +1,4 @@
-"""What the sampling kernels share: one program works on a row of codes, block by block.
+"""Holds what the sampling kernels share: one program works on a row of codes, block by block.
 
 A row is read again at each pass, which the cache serves; nothing is sorted, and every sum is made in
 one order, so that equal rows give equal bits.

@@ -1,4 +1,4 @@
-"""What stands in for the settings of ``hpu_backend`` (``dynamo.compile_backend.config``) in software.
+"""Stands in for the settings of ``hpu_backend`` (``dynamo.compile_backend.config``) in software.
 
 Names and defaults are the bridge's; only those that change what a graph computes are here.
 """

@@ -1,4 +1,4 @@
-"""What stands in for Habana's ``hpu_backend`` of torch.compile on the software HPU.
+"""Stands in for Habana's ``hpu_backend`` of torch.compile on the software HPU.
 
 Dynamo and AOT autograd are torch's own, so that guards, graphs and their number are real. The bridge's
 passes over a graph are modelled (see :mod:`~lantern_accel_hpu.software.lowering`); only the last step,

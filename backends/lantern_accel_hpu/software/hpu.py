@@ -1,4 +1,4 @@
-"""What stands in for ``habana_frameworks.torch.hpu`` (and as ``torch.hpu``) on the software HPU.
+"""Stands in for ``habana_frameworks.torch.hpu`` (and as ``torch.hpu``) on the software HPU.
 
 The names and signatures are the bridge's; only what torch and the backend read is here. There is one
 device. Operators are done when their call returns; copies to the host that do not block, and what waits

@@ -1,4 +1,4 @@
-"""What the bridge does to a graph between AOT autograd and its own compiler, as far as it is public.
+"""Repeats what the bridge does to a graph between AOT autograd and its own compiler, as far as published.
 
 Placement, the pass that makes ``index_copy`` write in place, the one that makes ``linear`` of a product
 with a transposed matrix, partitions where the graph is left, the pass that moves writes of state between

@@ -1,4 +1,4 @@
-"""What stands in for ``habana_frameworks.torch.hpu.metrics`` on the software HPU."""
+"""Stands in for ``habana_frameworks.torch.hpu.metrics`` on the software HPU."""
 
 from __future__ import annotations
 

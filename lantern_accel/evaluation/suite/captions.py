@@ -1,4 +1,4 @@
-"""Which prompts a suite draws, and its real images: COCO's captions, a list, or prompts alone."""
+"""Reads a suite's prompts and real images: COCO's captions, a list, or prompts alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How papers measure, as data: which captions, which resizing, which networks, with sources.
+"""The protocols of papers as data: captions, resizing and networks, with sources.
 
 The figures of two protocols cannot be compared: resizing alone moves FID by more than the methods do.
 """

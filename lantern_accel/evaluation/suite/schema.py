@@ -1,4 +1,4 @@
-"""What a suite writes: the protocol, one row per strategy, and what was left out, with reasons."""
+"""The schema of a suite: the protocol, one row per strategy, and what was left out, with reasons."""
 
 from __future__ import annotations
 

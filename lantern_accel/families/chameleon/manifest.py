@@ -1,4 +1,4 @@
-"""What a Chameleon model's manifest says: which of the two ways to prompt and to write a picture."""
+"""The manifest of a Chameleon model: which of the two ways to prompt and to write a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GLM-Image manifest says: sizes, ids, and the strings around a picture's size."""
+"""The manifest of a GLM-Image model: sizes, ids, and the strings around a picture's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Janus model's manifest says: which generation's prompt, and the ids around a picture."""
+"""The manifest of a Janus model: which generation's prompt, and the ids around a picture."""
 
 from __future__ import annotations
 

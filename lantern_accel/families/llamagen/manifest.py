@@ -1,4 +1,4 @@
-"""What a LlamaGen model's manifest says, and that its parts fit each other."""
+"""The manifest of a LlamaGen model, whose parts must fit each other."""
 
 from __future__ import annotations
 

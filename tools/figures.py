@@ -143,15 +143,15 @@ def _costs() -> Iterator[Figure]:
     data = "profiles/auto/epyc-batch1.json"
     batch = _read(data)["batches"]["1"]
     tree = batch["auto"]["tree"]
-    lengths = next(value for value in tree.values() if isinstance(value, list))
+    lengths = tree["draft_lengths"]
     for one in lengths:
         drafts = {1: "none", 2: "a chain of 1"}.get(
             one["length"], f"a chain of {one['length'] - 1}"
         )
-        cost, worth = one["cost"], one["worth"]
-        text = f"| {drafts} | {cost:.2f} | {worth:.2f} | {worth / cost:.2f}x |"
+        cost, brings = one["cost"], one["tokens_per_step"]
+        text = f"| {drafts} | {cost:.2f} | {brings:.2f} | {brings / cost:.2f}x |"
         yield _figure(f"what {drafts} costs", text, data, "python tools/race_auto.py", AUTO_PAGE)
-    best = max(one["worth"] / one["cost"] for one in lengths)
+    best = max(one["tokens_per_step"] / one["cost"] for one in lengths)
     reached = f"{100 * batch['summary']['auto']['median'] / best:.0f} %"
     yield _figure("auto next to its promise", reached, data, "python tools/race_auto.py", AUTO_PAGE)
 

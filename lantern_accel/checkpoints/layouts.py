@@ -8,7 +8,8 @@ and ``trained_drafters``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,32 @@ def first_wrong(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
+
+
+@contextmanager
+def explained(text: Callable[[str], str]) -> Iterator[None]:
+    """Raise CheckpointError of ``text(what is wrong)`` where a configuration in the block is invalid."""
+    try:
+        yield
+    except ValidationError as error:
+        raise CheckpointError(text(first_wrong(error))) from None
+
+
+def check_said(what: object, said: Mapping[str, Any], sizes: Mapping[str, object]) -> None:
+    """Raise CheckpointError where a configuration has other sizes than ``what`` has by its shapes."""
+    for name, size in sizes.items():
+        if said.get(name, size) != size:
+            raise CheckpointError(
+                f"{what} has {name} {size} by its shapes, but its configuration says {said[name]}; the "
+                "two are not of one model"
+            )
+
+
+def shape_of(checkpoint: Checkpoint, key: str, path: Path) -> tuple[int, ...]:
+    """Return the shape of a tensor; raises :class:`CheckpointError` where ``path`` lacks it."""
+    if key not in checkpoint:
+        raise CheckpointError(f"{path} lacks {key}: a part of it is absent; fetch it again")
+    return checkpoint.shape(key)
 
 
 def whole(said: Mapping[str, Any], name: str, path: Path) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from lantern_accel.errors import ModelError, did_you_mean
+from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.published import Kind, ModelEntry
 from lantern_accel.families.registry import families
 
@@ -33,3 +37,22 @@ def parts_of(model: ModelEntry) -> dict[str, ModelEntry]:
     """Return the entries that a model's parts come from, by kind."""
     known = _by_name()
     return {known[name].kind: known[name] for name in model.uses}
+
+
+def released(
+    manifest: Manifest,
+    manifest_of: Callable[[ModelEntry], Manifest],
+    names: Sequence[str],
+    **config: Any,
+) -> ModelEntry | None:
+    """Return the published model of a manifest's family whose target has the same sizes ``names``.
+
+    ``manifest_of`` gives the manifest of an entry; ``config``: what the entry's own must say.
+    """
+    for one in published():
+        if one.family != manifest.family or not config.items() <= one.config.items():
+            continue
+        theirs = manifest_of(one).target
+        if all(getattr(theirs, name) == getattr(manifest.target, name) for name in names):
+            return one
+    return None

@@ -7,12 +7,17 @@ fused or apart, and pairs of a rotation adjacent or half-split.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from lantern_accel.checkpoints.layouts import check_said, shape_of
 from lantern_accel.checkpoints.loading import Recipe
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.errors import CheckpointError
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import to_adjacent_pairs
 
@@ -50,6 +55,42 @@ class KeyLayout:
         """Return how many layers a checkpoint has, by its keys; 0 where it has none."""
         pattern = re.compile(re.escape(self.block).replace(r"\{i\}", r"(\d+)"))
         return 1 + max((int(m[1]) for key in keys if (m := pattern.match(key))), default=-1)
+
+
+def llama_sizes(
+    checkpoint: Checkpoint, layout: KeyLayout, said: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
+    """Return the sizes of a Llama's trunk: shapes first, the configuration for what they cannot say.
+
+    ``said``: transformers' names, with what the file leaves out filled in. Raises
+    :class:`CheckpointError` where a tensor is absent, or the configuration is of another model.
+    """
+    block = layout.block.format(i=0)
+    token_count, dim = shape_of(checkpoint, layout.embedding, path)
+    rows, kv_rows = (shape_of(checkpoint, block + key, path)[0] for key in (layout.q, layout.k))
+    heads, width = said["num_attention_heads"], said.get("head_dim")
+    width = width or (rows // heads if isinstance(heads, int) and heads > 0 else 0)
+    if not isinstance(heads, int) or heads < 1 or rows != heads * width or kv_rows % width:
+        raise CheckpointError(
+            f"{path} has {rows} rows of queries and {kv_rows} of keys, which are not {heads} heads of "
+            "one width; its configuration is of another model"
+        )
+    layers = layout.layers(checkpoint)
+    check_said(
+        path, said, {"hidden_size": dim, "num_hidden_layers": layers, "vocab_size": token_count}
+    )
+    return {
+        "dim": dim,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_kv_head": kv_rows // width,
+        "head_width": 0 if heads * width == dim else width,
+        "ffn_dim": shape_of(checkpoint, block + layout.down, path)[1],
+        "token_count": token_count,
+        "norm_eps": said["rms_norm_eps"],
+        "bias": block + layout.q.removesuffix("weight") + "bias" in checkpoint,
+        "max_positions": said["max_position_embeddings"],
+    }
 
 
 def block_recipes(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lantern_accel.families.published import ModelEntry
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import (
     DynamicTree,
@@ -51,6 +52,9 @@ class ModelDefaults(BaseModel):
         )
 
 
+ManifestT = TypeVar("ManifestT", bound="Manifest")
+
+
 class Manifest(BaseModel):
     """What every family's ``model.json`` has; a family adds the configurations of its parts.
 
@@ -72,3 +76,7 @@ class Manifest(BaseModel):
         "decoder", description="measure neighbours where the decoder looks codes up, or on raw rows"
     )
     defaults: ModelDefaults = ModelDefaults()
+
+    def named(self: ManifestT, entry: ModelEntry | None) -> ManifestT:
+        """Return this manifest under the name of the published model that it is; None: of none."""
+        return self if entry is None else self.model_copy(update=entry.labels)

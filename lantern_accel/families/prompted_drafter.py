@@ -64,18 +64,7 @@ class PromptedDrafterConfig(Sizes):
     @property
     def decoder(self) -> Decoder:
         """What tells these blocks from those of other Llama-like models."""
-        return Decoder(
-            dim=self.dim,
-            layers=self.n_layer,
-            heads=self.n_head,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            hidden=self.ffn_dim,
-            eps=self.norm_eps,
-            bias=self.qkv_bias,
-            head_norm=self.head_norm,
-            norms=self.norms,
-        )
+        return Decoder.of(self, bias=self.qkv_bias, head_norm=self.head_norm, norms=self.norms)
 
 
 def target_sizes(config: Any) -> dict[str, Any]:

@@ -1,19 +1,33 @@
-"""The base of families whose targets are :class:`~lantern_accel.families.prompted.PromptedTarget`."""
+"""The bases of families whose prompts are token ids, and of those whose drafters have the target's blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
-from pydantic import ValidationError
+import torch
+from torch import nn
+from torch.nn import functional as F
 
-from lantern_accel.checkpoints.layouts import OWN_WEIGHTS, drafter_weights, first_wrong, read_json
+from lantern_accel.checkpoints.layouts import OWN_WEIGHTS, drafter_weights, explained, read_json
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
-from lantern_accel.errors import CheckpointError
-from lantern_accel.families.base import DrafterFiles, Family, Model, Parts
-from lantern_accel.families.manifest import Manifest
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import CheckpointError, RequestError
+from lantern_accel.families.base import (
+    Conditions,
+    DrafterFiles,
+    Family,
+    Found,
+    Model,
+    Parts,
+    Prompt,
+    Size,
+    TextSource,
+)
+from lantern_accel.families.manifest import ManifestT
 from lantern_accel.families.prompted import PromptedTarget
 from lantern_accel.families.prompted_drafter import (
     PromptedDrafter,
@@ -22,6 +36,8 @@ from lantern_accel.families.prompted_drafter import (
     mark_of,
     misfit,
 )
+from lantern_accel.families.prompts import CAPTIONS, bucket, check_texts, left_pad
+from lantern_accel.families.tokenizer import PromptText
 
 #: The configuration beside a drafter's weights.
 OWN_CONFIG = "drafter.json"
@@ -42,19 +58,14 @@ def read_drafter(path: Path, target: Any) -> tuple[PromptedDrafterConfig, Path]:
             f"{path} is no drafter for this model: it lacks {OWN_WEIGHTS} or {OWN_CONFIG}, which "
             f"`lantern-accel train drafter` writes; {_HINT}"
         )
-    try:
+    with explained(
+        lambda why: f"{said} is no configuration of a drafter for this model ({why}); {_HINT}"
+    ):
         config = PromptedDrafterConfig.model_validate(read_json(said))
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{said} is no configuration of a drafter for this model ({first_wrong(error)}); {_HINT}"
-        ) from None
     wrong = misfit(config, target)
     if wrong is not None:
         raise CheckpointError(f"the drafter {path} is of another model: {wrong}; {_HINT}")
     return config, weights
-
-
-ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
 def add_drafter(
@@ -75,15 +86,150 @@ def add_drafter(
     return manifest.model_copy(update={"drafter": config})
 
 
-def check_drafter(drafter: PromptedDrafterConfig | None, target: Any) -> None:
-    """Raise ValueError for a drafter that is of another target, for a manifest's validator."""
-    wrong = None if drafter is None else misfit(drafter, target)
+def check_parts(manifest: Any) -> None:
+    """Raise ValueError for parts of a manifest that are not of one model, for its validator."""
+    codes, known = manifest.vq.codebook_size, manifest.target.vocab_size
+    if codes != known:
+        raise ValueError(f"the codebook has {codes} codes, the target {known}")
+    wrong = None if manifest.drafter is None else misfit(manifest.drafter, manifest.target)
     if wrong is not None:
         raise ValueError(f"the drafter is of another target: {wrong}")
 
 
-class PromptedFamily(Family):
-    """Trains, reads and pairs drafters; a family has ``manifest.drafter`` and builds the rest."""
+class TokenFamily(Family):
+    """A family whose prompts are token ids, left-padded to few lengths.
+
+    Its manifests have ``pad``, the id that pads prompts, ``grid(size)``, a picture's rows and columns of
+    tokens, and ``token_pixels``, the pixels along the side of one.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("target", "vq", "text_tokenizer")
+    #: What reads the tokenizer's file.
+    text_type: ClassVar[type[PromptText]]
+    #: Keys that a part's file may hold for other parts.
+    beside: ClassVar[Mapping[str, re.Pattern[str]]]
+    #: The target's sizes that requests choose: the shape of conditions, one number alone where it is one.
+    shape_names: ClassVar[tuple[str, ...]] = ("prefix_length", "height", "width")
+
+    def unneeded(self, part: str) -> re.Pattern[str] | None:
+        """Return the keys of the other parts, where one file holds several."""
+        return self.beside.get(part)
+
+    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
+        """Return the tokenizer."""
+        path = found.files.get("text_tokenizer")
+        return None if path is None else self.text_type(path, found.manifest)
+
+    def examples(self, manifest: Any) -> Sequence[Prompt]:
+        """Return captions."""
+        return CAPTIONS
+
+    def picture(self, manifest: Any, size: Size | None = None) -> Size:
+        """Return the width and height of a picture that the model can draw."""
+        rows, columns = manifest.grid(size)
+        return columns * manifest.token_pixels, rows * manifest.token_pixels
+
+    def positions(self, target: Any) -> int:
+        """Return the positions that a target was trained on: those of a prompt and of its picture."""
+        return int(target.max_positions)
+
+    def usual_shape(self, model: Model) -> Hashable:
+        """Return the shape of a short prompt and the model's own picture size."""
+        sizes = tuple(getattr(model.manifest.target, name) for name in self.shape_names)
+        return sizes if len(sizes) > 1 else sizes[0]
+
+    def conditions(
+        self,
+        model: Model,
+        prompts: Sequence[Prompt],
+        device: torch.device,
+        dtype: torch.dtype,
+        size: Size | None = None,
+    ) -> Conditions:
+        """Return token ids ``[n, prefix]``, left-padded to a bucket's length."""
+        manifest = model.manifest
+        texts = check_texts(prompts, manifest.name)
+        grid = manifest.grid(size)
+        if not isinstance(model.text, PromptText):
+            lacks = model.missing.get("text", "a text tokenizer in its folder")
+            raise RequestError(f"the model {manifest.name!r} lacks {lacks}")
+        return self.padded(model, model.text.prompts(texts, *grid), device, grid)
+
+    def padded(
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[int]],
+        device: torch.device,
+        grid: tuple[int, int],
+    ) -> Conditions:
+        """Return the conditions of prompts that are token ids already; ``grid``: rows and columns.
+
+        Raises :class:`RequestError` for a prompt that is longer than the model was trained on.
+        """
+        manifest, names = model.manifest, self.shape_names[1:]
+        sizes = dict(zip(names, grid, strict=True)) if names else {}
+        tokens = manifest.target.model_copy(update=sizes).num_tokens
+        longest, positions = max(len(ids) for ids in prompts), self.positions(manifest.target)
+        most = positions - tokens
+        if longest > most:
+            smaller = " or ask for a smaller picture" if names else ""
+            raise RequestError(
+                f"a prompt has {longest} tokens and the picture {tokens}, but the model was trained on "
+                f"{positions} in all; shorten the prompt to {most} tokens{smaller}"
+            )
+        length = bucket(longest)
+        ids, mask = left_pad(prompts, length, manifest.pad)
+        shape: Hashable = (length, *grid) if names else length
+        return Conditions(ids.to(device), mask.to(device), shape)
+
+    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
+        """Pad prompts to the longest one's bucket."""
+        longest = max(conditions, key=lambda one: one.mask.shape[1])
+        ids, masks = [], []
+        for one in conditions:
+            extra = longest.mask.shape[1] - one.mask.shape[1]
+            ids.append(F.pad(one.condition, (extra, 0), value=model.manifest.pad))
+            masks.append(F.pad(one.mask, (extra, 0), value=False))
+        return Conditions(torch.cat(ids), torch.cat(masks), longest.shape)
+
+
+class PromptedFamily(TokenFamily):
+    """Trains, reads and pairs drafters of the target's own blocks; has ``manifest.drafter``."""
+
+    target_type: ClassVar[type[PromptedTarget]]
+    vq_type: ClassVar[type[nn.Module]]
+
+    def build(self, manifest: Any, part: str, ops: TensorOps) -> nn.Module:
+        """Build the target, its drafter, or what turns tokens into codes' rows."""
+        if part == "target":
+            return self.target_type(manifest.target, ops=ops)
+        if part == "drafter":
+            return PromptedDrafter(manifest.drafter, ops=ops)
+        return self.vq_type(manifest.vq)
+
+    def conditions_of(
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[int]],
+        device: torch.device,
+        grid: tuple[int, int] | None = None,
+    ) -> Conditions:
+        """Return the conditions of prompts that are token ids already; ``grid``: rows and columns.
+
+        Raises :class:`RequestError` for a grid that the model cannot draw, and for a prompt that is
+        longer than it was trained on.
+        """
+        side = model.manifest.token_pixels
+        size = None if grid is None else (grid[1] * side, grid[0] * side)
+        return self.padded(model, prompts, device, model.manifest.grid(size))
+
+    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
+        """Return target and drafter for a prompt length and a picture size; weights are shared."""
+        if shape is None:
+            return model.target, model.drafter
+        sizes = shape if isinstance(shape, tuple) else (shape,)
+        target = model.target.fitted(**dict(zip(self.shape_names, sizes, strict=True)))
+        return target, None if model.drafter is None else model.drafter.beside(target)
 
     def drafter_recipes(self, checkpoint: Checkpoint) -> Mapping[str, Recipe]:
         """Return our own names: what :meth:`drafter_files` wrote."""
@@ -119,8 +265,3 @@ class PromptedFamily(Family):
         """Let the drafter read its target's tables."""
         if model.drafter is not None:
             model.drafter.read(model.target)
-
-    def sized_parts(self, model: Model, **sizes: int) -> tuple[Any, Any]:
-        """Return target and drafter for a prompt length or a picture size; weights are shared."""
-        target = model.target.fitted(**sizes)
-        return target, None if model.drafter is None else model.drafter.beside(target)

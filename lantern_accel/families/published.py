@@ -47,6 +47,11 @@ class ModelEntry(_Data):
     config: dict[str, Any] = Field(default_factory=dict)
 
     @property
+    def labels(self) -> dict[str, Any]:
+        """What a manifest says of the model besides sizes."""
+        return {"name": self.name, "summary": self.summary, "licence": self.licence}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its own files."""
         return sum(file.nbytes for file in self.files)

@@ -46,6 +46,23 @@ class Decoder:
     head_norm: bool = False
     norms: Norms = "before"
 
+    @classmethod
+    def of(cls, sizes: Any, **special: Any) -> Decoder:
+        """Return the trunk of a network; ``special``: what tells it from a plain one.
+
+        ``sizes``: the configuration, with ``kv_heads``, ``head_dim`` and ``ffn_dim`` whatever its fields.
+        """
+        return cls(
+            dim=sizes.dim,
+            layers=sizes.n_layer,
+            heads=sizes.n_head,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            hidden=sizes.ffn_dim,
+            eps=sizes.norm_eps,
+            **special,
+        )
+
     @property
     def groups(self) -> int:
         """Query heads that share one head of keys and values."""

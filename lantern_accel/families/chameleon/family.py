@@ -20,14 +20,10 @@ from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.base import (
     Conditions,
     DrafterFiles,
-    Family,
     Found,
     Model,
     Parts,
-    Prompt,
     Rows,
-    Size,
-    TextSource,
     finite_pixels,
 )
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
@@ -54,7 +50,6 @@ from lantern_accel.families.chameleon.text import (
     anole_unconditional,
     lumina_prompt,
     lumina_unconditional,
-    read_text_tokenizer,
 )
 from lantern_accel.families.chameleon.vq import (
     ChameleonVQ,
@@ -63,8 +58,9 @@ from lantern_accel.families.chameleon.vq import (
 )
 from lantern_accel.families.llamagen.drafter import start_drafter
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.families.prompts import CAPTIONS, bucket, left_pad
-from lantern_accel.families.tokenizer import check_vocabulary
+from lantern_accel.families.prompted_family import TokenFamily
+from lantern_accel.families.prompts import left_pad
+from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -76,13 +72,8 @@ PIXELS_AT_ONCE = 512 * 512
 LONG_PROMPT = 256
 
 
-class ChameleonText:
-    """The tokenizer of one model: prompts to token ids; on the host, a few megabytes."""
-
-    def __init__(self, path: Path, manifest: ChameleonManifest) -> None:
-        self.tokenizer = read_text_tokenizer(path)
-        check_vocabulary(self.tokenizer, manifest.target.token_count, path)
-        self.manifest = manifest
+class ChameleonText(PromptText):
+    """The tokenizer of one model, with the prompt that it was trained on."""
 
     def prompts(self, texts: Sequence[str], rows: int, columns: int) -> list[list[int]]:
         """Return the ids of each prompt for a picture of ``rows x columns`` codes."""
@@ -91,22 +82,15 @@ class ChameleonText:
             return [anole_prompt(self.tokenizer, ids, text) for text in texts]
         return [lumina_prompt(self.tokenizer, ids, text, rows, columns, code) for text in texts]
 
-    def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return ids ``[n, longest]``, left-padded, and their mask, for the default picture size."""
-        target = self.manifest.target
-        rows = self.prompts(prompts, target.height, target.width)
-        return left_pad(rows, max(len(row) for row in rows), self.manifest.ids.pad)
 
-    def release(self) -> None:
-        """Do nothing: there is nothing on the device."""
-
-
-class ChameleonFamily(Family):
+class ChameleonFamily(TokenFamily):
     """Anole-7B and Lumina-mGPT-7B, and what else shares their trunk and vocabulary."""
 
     name: ClassVar[str] = "chameleon"
     manifest_type: ClassVar[type[Manifest]] = ChameleonManifest
-    needs: ClassVar[tuple[str, ...]] = ("target", "vq", "text_tokenizer")
+    text_type = ChameleonText
+    #: Hugging Face's files hold target and VQGAN together.
+    beside: ClassVar[Mapping[str, re.Pattern[str]]] = {"target": BESIDE_TARGET, "vq": BESIDE_VQ}
 
     def detect(self, path: Path, parts: Parts) -> Found | None:
         """Recognise Meta's, GAIR's, Hugging Face's and Lumina's layouts."""
@@ -136,10 +120,6 @@ class ChameleonFamily(Family):
         if manifest.drafter is not None:
             return manifest
         return manifest.model_copy(update={"drafter": fitting_drafter(manifest.target)})
-
-    def examples(self, manifest: ChameleonManifest) -> Sequence[Prompt]:
-        """Return captions."""
-        return CAPTIONS
 
     def tiny(self) -> ChameleonManifest:
         """Return a Lumina: rows end in newlines, and guidance branches have prompts of their own."""
@@ -197,37 +177,10 @@ class ChameleonFamily(Family):
             key.removeprefix(prefix): Recipe((key,)) for key in checkpoint if key.startswith(prefix)
         }
 
-    def unneeded(self, part: str) -> re.Pattern[str] | None:
-        """Return the keys of the other parts: Hugging Face's files hold target and VQGAN together."""
-        return {"target": BESIDE_TARGET, "vq": BESIDE_VQ}.get(part)
-
-    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
-        """Return the tokenizer."""
-        path = found.files.get("text_tokenizer")
-        manifest: Any = found.manifest
-        return None if path is None else ChameleonText(path, manifest)
-
-    def picture(self, manifest: ChameleonManifest, size: Size | None = None) -> Size:
-        """Return the width and height of a grid that the model can draw."""
-        rows, columns = manifest.grid(size)
-        return columns * manifest.vq.downsample, rows * manifest.vq.downsample
-
     def tokens(self, model: Model, codes: Tensor) -> Tensor:
         """End every row with the newline, where the model writes it."""
         newline = model.manifest.target.newline
         return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
-
-    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
-        """Pad prompts to the longest one's bucket."""
-        pad = model.manifest.ids.pad
-        shape: Any = max(one.shape for one in conditions)  # type: ignore[type-var]
-        longest = int(shape[0])
-        ids, masks = [], []
-        for one in conditions:
-            extra = longest - one.mask.shape[1]
-            ids.append(F.pad(one.condition, (extra, 0), value=pad))
-            masks.append(F.pad(one.mask, (extra, 0), value=False))
-        return Conditions(torch.cat(ids), torch.cat(masks), shape)
 
     def fresh_drafter(
         self, target: ChameleonGPT, layers: int = 1, taps: Sequence[int] = ()
@@ -255,40 +208,9 @@ class ChameleonFamily(Family):
         config = drafter_config(open_checkpoint(weights), weights, manifest.target)
         return manifest.model_copy(update={"drafter": config}), weights
 
-    def conditions(
-        self,
-        model: Model,
-        prompts: Sequence[Prompt],
-        device: torch.device,
-        dtype: torch.dtype,
-        size: Size | None = None,
-    ) -> Conditions:
-        """Return token ids ``[n, prefix]``, left-padded to a bucket's length."""
-        manifest: ChameleonManifest = model.manifest
-        for prompt in prompts:
-            if not isinstance(prompt, str):
-                raise RequestError(
-                    f"the model {manifest.name!r} takes text, not the class {prompt!r}"
-                )
-        if not isinstance(model.text, ChameleonText):
-            lacks = model.missing.get("text", "a text tokenizer in its folder")
-            raise RequestError(f"the model {manifest.name!r} lacks {lacks}")
-        rows, columns = manifest.grid(size)
-        texts = model.text.prompts([str(p) for p in prompts], rows, columns)
-        longest = max(len(ids) for ids in texts)
-        length = bucket(longest)
-        fitted = manifest.target.model_copy(update={"height": rows, "width": columns})
-        # Whatever a configuration says, a model was trained on its own picture and a prompt.
-        positions = max(manifest.target.max_positions, manifest.target.num_tokens + LONG_PROMPT)
-        most = positions - fitted.num_tokens
-        if longest > most:
-            raise RequestError(
-                f"a prompt has {longest} tokens and the picture {fitted.num_tokens}, but the model "
-                f"was trained on {positions} in all; shorten the prompt to {most} tokens or ask for a "
-                "smaller picture"
-            )
-        ids, mask = left_pad(texts, length, manifest.ids.pad)
-        return Conditions(ids.to(device), mask.to(device), shape=(length, rows, columns))
+    def positions(self, target: ChameleonConfig) -> int:
+        """Return the trained positions: whatever a file says, those of its own picture and a prompt."""
+        return max(target.max_positions, target.num_tokens + LONG_PROMPT)
 
     def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
         """Return target and drafter for a prompt length and a picture size; weights are shared."""
@@ -296,11 +218,6 @@ class ChameleonFamily(Family):
             return model.target, model.drafter
         drafter = None if model.drafter is None else model.drafter.fitted(*shape)
         return model.target.fitted(*shape), drafter
-
-    def usual_shape(self, model: Model) -> Hashable:
-        """Return the shape of a short prompt and the model's own picture size."""
-        c = model.manifest.target
-        return (c.prefix_length, c.height, c.width)
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return ``[cond; uncond]``, or ``[cond; image only; uncond]`` for three-way guidance."""

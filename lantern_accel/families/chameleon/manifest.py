@@ -56,6 +56,16 @@ class ChameleonManifest(Manifest):
             )
         return self
 
+    @property
+    def pad(self) -> int:
+        """The id that pads prompts."""
+        return self.ids.pad
+
+    @property
+    def token_pixels(self) -> int:
+        """Pixels along the side of a code."""
+        return self.vq.downsample
+
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
         """Return rows and columns of codes of a picture ``(width, height)`` in pixels; None: the default.
 
@@ -64,7 +74,7 @@ class ChameleonManifest(Manifest):
         if size is None:
             return self.target.height, self.target.width
         width, height = size
-        code = self.vq.downsample
+        code = self.token_pixels
         if self.variant == "anole":
             own = (self.target.width * code, self.target.height * code)
             if size != own:

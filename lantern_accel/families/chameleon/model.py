@@ -79,17 +79,7 @@ class TrunkConfig(Sizes):
     @property
     def decoder(self) -> Decoder:
         """What tells this trunk from other Llama-like ones."""
-        return Decoder(
-            dim=self.dim,
-            layers=self.n_layer,
-            heads=self.n_head,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            hidden=self.ffn_dim,
-            eps=self.norm_eps,
-            head_norm=True,
-            norms="after" if self.swin_norm else "before",
-        )
+        return Decoder.of(self, head_norm=True, norms="after" if self.swin_norm else "before")
 
     @property
     def vocab_size(self) -> int:

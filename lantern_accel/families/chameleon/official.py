@@ -9,13 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from lantern_accel.checkpoints.layouts import drafter_weights, first_wrong
+from lantern_accel.checkpoints.layouts import drafter_weights, explained
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.catalogue import parts_of, published
+from lantern_accel.families.catalogue import parts_of, released
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.keys import DRAFTER, half_split, key_layout
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
@@ -32,10 +30,12 @@ from lantern_accel.families.chameleon.sizes import (
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
 from lantern_accel.families.chameleon.vq import chameleon_vq_config
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.files import read_json_file
+from lantern_accel.families.tokenizer import read_vocabulary
 
 _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
 _WHERE_TEXT = "tokenizer/text_tokenizer.json of Chameleon's release"
+#: Sizes by which a published model is known.
+_RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes", "height")
 VARIANTS: tuple[Variant, ...] = ("lumina", "anole")
 
 
@@ -71,7 +71,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         missing["text"] = f"a text tokenizer: put {_WHERE_TEXT} into {path}"
     else:
         files["text_tokenizer"] = text
-        ids = _ids(text)
+        ids = ids_from_vocabulary(read_vocabulary(text, _WHERE_TEXT))
     variant, why = _variant(path, config)
     notes.append(f"{variant.capitalize()}, {why}")
     vq_path = _picture_tokenizer(path, weights, checkpoint, parts)
@@ -95,15 +95,14 @@ def detect(path: Path, parts: Parts) -> Found | None:
         files["drafter"] = drafter
     elif not parts.no_drafter:
         missing["drafter"] = _where_drafter(path, variant)
-    try:
+    with explained(
+        lambda why: f"the parts of {path} are not of one model ({why}); take them from one release"
+    ):
         target = target_config(
             checkpoint, layout, config, ids, variant == "lumina", _side(path, config, variant)
         )
-        known = published_entry(variant, target)
         manifest = ChameleonManifest(
-            name=known.name if known is not None else _release(path).name,
-            summary=known.summary if known is not None else "",
-            licence=known.licence if known is not None else "",
+            name=_release(path).name,
             variant=variant,
             side=target.height,
             ids=ids,
@@ -112,10 +111,8 @@ def detect(path: Path, parts: Parts) -> Found | None:
             vq=vq,
             defaults=DEFAULTS[variant].within(target.image_codes),
         )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"the parts of {path} are not of one model ({first_wrong(error)}); take them from one release"
-        ) from None
+    # Both layouts of Anole are one model.
+    manifest = manifest.named(released(manifest, published_manifest, _RELEASED, variant=variant))
     return Found(manifest, files, parts, notes, missing)
 
 
@@ -154,9 +151,7 @@ def published_manifest(entry: ModelEntry) -> ChameleonManifest:
     )
     shared = {name: getattr(target, name) for name in SHARED}
     return ChameleonManifest(
-        name=entry.name,
-        summary=entry.summary,
-        licence=entry.licence,
+        **entry.labels,
         variant=variant,
         side=side,
         target=target,
@@ -164,17 +159,6 @@ def published_manifest(entry: ModelEntry) -> ChameleonManifest:
         vq=chameleon_vq_config(),
         defaults=DEFAULTS[variant],
     )
-
-
-def published_entry(variant: Variant, target: ChameleonConfig) -> ModelEntry | None:
-    """Return the published model of these sizes; both layouts of Anole are one."""
-    own = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "image_codes", "height")
-    for one in published():
-        if one.family == "chameleon" and one.config["variant"] == variant:
-            theirs = published_manifest(one).target
-            if all(getattr(theirs, name) == getattr(target, name) for name in own):
-                return one
-    return None
 
 
 # --- files --------------------------------------------------------------------------------------------
@@ -232,19 +216,6 @@ def _text_tokenizer(path: Path, parts: Parts) -> Path | None:
 
 def _is_ours(weights: Path, config: dict[str, Any]) -> bool:
     return config.get("model_type") == "chameleon" or weights.name == "consolidated.pth"
-
-
-def _ids(path: Path) -> SpecialIds:
-    try:
-        content = read_json_file(path)
-        vocabulary = dict(content["model"]["vocab"])
-        vocabulary.update({t["content"]: t["id"] for t in content.get("added_tokens", [])})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as a tokenizer ({type(error).__name__}: {error}); use "
-            f"{_WHERE_TEXT}"
-        ) from None
-    return ids_from_vocabulary(vocabulary)
 
 
 # --- which model --------------------------------------------------------------------------------------

@@ -6,13 +6,10 @@ the norms are. Weights are not read.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from lantern_accel.checkpoints.layouts import first_wrong, read_json
+from lantern_accel.checkpoints.layouts import check_said, explained, read_json
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
@@ -65,13 +62,12 @@ def _trunk_sizes(checkpoint: Checkpoint, layout: KeyLayout) -> dict[str, Any]:
     else:
         q_rows = dim
         kv_rows = (checkpoint.shape(block + layout.qkv)[0] - q_rows) // 2
-    layers = re.compile(re.escape(layout.block).replace(r"\{i\}", r"(\d+)"))
-    numbers = {int(found[1]) for key in checkpoint if (found := layers.match(key))}
-    if not numbers:
+    layers = layout.layers(checkpoint)
+    if not layers:
         raise CheckpointError(f"{checkpoint.path} has no layers; fetch it again")
     return {
         "dim": dim,
-        "n_layer": max(numbers) + 1,
+        "n_layer": layers,
         "n_head": q_rows // head_dim,
         "n_kv_head": 0 if kv_rows == q_rows else kv_rows // head_dim,
         "ffn_dim": checkpoint.shape(block + layout.down)[1],
@@ -105,12 +101,7 @@ def target_config(
     Raises :class:`CheckpointError` where the configuration is of other weights.
     """
     sizes = _trunk_sizes(checkpoint, layout)
-    for name, size in _SIZES.items():
-        if config.get(name, sizes[size]) != sizes[size]:
-            raise CheckpointError(
-                f"{checkpoint.path} has {name} {sizes[size]} by its shapes, but its configuration says "
-                f"{config[name]}; the two are not of one model"
-            )
+    check_said(checkpoint.path, config, {name: sizes[size] for name, size in _SIZES.items()})
     return ChameleonConfig(
         **sizes,
         **_said(config),
@@ -146,18 +137,18 @@ def drafter_config(
         )
     said = _said(said_of(path))
     said.pop("max_positions", None)
-    try:
+    with explained(
+        lambda why: (
+            f"the config.json of the drafter {path} is wrong ({why}); take it from where the "
+            "drafter is from"
+        )
+    ):
         return ChameleonDrafterConfig(
             **sizes,
             **said,
             **{name: getattr(target, name) for name in SHARED},
             bias="fc.bias" in checkpoint,
         )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"the config.json of the drafter {path} is wrong ({first_wrong(error)}); take it from where "
-            "the drafter is from"
-        ) from None
 
 
 def fitting_drafter(target: ChameleonConfig) -> ChameleonDrafterConfig:
@@ -205,7 +196,11 @@ def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
     if not widths:
         shape("encoder.down.0.block.0.conv1.weight")
     codes, width = shape("quantize.embedding.weight")
-    try:
+    with explained(
+        lambda why: (
+            f"{path} is a VQGAN of an unsupported size ({why}); use the one of Chameleon's release"
+        )
+    ):
         return VQConfig(
             in_channels=shape("encoder.conv_in.weight")[1],
             ch=ch,
@@ -216,8 +211,3 @@ def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
             codebook_dim=width,
             l2_norm=False,
         )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{path} is a VQGAN of an unsupported size ({first_wrong(error)}); use the one of "
-            "Chameleon's release"
-        ) from None

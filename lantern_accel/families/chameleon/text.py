@@ -8,14 +8,11 @@ Source: facebookresearch/chameleon ``vocab.py``, GAIR-NLP/anole ``chameleon.py``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from lantern_accel.errors import CheckpointError
-from lantern_accel.families.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -84,16 +81,6 @@ def ids_from_vocabulary(vocabulary: Mapping[str, int]) -> SpecialIds:
     return SpecialIds(image_first=first, image_codes=len(images), **found)
 
 
-def read_text_tokenizer(path: Path) -> Tokenizer:
-    """Read ``text_tokenizer.json`` (or a Hugging Face ``tokenizer.json``)."""
-    if not path.is_file():
-        raise CheckpointError(
-            f"there is no tokenizer {path}; put the text_tokenizer.json that comes with Chameleon there"
-        )
-    tokenizer: Tokenizer = read_tokenizer(path)
-    return tokenizer
-
-
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
@@ -139,14 +126,3 @@ def lumina_unconditional(ids: SpecialIds, rows: int, columns: int) -> list[int]:
     Size tokens count pairs of codes, the height first.
     """
     return [ids.image_start, ids.grid + rows // 2, ids.grid + columns // 2]
-
-
-def lumina_stream(codes: Tensor, ids: SpecialIds) -> list[int]:
-    """Return the token ids that Lumina writes for a picture of codes, int ``[rows, columns]``.
-
-    Start, sizes, rows that end in newlines, end of image, end of turn.
-    """
-    rows, columns = codes.shape
-    lines = [[*(ids.image_first + c for c in row), ids.newline] for row in codes.tolist()]
-    flat = [token for line in lines for token in line]
-    return [*lumina_unconditional(ids, rows, columns), *flat, ids.image_end, ids.end_of_turn]

@@ -11,7 +11,7 @@ from lantern_accel.families.glm_image.grids import PIXELS, grids
 from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
 from lantern_accel.families.manifest import Manifest, ModelDefaults
 from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
-from lantern_accel.families.prompted_family import check_drafter
+from lantern_accel.families.prompted_family import check_parts
 from lantern_accel.strategy.values import Sampling
 
 #: The released generation_config.json; its top-k is the head's width and filters nothing.
@@ -42,12 +42,18 @@ class GlmImageManifest(Manifest):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> GlmImageManifest:
-        if self.vq.codebook_size != self.target.vocab_size:
-            raise ValueError(
-                f"the codebook has {self.vq.codebook_size} codes, the target {self.target.vocab_size}"
-            )
-        check_drafter(self.drafter, self.target)
+        check_parts(self)
         return self
+
+    @property
+    def pad(self) -> int:
+        """The id that pads prompts."""
+        return self.marks.pad
+
+    @property
+    def token_pixels(self) -> int:
+        """Pixels along the side of a token of the large grid."""
+        return PIXELS
 
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
         """Return rows and columns of the large grid of a picture ``(width, height)`` in pixels.

@@ -76,17 +76,7 @@ class GlmImageConfig(Sizes):
     @property
     def decoder(self) -> Decoder:
         """What tells this trunk from other Llama-like ones."""
-        return Decoder(
-            dim=self.dim,
-            layers=self.n_layer,
-            heads=self.n_head,
-            kv_heads=self.n_kv_head,
-            head_dim=self.head_dim,
-            hidden=self.ffn_dim,
-            eps=self.norm_eps,
-            bias=self.bias,
-            norms="both",
-        )
+        return Decoder.of(self, bias=self.bias, norms="both")
 
     @property
     def grids(self) -> tuple[Grid, Grid]:

@@ -7,14 +7,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lantern_accel.checkpoints.layouts import first_wrong, read_json
+from lantern_accel.checkpoints.layouts import explained, read_json, shape_of
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.catalogue import published
+from lantern_accel.families.catalogue import released
 from lantern_accel.families.glm_image.keys import CODEBOOK, LAYOUT, is_prior
 from lantern_accel.families.glm_image.manifest import DEFAULTS, GlmImageManifest, Marks
 from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
+from lantern_accel.families.layout import llama_sizes
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
@@ -29,6 +30,8 @@ _TEXT = {
     "max_position_embeddings": 131072,
     "hidden_act": "silu",
 }
+#: Sizes by which the published model is known.
+_RELEASED = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "vocab_size")
 _ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [8, 12, 12]}
 
 
@@ -72,10 +75,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         files["text_tokenizer"] = text
         marks = read_marks(said, text)
     manifest = manifest_of(checkpoint, said, home, marks=marks)
-    known = published_entry(manifest)
-    if known is not None:
-        named = {"name": known.name, "summary": known.summary, "licence": known.licence}
-        manifest = manifest.model_copy(update=named)
+    manifest = manifest.named(released(manifest, published_manifest, _RELEASED))
     asked = folder / "generation_config.json"
     if asked.is_file():
         manifest = manifest.model_copy(update={"defaults": defaults_of(read_json(asked), manifest)})
@@ -90,7 +90,7 @@ def manifest_of(
 
     Raises :class:`CheckpointError` where the two are not of one model.
     """
-    try:
+    with explained(lambda why: f"{path}: {why}; its configuration is not of these weights"):
         target = _target(checkpoint, said, path)
         known = checkpoint.shape(CODEBOOK) if CODEBOOK in checkpoint else (target.vocab_size, 2048)
         vq = CodebookConfig(codebook_size=known[0], codebook_dim=known[1])
@@ -101,21 +101,10 @@ def manifest_of(
             vq=vq,
             defaults=DEFAULTS.within(target.vocab_size),
         )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{path}: {first_wrong(error)}; its configuration is not of these weights"
-        ) from None
 
 
 def _target(checkpoint: Checkpoint, said: dict[str, Any], path: Path) -> GlmImageConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
-    block = LAYOUT.block.format(i=0)
-
-    def shape(key: str) -> tuple[int, ...]:
-        if key not in checkpoint:
-            raise CheckpointError(f"{path} lacks {key}: a part of it is absent; fetch it again")
-        return checkpoint.shape(key)
-
     given = said.get("text_config") or {}
     text = {**_TEXT, **{k: v for k, v in given.items() if v is not None}}
     rope = {**_ROPE, **(text.get("rope_parameters") or {})}
@@ -125,46 +114,23 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any], path: Path) -> GlmImag
             f"the configuration of {path} asks for {odd}, of which only 'default' and 'silu' are "
             "supported; use the released model"
         )
-    token_count, dim = shape(LAYOUT.embedding)
-    rows, kv_rows = shape(block + LAYOUT.q)[0], shape(block + LAYOUT.k)[0]
-    heads = text["num_attention_heads"]
-    width = text.get("head_dim") or (rows // heads if isinstance(heads, int) and heads > 0 else 0)
-    if not isinstance(heads, int) or heads < 1 or rows != heads * width or kv_rows % width:
-        raise CheckpointError(
-            f"{path} has {rows} rows of queries and {kv_rows} of keys, which are not {heads} heads of "
-            "one width; its configuration is of another model"
-        )
-    layers = LAYOUT.layers(checkpoint)
-    theirs = {"hidden_size": dim, "num_hidden_layers": layers, "vocab_size": token_count}
-    for name, size in theirs.items():
-        if text.get(name, size) != size:
-            raise CheckpointError(
-                f"{path} has {name} {size} by its shapes, but its configuration says {text[name]}; the "
-                "two are not of one model"
-            )
+    sizes = llama_sizes(checkpoint, LAYOUT, text, path)
     codes = (said.get("vq_config") or {}).get("num_embeddings")
     if codes is None:
         codes = checkpoint.shape(CODEBOOK)[0] if CODEBOOK in checkpoint else 16384
-    if codes > shape(LAYOUT.head)[0]:
+    rows = shape_of(checkpoint, LAYOUT.head, path)[0]
+    if codes > rows:
         raise CheckpointError(
-            f"the head of {path} has {shape(LAYOUT.head)[0]} rows, fewer than {codes} codes; its "
+            f"the head of {path} has {rows} rows, fewer than {codes} codes; its "
             "configuration is of another model"
         )
+    width = sizes["head_width"] or sizes["dim"] // sizes["n_head"]
     return GlmImageConfig(
-        dim=dim,
-        n_layer=layers,
-        n_head=heads,
-        n_kv_head=kv_rows // width,
-        head_width=0 if heads * width == dim else width,
-        ffn_dim=shape(block + LAYOUT.down)[1],
-        token_count=token_count,
+        **sizes,
         vocab_size=codes,
-        norm_eps=text["rms_norm_eps"],
         rope_base=rope["rope_theta"],
         rotated=int(width * rope["partial_rotary_factor"]),
         sections=tuple(rope["mrope_section"]),
-        bias=block + LAYOUT.q.removesuffix("weight") + "bias" in checkpoint,
-        max_positions=text["max_position_embeddings"],
     )
 
 
@@ -241,21 +207,8 @@ def _tokenizer(given: Path | None, folder: Path) -> Path | None:
 def published_manifest(entry: ModelEntry) -> GlmImageManifest:
     """Return the manifest of the published model."""
     return GlmImageManifest(
-        name=entry.name,
-        summary=entry.summary,
-        licence=entry.licence,
+        **entry.labels,
         target=GlmImageConfig(),
         vq=CodebookConfig(),
         defaults=DEFAULTS,
     )
-
-
-def published_entry(manifest: GlmImageManifest) -> ModelEntry | None:
-    """Return the published model of these sizes."""
-    own = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "vocab_size")
-    for one in published():
-        if one.family == "glm_image":
-            theirs = published_manifest(one).target
-            if all(getattr(theirs, name) == getattr(manifest.target, name) for name in own):
-                return one
-    return None

@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from lantern_accel.errors import RequestError, shown
 from lantern_accel.families.glm_image.grids import grids
 from lantern_accel.families.glm_image.manifest import GlmImageManifest, Marks
-from lantern_accel.families.prompts import left_pad
-from lantern_accel.families.tokenizer import check_vocabulary, read_tokenizer
+from lantern_accel.families.tokenizer import PromptText
 
 
 def prompt_text(text: str, marks: Marks, rows: int, columns: int) -> str:
@@ -28,13 +25,11 @@ def prompt_text(text: str, marks: Marks, rows: int, columns: int) -> str:
     return f"{text}{sizes}{marks.image_start}"
 
 
-class GlmImageText:
-    """The tokenizer of one model: prompts to token ids; on the host, some megabytes."""
+class GlmImageText(PromptText):
+    """The tokenizer of one model, and diffusers' pipeline of the other half."""
 
     def __init__(self, path: Path, manifest: GlmImageManifest) -> None:
-        self.tokenizer = read_tokenizer(path)
-        check_vocabulary(self.tokenizer, manifest.target.token_count, path)
-        self.manifest, self.path = manifest, path
+        super().__init__(path, manifest)
         #: diffusers' pipeline of the diffusion half, once it was needed.
         self.painter: Any = None
         added = self.tokenizer.get_added_tokens_decoder().values()
@@ -56,12 +51,3 @@ class GlmImageText:
                 )
         whole = [prompt_text(text, marks, rows, columns) for text in texts]
         return [list(self.tokenizer.encode(one).ids) for one in whole]
-
-    def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return ids ``[n, longest]``, left-padded, and their mask, for the default picture size."""
-        target = self.manifest.target
-        rows = self.prompts(prompts, target.height, target.width)
-        return left_pad(rows, max(len(row) for row in rows), self.manifest.marks.pad)
-
-    def release(self) -> None:
-        """Do nothing: there is nothing on the device."""

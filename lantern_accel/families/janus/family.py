@@ -6,25 +6,20 @@ import random
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import (
     Conditions,
     Found,
     Model,
     Parts,
-    Prompt,
     Rows,
-    Size,
-    TextSource,
     finite_pixels,
 )
 from lantern_accel.families.chameleon.vq import chameleon_pixels_to_uint8
@@ -35,10 +30,10 @@ from lantern_accel.families.janus.official import detect, published_manifest
 from lantern_accel.families.janus.text import SpecialIds, prompt_ids
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.families.prompted_drafter import PromptedDrafter, fitting_config
+from lantern_accel.families.prompted_drafter import fitting_config
 from lantern_accel.families.prompted_family import PromptedFamily
-from lantern_accel.families.prompts import CAPTIONS, bucket, check_texts, left_pad
-from lantern_accel.families.tokenizer import check_vocabulary, read_tokenizer
+from lantern_accel.families.prompts import left_pad
+from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -48,26 +43,13 @@ if TYPE_CHECKING:
 PIXELS_AT_ONCE = 384 * 384
 
 
-class JanusText:
-    """The tokenizer of one model: prompts to token ids; on the host, a few megabytes."""
+class JanusText(PromptText):
+    """The tokenizer of one model; its prompts name no size."""
 
-    def __init__(self, path: Path, manifest: JanusManifest) -> None:
-        self.tokenizer = read_tokenizer(path)
-        check_vocabulary(self.tokenizer, manifest.target.token_count, path)
-        self.manifest = manifest
-
-    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+    def prompts(self, texts: Sequence[str], rows: int = 0, columns: int = 0) -> list[list[int]]:
         """Return the ids of each prompt."""
         ids, variant = self.manifest.ids, self.manifest.variant
         return [prompt_ids(self.tokenizer, ids, text, variant) for text in texts]
-
-    def encode(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return ids ``[n, longest]``, left-padded, and their mask."""
-        rows = self.prompts(prompts)
-        return left_pad(rows, max(len(row) for row in rows), self.manifest.ids.pad)
-
-    def release(self) -> None:
-        """Do nothing: there is nothing on the device."""
 
 
 class JanusFamily(PromptedFamily):
@@ -75,7 +57,10 @@ class JanusFamily(PromptedFamily):
 
     name: ClassVar[str] = "janus"
     manifest_type: ClassVar[type[Manifest]] = JanusManifest
-    needs: ClassVar[tuple[str, ...]] = ("target", "vq", "text_tokenizer")
+    text_type, target_type, vq_type = JanusText, JanusGPT, VQModel
+    #: One file holds all parts, and a half that reads pictures.
+    beside: ClassVar[Mapping[str, re.Pattern[str]]] = {"target": BESIDE_TARGET, "vq": BESIDE_VQ}
+    shape_names = ("prefix_length",)
 
     def detect(self, path: Path, parts: Parts) -> Found | None:
         """Recognise deepseek-ai's layout and transformers'."""
@@ -84,15 +69,6 @@ class JanusFamily(PromptedFamily):
     def from_entry(self, entry: ModelEntry) -> Manifest:
         """Return the manifest of a published model."""
         return published_manifest(entry)
-
-    def build(self, manifest: JanusManifest, part: str, ops: TensorOps) -> nn.Module:
-        """Build the Llama, its drafter, or LlamaGen's VQ tokenizer."""
-        if part == "target":
-            return JanusGPT(manifest.target, ops=ops)
-        if part == "drafter":
-            assert manifest.drafter is not None
-            return PromptedDrafter(manifest.drafter, ops=ops)
-        return VQModel(manifest.vq)
 
     def published(self) -> Sequence[ModelEntry]:
         """Return what deepseek-ai published."""
@@ -109,89 +85,6 @@ class JanusFamily(PromptedFamily):
         if part == "drafter":
             return self.drafter_recipes(checkpoint)
         return {name: Recipe((key,)) for name, key in vq_names(checkpoint).items()}
-
-    def unneeded(self, part: str) -> re.Pattern[str] | None:
-        """Return the keys of the other parts: one file holds all, and a half that reads pictures."""
-        return {"target": BESIDE_TARGET, "vq": BESIDE_VQ}.get(part)
-
-    def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
-        """Return the tokenizer."""
-        path = found.files.get("text_tokenizer")
-        manifest: Any = found.manifest
-        return None if path is None else JanusText(path, manifest)
-
-    def examples(self, manifest: JanusManifest) -> Sequence[Prompt]:
-        """Return captions."""
-        return CAPTIONS
-
-    def picture(self, manifest: JanusManifest, size: Size | None = None) -> Size:
-        """Return the one size that the model draws."""
-        own = (manifest.image_size, manifest.image_size)
-        if size not in (None, own):
-            assert size is not None
-            raise RequestError(
-                f"the model {manifest.name!r} draws {own[0]}x{own[1]} pixels only, not "
-                f"{size[0]}x{size[1]}"
-            )
-        return own
-
-    def conditions(
-        self,
-        model: Model,
-        prompts: Sequence[Prompt],
-        device: torch.device,
-        dtype: torch.dtype,
-        size: Size | None = None,
-    ) -> Conditions:
-        """Return token ids ``[n, prefix]``, left-padded to a bucket's length."""
-        manifest: JanusManifest = model.manifest
-        texts = check_texts(prompts, manifest.name)
-        self.picture(manifest, size)
-        if not isinstance(model.text, JanusText):
-            lacks = model.missing.get("text", "a text tokenizer in its folder")
-            raise RequestError(f"the model {manifest.name!r} lacks {lacks}")
-        return self.conditions_of(model, model.text.prompts(texts), device)
-
-    def conditions_of(
-        self, model: Model, prompts: Sequence[Sequence[int]], device: torch.device
-    ) -> Conditions:
-        """Return the conditions of prompts that are token ids already.
-
-        Raises :class:`RequestError` for a prompt that is longer than the model was trained on.
-        """
-        manifest: JanusManifest = model.manifest
-        longest = max(len(ids) for ids in prompts)
-        most = manifest.target.max_positions - manifest.target.num_tokens
-        if longest > most:
-            raise RequestError(
-                f"a prompt has {longest} tokens and the picture {manifest.target.num_tokens}, but the "
-                f"model was trained on {manifest.target.max_positions} in all; shorten the prompt to "
-                f"{most} tokens"
-            )
-        length = bucket(longest)
-        ids, mask = left_pad(prompts, length, manifest.ids.pad)
-        return Conditions(ids.to(device), mask.to(device), shape=length)
-
-    def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
-        """Pad prompts to the longest one's bucket."""
-        longest = max(one.mask.shape[1] for one in conditions)
-        ids, masks = [], []
-        for one in conditions:
-            extra = longest - one.mask.shape[1]
-            ids.append(F.pad(one.condition, (extra, 0), value=model.manifest.ids.pad))
-            masks.append(F.pad(one.mask, (extra, 0), value=False))
-        return Conditions(torch.cat(ids), torch.cat(masks), longest)
-
-    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
-        """Return target and drafter for a prompt length; weights are shared."""
-        if not isinstance(shape, int):
-            return model.target, model.drafter
-        return self.sized_parts(model, prefix_length=shape)
-
-    def usual_shape(self, model: Model) -> Hashable:
-        """Return the length of a short prompt."""
-        manifest: JanusManifest = model.manifest
-        return manifest.target.prefix_length
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return ``[cond; uncond]``: of the prompt without text the ends alone stay, the rest are pads.
@@ -220,7 +113,7 @@ class JanusFamily(PromptedFamily):
 
     def pixels_together(self, model: Model) -> int:
         """Bound the decoder's activations, which would take more than decoding the tokens did."""
-        return max(1, PIXELS_AT_ONCE // int(model.manifest.image_size) ** 2)
+        return max(1, PIXELS_AT_ONCE // self.picture(model.manifest)[0] ** 2)
 
     def codebook(self, model: Model) -> tuple[Tensor, bool]:
         """Return the raw rows, which the decoder normalises."""

@@ -72,16 +72,7 @@ class JanusConfig(Sizes):
     @property
     def decoder(self) -> Decoder:
         """What tells this trunk from other Llama-like ones."""
-        return Decoder(
-            dim=self.dim,
-            layers=self.n_layer,
-            heads=self.n_head,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            hidden=self.ffn_dim,
-            eps=self.norm_eps,
-            bias=self.bias,
-        )
+        return Decoder.of(self, bias=self.bias)
 
     @property
     def num_tokens(self) -> int:

@@ -7,17 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from lantern_accel.checkpoints.layouts import first_wrong, read_json
+from lantern_accel.checkpoints.layouts import explained, read_json, shape_of
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.catalogue import published
-from lantern_accel.families.janus.keys import ORIGINAL, JanusLayout, RenamedVQ, key_layout
+from lantern_accel.families.catalogue import released
+from lantern_accel.families.janus.keys import JanusLayout, RenamedVQ, key_layout
 from lantern_accel.families.janus.manifest import DEFAULTS, JanusManifest
 from lantern_accel.families.janus.model import JanusConfig
 from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
+from lantern_accel.families.layout import llama_sizes
 from lantern_accel.families.llamagen.parts import published_vq
 from lantern_accel.families.llamagen.parts import vq_config as llamagen_vq_config
 from lantern_accel.families.llamagen.vq import VQConfig
@@ -26,6 +25,8 @@ from lantern_accel.families.published import ModelEntry
 
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
 _LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+#: Sizes by which a published model is known.
+_RELEASED = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "vocab_size", "grid")
 _KINDS = ("multi_modality", "janus")
 
 
@@ -57,10 +58,9 @@ def detect(path: Path, parts: Parts) -> Found | None:
         ids = read_ids(text)
     variant, why = _variant(folder, said)
     manifest = manifest_of(checkpoint, layout, said, path, ids=ids, variant=variant)
-    known = published_entry(manifest)
-    if known is not None:
-        named = {"name": known.name, "summary": known.summary, "licence": known.licence}
-        manifest = manifest.model_copy(update=named)
+    manifest = manifest.named(
+        released(manifest, published_manifest, _RELEASED, variant=manifest.variant)
+    )
     manifest = add_drafter(manifest, folder, parts, files, missing)
     notes = [f"{layout.trunk.name} keys", f"the prompt of {ROLES[variant][0]}, {why}"]
     return Found(manifest, files, parts, notes, missing)
@@ -82,7 +82,9 @@ def manifest_of(
     vq = vq_config(checkpoint, path)
     llama = said.get("language_config") or said.get("text_config") or {}
     target = target_config(checkpoint, layout, llama, path, _grid(checkpoint, layout, said, path))
-    try:
+    with explained(
+        lambda why: f"the parts of {path} are not of one model ({why}); take them from one release"
+    ):
         return JanusManifest(
             name=path.absolute().name if path.is_dir() else path.stem,
             variant=variant,
@@ -91,27 +93,12 @@ def manifest_of(
             vq=vq,
             defaults=DEFAULTS.within(target.vocab_size),
         )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"the parts of {path} are not of one model ({first_wrong(error)}); take them from one release"
-        ) from None
 
 
 def target_config(
     checkpoint: Checkpoint, layout: JanusLayout, llama: dict[str, Any], path: Path, grid: int
 ) -> JanusConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
-    trunk = layout.trunk
-    layers, block = trunk.layers(checkpoint), trunk.block.format(i=0)
-
-    def shape(key: str) -> tuple[int, ...]:
-        if key not in checkpoint:
-            raise CheckpointError(f"{path} lacks {key}: a part of it is absent; fetch it again")
-        return checkpoint.shape(key)
-
-    token_count, dim = shape(trunk.embedding)
-    codes, code_dim = shape(layout.embed)
-    rows, kv_rows = shape(block + trunk.q)[0], shape(block + trunk.k)[0]
     rope = llama.get("rope_parameters") or {}
     scaled = llama.get("rope_scaling")
     if rope.get("rope_type", "default") != "default":
@@ -123,46 +110,23 @@ def target_config(
             "supported; use a published model"
         )
     said = {**_LLAMA, **{k: v for k, v in llama.items() if v is not None}}
-    heads, width = said["num_attention_heads"], said.get("head_dim")
-    width = width or (rows // heads if isinstance(heads, int) and heads > 0 else 0)
-    if not isinstance(heads, int) or heads < 1 or rows != heads * width or kv_rows % width:
-        raise CheckpointError(
-            f"{path} has {rows} rows of queries and {kv_rows} of keys, which are not {heads} heads "
-            "of one width; its configuration is of another model"
-        )
-    theirs = {"hidden_size": dim, "num_hidden_layers": layers, "vocab_size": token_count}
-    for name, size in theirs.items():
-        if said.get(name, size) != size:
-            raise CheckpointError(
-                f"{path} has {name} {size} by its shapes, but its configuration says {said[name]}; the "
-                "two are not of one model"
-            )
+    sizes = llama_sizes(checkpoint, layout.trunk, said, path)
+    if sizes["n_kv_head"] == sizes["n_head"]:
+        sizes["n_kv_head"] = 0
+    codes, code_dim = shape_of(checkpoint, layout.embed, path)
     depth = 0
     while f"{layout.aligned(depth)}.weight" in checkpoint:
         depth += 1
-    try:
+    with explained(lambda why: f"{path}: {why}; its configuration is not of these weights"):
         return JanusConfig(
-            dim=dim,
-            n_layer=layers,
-            n_head=heads,
-            n_kv_head=0 if kv_rows == rows else kv_rows // width,
-            head_width=0 if heads * width == dim else width,
-            ffn_dim=shape(block + trunk.down)[1],
-            token_count=token_count,
+            **sizes,
             vocab_size=codes,
             code_dim=code_dim,
             aligner_depth=depth,
-            head_dim_image=shape(f"{layout.head_in}.weight")[0],
-            norm_eps=said["rms_norm_eps"],
+            head_dim_image=shape_of(checkpoint, f"{layout.head_in}.weight", path)[0],
             rope_base=rope.get("rope_theta", said.get("rope_theta", 10000.0)),
             grid=grid,
-            bias=block + trunk.q.removesuffix("weight") + "bias" in checkpoint,
-            max_positions=said["max_position_embeddings"],
         )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{path}: {first_wrong(error)}; its configuration is not of these weights"
-        ) from None
 
 
 def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
@@ -219,25 +183,9 @@ def _variant(folder: Path, said: dict[str, Any]) -> tuple[Variant, str]:
 def published_manifest(entry: ModelEntry) -> JanusManifest:
     """Return the manifest of a published model."""
     return JanusManifest(
-        name=entry.name,
-        summary=entry.summary,
-        licence=entry.licence,
+        **entry.labels,
         variant=entry.config["variant"],
         target=JanusConfig(**entry.config["target"]),
         vq=published_vq(),
         defaults=DEFAULTS,
     )
-
-
-def published_entry(manifest: JanusManifest) -> ModelEntry | None:
-    """Return the published model of these sizes and this prompt."""
-    own = ("dim", "n_layer", "n_head", "ffn_dim", "token_count", "vocab_size", "grid")
-    for one in published():
-        if one.family == "janus" and one.config["variant"] == manifest.variant:
-            theirs = published_manifest(one).target
-            if all(getattr(theirs, name) == getattr(manifest.target, name) for name in own):
-                return one
-    return None
-
-
-__all__ = ["ORIGINAL", "detect", "manifest_of", "published_manifest"]

@@ -6,14 +6,13 @@ caller names the roles there, so that the two generations of models have two pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.errors import CheckpointError
-from lantern_accel.files import read_json_file
+from lantern_accel.families.tokenizer import read_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -50,17 +49,7 @@ def prompt_text(text: str, variant: Variant) -> str:
 
 def read_ids(path: Path) -> SpecialIds:
     """Read the ids off ``tokenizer.json``; raises :class:`CheckpointError` where one is absent."""
-    try:
-        content = read_json_file(path)
-        known: Mapping[str, int] = {t["content"]: t["id"] for t in content.get("added_tokens", [])}
-        vocabulary = content["model"]["vocab"]
-        if isinstance(vocabulary, dict):
-            known = {**vocabulary, **known}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as a tokenizer ({type(error).__name__}: {error}); use the "
-            "tokenizer.json that comes with the model"
-        ) from None
+    known = read_vocabulary(path, "the tokenizer.json that comes with the model")
     for name in NAMES.values():
         if name not in known:
             raise CheckpointError(

@@ -12,13 +12,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from lantern_accel.checkpoints.layouts import (
     Candidate,
+    check_said,
     config_of,
     examine,
-    first_wrong,
+    explained,
     search,
     side_of,
     whole,
@@ -109,18 +108,14 @@ def detect(path: Path, parts: Parts) -> Found | None:
         )
     if config.conditioning == "text":
         find_text(around)
-    try:
+    with explained(lambda why: f"{target.path}: {why}"):
         manifest = LlamaGenManifest(
-            name=known.name if known is not None else target.path.stem,
-            summary=known.summary if known is not None else "",
-            licence=known.licence if known is not None else "",
+            name=target.path.stem,
             target=config,
             drafter=drafter,
             vq=vq or published_vq().model_copy(update={"codebook_size": config.vocab_size}),
             defaults=defaults_of(config),
-        )
-    except ValidationError as error:
-        raise CheckpointError(f"{target.path}: {error.errors()[0]['msg']}") from None
+        ).named(known)
     return Found(manifest, files, parts, missing=missing)
 
 
@@ -135,9 +130,7 @@ def published_manifest(entry: ModelEntry) -> LlamaGenManifest:
     config = entry_config(entry)
     parts = parts_of(entry)
     return LlamaGenManifest(
-        name=entry.name,
-        summary=entry.summary,
-        licence=entry.licence,
+        **entry.labels,
         target=config,
         drafter=published_drafter(config) if "drafter" in parts else None,
         vq=published_vq(parts["vq"].config["downsample"]),
@@ -210,20 +203,11 @@ def target_config(target: Candidate) -> LlamaGenConfig:
             f"{path} lacks cls_embedding (the classes, or the caption projection with its "
             "uncond_embedding): a part of the checkpoint is absent; fetch it again"
         )
-    for key, value in (("dim", dim), ("n_layer", layers), ("vocab_size", vocab)):
-        if said.get(key, value) != value:
-            raise CheckpointError(
-                f"{path} has {key} {value} by its shapes, but its configuration says {said[key]}; the "
-                "two are not of one model"
-            )
+    check_said(path, said, {"dim": dim, "n_layer": layers, "vocab_size": vocab})
     values["n_head"] = _heads(path, said, layers, dim)
     values["grid"] = _grid(path, said, values)
-    try:
+    with explained(lambda why: f"{path}: {why}; its configuration is not of these weights"):
         return LlamaGenConfig.model_validate(values)
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{path}: {first_wrong(error)}; its configuration is not of these weights"
-        ) from None
 
 
 #: Names that configurations have for our fields: the official ModelArgs, Hugging Face's.

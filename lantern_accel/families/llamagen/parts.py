@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from lantern_accel.checkpoints.layouts import (
     Candidate,
+    check_said,
     config_of,
     drafter_weights,
     examine,
-    first_wrong,
+    explained,
     folders_named,
     read_json,
     search,
@@ -61,7 +60,12 @@ def published_vq(downsample: int = 16) -> VQConfig:
 
 def vq_config(checkpoint: Checkpoint) -> VQConfig:
     """Return the sizes of a tokenizer from its shapes; raises :class:`CheckpointError`."""
-    try:
+    with explained(
+        lambda why: (
+            f"{checkpoint.path} is a tokenizer of an unsupported size ({why}); use one of "
+            "LlamaGen's"
+        )
+    ):
         width, channels = checkpoint.shape("encoder.conv_in.weight")[:2]
         levels = _count(checkpoint, r"encoder.conv_blocks.{}.res.0.conv1.weight")
         blocks = _count(checkpoint, r"encoder.conv_blocks.0.res.{}.conv1.weight")
@@ -79,11 +83,6 @@ def vq_config(checkpoint: Checkpoint) -> VQConfig:
             codebook_size=codes,
             codebook_dim=code_width,
         )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"{checkpoint.path} is a tokenizer of an unsupported size ({first_wrong(error)}); use one of "
-            "LlamaGen's"
-        ) from None
 
 
 def _count(checkpoint: Checkpoint, pattern: str) -> int:
@@ -155,12 +154,8 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
     """
     own = (path if path.is_dir() else path.parent) / OWN_CONFIG
     if own.is_file():
-        try:
+        with explained(lambda why: f"{own}: {why}; take it from where the drafter is from"):
             return DrafterConfig.model_validate(read_json(own))
-        except ValidationError as error:
-            raise CheckpointError(
-                f"{own}: {first_wrong(error)}; take it from where the drafter is from"
-            ) from None
     said: dict[str, Any] = config_of(path)
     shapes = {drafter_name(key): checkpoint.shape(key) for key in checkpoint}
     try:
@@ -180,18 +175,19 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
             f"the drafter {path} has no config.json with num_attention_heads and input_type (one of "
             f"{', '.join(INPUT_TYPES)}); take it from where the drafter is from"
         )
-    for name, value in (("hidden_size", dim), ("vocab_size", vocab), ("intermediate_size", ffn)):
-        if said.get(name, value) != value:
-            raise CheckpointError(
-                f"the drafter {path} has {name} {value} by its shapes, but its config.json says "
-                f"{said[name]}; the two are not of one model"
-            )
+    sizes = {"hidden_size": dim, "vocab_size": vocab, "intermediate_size": ffn}
+    check_said(f"the drafter {path}", said, sizes)
     # The published code takes grid and prefix from the kind, whatever else its file says.
     grid = INPUT_TYPES.get(str(kind)) or side_of(said, path)
     prefix: Any = 0 if kind == "c2i" else 119
     if kind not in INPUT_TYPES and "cls_token_num" in said:
         prefix = said["cls_token_num"]
-    try:
+    with explained(
+        lambda why: (
+            f"the config.json of the drafter {path} is wrong ({why}); take it from where the "
+            "drafter is from"
+        )
+    ):
         return DrafterConfig(
             dim=dim,
             n_head=heads,
@@ -203,11 +199,6 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
             bias=said.get("bias", True),
             mask_padding=False,
         )
-    except ValidationError as error:
-        raise CheckpointError(
-            f"the config.json of the drafter {path} is wrong ({first_wrong(error)}); take it from where "
-            "the drafter is from"
-        ) from None
 
 
 def fitting_drafter(config: LlamaGenConfig) -> DrafterConfig:

@@ -91,7 +91,7 @@ def test_a_drafter_without_its_configuration(texts: Path, missing: str) -> None:
 def test_a_drafter_whose_configuration_is_of_another(texts: Path) -> None:
     folder = add_drafter(texts)
     (folder / "config.json").write_text(json.dumps(drafter_config("t2i", dim=1280)))
-    assert "hidden_size 32 by its shapes, but its config.json says 1280" in refused(texts)
+    assert "hidden_size 32 by its shapes, but its configuration says 1280" in refused(texts)
 
 
 def test_a_drafter_that_was_trained_here_is_taken_where_it_fits(tmp_path: Path) -> None:

@@ -142,7 +142,8 @@ def test_a_drafter_has_no_tables_of_its_own(name: str) -> None:
     assert drafter.codes.data_ptr() == target.code_table.data_ptr()
     assert torch.equal(drafter.rope_cos, target.rope_cos[1:])
     other = {"prefix_length": target.config.prefix_length + 3}
-    longer, beside = model.family.sized_parts(model, **other)
+    longer = target.fitted(**other)
+    beside = drafter.beside(longer)
     assert len(beside.rope_cos) == len(longer.rope_cos) - 1 == len(drafter.rope_cos) + 3
     assert beside.fc.weight is drafter.fc.weight
     assert len(drafter.rope_cos) == len(target.rope_cos) - 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.chameleon import vocabulary, write_text_tokenizer
+from torch import Tensor
 
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.chameleon.manifest import ChameleonManifest, nearest_size
@@ -19,12 +20,11 @@ from lantern_accel.families.chameleon.text import (
     ids_from_vocabulary,
     image_token_name,
     lumina_prompt,
-    lumina_stream,
     lumina_unconditional,
-    read_text_tokenizer,
 )
 from lantern_accel.families.chameleon.vq import chameleon_vq_config
 from lantern_accel.families.prompts import bucket, left_pad
+from lantern_accel.families.tokenizer import read_tokenizer
 
 WORDS = "Generate an image of 64x32 according to the following prompt: a red fox"
 
@@ -87,7 +87,7 @@ def test_a_vocabulary_in_another_order_is_refused() -> None:
 def test_prompts(tmp_path: Path) -> None:
     names = vocabulary(16, WORDS, lumina=True)
     write_text_tokenizer(tmp_path / "t.json", names)
-    tokenizer, ids = read_text_tokenizer(tmp_path / "t.json"), ids_from_vocabulary(names)
+    tokenizer, ids = read_tokenizer(tmp_path / "t.json"), ids_from_vocabulary(names)
     fox = [names[w] for w in ["a", "red", "fox"]]
     eot, boi = names["<reserved08706>"], names["<racm3:break>"]
     assert anole_prompt(tokenizer, ids, "a red fox") == [0, *fox, eot, boi]
@@ -102,11 +102,22 @@ def test_prompts(tmp_path: Path) -> None:
     got = lumina_prompt(tokenizer, ids, "a red fox", rows=2, columns=4)
     assert got == [0, *text, eot, boi, *sizes]
     assert lumina_unconditional(ids, 2, 4) == [boi, *sizes]
-    with pytest.raises(CheckpointError, match="there is no tokenizer"):
-        read_text_tokenizer(tmp_path / "none.json")
+    with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
+        read_tokenizer(tmp_path / "none.json")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
-        read_text_tokenizer(tmp_path / "broken.json")
+        read_tokenizer(tmp_path / "broken.json")
+
+
+def lumina_stream(codes: Tensor, ids: SpecialIds) -> list[int]:
+    """Return the token ids that Lumina writes for a picture of codes, int ``[rows, columns]``.
+
+    Start, sizes, rows that end in newlines, end of image, end of turn.
+    """
+    rows, columns = codes.shape
+    lines = [[*(ids.image_first + c for c in row), ids.newline] for row in codes.tolist()]
+    flat = [token for line in lines for token in line]
+    return [*lumina_unconditional(ids, rows, columns), *flat, ids.image_end, ids.end_of_turn]
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2, 2), (4, 2), (2, 6), (48, 48)])

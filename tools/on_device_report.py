@@ -75,7 +75,7 @@ def stepcost_text(found: dict[str, Any]) -> str:
 
 def race_text(found: dict[str, Any]) -> str:
     """Show a race as its table, with its checks."""
-    from lantern_accel.measure.racing import Race
+    from tools.racing import Race
 
     report = Race.model_validate(found)
     return f"{report.table()}\n\n{report.checks or ''}".strip()

@@ -30,6 +30,7 @@ from race_weights import (
     random_weights,
     stored_weights,
 )
+from racing import Lap, Race, Runner, race
 from torch import Tensor
 
 from lantern_accel.cli.console import say
@@ -40,7 +41,6 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.sizes import llamagen_config
 from lantern_accel.measure.environment import describe
-from lantern_accel.measure.racing import Lap, Race, Runner, race
 from lantern_accel.measure.store import resume
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.trees import parse_tree

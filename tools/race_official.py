@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from racing import Done, Race, Runner, race
 
 from lantern_accel.cli.console import say
 from lantern_accel.decoding.engine import Engine
@@ -35,7 +36,6 @@ from lantern_accel.families.llamagen.keys import load_into, to_llamagen_names
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.sizes import llamagen_config
 from lantern_accel.measure.environment import describe
-from lantern_accel.measure.racing import Done, Race, Runner, race
 from lantern_accel.measure.store import resume
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import Sampling, Strategy

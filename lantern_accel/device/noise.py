@@ -105,20 +105,3 @@ def exponential(
     counter = (positions.to(torch.int32) << 16).unsqueeze(-1) | half
     both = torch.stack(threefry(low, high, counter, image, shift), dim=-1).flatten(-2)
     return exponential_of(both[..., :codes])
-
-
-def exponential_at(keys: Tensor, positions: Tensor, codes: Tensor) -> Tensor:
-    """Return the noise of some codes, float32 ``[B, T, K]``, as :func:`exponential` has it.
-
-    ``codes`` integer ``[B, T, K]``.
-    """
-    low, high, image = (keys[:, i].view(-1, 1, 1) for i in range(3))
-    codes = codes.to(torch.int32)
-    counter = (positions.to(torch.int32) << 16).unsqueeze(-1) | (codes >> 1)
-    even, odd = threefry(low, high, counter, image)
-    return exponential_of(torch.where((codes & 1) == 0, even, odd))
-
-
-def gumbel(exponentials: Tensor) -> Tensor:
-    """Return standard Gumbel noise, ``-log E``, float32 of the same shape."""
-    return -exponentials.log()

@@ -19,8 +19,6 @@ from lantern_accel.measure.record import PromptSet
 
 #: Prompts that a run draws from at most; a longer file is known by its digest.
 USED = 64
-#: The seed of the draw.
-DRAW_SEED = 21
 TUNING = (
     "cat kitty", "full moon under watermelon black background", "pig face",
     "notebook with decorative cover decorative", "dove", "honeybee", "snowflake",

@@ -40,11 +40,6 @@ def at_hand(entry: ModelEntry) -> bool:
     return all(_cached(entry, file.path) is not None for file in entry.files)
 
 
-def missing_bytes(entry: ModelEntry) -> int:
-    """Return about how much of an entry is not in the cache yet."""
-    return sum(f.nbytes for f in entry.files if _cached(entry, f.path) is None)
-
-
 def _cached(entry: ModelEntry, path: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 

@@ -49,10 +49,6 @@ from lantern_accel.report.projection import (
 )
 from lantern_accel.report.rows import Row, row_of, unsettled
 
-#: What is missing in a row because something else is.
-FOLLOWING = {
-    "verdict", "price", "conversion", "over_exact", "exact_verdict", "speedup_over_prompts",
-}  # fmt: skip
 COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
 
 

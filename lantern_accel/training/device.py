@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -131,12 +131,3 @@ def _accelerator(*, host: bool) -> Any:
         ) from None
     # Autocast is this project's; accelerate is asked for the processes only.
     return Accelerator(mixed_precision="no", cpu=host)
-
-
-def open_train_device(
-    device: str = "auto", precision: Precision = "auto", options: Mapping[str, Any] | None = None
-) -> TrainDevice:
-    """Open a device by a backend's name for training; see :func:`lantern_accel.load`."""
-    from lantern_accel.device.plugins import open_backend
-
-    return TrainDevice(open_backend(device, options), precision)

@@ -77,14 +77,15 @@ def test_a_continued_run_ends_as_an_unbroken_one(emoji, work):
     config = dict(TINY["target"])
     assert emoji("target", "--work", work, "--config", work / "target.json").returncode == 0
     unbroken = load_file(final)
+    from lantern_accel.device.plugins import open_backend
     from lantern_accel.errors import LanternError
     from lantern_accel.training import loop
-    from lantern_accel.training.device import open_train_device
+    from lantern_accel.training.device import TrainDevice
     from lantern_accel.training.folder import read_config
     from lantern_emoji import workspace
     from lantern_emoji.target import EmojiTargetConfig
 
-    device = open_train_device("cpu")
+    device = TrainDevice(open_backend("cpu"))
 
     class Killed(Exception):
         pass

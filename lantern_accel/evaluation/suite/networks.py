@@ -19,7 +19,6 @@ from lantern_accel.evaluation.suite.weights import Tell, Unavailable, weights_fi
 from lantern_accel.quality import features as lite
 
 INSTALL = "pip install 'lantern-accel[metrics]'"
-NETWORKS = ("inception", "vgg16", "efficientnet")
 
 
 class FeatureNetwork(Protocol):

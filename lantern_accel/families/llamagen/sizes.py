@@ -33,17 +33,3 @@ def llamagen_config(size: str, pixels: int, *, text: bool = False) -> LlamaGenCo
         num_classes=1000,
         caption_dim=2048,
     )
-
-
-#: Every published LlamaGen, by the name that ``--model`` takes.
-LLAMAGEN = {
-    "llamagen-b-256": llamagen_config("B", 256),
-    "llamagen-b-384": llamagen_config("B", 384),
-    "llamagen-l-256": llamagen_config("L", 256),
-    "llamagen-l-384": llamagen_config("L", 384),
-    "llamagen-xl-384": llamagen_config("XL", 384),
-    "llamagen-xxl-384": llamagen_config("XXL", 384),
-    "llamagen-3b-384": llamagen_config("3B", 384),
-    "llamagen-t2i-stage1": llamagen_config("XL", 256, text=True),
-    "llamagen-t2i-stage2": llamagen_config("XL", 512, text=True),
-}

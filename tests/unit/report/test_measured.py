@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from racing import Race
 
 import lantern_accel
 from lantern_accel.device.datasheets import profiles_dir
-from lantern_accel.measure.racing import Race
 from lantern_accel.measure.reading import check_comparable, read_run
 from lantern_accel.measure.store import read
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from racing import Done, Lap, Race, Runner, race
 from support.runs import invented_run
 
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.intervals import relative_spread
-from lantern_accel.measure.racing import Done, Lap, Race, Runner, race
 from lantern_accel.measure.rounds import about, interleave
 from lantern_accel.measure.store import resume
 

@@ -13,14 +13,14 @@ from torch import nn
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError
-from lantern_accel.training.device import TrainDevice, open_train_device
+from lantern_accel.training.device import TrainDevice
 
 
 def test_a_device_without_data_trains_nothing() -> None:
     with pytest.raises(
         BackendError, match="has shapes and no data, so nothing can be trained on it"
     ):
-        open_train_device("null")
+        TrainDevice(open_backend("null"))
 
 
 def test_the_precision_is_the_device_s_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_several_processes_without_accelerate_say_what_to_install(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(BackendError, match=r"pip install lantern-accel\[multi\]"):
-        open_train_device("cpu")
+        TrainDevice(open_backend("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,13 +18,14 @@ import lantern_accel
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError, ModelError, RequestError
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import family
 from lantern_accel.strategy.values import LanternPP, Sampling, Tried
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
-from lantern_accel.training.device import TrainDevice, open_train_device
+from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTask, train_drafter
 from lantern_accel.training.folder import with_drafter
 from lantern_accel.training.objective import (
@@ -94,7 +95,7 @@ class Codes:
 def test_training_lowers_what_the_objective_names(
     objective: str, further: dict[str, object], tmp_path: Path
 ) -> None:
-    source, device = Codes(), open_train_device("cpu", "float32")
+    source, device = Codes(), TrainDevice(open_backend("cpu"), "float32")
     book = torch.nn.functional.normalize(
         torch.randn(24, 3, generator=torch.Generator().manual_seed(1)), dim=-1
     )
@@ -175,7 +176,7 @@ def test_coupled_rows_are_joined_as_decoding_joins_them() -> None:
 
 
 def test_predictions_are_fed_in_the_image_only_and_alike_in_both_branches() -> None:
-    source, device = Codes(), open_train_device("cpu", "float32")
+    source, device = Codes(), TrainDevice(open_backend("cpu"), "float32")
     chosen = config(coupled=True, predicted_share=0.5)
     task = DrafterTask(chosen, source, device)
     batch = source.draw(2, random.Random(0), heldout=False, coupled=True)
@@ -195,7 +196,10 @@ def test_predictions_are_fed_in_the_image_only_and_alike_in_both_branches() -> N
 def test_the_lantern_objective_needs_a_codebook(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="needs the codebook"):
         train_drafter(
-            config(objective="lantern"), Codes(), tmp_path, open_train_device("cpu", "float32")
+            config(objective="lantern"),
+            Codes(),
+            tmp_path,
+            TrainDevice(open_backend("cpu"), "float32"),
         )
 
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import nn
 
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError
 from lantern_accel.training import loop
 from lantern_accel.training.common import TrainConfig, load_checkpoint, seed_everything
-from lantern_accel.training.device import open_train_device
+from lantern_accel.training.device import TrainDevice
 
 STEPS = 60
 
@@ -68,7 +69,7 @@ def config(**changes: Any) -> TrainConfig:
 
 def train(out: Path, task: Line | None = None, **changes: Any) -> tuple[Line, loop.Run]:
     task = task or Line()
-    done = loop.run(task, config(**changes), out, open_train_device("cpu"))
+    done = loop.run(task, config(**changes), out, TrainDevice(open_backend("cpu")))
     return task, done
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern_accel.families.llamagen.model import LlamaGenGPT
-from lantern_accel.families.llamagen.sizes import LLAMAGEN
+from lantern_accel.families.catalogue import entry
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.official import published_manifest
+
+
+def config_of(name: str) -> LlamaGenConfig:
+    return published_manifest(entry(name)).target
 
 
 @pytest.mark.parametrize(
@@ -22,12 +27,11 @@ from lantern_accel.families.llamagen.sizes import LLAMAGEN
 )
 def test_parameters(name: str, millions: float) -> None:
     with torch.device("meta"):
-        count = sum(p.numel() for p in LlamaGenGPT(LLAMAGEN[name]).parameters())
+        count = sum(p.numel() for p in LlamaGenGPT(config_of(name)).parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.5)
 
 
 def test_tokens_of_every_published_resolution() -> None:
-    tokens = {name: config.num_tokens for name, config in LLAMAGEN.items()}
-    assert tokens["llamagen-b-256"] == 256
-    assert tokens["llamagen-3b-384"] == 576
-    assert tokens["llamagen-t2i-stage2"] == 1024
+    assert config_of("llamagen-b-256").num_tokens == 256
+    assert config_of("llamagen-3b-384").num_tokens == 576
+    assert config_of("llamagen-t2i-stage2").num_tokens == 1024

@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.quality.maps import FeatureNet
 from lantern_accel.quality.progress import LineProgress, Progress
-from lantern_accel.training.device import TrainDevice, open_train_device
+from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import load_tokenizer
 from lantern_emoji.augment import augment, flip, place, rotate_hue, to_float, to_uint8
 from lantern_emoji.codebook import CodebookAverage
@@ -51,7 +52,7 @@ def squares(count: int = 8) -> EmojiDataset:
 
 
 def device() -> TrainDevice:
-    return open_train_device("cpu", "float32")
+    return TrainDevice(open_backend("cpu"), "float32")
 
 
 def train_tokenizer(

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from lantern_accel.checkpoints.weights import SUFFIXES, Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.files import read_json_file
+from lantern_accel.records import first_wrong
 
 #: What ``lantern-accel train drafter`` leaves, beside its checkpoint.
 OWN_WEIGHTS = "drafter.safetensors"
@@ -119,14 +120,6 @@ def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
         if name.is_file():
             return read_json(name)
     return {}
-
-
-def first_wrong(error: ValidationError) -> str:
-    """Return the first thing that is wrong with a configuration, with its field."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
 
 
 @contextmanager

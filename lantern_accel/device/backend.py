@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.device.capture import KINDS, CaptureKind, Replay, buffers_of
 from lantern_accel.device.inference import inferring
@@ -31,6 +30,7 @@ from lantern_accel.errors import (
     RequestError,
     did_you_mean,
 )
+from lantern_accel.records import Frozen
 
 __all__ = [
     "CAPABILITIES",
@@ -70,10 +70,8 @@ OperatorRule = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], str]
 arguments, empty where the device takes them, else why it does not."""
 
 
-class DeviceFacts(BaseModel):
+class DeviceFacts(Frozen):
     """What is known about one opened device; what is not known stays None."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: str
     device: str

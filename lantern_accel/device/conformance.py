@@ -5,13 +5,13 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from lantern_accel.records import Record
 
 
-class Outcome(BaseModel):
+class Outcome(Record):
     """What one check found."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     state: Literal["passed", "failed", "not applicable"]
@@ -26,10 +26,8 @@ class Outcome(BaseModel):
     seconds: float = 0.0
 
 
-class Report(BaseModel):
+class Report(Record):
     """All outcomes for one backend; ``simulated`` where it stands for another device in software."""
-
-    model_config = ConfigDict(extra="forbid")
 
     schema_version: int = 1
     backend: str

@@ -9,20 +9,21 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 
 from lantern_accel.errors import LanternError, did_you_mean
 from lantern_accel.files import read_toml_file
+from lantern_accel.records import Frozen, first_wrong
 
 
 class ProfileError(LanternError):
     """A device profile is missing, damaged, or lacks a source for a figure."""
 
 
-class Figure(BaseModel):
+class Figure(Frozen):
     """One number and where it comes from; its unit is in the field's name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     value: Annotated[float, Field(gt=0)]
     kind: Literal["datasheet", "measured", "cited"]
@@ -33,10 +34,8 @@ class Figure(BaseModel):
 DType = Literal["float32", "tf32", "bfloat16", "float16", "float8"]
 
 
-class DeviceProfile(BaseModel):
+class DeviceProfile(Frozen):
     """The limits of one device; what nobody published or measured stays None."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     backend: str
@@ -46,7 +45,7 @@ class DeviceProfile(BaseModel):
     """Patterns (``*`` stands for anything) of the names that its driver gives it."""
     peak_flops: Annotated[dict[DType, Figure], Field(min_length=1)]
     """Dense matrix multiplication in FLOP/s, by dtype."""
-    reached_flops: dict[DType, Figure] = {}
+    reached_flops: dict[DType, Figure] = Field(default_factory=dict)
     """The most that somebody has measured of it."""
     memory_bytes: Figure | None = None
     bandwidth_bytes_per_s: Figure | None = None
@@ -98,9 +97,7 @@ def load_profile(name: str, folder: Path | None = None) -> DeviceProfile:
         data = read_toml_file(path)
         profile = DeviceProfile.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ProfileError(f"{path}: {where}: {first['msg']}; correct the file") from error
+        raise ProfileError(f"{path}: {first_wrong(error)}; correct the file") from error
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, not TOML
         raise ProfileError(f"{path} cannot be read: {error}; correct the file") from error
     if profile.name != name:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from lantern_accel.device.entry_points import load_plugins, why
 from lantern_accel.device.first_use import REPORT, check_answer, first_use
 from lantern_accel.device.spec import BackendSpec, Probe
@@ -23,6 +21,7 @@ from lantern_accel.errors import (
     LanternWarning,
     did_you_mean,
 )
+from lantern_accel.records import Frozen
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -47,10 +46,8 @@ Answer = TypeVar("Answer")
 _DEVICE = re.compile(r"(?!auto:)(?P<name>[^:]+)(:(?P<index>[0-9]{1,4}))?")
 
 
-class DeviceStatus(BaseModel):
+class DeviceStatus(Frozen):
     """One backend as ``lantern-accel devices`` reports it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     state: Literal["ready", "not available", "broken"]

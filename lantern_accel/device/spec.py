@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from lantern_accel.errors import DeviceRequestError
+from lantern_accel.records import Frozen
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
@@ -21,10 +22,8 @@ API_VERSION = 1
 """Version of the backend interface; a backend written for another version is reported, not loaded."""
 
 
-class Probe(BaseModel):
+class Probe(Frozen):
     """What a backend found when it looked for its device."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     available: bool
     count: int = 0

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from lantern_accel.evaluation.suite.schema import Suite
 from lantern_accel.quality.interval import Interval
 from lantern_accel.quality.scores import Ambiguity, Likelihood
+from lantern_accel.records import Record
 from lantern_accel.strategy.values import Strategy
 
 SCHEMA: Literal[2] = 2
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Settings(_Part):
+class Settings(Record):
     """How much is measured, and from which seed; the same settings give the same figures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,7 +58,7 @@ class Settings(_Part):
         )
 
 
-class Interchange(_Part):
+class Interchange(Record):
     """Damage when every code of an image is replaced, against the image's own reconstruction."""
 
     replaced_by: str
@@ -71,7 +68,7 @@ class Interchange(_Part):
     feature_distance: float | None
 
 
-class FrontierPoint(_Part):
+class FrontierPoint(Record):
     """What one setting of relaxation gains and costs, sampling at the model's defaults."""
 
     strategy: Strategy
@@ -85,7 +82,7 @@ class FrontierPoint(_Part):
     images: int
 
 
-class StrategyDistance(_Part):
+class StrategyDistance(Record):
     """How far a strategy's pictures are from exact decoding's.
 
     ``kid``: squared maximum mean discrepancy of network features between the sets, times 1000
@@ -105,7 +102,7 @@ class StrategyDistance(_Part):
     greedy_same_tokens: Interval | None
 
 
-class Nearest(_Part):
+class Nearest(Record):
     """A sample and the training image nearest to it (root mean square of pixel differences, 0-255)."""
 
     prompt: str
@@ -114,7 +111,7 @@ class Nearest(_Part):
     distance: float
 
 
-class Memorisation(_Part):
+class Memorisation(Record):
     """Distances of samples to their nearest training images, next to those of held-out images."""
 
     samples: list[Nearest]
@@ -123,7 +120,7 @@ class Memorisation(_Part):
     heldout_count: int
 
 
-class Evaluation(_Part):
+class Evaluation(Record):
     """One evaluation; a part that could not be measured is None and ``skipped`` says why."""
 
     schema_version: Literal[2] = SCHEMA

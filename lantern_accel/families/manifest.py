@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.families.published import ModelEntry
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import (
     DynamicTree,
@@ -20,10 +21,8 @@ from lantern_accel.strategy.values import (
 FORMAT: Literal[1] = 1
 
 
-class ModelDefaults(BaseModel):
+class ModelDefaults(Frozen):
     """What a request gets that does not say otherwise."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sampling: Sampling = Sampling()
     static_tree: StaticTree = NAIVE_EXTEND_57
@@ -55,14 +54,12 @@ class ModelDefaults(BaseModel):
 ManifestT = TypeVar("ManifestT", bound="Manifest")
 
 
-class Manifest(BaseModel):
+class Manifest(Frozen):
     """What every family's ``model.json`` has; a family adds the configurations of its parts.
 
     Decoding reads of ``target``: ``num_tokens``, ``vocab_size``, ``prefix_length``, ``dim``,
     ``n_layer``, ``n_head`` and ``head_dim``.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: Literal[1] = FORMAT
     name: str

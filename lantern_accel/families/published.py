@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from lantern_accel.records import Frozen
 
 Kind = Literal["model", "drafter", "vq", "text"]
 MB, GB = 10**6, 10**9
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RepoFile(_Data):
+class RepoFile(Frozen):
     """One file of a repository on the Hugging Face Hub."""
 
     path: str
@@ -28,7 +26,7 @@ class RepoFile(_Data):
     estimated: bool = False
 
 
-class ModelEntry(_Data):
+class ModelEntry(Frozen):
     """A published model, or a part that models share.
 
     ``uses`` names the entries of the parts beside the model's own weights. ``config`` is for the

@@ -15,7 +15,6 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lantern_accel.checkpoints.layouts import first_wrong
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, did_you_mean
@@ -25,6 +24,7 @@ from lantern_accel.families.registry import families, family
 from lantern_accel.files import read_json_file
 from lantern_accel.nn.rounding import Rounding
 from lantern_accel.nn.transformer import pack
+from lantern_accel.records import first_wrong
 
 #: From a parameter's name and shape to its values, on the device where it will stay.
 Draw = Callable[[str, torch.Size], Tensor]

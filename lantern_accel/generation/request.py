@@ -6,11 +6,12 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
 from lantern_accel.errors import RequestError, shown
 from lantern_accel.generation.settings import Settings, check_prompts, read_settings
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.presets import preset_for
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy, validated
@@ -20,10 +21,8 @@ DEFAULT_STRATEGY = AUTO
 Tuned = Callable[[Strategy, float], Strategy]
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(Frozen):
     """One call of ``generate``: prompts, and settings of which none is left open."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompts: tuple[str | int, ...] = Field(min_length=1)
     strategy: Strategy

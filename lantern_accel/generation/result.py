@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel._version import __version__
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.rounded_weights import RoundingPrice
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling, Strategy
 
 if TYPE_CHECKING:
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
 STATS_SCHEMA = 1
 
 
-class PhaseSeconds(BaseModel):
+class PhaseSeconds(Frozen):
     """Wall time by phase, the device's pending work included. Drafting lies within ``decode``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: float
     prefill: float
@@ -42,10 +41,8 @@ class PhaseSeconds(BaseModel):
     total: float
 
 
-class GenerationStats(BaseModel):
+class GenerationStats(Frozen):
     """Figures of one call. ``step_compression`` is tokens per target forward after prefill."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: int = STATS_SCHEMA
     tokens: int = Field(description="image tokens, all images")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling
 
 
-class RoundingPrice(BaseModel):
+class RoundingPrice(Frozen):
     """What rounded weights cost per token, and along which images that was measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights: str = Field(description="int8, int6 or int4")
     bits_per_weight: float

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from lantern_accel.bounds import (
     MOST_BATCH,
@@ -22,6 +22,7 @@ from lantern_accel.bounds import (
     whole,
 )
 from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, shown
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import (
     Coupling,
     NeighbourSpace,
@@ -38,10 +39,8 @@ def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any
     return Field(None, description=text, json_schema_extra=extra, **more)  # type: ignore[arg-type]
 
 
-class Settings(BaseModel):
+class Settings(Frozen):
     """What one request asks for; None leaves a preset's or the model's default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: str | None = _said(
         "Published settings by name; `lantern-accel models --presets` lists them."

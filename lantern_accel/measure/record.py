@@ -9,20 +9,14 @@ from __future__ import annotations
 import statistics
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.generation.rounded_weights import RoundingPrice
 from lantern_accel.measure.store import LONGEST_NAME
 from lantern_accel.quality.interval import Interval as Interval
+from lantern_accel.records import Record
 from lantern_accel.strategy.values import Exact, Sampling, Strategy
 
 SCHEMA: Literal[2] = 2
@@ -62,8 +56,8 @@ def _is_a_share(value: float | str | Interval) -> float | str | Interval:
     return value
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class _Record(Record):
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class PromptSet(_Record):

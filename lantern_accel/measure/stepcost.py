@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.bounds import MOST_NODES, whole
 from lantern_accel.decoding.engines import engine_for
@@ -33,6 +33,7 @@ from lantern_accel.measure.record import Ceilings, Environment, is_measured
 from lantern_accel.measure.steptimer import Timed, bush
 from lantern_accel.memory.limits import fit_engine, free_bytes, size
 from lantern_accel.nn.rounding import FULL, rounding
+from lantern_accel.records import Record
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 
@@ -42,18 +43,14 @@ COMMAND = "lantern-accel stepcost"
 # --- the record -----------------------------------------------------------------------------------
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Acceptance(_Part):
+class Acceptance(Record):
     """Tokens that a step of the strategy brings, and where the number comes from."""
 
     tokens_per_step: float = Field(ge=1, allow_inf_nan=False)
     source: str
 
 
-class Cost(_Part):
+class Cost(Record):
     """One kind of step: its samples, vanilla's taken in turns with them, and what it needs."""
 
     kind: Literal["vanilla", "verify", "step"]
@@ -80,7 +77,7 @@ class Cost(_Part):
         return statistics.median(a / b for a, b in zip(self.ms, self.vanilla_ms, strict=True))
 
 
-class StepCost(_Part):
+class StepCost(Record):
     """A whole measurement; ``settings`` must agree for one to be resumed."""
 
     kind: Literal["lantern_accel.stepcost"] = "lantern_accel.stepcost"

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, read_json_file, write_json
+from lantern_accel.records import first_wrong
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 #: Bytes a run's file and a trace need on the disk, with room to spare.
@@ -100,12 +101,8 @@ def validated(model: type[RecordT], path: Path, data: Mapping[str, Any]) -> Reco
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
         raise RequestError(
-            f"{path} is refused: {where + ': ' if where else ''}{message}; leave it out, or measure "
-            "it again"
+            f"{path} is refused: {first_wrong(error)}; leave it out, or measure it again"
         ) from None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel._version import __version__
 from lantern_accel.device.backend import DTYPES, Backend
@@ -24,6 +24,7 @@ from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure, nodes_of
 from lantern_accel.memory.limits import free_bytes, most_images, size
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
     AUTO,
@@ -38,14 +39,12 @@ from lantern_accel.strategy.values import (
 DRIVER_RESERVE = Backend.runtime_bytes
 
 
-class MemoryPlan(BaseModel):
+class MemoryPlan(Frozen):
     """Bytes on the device, by what holds them, for one batch size, strategy and dtype.
 
     ``workspace`` is the most that each phase takes beyond the rest; phases follow each other, so that
     only the largest counts. ``runtime`` is what is held beside the model. ``peak`` includes it.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     dtype: str

@@ -19,6 +19,7 @@ from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
 from lantern_accel.files import read_json_file
 from lantern_accel.nn.transformer import pack
+from lantern_accel.records import first_wrong
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
@@ -41,9 +42,7 @@ def read_manifest(folder: Path) -> Any:
         kind = family(named).manifest_type if isinstance(named, str) else Manifest
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the parts"
-        raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
+        raise CheckpointError(f"{path}: {first_wrong(error)}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
 

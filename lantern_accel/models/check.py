@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import LanternError, ModelError
 from lantern_accel.families.base import PARTS, Found, Parts
 from lantern_accel.families.registry import family
 from lantern_accel.models.locate import find_model
+from lantern_accel.records import Frozen
 
 NAMES = {
     "target": "model",
@@ -23,10 +22,8 @@ NAMES = {
 }
 
 
-class Part(BaseModel):
+class Part(Frozen):
     """One part: where it is, or what is missing, or what is wrong with it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     part: str
     state: Literal["found", "missing", "unusable"]
@@ -37,10 +34,8 @@ class Part(BaseModel):
     detail: str = ""
 
 
-class Checked(BaseModel):
+class Checked(Frozen):
     """A folder's parts; ``usable`` says whether vanilla decoding would work."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str
     model: str = ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 
 from lantern_accel.bounds import MOST_CODES, MOST_GRID, MOST_LAYERS
 from lantern_accel.errors import shown
+from lantern_accel.records import Frozen
 
 #: The largest number that a field may have; :data:`MOST_CODES` for all others.
 MOST = {
@@ -24,13 +25,11 @@ MOST = {
 MOST_ENTRIES = 64
 
 
-class Sizes(BaseModel):
+class Sizes(Frozen):
     """Sizes of a network, frozen; no field may have numbers that no network has.
 
     Without bounds a damaged file would have layers built until memory ends.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator("*")
     @classmethod

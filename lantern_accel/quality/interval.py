@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from lantern_accel.records import Record
 
 Array = NDArray[np.float64]
 
 RESAMPLES = 2000
 
 
-class Interval(BaseModel):
+class Interval(Record):
     """A figure with its 95 % bootstrap interval over ``n`` samples."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     value: float
     low: float

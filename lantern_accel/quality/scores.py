@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from lantern_accel.records import Record
 
 
-class _Score(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Likelihood(_Score):
+class Likelihood(Record):
     """Mean negative log-likelihood of real images, nats per token, without guidance."""
 
     images: str = Field(description="which images")
@@ -18,7 +16,7 @@ class Likelihood(_Score):
     perplexity: float
 
 
-class Ambiguity(_Score):
+class Ambiguity(Record):
     """How flat next-token distributions are, teacher-forced, at temperature 1 without filters."""
 
     of: str = Field(description="which tokens")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.measure.intervals import Verdict, unpaired_ratio
 from lantern_accel.measure.intervals import verdict as judge
 from lantern_accel.measure.record import Cell, Interval, NotMeasured, Run
+from lantern_accel.records import Record
 from lantern_accel.report.names import differences
 from lantern_accel.report.offers import cell_of
 from lantern_accel.report.publication import DISTURBED, disturbance, unpublishable
@@ -23,11 +24,7 @@ FEW, MANY = 10, 30
 NARROW = 0.05
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Answer(_Part):
+class Answer(Record):
     """What one run says of drafting, at one batch size and temperature."""
 
     run: str
@@ -50,7 +47,7 @@ class Answer(_Part):
     unpublishable: list[str] = Field(description="why it is not for publication; empty: it is")
 
 
-class Standing(_Part):
+class Standing(Record):
     """One device against the slowest: images per second, each with its fastest exact strategy."""
 
     run: str
@@ -62,7 +59,7 @@ class Standing(_Part):
     verdict: Verdict | NotMeasured
 
 
-class Answers(_Part):
+class Answers(Record):
     """The first screen of one model, as data."""
 
     answers: list[Answer]

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from itertools import combinations
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
@@ -31,6 +31,7 @@ from lantern_accel.measure.record import (
     Session,
     Strip,
 )
+from lantern_accel.records import Record
 from lantern_accel.report.answer import Answers, answer_all
 from lantern_accel.report.names import readable
 from lantern_accel.report.offers import Offer, Refusal, Terms, offers
@@ -52,11 +53,7 @@ from lantern_accel.report.rows import Row, row_of, unsettled
 COMPARISON: Literal["lantern_accel.comparison"] = "lantern_accel.comparison"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class RunSummary(_Part):
+class RunSummary(Record):
     """What the report says about a run as a whole."""
 
     name: str
@@ -71,7 +68,7 @@ class RunSummary(_Part):
     sessions: list[Session]
 
 
-class Pair(_Part):
+class Pair(Record):
     """One strategy on two devices: the first over the second."""
 
     strategy: str
@@ -83,7 +80,7 @@ class Pair(_Part):
     verdict: Verdict | NotMeasured
 
 
-class Place(_Part):
+class Place(Record):
     """One row of a ranking; rows of the same rank have overlapping intervals."""
 
     rank: int
@@ -92,7 +89,7 @@ class Place(_Part):
     tokens_per_second: Interval
 
 
-class Ranking(_Part):
+class Ranking(Record):
     """Measured rows of one batch size and temperature, fastest first."""
 
     batch: int
@@ -101,7 +98,7 @@ class Ranking(_Part):
     places: list[Place]
 
 
-class ModelSection(_Part):
+class ModelSection(Record):
     """Everything about one model."""
 
     model: str
@@ -124,7 +121,7 @@ class ModelSection(_Part):
     contact_sheet: dict[str, list[Strip]] = Field(description="by run")
 
 
-class Gap(_Part):
+class Gap(Record):
     """Something that was not measured, why, and what fills it (empty: the backend must learn it)."""
 
     where: str
@@ -134,7 +131,7 @@ class Gap(_Part):
     device: bool = Field(False, description="a device without a run: every figure is missing")
 
 
-class Comparison(_Part):
+class Comparison(Record):
     """The whole report as data."""
 
     kind: Literal["lantern_accel.comparison"] = COMPARISON

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.errors import RequestError, did_you_mean, shown
 from lantern_accel.measure import intervals
@@ -24,6 +24,7 @@ from lantern_accel.measure.record import (
     Reading,
     Run,
 )
+from lantern_accel.records import Record
 from lantern_accel.report.rows import Row, readings
 
 #: The largest price and bound that are believed; larger ones are typing mistakes.
@@ -31,11 +32,7 @@ MOST = 1e9
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+) ?(?P<unit>[A-Za-z]{3}|[$€£¥])?")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Terms(_Part):
+class Terms(Record):
     """What a buyer asks for."""
 
     tv_budget: float = Field(
@@ -48,7 +45,7 @@ class Terms(_Part):
     currency: str = Field("", description="of all prices; empty: nobody named it")
 
 
-class Offer(_Part):
+class Offer(Record):
     """What a device gives for the terms: its best strategy and batch size."""
 
     run: str
@@ -69,7 +66,7 @@ class Offer(_Part):
     cost_of_1000: Interval | None = Field(description="of 1,000 images, in the currency")
 
 
-class Refusal(_Part):
+class Refusal(Record):
     """A device that has nothing to offer on these terms, and why."""
 
     run: str

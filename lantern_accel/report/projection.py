@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.datasheets import DeviceProfile
@@ -26,6 +26,7 @@ from lantern_accel.measure.operators import Shapes
 from lantern_accel.measure.phases import count_launches
 from lantern_accel.measure.record import Cell, Run, Work, is_measured
 from lantern_accel.measure.work import floor_seconds, step_needs
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.trees import NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -49,10 +50,8 @@ class Limits:
     """Nobody measured what a launch costs here."""
 
 
-class Projected(BaseModel):
+class Projected(Frozen):
     """A projected speed: never measured, never ranked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     measured: Literal[False] = False
     device: str
@@ -70,10 +69,8 @@ class Projected(BaseModel):
     assumptions: str
 
 
-class Error(BaseModel):
+class Error(Frozen):
     """Projection against measurement on one cell of a device that has both."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str
     device: str
@@ -224,10 +221,8 @@ def model_error(run: Run, cell: Cell, measured: float, limits: Limits) -> Error:
 # --- published sizes --------------------------------------------------------------------------
 
 
-class SizeProjected(BaseModel):
+class SizeProjected(Frozen):
     """A step of a published size on a profiled device, batch 1: from shapes, nothing was run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     measured: Literal[False] = False
     model: str

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from lantern_accel.measure import intervals
 from lantern_accel.measure.intervals import Verdict
@@ -23,6 +23,7 @@ from lantern_accel.measure.record import (
     is_measured,
     not_measured,
 )
+from lantern_accel.records import Record
 from lantern_accel.report.writing import percent
 from lantern_accel.strategy.values import (
     ChainTree,
@@ -42,20 +43,16 @@ NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
 PERCENTILES = (50, 95, 99)
 
 
-class Spread(BaseModel):
+class Spread(Record):
     """The range of a figure over requests with different prompts: ends and median."""
-
-    model_config = ConfigDict(extra="forbid")
 
     low: float
     middle: float
     high: float
 
 
-class Row(BaseModel):
+class Row(Record):
     """One measured cell as the tables show it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     measured: Literal[True] = True
     run: str

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SerializeAsAny,
     ValidationError,
@@ -21,6 +20,7 @@ from pydantic import (
 
 from lantern_accel.bounds import MOST_CODES
 from lantern_accel.errors import StrategyError, did_you_mean, out_of_bounds, shown
+from lantern_accel.records import Frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +30,8 @@ Model = TypeVar("Model", bound=BaseModel)
 _TAGS = {"none", "chain", "static", "dynamic", "window"}
 
 
-class Value(BaseModel):
+class Value(Frozen):
     """A part of a strategy: frozen, and without fields that it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.device.backend import CAPABILITIES, Backend, DeviceFacts
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.device.spec import API_VERSION, BackendSpec
 from lantern_accel.families.registry import broken_families
 from lantern_accel.files import write_json, write_whole
+from lantern_accel.records import Record
 from lantern_accel.testing.coverage import Member, members
 from lantern_accel.testing.kernels import Kernels, count_kernels
 
 
-class Certificate(BaseModel):
+class Certificate(Record):
     """What a run of the kit shows about a backend; ``verdict`` counts the checks that did not run."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["lantern_accel.certificate"] = "lantern_accel.certificate"
     schema_version: Literal[1] = 1

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.spec import BackendSpec
+from lantern_accel.records import Record
 
 RECOMMENDED = {
     "priority": "0, like the CPU's: `auto` then takes the first by name",
@@ -42,10 +41,9 @@ REQUIRED = (
 NOT_OVERRIDDEN = ("listen", "listener")
 
 
-class Member(BaseModel):
+class Member(Record):
     """A member of the backend interface, and whose it is."""
 
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     level: Literal["recommended", "optional"]

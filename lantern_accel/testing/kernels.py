@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
@@ -16,6 +16,7 @@ from lantern_accel.device.entry_points import why
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.catalogue import published
 from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.records import Record
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.testing import tiny
 from lantern_accel.testing.trace import Recorder
@@ -24,10 +25,8 @@ from lantern_accel.testing.trace import Recorder
 STRATEGIES = ("vanilla", "eagle2", "lantern++", "scd")
 
 
-class Kernels(BaseModel):
+class Kernels(Record):
     """The kernels of one decoding step; ``kernels`` None: they could not be counted, ``why`` says so."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     strategy: str

@@ -9,22 +9,21 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import read_json_file, write_whole
+from lantern_accel.records import Frozen
 
 Made = TypeVar("Made", bound=BaseModel)
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Frozen):
     """The settings of every trainer; a checkpoint is continued only under equal settings.
 
     With the ``"wsd"`` schedule (warm-up, stable, decay: arXiv 2404.06395) a run may be made longer
     afterwards: the rate of the stable phase does not depend on the end.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     steps: int = Field(default=1000, ge=1, description="optimizer steps")
     batch_size: int = Field(default=32, ge=1, description="examples per step, on each device")

@@ -25,6 +25,7 @@ from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.registry import family
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
 from lantern_accel.models.bundle import read_manifest
+from lantern_accel.records import first_wrong
 from lantern_accel.training.common import TrainConfig, read_made
 
 Config = TypeVar("Config", bound=TrainConfig)
@@ -48,10 +49,7 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "configuration"
-        message = first["msg"].removeprefix("Value error, ")
-        raise DataError(f"{path or 'the configuration'}: {where}: {message}") from None
+        raise DataError(f"{path or 'the configuration'}: {first_wrong(error)}") from None
 
 
 def save_tokenizer(model: VQModel, out: Path) -> None:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from lantern_accel.records import Frozen
 
 Resample = Literal["lanczos", "bicubic", "bilinear"]
 #: What brings a picture to a network's input: ``network`` leaves that to the network itself.
 ToNetwork = Literal["network", "bicubic", "bilinear"]
 
 
-class Preprocessing(BaseModel):
+class Preprocessing(Frozen):
     """What is done to a picture, real or generated, before a network sees it; all with Pillow.
 
     It decides the value of FID, and so it is written into the table.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     crop: Literal["centre square", "none"] = "centre square"
     size: int | None = Field(256, ge=8, description="side after cropping; None: as it is")
@@ -40,10 +40,8 @@ class Preprocessing(BaseModel):
         return ", ".join([*steps, f"{last} to the network's input"])
 
 
-class Protocol(BaseModel):
+class Protocol(Frozen):
     """One paper's way to measure; ``network`` and ``manifold`` name feature networks."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     summary: str

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.evaluation.suite.protocol import Protocol
 from lantern_accel.quality.interval import Interval
+from lantern_accel.records import Record
 from lantern_accel.strategy.values import Strategy
 
 NOT_MEASURED = "not measured: "
@@ -20,11 +21,7 @@ def not_measured(reason: str) -> str:
     return f"{NOT_MEASURED}{reason}"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Metric(_Part):
+class Metric(Record):
     """One column: what is measured, with what, and which way is better."""
 
     key: str
@@ -35,7 +32,7 @@ class Metric(_Part):
     note: str = ""
 
 
-class Speed(_Part):
+class Speed(Record):
     """How fast a strategy was while it drew the suite's pictures, next to what that costs."""
 
     seconds_per_image: Reading = Field(description="prefill and decoding, without text and pixels")
@@ -49,7 +46,7 @@ class Speed(_Part):
     )
 
 
-class Row(_Part):
+class Row(Record):
     """One strategy. ``details``: what generation says of the run (device, dtype, weights, ...)."""
 
     label: str
@@ -60,7 +57,7 @@ class Row(_Part):
     details: dict[str, Any] = Field(default_factory=dict)
 
 
-class PublishedRow(_Part):
+class PublishedRow(Record):
     """A row that somebody else published; never comparable unless protocol and model agree."""
 
     method: str
@@ -75,7 +72,7 @@ class PublishedRow(_Part):
     note: str = ""
 
 
-class Suite(_Part):
+class Suite(Record):
     """One suite on one model: what was asked, the columns, the rows, and published ones next to them."""
 
     name: Literal["coco", "imagenet", "prompts"]

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.errors import CheckpointError
+from lantern_accel.records import Frozen
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,14 +28,12 @@ _NAMES = {
 }
 
 
-class SpecialIds(BaseModel):
+class SpecialIds(Frozen):
     """Ids of the tokens that mean something; the defaults are the published vocabulary's.
 
     ``newline`` and ``grid`` are Lumina's: the token that ends a row of the picture, and the one that
     would say a side of 0 (``grid + n``: 2 n codes, 32 n pixels).
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bos: int = Field(0, ge=0)
     pad: int = Field(1, ge=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from lantern_accel.errors import RequestError
 from lantern_accel.families.glm_image.grids import PIXELS, grids
@@ -12,6 +12,7 @@ from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfi
 from lantern_accel.families.manifest import Manifest, ModelDefaults
 from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.families.prompted_family import check_parts
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling
 
 #: The released generation_config.json; its top-k is the head's width and filters nothing.
@@ -20,10 +21,8 @@ DEFAULTS = ModelDefaults(sampling=Sampling(temperature=0.9, top_p=0.75))
 MOST_TOKENS = 65535
 
 
-class Marks(BaseModel):
+class Marks(Frozen):
     """The tokenizer's strings around a picture's size and before the picture, and what pads prompts."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     size_begin: str = "<sop>"
     size_end: str = "<eop>"

@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.tokenizer import read_vocabulary
+from lantern_accel.records import Frozen
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,10 +32,8 @@ NAMES = {
 }
 
 
-class SpecialIds(BaseModel):
+class SpecialIds(Frozen):
     """Ids of the tokens that mean something; the defaults are Janus-Pro-1B's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bos: int = Field(100000, ge=0)
     pad: int = Field(100002, ge=0)

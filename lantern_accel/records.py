@@ -1,0 +1,25 @@
+"""What all records have in common: fields that are known, and one sentence for what is wrong with one."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Record(BaseModel):
+    """A record that refuses fields it does not know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Frozen(Record):
+    """A record whose values stay as they are, so that it can be a key."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def first_wrong(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a record, after the name of its field."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

@@ -66,7 +66,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     with contextlib.suppress(OSError):
         stored = save(whole, {CHECKSUM: checksum(whole)})
-        write_whole(path, lambda stream: stream.write(stored))
+        write_whole(path, stored)
 
 
 def _digest(record: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
 from typing import IO, Any
 
@@ -193,11 +194,14 @@ def check_targets(*paths: Path | None, certificate: Path | None = None) -> None:
         check_target(certificate.with_suffix(".json"))
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let ``write`` fill a temporary file, then put it at ``path``: whole or not at all.
+def write_whole(path: Path, content: bytes | str | Callable[[IO[bytes]], object]) -> None:
+    """Fill a temporary file, then put it at ``path``: whole or not at all.
 
-    What a symbolic link points to is replaced, the link stays. A device or a pipe is written to.
+    ``content``: bytes, text for UTF-8, or what writes into the stream that it is given. What a symbolic
+    link points to is replaced, the link stays. A device or a pipe is written to.
     """
+    held = content.encode() if isinstance(content, str) else content
+    write = methodcaller("write", held) if isinstance(held, bytes) else held
     try:
         path = path.resolve()
     except RuntimeError:  # Python before 3.13
@@ -228,4 +232,4 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, whole or not at all."""
     text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
-    write_whole(path, lambda stream: stream.write(text.encode()))
+    write_whole(path, text)

@@ -114,7 +114,7 @@ def install(folder: Path, python: str) -> Path:
         subprocess.run([python, "-m", "venv", str(place)], check=True)
         fill = [str(programs / "python"), "-m", "pip", "install", "--quiet", "-e", ".[xla,report]"]
         subprocess.run(fill, check=True, cwd=ROOT)
-        write_whole(done, lambda stream: stream.write(b"installed\n"))
+        write_whole(done, b"installed\n")
     return programs
 
 
@@ -184,7 +184,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    write_whole(path, lambda stream: stream.write(text.encode()))
+    write_whole(path, text)
 
 
 def main(

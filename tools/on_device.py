@@ -207,7 +207,7 @@ def run(
             log.write(b"\nstopped: the minutes that were given are over\n")
             return False, time.perf_counter() - began
     if piped and done.returncode == 0:
-        write_whole(stage.result, lambda stream: stream.write(done.stdout))
+        write_whole(stage.result, done.stdout)
     # A failed check is a result, with exit code 1; a refusal is none.
     return done.returncode in (0, 1) and stage.result.is_file(), time.perf_counter() - began
 
@@ -254,7 +254,7 @@ def write_report(device: str, folder: Path, entries: dict[str, dict[str, Any]]) 
     for name, entry in entries.items():
         lines += ["", f"## {name}", "", f"`{entry['command']}`", "", entry["text"]]
     text = "\n".join(lines) + "\n"
-    write_whole(folder / "report.md", lambda stream: stream.write(text.encode()))
+    write_whole(folder / "report.md", text)
     whole = {
         "device": device,
         "environment": variables,

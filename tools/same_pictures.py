@@ -148,7 +148,7 @@ def main() -> None:
                 print(said[-1], flush=True)
     if args.output is not None:
         text = "\n".join(said) + "\n"
-        write_whole(args.output, lambda stream: stream.write(text.encode()))
+        write_whole(args.output, text)
     raise SystemExit(different and args.dtype == "float32")
 
 

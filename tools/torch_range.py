@@ -347,7 +347,7 @@ def torch_range(
 
     def write() -> None:
         write_json(kept, found)
-        write_whole(output, lambda stream: stream.write(page(found, names).encode()))
+        write_whole(output, page(found, names).encode())
 
     failed = []
     for version in wanted:

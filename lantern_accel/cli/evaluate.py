@@ -225,8 +225,7 @@ def evaluate(
         say(why, label=f"left out {name}", style="yellow", to_stderr=True)
     say(str(output), label="wrote", style="bold green")
     if report.suite is not None:
-        from lantern_accel.evaluation.suite.table import markdown, tables
-        from lantern_accel.evaluation.tables import targets
+        from lantern_accel.evaluation.tables import markdown, tables, targets
 
         say(", ".join(map(str, targets(output))), label="wrote", style="bold green")
         show_markdown(markdown(tables(report.suite)[:1]))

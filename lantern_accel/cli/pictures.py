@@ -170,7 +170,7 @@ class Pictures:
 
         path = self.output.with_suffix(".safetensors")
         data = save({"tokens": torch.cat([one.tokens for one in results])})
-        write_whole(path, lambda stream: stream.write(data))
+        write_whole(path, data)
         self.written.append(path)
 
     def keep(self) -> list[Path]:

@@ -12,7 +12,6 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ class RunFolder:
                 mine["failed"] += 1
                 continue
             name = f"{items[one.number].name}{self.suffix}"
-            write_whole(self.path / name, methodcaller("write", one.picture))
+            write_whole(self.path / name, one.picture)
             lines.append(self._line(one, name, batch.worker))
             self.finished.add(one.number)
             self.failed.pop(one.number, None)

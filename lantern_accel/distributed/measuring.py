@@ -163,7 +163,6 @@ def write_runs(
 
     Raises BackendError where there is none.
     """
-    from operator import methodcaller
 
     from lantern_accel.files import write_whole
 
@@ -174,7 +173,7 @@ def write_runs(
             say(wrong[-1])
         if one.file:
             path = folder / f"{one.name}.json"
-            write_whole(path, methodcaller("write", one.file))
+            write_whole(path, one.file)
             written.append(path)
     if not written:
         raise BackendError(f"no device could be measured: {'; '.join(wrong)}")

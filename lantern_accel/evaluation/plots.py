@@ -1,18 +1,22 @@
-"""The evaluation as pictures: ambiguity, interchangeability, frontier, distances, memorisation."""
+"""The evaluation as pictures: a plot per part, and speed against quality of a suite's strategies."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lantern_accel.evaluation.schema import Evaluation
+from lantern_accel.evaluation.schema import Evaluation, Metric, Suite
 from lantern_accel.quality.interval import Interval
 from lantern_accel.quality.style import (
     BAR,
+    INK,
+    MUTED,
     RULE,
     check_matplotlib,
     colour_of,
@@ -168,3 +172,105 @@ def pair_sheet(
     from lantern_accel.quality.sheet import save_grid
 
     save_grid(np.concatenate([samples, nearest], axis=1), path, columns=columns)
+
+
+# --- suites: one panel per measured figure, what is dominated marked --------------------------------
+
+#: Panels in one row of the plot.
+COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class Point:
+    """A strategy's place in one panel; ``dominated``: another is no worse in both, and better in one."""
+
+    label: str
+    strategy: str
+    speed: Interval
+    value: Interval
+    dominated: bool
+
+
+def points(suite: Suite, metric: Metric) -> list[Point]:
+    """Return the strategies that have both figures; speed in images per second.
+
+    Dominance is of the values: two that differ by less than their intervals may change places.
+    """
+    found = []
+    for row in suite.rows:
+        seconds, value = row.speed.seconds_per_image, row.metrics.get(metric.key)
+        if isinstance(seconds, Interval) and isinstance(value, Interval) and seconds.low > 0:
+            speed = Interval(
+                value=1 / seconds.value, low=1 / seconds.high, high=1 / seconds.low, n=seconds.n
+            )
+            name = row.strategy.name if row.strategy is not None else ""
+            found.append((row.label, name, speed, value))
+    sign = 1.0 if metric.better == "higher" else -1.0
+    places = [(speed.value, sign * value.value) for _, _, speed, value in found]
+    return [
+        Point(label, name, speed, value, dominated(places[i], places))
+        for i, (label, name, speed, value) in enumerate(found)
+    ]
+
+
+def dominated(place: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+    """Return whether another place is as high in both, and higher in one."""
+    return any(
+        a >= place[0] and b >= place[1] and (a > place[0] or b > place[1]) for a, b in others
+    )
+
+
+def picture(suite: Suite) -> bytes | None:
+    """Return the plot as PNG; None where there is nothing to plot, or no matplotlib."""
+    shown = [(metric, points(suite, metric)) for metric in suite.columns]
+    shown = [(metric, found) for metric, found in shown if len(found) > 1]
+    if not shown:
+        return None
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    with styled():
+        rows = -(-len(shown) // COLUMNS)
+        wide = min(len(shown), COLUMNS)
+        figure = Figure(figsize=(4.2 * wide, 3.4 * rows), layout="constrained")
+        axes = figure.subplots(rows, wide, squeeze=False).flatten()
+        for axis, (metric, found) in zip(axes, shown, strict=False):
+            _panel(axis, metric, found)
+        for axis in axes[len(shown) :]:
+            axis.set_axis_off()
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", dpi=120)
+    return stream.getvalue()
+
+
+def _panel(axis: Any, metric: Metric, found: Sequence[Point]) -> None:
+    for i, point in enumerate(found):
+        colour = colour_of(point.strategy, i)
+        x, y = point.speed, point.value
+        axis.errorbar(
+            x.value,
+            y.value,
+            # Of a bootstrap, whose ends may lie on one side of a value by rounding.
+            xerr=[[max(x.value - x.low, 0)], [max(x.high - x.value, 0)]],
+            yerr=[[max(y.value - y.low, 0)], [max(y.high - y.value, 0)]],
+            fmt="o",
+            color=colour,
+            markerfacecolor="white" if point.dominated else colour,
+            linewidth=0.8,
+        )
+        text = f"{point.label} (dominated)" if point.dominated else point.label
+        axis.annotate(
+            text,
+            (x.value, y.value),
+            fontsize=7,
+            xytext=(4, 4),
+            textcoords="offset points",
+            color=MUTED if point.dominated else INK,
+        )
+    if metric.better == "lower":
+        axis.invert_yaxis()
+    axis.set_xlabel("images per second")
+    axis.set_title(f"{metric.title} (up is better)")
+    axis.grid(True)
+    axis.margins(0.2)

@@ -18,9 +18,8 @@ from lantern_accel.evaluation.distance import distances, memorisation
 from lantern_accel.evaluation.frontier import frontier
 from lantern_accel.evaluation.interchange import interchange
 from lantern_accel.evaluation.prompts import FORTY
-from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings
+from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings, Suite
 from lantern_accel.evaluation.suite.run import SuiteRequest, SuiteRun
-from lantern_accel.evaluation.suite.schema import Suite
 from lantern_accel.evaluation.tables import write_tables
 from lantern_accel.evaluation.text import text_ambiguity
 from lantern_accel.files import read_text_file, write_json

@@ -224,7 +224,7 @@ def save_custom_generate(folder: str | Path) -> Path:
         "def generate(model, **kwargs):\n"
         "    return generate_saved(model, **kwargs)\n"
     )
-    write_whole(path, lambda stream: stream.write(text.encode("utf-8")))
+    write_whole(path, text)
     return path
 
 

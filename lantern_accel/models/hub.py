@@ -182,6 +182,6 @@ def show_licence(entry: ModelEntry, tell: Tell) -> None:
     text = f"{entry.name} ({entry.repo}) is under {entry.licence}: {entry.licence_url}"
     tell(text)
     try:
-        write_whole(marker, lambda stream: stream.write((text + "\n").encode()))
+        write_whole(marker, text + "\n")
     except OSError:
         return

@@ -44,7 +44,7 @@ def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
         if kind == ".json":
             write_json(path, comparison.model_dump(mode="json"))
         else:
-            write_whole(path, lambda stream: stream.write(text.encode()))
+            write_whole(path, text)
     except OSError as error:
         raise RequestError(
             f"{path} cannot be written ({error.strerror}); make room or choose another folder"

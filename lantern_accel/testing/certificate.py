@@ -86,7 +86,7 @@ def write(certificate: Certificate, path: Path) -> list[Path]:
     write_json(beside, certificate.model_dump(mode="json"))
     if path == beside:
         return [beside]
-    write_whole(path, lambda stream: stream.write(markdown(certificate).encode()))
+    write_whole(path, markdown(certificate))
     return [path, beside]
 
 

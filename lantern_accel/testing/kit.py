@@ -232,5 +232,5 @@ def conform(
     if json is not None:
         write_json(json, report.model_dump(mode="json"))
     if junit is not None:
-        write_whole(junit, lambda stream: stream.write(report.junit()))
+        write_whole(junit, report.junit())
     return report

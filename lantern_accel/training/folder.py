@@ -55,7 +55,7 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
 def save_tokenizer(model: VQModel, out: Path) -> None:
     """Write ``vq.safetensors`` (bf16) and ``vq.json`` (the fields of ``VQConfig``)."""
     weights = {k: v.detach().cpu().to(torch.bfloat16) for k, v in model.state_dict().items()}
-    write_whole(out / "vq.safetensors", lambda stream: stream.write(save(weights)))
+    write_whole(out / "vq.safetensors", save(weights))
     write_json(out / "vq.json", model.config.model_dump(mode="json"))
 
 
@@ -119,8 +119,8 @@ def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
     to.mkdir(parents=True, exist_ok=True)
     for path in sorted(model.iterdir()):
         if path.is_file() and path.name not in ("model.json", "drafter.safetensors"):
-            write_whole(to / path.name, lambda stream, p=path: stream.write(p.read_bytes()))  # type: ignore[misc]
+            write_whole(to / path.name, path.read_bytes())
     written = weights.read_bytes()
-    write_whole(to / "drafter.safetensors", lambda stream: stream.write(written))
+    write_whole(to / "drafter.safetensors", written)
     write_json(to / "model.json", joined.model_dump(mode="json"))
     return to

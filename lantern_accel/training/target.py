@@ -304,7 +304,7 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     kept = {
         k: v.detach().to("cpu", torch.bfloat16, copy=True).contiguous() for k, v in weights.items()
     }
-    write_whole(path, lambda stream: stream.write(serialise(kept)))
+    write_whole(path, serialise(kept))
 
 
 def read_target(folder: Path) -> TextTarget:

@@ -58,4 +58,4 @@ def _most_common(counts: Counter[str], number: int) -> list[str]:
 def save_text_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Write ``tokenizer`` as JSON to ``path``, whole or not at all."""
     text = tokenizer.to_str(pretty=False)
-    write_whole(path, lambda stream: stream.write(text.encode("utf-8")))
+    write_whole(path, text)

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 import lantern_accel
 from lantern_accel.errors import DataError, LanternError
+from lantern_accel.evaluation.plots import points
 from lantern_accel.evaluation.run import evaluate
-from lantern_accel.evaluation.schema import Evaluation, Settings
+from lantern_accel.evaluation.schema import Evaluation, Settings, Suite
 from lantern_accel.evaluation.suite.captions import read_captions
-from lantern_accel.evaluation.suite.figure import points
 from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
 from lantern_accel.evaluation.suite.run import SuiteRequest, choose_strategies
-from lantern_accel.evaluation.suite.schema import Suite
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.interval import Interval
 

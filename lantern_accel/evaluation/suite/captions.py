@@ -125,7 +125,7 @@ def write_prompts(path: Path, prompts: Sequence[str | int]) -> None:
     """Write a line per picture, as ``lantern-accel generate --prompts`` reads them."""
     rows = [{"id": f"{i:06d}", "prompt": prompt} for i, prompt in enumerate(prompts)]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    write_whole(path, lambda stream: stream.write(text.encode()))
+    write_whole(path, text)
 
 
 def class_prompts(classes: int, count: int | None, usual: int) -> Captioned:

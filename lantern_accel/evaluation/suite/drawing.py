@@ -13,9 +13,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from PIL.Image import Image
 
@@ -214,11 +213,7 @@ def save_geneval(
     """Copy pictures into the folders that GenEval's scorer reads: ``00000/samples/0000.png``, ..."""
     for i, line in enumerate(metadata):
         place = folder / f"{i:05d}"
-        write_whole(place / "metadata.jsonl", partial(_put, f"{line}\n".encode()))
+        write_whole(place / "metadata.jsonl", f"{line}\n")
         for j in range(per_prompt):
             content = pictures[i * per_prompt + j].read_bytes()
-            write_whole(place / "samples" / f"{j:04d}.png", partial(_put, content))
-
-
-def _put(content: bytes, stream: IO[bytes]) -> None:
-    stream.write(content)
+            write_whole(place / "samples" / f"{j:04d}.png", content)

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lantern_accel.evaluation.schema import Metric, Reading, Speed, not_measured
 from lantern_accel.evaluation.suite import networks as known
 from lantern_accel.evaluation.suite.drawing import Chunk
 from lantern_accel.evaluation.suite.networks import FeatureNetwork
 from lantern_accel.evaluation.suite.pictures import prepared, read_picture
 from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
 from lantern_accel.evaluation.suite.reference import Advance, Real, look_once
-from lantern_accel.evaluation.suite.schema import Metric, Reading, Speed, not_measured
 from lantern_accel.evaluation.suite.scorers import Scorer, load_scorer
 from lantern_accel.evaluation.suite.weights import Tell, Unavailable
 from lantern_accel.files import read_json_file, write_json

@@ -6,7 +6,7 @@ other values, so nothing is subtracted from them.
 
 from __future__ import annotations
 
-from lantern_accel.evaluation.suite.schema import PublishedRow
+from lantern_accel.evaluation.schema import PublishedRow
 
 _PAC = "KangJialiang/SJD-PAC, README.md (arXiv 2603.18599)"
 _LANTERN = "arXiv 2410.03355, MS-COCO captions, sampling"

@@ -14,6 +14,7 @@ import torch
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.errors import DataError, RequestError, StrategyError
+from lantern_accel.evaluation.schema import Row, Suite
 from lantern_accel.evaluation.suite.captions import Captioned, digest
 from lantern_accel.evaluation.suite.drawing import (
     Chunk,
@@ -35,7 +36,6 @@ from lantern_accel.evaluation.suite.reference import (
     read_reference,
     save_reference,
 )
-from lantern_accel.evaluation.suite.schema import Row, Suite
 from lantern_accel.evaluation.suite.scorers import Scorer
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.quality.frechet import RESAMPLES, Reference

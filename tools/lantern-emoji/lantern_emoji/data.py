@@ -200,7 +200,7 @@ def prepare_data(cache: Path | None = None, *, progress: Progress | None = None)
     lines = "".join(record.model_dump_json() + "\n" for record in records)
     write_whole(folder / "images.npy", lambda stream: np.save(stream, stacked))
     write_whole(folder / "coverage.npy", lambda stream: np.save(stream, coverage))
-    write_whole(folder / "records.jsonl", lambda stream: stream.write(lines.encode()))
+    write_whole(folder / "records.jsonl", lines)
     write_json(folder / "manifest.json", manifest)
     return EmojiDataset(stacked, records, manifest, coverage)
 

@@ -1,4 +1,4 @@
-"""The bases of families whose prompts are token ids, and of those whose drafters have the target's blocks."""
+"""The bases of families whose prompts are token ids, and whose drafters have the target's blocks."""
 
 from __future__ import annotations
 

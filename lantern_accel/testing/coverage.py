@@ -44,7 +44,6 @@ NOT_OVERRIDDEN = ("listen", "listener")
 class Member(Record):
     """A member of the backend interface, and whose it is."""
 
-
     name: str
     level: Literal["recommended", "optional"]
     written: bool

@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lantern_accel.checkpoints.loading import without_data
+from lantern_accel.decoding.base import EngineBase
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, did_you_mean
 from lantern_accel.families.base import Model
@@ -25,6 +27,7 @@ from lantern_accel.files import read_json_file
 from lantern_accel.nn.rounding import Rounding
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import first_wrong
+from lantern_accel.strategy.values import Sampling, Strategy
 
 #: From a parameter's name and shape to its values, on the device where it will stay.
 Draw = Callable[[str, torch.Size], Tensor]
@@ -42,6 +45,21 @@ class RandomModel(Model):
     def name(self) -> str:
         """The name of its sizes."""
         return str(self.manifest.name)
+
+    def engine(
+        self, ops: TensorOps, strategy: Strategy, sampling: Sampling, batch: int = 1
+    ) -> EngineBase:
+        """Return an engine on these weights; a copy to draft with is the target itself."""
+        return engine_for(
+            self.target,
+            self.drafter,
+            ops,
+            strategy,
+            sampling,
+            batch=batch,
+            neighbours=self.neighbours[:, : strategy.neighbours] if strategy.neighbours else None,
+            copy=self.target,
+        )
 
 
 def sized(name: str) -> Any:

@@ -36,7 +36,7 @@ from lantern_accel.memory.limits import free_bytes
 from lantern_accel.memory.limits import size as written
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
-from lantern_accel.strategy.values import NeighbourSpace, Sampling, SelfDrafts, Strategy
+from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, SelfDrafts, Strategy
 
 #: Engines (buffers of one bucket) that are kept for reuse.
 KEPT_ENGINES = 4
@@ -169,6 +169,18 @@ class Engines:
             table = torch.cat((table, table[:more] * 0)) if more else table
             self._neighbours[k, space] = table.to(self.backend.device)
         return self._neighbours[k, space]
+
+    def check(self, strategy: Strategy, sampling: Sampling) -> None:
+        """Raise StrategyError for what the model, its drafter and its tree cannot do; keeps nothing."""
+        if strategy.name == AUTO:
+            return
+        model, k = self.model, strategy.neighbours
+        check_settings(strategy, sampling, model.manifest.target.vocab_size)
+        # Before the engine: it cannot be wider than the codebook.
+        table = self.neighbours(k) if k else None
+        parts = model.target, model.drafter, self.backend
+        with self.backend.inference():  # the target stands for a copy of its sizes
+            engine_for(*parts, strategy, sampling, neighbours=table, copy=model.target)
 
     def get(
         self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None

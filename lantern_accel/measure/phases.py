@@ -9,14 +9,17 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.profiler import profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.device.backend import Backend
+from lantern_accel.families.random_weights import random_model
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import STEP_PHASES
+from lantern_accel.memory.footprint import Shapes
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Steps that pass before a trace begins, so that kernels are there, and steps that are traced.
@@ -87,6 +90,28 @@ def count_launches(engine: EngineBase, *, prefill: bool = True) -> dict[str, int
                 engine.prefill()
         engine.step()
     return counter.counts
+
+
+@torch.inference_mode()
+def count_operators(
+    manifest: Any,
+    strategy: Strategy,
+    sampling: Sampling,
+    batch: int,
+    dtype: torch.dtype,
+    *,
+    prefill: bool = True,
+) -> dict[str, int]:
+    """Return the reference's operators by phase (views left out) of a model with these sizes.
+
+    A device's own count says what *it* gives to its queue: a native call or a fused kernel hides in one,
+    or in none, what is many on another device. Projections take this count, on shapes alone, the same
+    everywhere.
+    """
+    ops = Shapes()
+    with ops.device:
+        model = random_model(manifest, ops, dtype, neighbours=max(strategy.neighbours, 1))
+        return count_launches(model.engine(ops, strategy, sampling, batch), prefill=prefill)
 
 
 def write_trace(

@@ -10,8 +10,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.generation.pipeline import Pipeline
@@ -72,24 +70,10 @@ def choose_strategies(
         if isinstance(one.tree, Window):
             changes["window"] = window
         found.append(pipeline.strategy(one.name, **changes))
-    model = pipeline.model
     for temperature in temperatures:
         sampling = pipeline.sampling(temperature=temperature)
-        for one in (pipeline.tuned(given, temperature) for given in found):
-            # Before the neighbour table: it cannot be wider than the codebook.
-            check_settings(one, sampling, model.manifest.target.vocab_size)
-            table = pipeline.neighbours(one.neighbours) if one.neighbours else None
-            with pipeline.backend.inference():
-                # Refuses what its model, drafter and tree cannot do; nothing is run or kept.
-                engine_for(
-                    model.target,
-                    model.drafter,
-                    pipeline.backend,
-                    one,
-                    sampling,
-                    neighbours=table,
-                    copy=model.target,  # of the same sizes
-                )
+        for one in found:
+            pipeline.engines.check(pipeline.tuned(one, temperature), sampling)
     return found
 
 

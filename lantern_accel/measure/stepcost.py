@@ -19,23 +19,33 @@ import torch
 from pydantic import Field
 
 from lantern_accel.bounds import MOST_NODES, whole
-from lantern_accel.decoding.engines import engine_for
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.device.backend import Backend, check_clock, inferring
+from lantern_accel.decoding.state import State
+from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.device.backend import Backend, Replay, check_clock, inferring, recorded
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.families.random_weights import RandomModel, random_model, sized, weights_bytes
 from lantern_accel.measure import store, work
 from lantern_accel.measure.ceilings import measure_ceilings
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.intervals import relative_spread
+from lantern_accel.measure.phases import LaunchCounter
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Ceilings, Environment, is_measured
-from lantern_accel.measure.steptimer import Timed, bush
+from lantern_accel.measure.work import step_needs
 from lantern_accel.memory.limits import fit_engine, free_bytes, size
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.records import Record
-from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
-from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
+from lantern_accel.strategy.trees import (
+    EAGLE2_TREE,
+    NAIVE_EXTEND_57,
+    parse_tree,
+    tree_paths,
+    tree_size,
+)
+from lantern_accel.strategy.values import Path as TreePath
+from lantern_accel.strategy.values import Sampling, StaticTree, Strategy, named_strategy
 
 COMMAND = "lantern-accel stepcost"
 
@@ -165,17 +175,96 @@ class StepCost(Record):
         return "\n".join(lines)
 
 
+# --- one captured step ----------------------------------------------------------------------------
+
+#: Steps between two looks at the clock.
+INNER = 10
+
+
+def bush(nodes: int) -> StaticTree:
+    """Return a tree of ``nodes`` with the root, filled breadth first, four children per node."""
+    paths: list[TreePath] = []
+    level: list[TreePath] = [()]
+    while len(paths) < nodes - 1:
+        level = [(*path, rank) for path in level for rank in range(4)]
+        paths += level
+    return StaticTree(name=f"bush_{nodes}", paths=tuple(paths[: nodes - 1]))
+
+
+class Timed:
+    """One captured function of an engine, timed from the middle of an image, in the bucket of there."""
+
+    def __init__(self, backend: Backend, engine: EngineBase, kind: str) -> None:
+        self.backend, self.engine, self.kind = backend, engine, kind
+        g = engine.geometry
+        self.middle = g.tokens // 2
+        self.inner = max(min(INNER, (g.tokens - self.middle) // (g.depth + 1) - 1), 1)
+        need = g.prefix + g.ahead + self.middle + self.inner * (g.depth + 1)
+        self.slots = next((n for n in engine.sizes if n >= need), engine.sizes[-1])
+        self.function = engine.steps[self.slots]
+        if kind == "verify":
+            tables = TreeTables(tree_paths(engine.strategy.tree))
+            topology = tables.topology(g.batch, backend.device, backend.index)
+            topology.pop("group")
+            tokens = torch.zeros(g.batch, g.nodes, dtype=backend.index, device=backend.device)
+            self.tree = DraftTree(tokens=tokens, max_children=tables.max_children, **topology)
+            self.sink = torch.zeros(g.batch, g.nodes, device=backend.device)
+            self.function = self.verify
+        state = engine.state
+        state.reset()
+        state.prefix_mask.fill_(True)
+        state.uniforms.fill_(0.5)
+        self._rewind()
+        with LaunchCounter() as counter:
+            self.function()
+        self.operators = counter.counts.get("other", 0)
+        self.replay: Replay = recorded(backend, self.function, kind)
+        self.replay.expect(1000)
+
+    def verify(self) -> None:
+        """Verification alone; one column is kept, so that a compiler does not drop the head."""
+        state = self.engine.state
+        assert isinstance(state, State)
+        _, logits = self.engine.verifying.verify(state, self.tree, self.slots)
+        self.sink.copy_(logits[:, :, 0])
+
+    def _rewind(self) -> None:
+        state = self.engine.state
+        state.length.fill_(self.middle)
+        state.step.fill_(self.middle)
+        if hasattr(state, "pending_count"):
+            state.pending_count.fill_(1)
+
+    def needs(self) -> tuple[float, float]:
+        """Return operations and bytes that this kind of step needs at least."""
+        found = step_needs(self.engine)
+        parts = [found["verify"]] if self.kind == "verify" else list(found.values())
+        return sum(ops for ops, _ in parts), sum(nbytes for _, nbytes in parts)
+
+    def ms(self) -> float:
+        """Time a few steps and return the milliseconds of one."""
+        self._rewind()
+        with self.backend.stopwatch() as watch:
+            for _ in range(self.inner):
+                self.replay()
+        return 1e3 * watch.seconds / self.inner
+
+    def phase_ms(self) -> dict[str, float] | None:
+        """Return milliseconds by phase where the recording keeps phases apart."""
+        self._rewind()
+        found: dict[str, list[float]] = {}
+        for _ in range(self.inner):
+            for name, seconds in (self.replay.timed() or {}).items():
+                found.setdefault(name, []).append(1e3 * seconds)
+        return {name: statistics.median(ms) for name, ms in found.items()} or None
+
+
 @contextmanager
 def _timed(
     backend: Backend, model: RandomModel, cost: Cost, strategy: Strategy, sampling: Sampling
 ) -> Iterator[Timed]:
     fit_engine(backend, model.target, model.drafter, strategy, sampling, cost.batch).check(backend)
-    table = model.neighbours if strategy.neighbours else None
-    engine = engine_for(
-        model.target, model.drafter, backend, strategy, sampling,
-        batch=cost.batch, neighbours=table,
-    )  # fmt: skip
-    timed = Timed(backend, engine, cost.kind)
+    timed = Timed(backend, model.engine(backend, strategy, sampling, cost.batch), cost.kind)
     replay = timed.replay
     cost.operators, cost.captured = timed.operators, replay.captured
     cost.capture_seconds, cost.capture_bytes = replay.seconds, replay.nbytes

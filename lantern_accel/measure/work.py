@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.selfdraft import SelfEngine
-from lantern_accel.measure.operators import count_operators
-from lantern_accel.measure.phases import count_launches
+from lantern_accel.measure.phases import count_launches, count_operators
 from lantern_accel.measure.record import STEP_PHASES, Ceilings, Reading, Work, not_measured
 from lantern_accel.nn.transformer import projections
 

@@ -53,6 +53,7 @@ class Shapes(TensorOps):
 
     def __init__(self, ops: TensorOps | None = None) -> None:
         self._ops = ops or TensorOps()
+        self.index = self._ops.index
 
     def kv_layout(
         self, layers: int, rows: int, capacity: int, heads: int, head_dim: int, dtype: torch.dtype

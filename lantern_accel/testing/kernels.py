@@ -10,12 +10,11 @@ import torch
 from pydantic import Field
 
 from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.entry_points import why
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.catalogue import published
 from lantern_accel.families.random_weights import random_model, sized
+from lantern_accel.memory.footprint import Shapes
 from lantern_accel.records import Record
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.testing import tiny
@@ -36,17 +35,6 @@ class Kernels(Record):
     why: str = Field(
         "", description="what was counted in place of the backend's operations, and why"
     )
-
-
-class Layout(TensorOps):
-    """The reference operations in a backend's layout."""
-
-    device = torch.device("meta")
-
-    def __init__(self, backend: Backend) -> None:
-        self.index = backend.index
-        # The backend's own layout, without the backend's operations.
-        self.kv_layout = backend.kv_layout  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -90,7 +78,7 @@ def _count(
         strategy=strategy,
         dtype=str(dtype).removeprefix("torch."),
     )
-    for ops in (backend, Layout(backend)):
+    for ops in (backend, Shapes(backend)):
         try:
             engine = make(ops, model, strategy, dtype)
             found.nodes = engine.geometry.nodes
@@ -118,7 +106,4 @@ def _large(ops: Any, name: str, strategy: str, dtype: torch.dtype) -> EngineBase
     manifest = sized(name)
     model = random_model(manifest, ops, dtype)
     chosen = choose_strategy(manifest.defaults, strategy)
-    target, drafter = model.family.fitted(model, model.family.usual_shape(model))
-    table = model.neighbours[:, : chosen.neighbours] if chosen.neighbours else None
-    sampling = manifest.defaults.sampling
-    return engine_for(target, drafter, ops, chosen, sampling, neighbours=table)
+    return model.engine(ops, chosen, manifest.defaults.sampling)

@@ -129,6 +129,12 @@ def pipeline(tiny_model: Path):
         yield opened
 
 
+def test_a_suite_takes_drafts_of_the_model_s_own_weights(pipeline: Pipeline) -> None:
+    words, sampling = ["vanilla,self"], pipeline.sampling()
+    found = choose_strategies(pipeline, words, sampling, 2, "red heart")
+    assert [label for label, _ in found] == ["vanilla", "self"]
+
+
 def test_a_suite_that_was_killed_three_times_ends_with_the_same_table(
     pipeline, real, tmp_path, monkeypatch
 ):

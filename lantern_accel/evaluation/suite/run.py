@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 import torch
 
-from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.errors import DataError, RequestError, StrategyError
 from lantern_accel.evaluation.schema import Row, Suite
 from lantern_accel.evaluation.suite.captions import Captioned, digest
@@ -98,26 +96,12 @@ def choose_strategies(
             if label:
                 found[label] = _strategy(pipeline, label, sampling, batch, example)
     for strategy in found.values():
-        _check(pipeline, strategy, sampling)
+        pipeline.engines.check(strategy, sampling)
     if len(set(map(_known, found.values()))) < len(found):
         raise RequestError(f"two of the strategies {', '.join(found)} are the same; leave one out")
     if not found:
         raise RequestError("--strategy names none; give names such as vanilla,eagle,lantern++")
     return list(found.items())
-
-
-def _check(pipeline: Pipeline, strategy: Strategy, sampling: Sampling) -> None:
-    """Refuse what the model, its drafter and its tree cannot do, before anything is drawn."""
-    if strategy.name == AUTO:
-        return
-    model = pipeline.model
-    check_settings(strategy, sampling, model.manifest.target.vocab_size)
-    # Before the engine: it cannot be wider than the codebook.
-    table = pipeline.neighbours(strategy.neighbours) if strategy.neighbours else None
-    with pipeline.backend.inference():
-        engine_for(
-            model.target, model.drafter, pipeline.backend, strategy, sampling, neighbours=table
-        )
 
 
 def _known(strategy: Strategy) -> str:

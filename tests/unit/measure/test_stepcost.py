@@ -16,7 +16,7 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, ModelError, RequestError, StrategyError
 from lantern_accel.families.random_weights import random_model, sized, weights_bytes
 from lantern_accel.families.registry import family
-from lantern_accel.measure import ceilings, stepcost, steptimer, work
+from lantern_accel.measure import ceilings, stepcost, work
 from lantern_accel.measure.stepcost import Acceptance, StepCost, read_acceptance
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
@@ -81,7 +81,7 @@ def test_random_weights_are_seeded_and_of_the_asked_dtype(backend: Backend, tiny
 
 @pytest.mark.parametrize("nodes", [2, 8, 16, 32, 60])
 def test_a_bush_has_as_many_nodes_as_it_says(nodes: int) -> None:
-    assert tree_size(steptimer.bush(nodes))[0] == nodes
+    assert tree_size(stepcost.bush(nodes))[0] == nodes
 
 
 def test_floors_by_hand(backend: Backend, tiny: str) -> None:
@@ -115,14 +115,14 @@ def test_a_measurement_goes_on_where_it_stopped(
     out = tmp_path / "cost.json"
     said: list[str] = []
     arguments = {"nodes": (4,), "repeats": 2, "tree": "0,1,00", "out": out, "dtype": "float32"}
-    seen = steptimer.Timed.ms
+    seen = stepcost.Timed.ms
 
-    def stops(self: steptimer.Timed) -> float:
+    def stops(self: stepcost.Timed) -> float:
         if self.engine.geometry.nodes == 4 and self.function == self.engine.step:
             raise KeyboardInterrupt
         return seen(self)
 
-    monkeypatch.setattr(steptimer.Timed, "ms", stops)
+    monkeypatch.setattr(stepcost.Timed, "ms", stops)
     with pytest.raises(KeyboardInterrupt):
         stepcost.measure(backend, tiny, **arguments)
     stored = StepCost.model_validate_json(out.read_text())
@@ -167,7 +167,7 @@ def test_the_middle_of_an_image_is_where_steps_are_timed(backend: Backend, tiny:
         engine = Engine(
             model.target, model.drafter, backend, Strategy(tree=tree), Sampling(cfg_scale=3.0)
         )
-        timed = steptimer.Timed(backend, engine, "step")
+        timed = stepcost.Timed(backend, engine, "step")
         for _ in range(3):
             timed.ms()
             # No image may end while the clock runs: its steps would do nothing.

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.families.random_weights import sized
-from lantern_accel.measure import operators, phases, work
+from lantern_accel.measure import phases, work
 from lantern_accel.measure.record import STEP_PHASES as PHASES
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections, rounded_copy
@@ -100,7 +100,7 @@ def test_a_known_step_counts_what_its_layers_launch():
         target = manifest.target.model_copy(update={"n_layer": layers})
         some = manifest.model_copy(update={"target": target})
         vanilla = Strategy(name="vanilla")
-        return operators.count_operators(some, vanilla, sampling, 1, torch.bfloat16)["verify"]
+        return phases.count_operators(some, vanilla, sampling, 1, torch.bfloat16)["verify"]
 
     two, three = verify(2), verify(3)
     # Four products, attention, gate and sum; norms, rotation and cache writes of several operators each.

@@ -15,7 +15,9 @@ from lantern_accel.decoding.finite import FiniteGuard, require
 from lantern_accel.decoding.fused import FusedSteps, drafter_of, target_of
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
+from lantern_accel.decoding.length_policy import Block, FixedLength, LengthPolicy
 from lantern_accel.decoding.logits import Filters
+from lantern_accel.decoding.looks import FixedSchedule, Look, LookSchedule
 from lantern_accel.decoding.randomness import draw_uniforms, image_keys
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.rule import Rule
@@ -28,8 +30,13 @@ from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
 from lantern_accel.device.plan import Buffers, Sizes, Source, StepPlan
 from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import DraftSource, Sampling, Strategy
 
+#: What engines of several lengths have in common.
+SHARED = (
+    "sampling", "ops", "greedy", "runtime_params", "filters", "rule", "choices", "verifying", "state",
+    "finite", "_progress",
+)  # fmt: skip
 #: Buffers of the state that a request fills and no step changes.
 GIVEN = ("condition", "prefix_mask", "uniforms", "keys", "start")
 
@@ -86,6 +93,16 @@ class EngineBase(ABC):
     finite: FiniteGuard
     fused: FusedSteps
     """What the device does of a step at once."""
+    now: int
+    """The length of the next step: the most tokens that it brings an image."""
+    counted: dict[int, list[int]]
+    """Tokens gained and steps of the last request by length, summed over images that needed them all."""
+    returns: bool = True
+    """Whether drafts can be taken up again after plain steps."""
+    settles: bool = False
+    """Whether drafts outlive a step: after a move they take some steps to be as good as they get."""
+    untimed: int = 1
+    """Steps of a length before the one that is timed: they find other steps' data in the caches."""
     _progress: HostCopy
 
     def _watch(self) -> None:
@@ -94,6 +111,28 @@ class EngineBase(ABC):
         self.choices = Choices(self.state.keys, self.filters, self.greedy)
         self.finite = FiniteGuard(self.state.length, self.greedy)
         self._progress = self.ops.host_copy(self.finite.report)
+
+    def _step_on(self, longest: EngineBase) -> None:
+        """Take the buffers and settings of an engine of more drafts, to step on them."""
+        for name in SHARED:
+            setattr(self, name, getattr(longest, name))
+
+    def shorter(self, source: DraftSource) -> EngineBase:
+        """Return an engine of fewer drafts, by a source of the same kind, on this one's buffers.
+
+        Raises :class:`StrategyError` where steps of this source have one length.
+        """
+        raise StrategyError(
+            f"steps with drafts of the kind {self.strategy.tree.kind!r} have one length; leave "
+            "draft_lengths out"
+        )
+
+    def moves(self) -> dict[str, Callable[[], None]]:
+        """Return what must run first: ``widen`` after shorter steps, ``gather`` after longer ones.
+
+        A step that drafts anew, from where every step leaves the buffers, needs neither.
+        """
+        return {}
 
     @abstractmethod
     def prefill(self) -> None:
@@ -222,6 +261,10 @@ class EngineBase(ABC):
                 f"an engine made for {self.strategy.name!r} cannot decode {strategy.name!r} with these "
                 "settings: their shapes differ; make another engine"
             )
+        self._apply(strategy, sampling)
+
+    def _apply(self, strategy: Strategy, sampling: Sampling) -> None:
+        """Take the values of settings whose bucket is this engine's."""
         self.strategy, self.sampling = strategy, sampling
         self.runtime_params.set(strategy, sampling)
 
@@ -316,45 +359,81 @@ class EngineBase(ABC):
         """Step until every image is complete; call :meth:`start` first.
 
         ``step`` replays a captured :meth:`step`, or all of :attr:`steps`. ``on_progress`` gets the tokens
-        known by the slowest image. The host looks at the lengths from the earliest step at which an image
-        can be complete, then every ``check_every`` steps; every eighth step where progress is wanted; and
-        where the next bucket may be needed. A device that lets its copies lag runs that many steps more
-        (no-ops on complete images). Raises :class:`NotFiniteError` where logits were infinite or no
-        numbers.
+        known by the slowest image. The host looks at the lengths where :meth:`schedule` says, in a fixed
+        engine ``check_every`` steps apart, and lets :meth:`length_policy` choose the length of the steps
+        after that. A device that lets its copies lag runs some steps more (no-ops on complete images).
+        Raises :class:`NotFiniteError` where logits were infinite or no numbers.
         """
-        g = self.geometry
+        tokens, policy = self.geometry.tokens, self.length_policy()
+        schedule = self.schedule(on_progress is not None, check_every)
         steps = self._of_buckets(step)
-        reach = Reach([*steps], g)
-        lag = self._progress.lag
-        earliest = -(-(g.tokens - 1) // (g.depth + 1))
-        posted: list[int] = []
-        index = 0
+        reach = Reach([*steps], self.geometry)
+        self.now, self.counted = self.longest_length, {}  # what prefill has prepared
+        self.move(policy.begin())
+        schedule.begin(self.now)
+        known = [1] * self.geometry.batch
+        posted: list[Look] = []
+        index = last = 0
 
-        def known() -> int:
+        def read_block() -> Block:
+            """Read the oldest posted lengths, and return what its steps have brought."""
+            nonlocal known
+            look = posted.pop(0)
             lengths, finite = self._progress.read().tolist()
-            done = posted.pop(0)
-            self._require(finite, 1 + done, index)
-            reach.record_lengths(lengths, done)
-            count: int = min(lengths) + 1
+            self._require(finite, 1 + look.index, index)
+            reach.record_lengths(lengths, look.index)
+            lengths = [one + 1 for one in lengths]
+            gained = tuple(after - before for after, before in zip(lengths, known, strict=True))
+            known = lengths
             if on_progress is not None:
-                on_progress(count)
-            return count
+                on_progress(min(known))
+            return Block(look.length, look.steps, gained, tuple(tokens - one for one in known))
 
-        for index in range(1, g.tokens):
+        for index in range(1, tokens):
             steps[reach.size()]()
-            reach.record_step(g.depth + 1)
-            late = index >= earliest and (index - earliest) % check_every == 0
-            late = late or (on_progress is not None and index % 8 == 0)
-            if late or reach.worth_reading(lag + 1, g.depth + 1):
+            reach.record_step(self.now)
+            if schedule.due(index, reach):
                 self._progress.post()
-                posted.append(index)
-            if posted and index - posted[0] >= lag and known() >= g.tokens:
+                posted.append(Look(self.now, index, index - last))
+                last = index
+            if not schedule.readable(index, posted):
+                continue
+            block = read_block()
+            self._count(block)
+            if not any(block.left):
                 break
+            if self.now > 1 or self.returns:
+                self.move(policy.observe(block))
+            schedule.record(block, self.now, posted)
         while posted:  # so that the next request does not read this one's
-            known()
+            read_block()
         self._check_replayed(index)
         self._require(self.finite.count.tolist(), 1 + index, index)
         return self.decoded()
+
+    def length_policy(self) -> LengthPolicy:
+        """Return what chooses the lengths of a request's steps."""
+        return FixedLength(self.longest_length)
+
+    def schedule(self, watched: bool, check_every: int) -> LookSchedule:
+        """Return when the host looks at the lengths; ``watched``: somebody waits for progress."""
+        return FixedSchedule(self.geometry, self._progress.lag, check_every, watched)
+
+    def move(self, length: int) -> None:
+        """Go on with steps of another length."""
+        self.now = length
+
+    @property
+    def longest_length(self) -> int:
+        """The most tokens that a step can bring an image, and the length that prefill prepares."""
+        return self.geometry.depth + 1
+
+    def _count(self, block: Block) -> None:
+        """Add what a block's steps have brought to what is counted, of images that lack tokens still."""
+        open_ = [gained for gained, left in zip(block.gained, block.left, strict=True) if left]
+        counts = self.counted.setdefault(block.length, [0, 0])
+        counts[0] += sum(open_)
+        counts[1] += len(open_) * block.steps
 
     def leave_out(self, first: int) -> None:
         """Finish the images from ``first`` on, which only fill a batch; call after :meth:`start`.

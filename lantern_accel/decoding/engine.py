@@ -6,7 +6,7 @@ strategy and one set of sampling settings; calls with other prompts reuse all of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,10 @@ class Engine(EngineBase):
 
     source: Drafts[Any]
     state: State
+    returns = False  # the drafter does not follow plain steps
+    untimed = 0
+    scattered = False
+    """Whether longer steps on these buffers leave tokens in slots of other numbers."""
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class Engine(EngineBase):
         neighbours: Tensor | None = None,
         longest: Engine | None = None,
     ) -> None:
-        """``longest``: an engine of a longer chain, whose buffers this one steps on."""
+        """``longest``: an engine of more drafts, whose buffers this one steps on."""
         self.geometry = g = geometry_of(target, drafter, strategy, sampling, batch)
         self.strategy, self.sampling, self.ops = strategy, sampling, ops
         dtype, device = place_of(target)
@@ -96,23 +100,46 @@ class Engine(EngineBase):
         self.drafting = self.source if isinstance(self.source, Drafting) else None
 
     def _share(self, longest: Engine, drafter: Drafter | None) -> None:
-        """Step on the buffers of an engine of a longer chain, with this one's tree."""
-        one = longest.geometry
-        g = replace(self.geometry, scratch=one.scratch, draft_columns=one.draft_columns)
-        self.geometry, self.runtime_params, self.filters = (
-            g,
-            longest.runtime_params,
-            longest.filters,
+        """Step on the buffers of an engine of more drafts, with this one's tree."""
+        self._step_on(longest)
+        one, v = longest.geometry, longest.verifying
+        # A chain's tokens lie in the slots of their own numbers; those of a tree, among its nodes'.
+        spread = 0 if one.nodes == one.depth + 1 else one.nodes
+        self.scattered = spread > 0
+        self.geometry = g = replace(
+            self.geometry,
+            scratch=one.scratch,
+            draft_columns=one.draft_columns,
+            spread=spread if self.geometry.depth else 0,
         )
-        self.rule, self.state, self.finite = longest.rule, longest.state, longest.finite
-        self._progress, self.greedy = longest._progress, longest.greedy
-        self.choices, v = longest.choices, longest.verifying
         own = longest.drafting if g.drafted else None
         taps = () if own is None else v.taps
         cache = None if own is None else own.cache
         self._draft_with(v.target, drafter if g.drafted else None, cache, v.guidance)
         self.verifying = Verifying(v.target, self.ops, v.cache, g, v.guidance, taps, v.open_pads)
         self._divide_and_plan()
+
+    def shorter(self, source: DraftSource) -> Engine:
+        drafter = None if self.drafting is None else self.drafting.drafter
+        one = self.strategy.model_copy(update={"tree": source})
+        batch, target = self.geometry.batch, self.verifying.target
+        return Engine(target, drafter, self.ops, one, self.sampling, batch=batch, longest=self)
+
+    def moves(self) -> dict[str, Callable[[], None]]:
+        plain = not self.geometry.depth
+        return {"gather": self.gather} if plain and self.scattered else {}
+
+    def gather(self) -> None:
+        """Move keys and values to the slots of their positions' numbers, where plain steps look."""
+        state, v, g = self.state, self.verifying, self.geometry
+        rows, slots = v.branches.rows, state.slot_of
+        own = v.slots[: slots.shape[1]].expand_as(slots)
+        order, address = rows(slots + g.prefix), self.ops.address(v.cache, rows(own + g.prefix))
+        for layer in range(v.cache.layout.layers):
+            keys, values = self.ops.read(v.cache, layer, order)
+            self.ops.write(v.cache, layer, address, keys, values)
+        state.slot_of.copy_(own)
+        state.place_of.copy_(own)
 
     def _divide_and_plan(self) -> None:
         g, ops = self.geometry, self.ops

@@ -28,7 +28,8 @@ class Geometry:
     ``own_prompts``: rows of one image have prompts of their own (see :class:`Branches`); ``drafted``: a
     drafter drafts; ``taps``: states of the target that the drafter reads next to the feature;
     ``draft_columns, test_columns``: uniforms that drafting and testing take per image and step.
-    ``keyed``: none, since tokens are compared with what the seed or the likeliest code decides
+    ``spread``: nodes of a longer step on the same buffers, among whose slots tokens may lie; ``keyed``:
+    no uniforms, since tokens are compared with what the seed or the likeliest code decides
     (:mod:`~.invariant`).
     """
 
@@ -47,6 +48,7 @@ class Geometry:
     draft_columns: int = 0
     test_columns: int = 0
     keyed: bool = False
+    spread: int = 0
 
     @property
     def columns(self) -> int:
@@ -60,12 +62,12 @@ class Geometry:
     @property
     def image_slots(self) -> int:
         """Slots after the prompt: every image token but the last, and the nodes of one tree."""
-        return self.tokens - 1 + self.nodes
+        return self.tokens - 1 + self.ahead
 
     @property
     def ahead(self) -> int:
         """Slots behind an image's committed positions that a step writes and sees."""
-        return self.nodes
+        return max(self.nodes, self.spread)
 
     @property
     def target_slots(self) -> int:

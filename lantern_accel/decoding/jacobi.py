@@ -6,7 +6,7 @@ the window: ``verify -> accept -> commit``, and fresh drafts at its end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from lantern_accel.device.operations import KVCache, TensorOps
 from lantern_accel.device.plan import Window as PlannedWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.trees import tree_size
-from lantern_accel.strategy.values import Sampling, Strategy, Window
+from lantern_accel.strategy.values import DraftSource, Sampling, Strategy, Window
 
 
 class JacobiEngine(WindowBase):
@@ -36,6 +36,8 @@ class JacobiEngine(WindowBase):
     Raises :class:`StrategyError` for a window that is longer than the image, and where a relaxed rule
     lacks its neighbour table.
     """
+
+    settles = True
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class JacobiEngine(WindowBase):
     ) -> None:
         """``longest``: an engine of a longer window, whose buffers this one steps on.
 
+        A window of one token is plain decoding.
         ``cache``: another engine's, of as many slots, to read and write in place of one of its own.
         """
         window, config = strategy.tree, target.config
@@ -102,14 +105,8 @@ class JacobiEngine(WindowBase):
         if longest is None:
             self._own(target, neighbours, cache)
         else:
-            self.runtime_params, self.filters, self.rule = (
-                longest.runtime_params,
-                longest.filters,
-                longest.rule,
-            )
-            self.verifying, self.ring, self.state = longest.verifying, longest.ring, longest.state
-            self.finite, self._progress = longest.finite, longest._progress
-            self.greedy, self.choices = longest.greedy, longest.choices
+            self._step_on(longest)
+            self.ring = longest.ring
         self.forward = WindowPass(self.verifying, g, counts)
         self._counts = counts
         self.divide(usual(g, self.verifying.cache.layout, ops))
@@ -121,6 +118,11 @@ class JacobiEngine(WindowBase):
         self.drafts = InvariantWindow(self) if keyed else MaximalWindow(self)
         #: A whole step, or what follows a pass, where the device does that at once.
         self.fused = FusedSteps(ops, self.plan(g, self.planned(), self.forward.reach))
+
+    def shorter(self, source: DraftSource) -> JacobiEngine:
+        one = self.strategy.model_copy(update={"tree": source})
+        batch, target = self.geometry.batch, self.verifying.target
+        return JacobiEngine(target, self.ops, one, self.sampling, batch=batch, longest=self)
 
     def _kept(self, keyed: bool) -> int:
         """Return how many positions' distributions are kept."""
@@ -182,7 +184,11 @@ class JacobiEngine(WindowBase):
         _, logits = self.verifying.prefill(state)
         state.tokens[:, 0].copy_(self.drafts.first(logits))
         state.step.fill_(1)
-        self.drafts.fresh(state.length, back=1)
+        if self.geometry.depth:
+            self.drafts.fresh(state.length, back=1)
+
+    def moves(self) -> dict[str, Callable[[], None]]:
+        return {"widen": self.widen} if self.geometry.depth else {}
 
     def widen(self) -> None:
         """Draw the fresh drafts that this window needs after steps of a shorter one."""
@@ -204,8 +210,10 @@ class JacobiEngine(WindowBase):
             return
         state, g = self.state, self.geometry
         forward = self.forward if slots is None else self.passes.get(slots, self.forward)
-        chain = state.length.unsqueeze(1) + self.forward.chain
-        x = state.tokens.gather(1, chain.clamp(max=g.tokens))
+        chain = state.length.unsqueeze(1)
+        if g.depth:
+            chain = chain + self.forward.chain
+        x = state.tokens.gather(1, chain.clamp(max=g.tokens) if g.depth else chain)
         with self.ops.phase("draft"):
             others = None if self.fused.after is not None else self.drafts.propose(x[:, 1:], chain)
         with self.ops.phase("verify"):
@@ -227,7 +235,8 @@ class JacobiEngine(WindowBase):
         # A longer window may have seen more before this one.
         newest = torch.maximum(state.newest, state.length + self.window.length)
         state.newest.copy_(newest)
-        self.drafts.fresh(newest)
+        if g.depth:
+            self.drafts.fresh(newest)
         open_ = state.length < g.tokens - 1
         length = (state.length + coupled.count).clamp(max=g.tokens - 1)
         gained = length - state.length
@@ -235,7 +244,7 @@ class JacobiEngine(WindowBase):
         # Drafts past the end of the image are dropped, and counted nowhere; a complete one gains nothing.
         state.histogram.add_(self.counts == gained.unsqueeze(1))
         state.steps.add_(open_)
-        if self.rule.relaxed:
+        if self.rule.relaxed and coupled.price is not None:
             unused = entry[:-1] >= gained.unsqueeze(1)
             state.price.add_(coupled.price.masked_fill(unused, 0).sum(dim=1))
         state.last_length.copy_(gained - 1)

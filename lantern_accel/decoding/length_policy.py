@@ -69,6 +69,19 @@ class LengthPolicy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FixedLength:
+    """One length for all steps."""
+
+    length: int
+
+    def begin(self) -> int:
+        return self.length
+
+    def observe(self, block: Block) -> int:
+        return self.length
+
+
 def usual_tokens_per_step(length: int) -> float:
     """Return :data:`USUAL_TOKENS_PER_STEP` of a length, between its points by a line."""
     known = sorted(USUAL_TOKENS_PER_STEP)

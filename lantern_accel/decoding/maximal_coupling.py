@@ -27,14 +27,14 @@ from lantern_accel.device.sampling import SamplingOps
 class Coupled:
     """One step's outcome for ``B`` images and the ``L`` positions behind the last known token.
 
-    ``tokens`` integer ``[B, L]``: the new ones, the bonus last; ``count`` integer ``[B]``: how many of
-    them are known now, 1 to L; ``price`` float32 ``[B, L - 1]``: what relaxation cost the token of each
-    tried draft (:class:`~.accept.Accepted`).
+    ``tokens`` integer ``[B, L]``: the new ones, the bonus last; ``count`` integer ``[B]`` or ``[1]``: how
+    many of them are known now, 1 to L; ``price`` float32 ``[B, L - 1]``: what relaxation cost the token
+    of each tried draft (:class:`~.accept.Accepted`), None where nothing was tried.
     """
 
     tokens: Tensor
     count: Tensor
-    price: Tensor
+    price: Tensor | None
     left: Tensor | None = None
 
 

@@ -13,17 +13,27 @@ a fixed number of passes. Source of the idea, for language models: QuantSpec (ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive_window import PlainStep
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.target import Target
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, Window
+from lantern_accel.strategy.values import DraftSource, Sampling, SelfDrafts, Strategy, Window
 
 #: Buffers of a request that the copy takes from the target's state in every step.
 TAKEN = ("keys", "start", "prefix_mask")
+
+
+def _checked(length: int) -> Window:
+    """Return the window in which so many tokens, drafts and one, are checked; nothing is recalled.
+
+    What a step drafts behind it is written over by the copy before it is read.
+    """
+    window = Window(length=2, fresh="left-code", passes=0)
+    return window.model_copy(update={"length": length})
 
 
 class SelfEngine(JacobiEngine):
@@ -35,9 +45,9 @@ class SelfEngine(JacobiEngine):
     """
 
     copy: JacobiEngine
-    guess: JacobiEngine | PlainStep
-    """One pass of the copy: a token of it, or a window."""
+    """A step of it is one pass: a token, or a window."""
     positions: Tensor
+    settles = False
 
     def __init__(
         self,
@@ -53,26 +63,19 @@ class SelfEngine(JacobiEngine):
         """``longest``: an engine of more drafts, whose buffers and copy this one steps on."""
         drafts = strategy.tree
         assert isinstance(drafts, SelfDrafts)
-        # What a step drafts behind its window is written over by the copy before it is read.
-        check = Window(length=drafts.length + 1, fresh="left-code", passes=0)
         super().__init__(
             target,
             ops,
-            strategy.model_copy(update={"tree": check}),
+            strategy.model_copy(update={"tree": _checked(drafts.length + 1)}),
             sampling,
             batch=batch,
             longest=longest,
         )
         self.strategy, self.drafts_by, self.guesses = strategy, drafts, drafts.copy_passes
         if longest is not None:
-            self.copy, self.guess, self.positions = longest.copy, longest.guess, longest.positions
+            self.copy, self.positions = longest.copy, longest.positions
             return
-        windowed = drafts.window > 0
-        own = (
-            Window(length=drafts.window)
-            if windowed
-            else Window(length=2, fresh="left-code", passes=0)
-        )
+        own = Window(length=drafts.window) if drafts.window else _checked(1)
         self.copy = JacobiEngine(
             copy,
             ops,
@@ -81,15 +84,25 @@ class SelfEngine(JacobiEngine):
             batch=batch,
             cache=self.verifying.cache,
         )
-        self.guess = self.copy if windowed else PlainStep(self.copy)
         positions = torch.arange(
             self.geometry.tokens + 1, dtype=ops.index, device=self.ahead.device
         )
         self.positions = positions.unsqueeze(0).clone()  # no view, which some devices make anew
 
-    def configure(self, strategy: Strategy, sampling: Sampling) -> None:
-        """Take other values of the settings that are data."""
-        super().configure(strategy, sampling)
+    def shorter(self, source: DraftSource) -> JacobiEngine:
+        plain = not isinstance(source, SelfDrafts)
+        one = self.strategy.model_copy(update={"tree": _checked(1) if plain else source})
+        ops, batch, target = self.ops, self.geometry.batch, self.verifying.target
+        if plain:
+            return JacobiEngine(target, ops, one, self.sampling, batch=batch, longest=self)
+        copy = self.copy.verifying.target
+        return SelfEngine(target, copy, ops, one, self.sampling, batch=batch, longest=self)
+
+    def moves(self) -> dict[str, Callable[[], None]]:
+        return {}  # the copy drafts anew
+
+    def _apply(self, strategy: Strategy, sampling: Sampling) -> None:
+        super()._apply(strategy, sampling)
         self.copy.runtime_params.set(strategy, sampling)
 
     def load(self, condition: Tensor, prefix_mask: Tensor, randomness: Tensor) -> None:
@@ -143,5 +156,5 @@ class SelfEngine(JacobiEngine):
         own.tokens.copy_(torch.where(known, state.tokens, own.tokens))
         own.length.copy_(state.length)
         for _ in range(self.guesses):
-            self.guess.step()
+            self.copy.step()
         state.tokens.copy_(torch.where(known, state.tokens, own.tokens))

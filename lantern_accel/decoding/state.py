@@ -52,6 +52,13 @@ class RequestState:
         """Every buffer that a request or a step changes, by name."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
+    def rewind(self, position: int, pending: int) -> None:
+        """Let images be known up to ``position``, for a step there to be timed.
+
+        ``pending``: tokens that a drafter has yet to catch up on.
+        """
+        self.length.fill_(position)
+
     def reset(self) -> None:
         """Return every buffer to zero, in place."""
         for value in self.buffers.values():
@@ -87,6 +94,10 @@ class State(RequestState):
         self.place_of = self._ints(g.batch, g.image_slots)
         self._slots = torch.arange(g.image_slots, dtype=index, device=device)
         self.reset()
+
+    def rewind(self, position: int, pending: int) -> None:
+        super().rewind(position, pending)
+        self.pending_count.fill_(pending)
 
     def reset(self) -> None:
         """Return every buffer to zero, and every position to the slot of its own number, in place."""

@@ -74,6 +74,10 @@ class WindowState(RequestState):
         self.row_keys, self.row_previous = self._ints(*held), self._ints(*held)
         self.row_tokens = self._ints(*held) if g.keyed else self._ints(0, 0, 0)
 
+    def rewind(self, position: int, pending: int) -> None:
+        super().rewind(position, pending)
+        self.newest.fill_(position)  # what is known there does not change the time
+
 
 class Ring:
     """Finds the rows of :attr:`WindowState.q` that belong to positions; past the image is trash."""

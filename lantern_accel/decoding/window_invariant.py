@@ -51,10 +51,6 @@ class InvariantWindow:
             e.ring.write(e.state.q, place, p.unsqueeze(1))
         return e.choices.of(p.unsqueeze(1), place).squeeze(1)
 
-    def plain(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Choose the next tokens ``[B]``, at ``positions [B, 1]``, from guided logits ``[B, 1, V]``."""
-        return self._choose(logits, positions).squeeze(1)
-
     def fresh(self, newest: Tensor, back: int = 0) -> None:
         """Draft what is behind ``newest [B]``, the last position that a pass has seen."""
         e = self.engine
@@ -88,7 +84,10 @@ class InvariantWindow:
     ) -> Coupled:
         """Compare the drafts with the tokens that are chosen, which take their places."""
         e = self.engine
-        state, x, length = e.state, window[:, 1:], e.window.length
+        state, length = e.state, e.window.length
+        if length == 1:  # there is nothing to compare
+            return Coupled(self._choose(logits, chain + 1), e.ahead, None)
+        x = window[:, 1:]
         if e.greedy and e.rule.relaxed:
             e.finite.note(logits)
             return compare(x, logits, e.rule)

@@ -52,14 +52,6 @@ class MaximalWindow:
         e.ring.write(e.state.q, e.verifying.first.unsqueeze(1), weights.unsqueeze(1))
         return e.filters.draws.draw(weights, e.state.uniforms[:, 0, -1])
 
-    def plain(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Draw the next tokens ``[B]``, at ``positions [B, 1]``, from guided logits ``[B, 1, V]``."""
-        e = self.engine
-        p = distribution(logits, e.filters)
-        e.finite.note(p)
-        e.ring.write(e.state.q, positions, p)
-        return e.filters.draws.draw(p[:, 0], self._uniforms()[:, -1])
-
     def fresh(self, newest: Tensor, back: int = 0) -> None:
         """Draw fresh drafts behind ``newest [B]``, by uniforms of the step ``back`` before this one."""
         e = self.engine
@@ -98,10 +90,13 @@ class MaximalWindow:
     ) -> Coupled:
         """Test the drafts, and keep the distributions of what is drafted for the next step."""
         e = self.engine
-        state, x, length = e.state, window[:, 1:], e.window.length
-        q = e.ring.read(state.q, chain[:, 1:])
-        p = distribution(logits, e.filters)
+        state, length = e.state, e.window.length
+        x, p = window[:, 1:], distribution(logits, e.filters)
         e.finite.note(p)
+        if length == 1:  # there is nothing to test
+            e.ring.write(state.q, chain + 1, p)
+            return Coupled(e.filters.draws.draw(p, self._uniforms()[:, -1:]), e.ahead, None)
+        q = e.ring.read(state.q, chain[:, 1:])
         rows = p[:, :length]
         e.ring.write(state.q, state.length.unsqueeze(1) + e.ahead, rows)
         uniforms = self._uniforms()

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive import DRAFTING_BLOCK, PLAIN_BLOCK, AdaptiveEngine
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.buckets import Reach
 from lantern_accel.decoding.engine import Decoded
-from lantern_accel.decoding.length_policy import Block, LengthPolicy
+from lantern_accel.decoding.length_policy import Block
+from lantern_accel.decoding.looks import DRAFTING_BLOCK, PLAIN_BLOCK
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import BackendError, DoesNotFitError, NotFiniteError
 from lantern_accel.families.base import Conditions, Rows
@@ -77,7 +77,7 @@ class Slots:
             row: {len(part): (part + row).to(self.backend.device) for part in (one, branches)}
             for row in range(size)
         }
-        self._rule: LengthPolicy | None = None
+        self._policy = engine.length_policy()
         self._clear()
 
     @inferring
@@ -167,10 +167,9 @@ class Slots:
         engine._progress.clear()
         engine.state.step.fill_(1)
         self._reach = Reach([*self.ready.steps], engine.geometry)
-        if isinstance(engine, AdaptiveEngine):
-            self._rule = engine._pacing()
-            engine.now = max(engine.lengths)
-            engine.move(self._rule.begin())
+        self._policy = engine.length_policy()
+        engine.now = engine.longest_length
+        engine.move(self._policy.begin())
 
     @inferring
     def join(self, rows: Rows, seed: int, index: int) -> int:
@@ -195,7 +194,7 @@ class Slots:
         now = torch.stack((engine.state.length, finite.count)).index_select(1, place)
         finite.report.index_copy_(1, place, now)
         self._rows[row] = _Row()
-        own = getattr(self._rule, "own", None)
+        own = getattr(self._policy, "own", None)
         if own:  # what was learned of the row's last image does not hold for this one
             own[row] = 0.0
         return row
@@ -230,7 +229,7 @@ class Slots:
         open_ = [one for one in self._rows.values() if one.known < self.tokens and one.finite]
         if not open_:
             return
-        length = engine.now if isinstance(engine, AdaptiveEngine) else engine.geometry.depth + 1
+        length = engine.now
         least = min(self.tokens - one.known for one in open_)
         # No longer than until the first image can be complete: its row is wanted.
         count = min(DRAFTING_BLOCK if length > 1 else PLAIN_BLOCK, -(-least // length))
@@ -264,10 +263,8 @@ class Slots:
         self._reach = Reach([*self.ready.steps], self.engine.geometry)
         self._reach.record_lengths(lengths, 0)
         engine = self.engine
-        if not (isinstance(engine, AdaptiveEngine) and self._rule is not None and any(left)):
-            return
-        if engine.now > 1 or engine.returns:
-            engine.move(self._rule.observe(Block(length, count, tuple(gained), left)))
+        if any(left) and (engine.now > 1 or engine.returns):
+            engine.move(self._policy.observe(Block(length, count, tuple(gained), left)))
 
     @inferring
     def so_far(self, row: int) -> Tensor:

@@ -45,7 +45,7 @@ def step_needs(engine: EngineBase, seen: int | None = None) -> dict[str, Need]:
     needs["verify"] = _pass(target, head, g.rows, g.nodes, g.nodes, seen + g.nodes)
     drafting = engine.drafting
     if isinstance(engine, SelfEngine):
-        copy, own = engine.copy.verifying.target, engine.guess.geometry.nodes
+        copy, own = engine.copy.verifying.target, engine.copy.geometry.nodes
         ops, size = _pass(copy, copy.weight, g.rows, own, own, seen + own)
         needs["draft"] = engine.guesses * ops, engine.guesses * size
     elif drafting is not None:

@@ -9,10 +9,11 @@ kind that nothing has defined is looked up among the entry points of the group
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from importlib.metadata import entry_points
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, SerializeAsAny, WithJsonSchema
+from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, model_validator
 
 from lantern_accel.errors import StrategyError, did_you_mean, shown
 from lantern_accel.strategy.rules import Value, validated
@@ -83,6 +84,40 @@ class DraftSource(Value):
                 )
             values[name] = value
         return validated(cls, values, kind)
+
+
+class DraftLength(Value):
+    """The most tokens that a step brings an image, of n drafts in a row n + 1: 1 is plain decoding.
+
+    ``cost``: a step's time relative to a plain one, on the device at hand; ``tokens_per_step``: what a
+    step brings, on average over prompts. None: not known.
+    """
+
+    length: int = Field(ge=1, le=256)
+    cost: float | None = Field(None, gt=0, allow_inf_nan=False)
+    tokens_per_step: float | None = Field(None, ge=1, allow_inf_nan=False)
+
+
+class AdaptiveSource(DraftSource):
+    """A source whose steps may have fewer drafts than all, as the host chooses from step to step.
+
+    ``draft_lengths`` rise to that of all drafts; none: every step has all of them.
+    """
+
+    draft_lengths: tuple[DraftLength, ...] = ()
+
+    @model_validator(mode="after")
+    def _lengths_rise(self) -> AdaptiveSource:
+        lengths = [one.length for one in self.draft_lengths]
+        if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != self.size[1] + 1):
+            raise ValueError(
+                f"draft_lengths of lengths {lengths} do not rise to {self.size[1] + 1}, drafts and one"
+            )
+        return self
+
+    @abstractmethod
+    def of_length(self, length: int) -> DraftSource:
+        """Return the source of steps that bring ``length`` tokens at most."""
 
 
 #: Every source that is defined, by kind.

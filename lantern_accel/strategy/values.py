@@ -30,6 +30,8 @@ from lantern_accel.strategy.rules import (
 )
 from lantern_accel.strategy.sampling import Sampling
 from lantern_accel.strategy.sources import (
+    AdaptiveSource,
+    DraftLength,
     DraftSource,
     Path,
     Tree,
@@ -48,6 +50,7 @@ __all__ = [
     "WINDOW_STRATEGIES",
     "Acceptance",
     "AcceptanceRule",
+    "AdaptiveSource",
     "Annealed",
     "ChainTree",
     "Coupling",
@@ -98,39 +101,13 @@ class NoTree(DraftSource):
         return ()
 
 
-class DraftLength(Value):
-    """A length that drafts may be cut to, of n drafts n + 1: 1 is plain decoding.
-
-    ``cost``: a step's time relative to a plain one, on the device at hand; ``tokens_per_step``: what a
-    step brings, on average over prompts. None: not known.
-    """
-
-    length: int = Field(ge=1, le=256)
-    cost: float | None = Field(None, gt=0, allow_inf_nan=False)
-    tokens_per_step: float | None = Field(None, ge=1, allow_inf_nan=False)
-
-
-def _rise(lengths: Sequence[int], most: int) -> None:
-    """Raise ValueError for lengths that do not rise to ``most``, which is drafts and one."""
-    if lengths and (list(lengths) != sorted(set(lengths)) or lengths[-1] != most):
-        raise ValueError(
-            f"draft_lengths of lengths {list(lengths)} do not rise to {most}, drafts and one"
-        )
-
-
-class ChainTree(DraftSource):
+class ChainTree(AdaptiveSource):
     """One drafted token after another; with ``draft_lengths`` the host may shorten it at any step."""
 
     kind: Literal["chain"] = "chain"
     needs_drafter: ClassVar[bool] = True
     by_name: ClassVar[bool] = False
     length: int = Field(4, ge=1, le=64, description="drafted tokens a step")
-    draft_lengths: tuple[DraftLength, ...] = ()
-
-    @model_validator(mode="after")
-    def _fits(self) -> ChainTree:
-        _rise([one.length for one in self.draft_lengths], self.length + 1)
-        return self
 
     @property
     def size(self) -> tuple[int, int]:
@@ -144,12 +121,16 @@ class ChainTree(DraftSource):
     def shape(self) -> tuple[Path, ...]:
         return chain_paths(self.length)
 
+    def of_length(self, length: int) -> DraftSource:
+        return NoTree() if length == 1 else ChainTree(length=length - 1)
 
-class StaticTree(DraftSource):
+
+class StaticTree(AdaptiveSource):
     """A tree of fixed shape, as in EAGLE-1 and LANTERN++; drafts are drawn without replacement.
 
     ``paths`` lists every node but the root; the parent of a node must be there too, and siblings are
-    ranked 0, 1, 2, ... without gaps.
+    ranked 0, 1, 2, ... without gaps. With ``draft_lengths`` the host may take the upper levels alone, or
+    none: a step of length n has the drafts that are at most n - 1 deep.
     """
 
     kind: Literal["static"] = "static"
@@ -178,6 +159,10 @@ class StaticTree(DraftSource):
     @property
     def shape(self) -> tuple[Path, ...]:
         return self.paths
+
+    def of_length(self, length: int) -> DraftSource:
+        paths = tuple(path for path in self.paths if len(path) < length)
+        return StaticTree(name=self.name, paths=paths) if paths else NoTree()
 
 
 class DynamicTree(DraftSource):
@@ -209,7 +194,7 @@ class DynamicTree(DraftSource):
         return self.top_k
 
 
-class Window(DraftSource):
+class Window(AdaptiveSource):
     """A window of drafts that the target itself improves from step to step: no drafter, no tree.
 
     ``fresh`` says what a draft is drawn from that no pass has seen yet: any code (``uniform``), or the
@@ -242,16 +227,10 @@ class Window(DraftSource):
     tail: Literal["coupled", "anew"] = "coupled"
     siblings: tuple[Annotated[int, Field(ge=1, le=16)], ...] = ()
     passes: int = Field(4, ge=0, le=16, description="passes whose drafts are recalled; 0: none")
-    draft_lengths: tuple[DraftLength, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> Window:
-        lengths = [one.length for one in self.draft_lengths]
-        if lengths and (lengths != sorted(set(lengths)) or lengths[-1] != self.length):
-            raise ValueError(
-                f"draft_lengths of lengths {lengths} do not rise to the window's {self.length}"
-            )
-        if lengths and self.siblings:
+        if self.draft_lengths and self.siblings:
             raise ValueError("a window with siblings keeps one length; leave draft_lengths out")
         if len(self.siblings) >= self.length:
             raise ValueError(
@@ -268,8 +247,11 @@ class Window(DraftSource):
     def widest(self) -> int:
         return 1 + max(self.siblings, default=0)
 
+    def of_length(self, length: int) -> DraftSource:
+        return self.model_copy(update={"length": length, "draft_lengths": ()})
 
-class SelfDrafts(DraftSource):
+
+class SelfDrafts(AdaptiveSource):
     """Drafts by a copy of the target's own weights in fewer bits, checked by the target in one pass.
 
     Self-speculative decoding with quantised weights. The copy guesses ``length`` tokens, one a pass, or
@@ -285,7 +267,6 @@ class SelfDrafts(DraftSource):
     weights: Literal["int8", "int6", "int4"] = Field("int8", description="the copy's")
     window: int = Field(0, ge=0, le=128, description="tokens of the copy's own window; 0: none")
     passes: int = Field(0, ge=0, le=128, description="of the copy's window, a step; 0: by length")
-    draft_lengths: tuple[DraftLength, ...] = ()
 
     @model_validator(mode="after")
     def _fits(self) -> SelfDrafts:
@@ -299,7 +280,6 @@ class SelfDrafts(DraftSource):
                 f"the copy's own window of {self.window} tokens is longer than the {self.length} drafts "
                 "and one that the target checks; take more drafts or a shorter window"
             )
-        _rise([one.length for one in self.draft_lengths], most)
         return self
 
     @property
@@ -307,10 +287,12 @@ class SelfDrafts(DraftSource):
         """Passes of the copy a step."""
         return (self.passes or -(-self.length // 3)) if self.window else self.length
 
-    def cut(self, drafts: int) -> SelfDrafts:
-        """Return the drafts of a step that has fewer, with its share of the passes."""
+    def of_length(self, length: int) -> DraftSource:
+        """Return fewer drafts with their share of the passes; NoTree for 1."""
+        drafts = length - 1
         passes = -(-self.passes * drafts // self.length)
-        return self.model_copy(update={"length": drafts, "passes": passes, "draft_lengths": ()})
+        update = {"length": drafts, "passes": passes, "draft_lengths": ()}
+        return self.model_copy(update=update) if drafts else NoTree()
 
     @property
     def size(self) -> tuple[int, int]:

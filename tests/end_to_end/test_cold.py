@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import lantern_accel
-from lantern_accel.decoding.adaptive_window import AdaptiveWindow
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.device.backend import Backend, Replay
 from lantern_accel.errors import NotCapturableError
+from lantern_accel.strategy.values import Window
 
 
 class Recorded(Replay):
@@ -39,10 +40,14 @@ def load(model):
     return lantern_accel.load(model, device="cpu", dtype="float32")
 
 
-def windows_of(pipeline) -> AdaptiveWindow:
+def windows_of(pipeline) -> AdaptiveEngine:
     """Return the engine of auto's windows; beside it may be one that was timed, or chosen."""
     found = (ready.engine for ready in pipeline.engines.ready)
-    return next(engine for engine in found if isinstance(engine, AdaptiveWindow))
+    return next(
+        engine
+        for engine in found
+        if isinstance(engine, AdaptiveEngine) and isinstance(engine.strategy.tree, Window)
+    )
 
 
 def test_the_first_image_is_drawn_plainly_and_every_request_adds_a_length(tiny_model, captures):

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.length_policy import Block
 from lantern_accel.decoding.logits import distribution
-from lantern_accel.strategy.values import Sampling
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.strategy.values import Sampling, Strategy
 from support.chi_square import misfit
 from support.tiny import captions
 
@@ -20,6 +22,23 @@ IMAGES, VOCAB, TOKENS = 15_000, 3, 4
 SAMPLING = Sampling(top_k=2)
 #: From an image's gains so far ``[B, steps]`` and what a rule must not see: a length per image.
 Decide = Callable[[Tensor, Any], Tensor]
+
+
+def moving(
+    target: Any,
+    strategy: Strategy,
+    sampling: Sampling,
+    *,
+    drafter: Any = None,
+    ops: TensorOps | None = None,
+    rule: Any = None,
+    **more: Any,
+) -> AdaptiveEngine:
+    """Return the engine of a strategy of several lengths, which ``rule`` chooses."""
+    engine = engine_for(target, drafter, ops or TensorOps(), strategy, sampling, **more)
+    assert isinstance(engine, AdaptiveEngine)
+    engine.chosen = rule
+    return engine
 
 
 def begin(engine: AdaptiveEngine, seed: int = 3) -> None:
@@ -56,8 +75,8 @@ def each_its_own(engine: Any, decide: Decide) -> Tensor:
                 buffer.copy_(before[name])
             for cache, was in zip(caches, old, strict=True):
                 cache.copy_(was)
-            if engine.returns and length > 1:  # whatever the last step was
-                engine.engines[length].widen()
+            for prepare in engine.engines[length].moves().values():  # whatever the last step was
+                prepare()
             engine.now = length
             engine.step()
             mine = wanted == length

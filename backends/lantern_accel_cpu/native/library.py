@@ -163,8 +163,8 @@ _STATE = (
     "bonus weights prices"
 )
 _SIZES = (
-    "images nodes depth groups image prefix vocab columns draft_columns image_slots own_slots width "
-    "top_k"
+    "images nodes depth groups image prefix vocab columns draft_columns image_slots ahead own_slots "
+    "width top_k"
 )
 
 

@@ -219,7 +219,7 @@ struct TreeStep {
     void* states;                               // T [rows][T][F dim]
     int64_t *path, *kept, *bonus;               // [B][D + 1], [B], [B]
     float *weights, *prices;                    // [B][V], [B][D]
-    int64_t images, nodes, depth, groups, image, prefix, vocab, columns, draft_columns, image_slots, own_slots, width,
+    int64_t images, nodes, depth, groups, image, prefix, vocab, columns, draft_columns, image_slots, ahead, own_slots, width,
         top_k;
     int32_t branches, blind, hides_pads;        // hides_pads: the drafter does not see the prompt's pads
     float tap_eps;

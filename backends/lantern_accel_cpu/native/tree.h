@@ -212,7 +212,7 @@ template <class T> struct TreeJob {
             const int32_t *parent = this->parent(b), *depth = depth_of(b);
             int32_t* list = at.list();
             int32_t prompt = seen_prompt(g.prompt + b * g.prefix, g.prefix, list);
-            int64_t reach = std::min(length + g.nodes, g.image_slots), found = prompt + reach;
+            int64_t reach = std::min(length + g.ahead, g.image_slots), found = prompt + reach;
             for (int64_t slot = 0; slot < reach; ++slot) list[prompt + slot] = int32_t(g.prefix + slot);
             for (int64_t i = 0; i < g.nodes; ++i) {
                 int64_t q = r * g.nodes + i;

@@ -135,9 +135,9 @@ def tree_step(
         groups=groups, top_k=shape.top_k, image=at.tokens, prefix=at.prefix, vocab=vocab,
         columns=0 if uniforms is None else uniforms.shape[-1],
         draft_columns=shape.draft_columns, image_slots=drafts.slot_of.shape[1],
-        own_slots=drafter.slots, width=drafts.pending_tokens.shape[1],
-        branches=at.branches, blind=images > 1, hides_pads=drafter.hides_pads,
-        tap_eps=own.tap_norms[0].eps if norms else 0.0,
+        ahead=at.slots - at.prefix - at.tokens + 1, own_slots=drafter.slots,
+        width=drafts.pending_tokens.shape[1], branches=at.branches, blind=images > 1,
+        hides_pads=drafter.hides_pads, tap_eps=own.tap_norms[0].eps if norms else 0.0,
         **{name: t.data_ptr() for name, t in (ints | between).items()},
     )  # fmt: skip
     if shape.top_k:

@@ -1,4 +1,4 @@
-"""Chains that change their length: the law stays the target's, and plain decoding is never left."""
+"""Chains and trees that change their length: the law stays the target's, plain decoding is not left."""
 
 from __future__ import annotations
 
@@ -17,27 +17,43 @@ from support.moving import (
     at_random,
     by_acceptance,
     misfit_of,
+    moving,
 )
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive_chain import AdaptiveChain
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import ChainTree, DraftLength, Sampling, Strategy, adaptive_chain
+from lantern_accel.strategy.values import (
+    AdaptiveSource,
+    ChainTree,
+    DraftLength,
+    NoTree,
+    Sampling,
+    StaticTree,
+    Strategy,
+    adaptive_chain,
+)
 
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9
 
 
+CHAIN = adaptive_chain((1, 2, 4))
+TREE = StaticTree(
+    paths=((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)), draft_lengths=CHAIN.draft_lengths
+)
+
+
 def engine_of(
-    images: int, lengths: tuple[int, ...] = (1, 2, 4), sampling: Sampling = SAMPLING, **more: Any
-) -> AdaptiveChain:
-    models = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
-    strategy = Strategy(tree=adaptive_chain(lengths), coupling="maximal")
-    return AdaptiveChain(*models, TensorOps(), strategy, sampling, batch=images, **more)
+    images: int, tree: AdaptiveSource = CHAIN, sampling: Sampling = SAMPLING, **more: Any
+) -> AdaptiveEngine:
+    target, drafter = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
+    strategy = Strategy(tree=tree, coupling="maximal")
+    return moving(target, strategy, sampling, drafter=drafter, batch=images, **more)
 
 
 def run(engine: Any, seed: int = 5) -> Any:
@@ -51,9 +67,12 @@ def run(engine: Any, seed: int = 5) -> Any:
         return engine.run()
 
 
+@pytest.mark.parametrize("tree", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("decide", [at_random, by_acceptance, against])
-def test_images_follow_the_target_whatever_counts_decide(decide: Decide) -> None:
-    assert misfit_of(engine_of(IMAGES), decide) < SOUND
+def test_images_follow_the_target_whatever_counts_decide(
+    decide: Decide, tree: AdaptiveSource
+) -> None:
+    assert misfit_of(engine_of(IMAGES, tree), decide) < SOUND
 
 
 @pytest.mark.parametrize("lengths", [(1,), (4,), (2, 3), (4, 2, 3, 1)])
@@ -61,21 +80,36 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
     sampling = Sampling(temperature=0, cfg_scale=2.0)
     said: list[Tensor] = []
     for rule in (Walk(*lengths), Walk(1)):
-        models, strategy = tiny_models(0, grid=4), Strategy(tree=adaptive_chain((1, 2, 3, 4)))
-        engine = AdaptiveChain(*models, TensorOps(), strategy, sampling, batch=2, rule=rule)
+        target, drafter = tiny_models(0, grid=4)
+        strategy = Strategy(tree=adaptive_chain((1, 2, 3, 4)))
+        engine = moving(target, strategy, sampling, drafter=drafter, batch=2, rule=rule)
         said.append(run(engine).tokens)
     assert torch.equal(*said)
 
 
 @pytest.mark.parametrize("taps", [(), (1,)])
-def test_one_length_decodes_as_the_chain_alone(taps: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("length", [2, 4])
+@pytest.mark.parametrize("tree", [CHAIN, TREE], ids=["chain", "tree"])
+def test_one_length_decodes_as_its_drafts_alone(
+    tree: AdaptiveSource, length: int, taps: tuple[int, ...]
+) -> None:
     sampling = Sampling(top_k=20, cfg_scale=2.0)
     models = tiny_models(1, taps=taps)
-    draft_lengths = AdaptiveChain(
-        *models, TensorOps(), Strategy(tree=adaptive_chain((1, 4))), sampling, batch=2, rule=Walk(4)
-    )
-    alone = Engine(*models, TensorOps(), Strategy(tree=ChainTree(length=3)), sampling, batch=2)
-    assert torch.equal(run(draft_lengths).tokens, run(alone).tokens)
+    rule = Walk(length)
+    engine = moving(models[0], Strategy(tree=tree), sampling, drafter=models[1], batch=2, rule=rule)
+    own = Strategy(tree=tree.of_length(length))
+    alone = Engine(*models, TensorOps(), own, sampling, batch=2)
+    one, other = run(engine), run(alone)
+    assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
+
+
+def test_a_shorter_step_of_a_tree_has_its_upper_levels() -> None:
+    assert TREE.of_length(1) == NoTree()
+    assert TREE.of_length(2).shape == ((0,), (1,))
+    assert TREE.of_length(3).shape == ((0,), (1,), (0, 0), (0, 1), (1, 0))
+    assert TREE.of_length(4).shape == TREE.paths
+    with pytest.raises(ValueError, match="do not rise to 4"):
+        StaticTree(paths=TREE.paths, draft_lengths=(DraftLength(length=3),))
 
 
 def test_plain_decoding_is_not_left() -> None:
@@ -88,9 +122,9 @@ def test_plain_decoding_is_not_left() -> None:
 
 def test_a_rule_hears_counts_and_what_is_left() -> None:
     rule = Walk(4, 2, 3)
-    models = tiny_models(0, grid=4)
+    target, drafter = tiny_models(0, grid=4)
     strategy, sampling = Strategy(tree=adaptive_chain((1, 2, 3, 4))), Sampling(top_k=20)
-    engine = AdaptiveChain(*models, TensorOps(), strategy, sampling, batch=3, rule=rule)
+    engine = moving(target, strategy, sampling, drafter=drafter, batch=3, rule=rule)
     done = run(engine)
     assert all(b.steps == 1 and all(0 <= g <= b.length for g in b.gained) for b in rule.blocks)
     assert 0 < max(rule.blocks[-1].left) <= 4  # the last one completes every image
@@ -101,7 +135,7 @@ def test_it_is_the_engine_of_a_chain_with_paces() -> None:
     models, ops = tiny_models(0), TensorOps()
     with_paces = engine_for(*models, ops, Strategy(tree=adaptive_chain((1, 3))), SAMPLING)
     without = engine_for(*models, ops, Strategy(tree=ChainTree(length=2)), SAMPLING)
-    assert isinstance(with_paces, AdaptiveChain) and isinstance(without, Engine)
+    assert isinstance(with_paces, AdaptiveEngine) and isinstance(without, Engine)
     with pytest.raises(StrategyError, match="no drafter"):
         engine_for(models[0], None, ops, Strategy(tree=adaptive_chain((1, 3))), SAMPLING)
 

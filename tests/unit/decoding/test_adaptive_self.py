@@ -18,11 +18,12 @@ from support.moving import (
     by_acceptance,
     each_its_own,
     misfit_of,
+    moving,
 )
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive_self import AdaptiveSelf
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.selfdraft import SelfEngine
 from lantern_accel.device.operations import TensorOps
@@ -44,11 +45,11 @@ def engine_of(
     weights: str = "int4",
     sampling: Sampling = SAMPLING,
     **more: Any,
-) -> AdaptiveSelf:
+) -> AdaptiveEngine:
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
     copy = rounded_copy(target, REFERENCE, rounding(weights))
     strategy = Strategy(tree=self_drafted(lengths, weights, window))
-    return AdaptiveSelf(target, copy, TensorOps(), strategy, sampling, batch=images, **more)
+    return moving(target, strategy, sampling, copy=copy, batch=images, **more)
 
 
 def run(engine: Any, seed: int = 5) -> Any:
@@ -84,11 +85,11 @@ def test_one_length_decodes_as_those_drafts_alone() -> None:
     copy = rounded_copy(target, REFERENCE, rounding("int6"))
     sampling, ops = Sampling(top_k=20, cfg_scale=2.0), TensorOps()
     for window in (0, 3):
-        moving = Strategy(tree=self_drafted((1, 2, 6), "int6", window))
-        draft_lengths = AdaptiveSelf(target, copy, ops, moving, sampling, batch=2, rule=Walk(6))
+        strategy = Strategy(tree=self_drafted((1, 2, 6), "int6", window))
+        adaptive = moving(target, strategy, sampling, copy=copy, batch=2, rule=Walk(6))
         tree = SelfDrafts(length=5, weights="int6", window=window)
         alone = SelfEngine(target, copy, ops, Strategy(tree=tree), sampling, batch=2)
-        one, other = run(draft_lengths), run(alone)
+        one, other = run(adaptive), run(alone)
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
 
 
@@ -97,9 +98,7 @@ def test_plain_steps_are_left_again() -> None:
     copy = rounded_copy(target, REFERENCE, rounding("int8"))
     strategy = Strategy(tree=self_drafted((1, 3, 5)))
     rule = Walk(5, 1, 3)
-    engine = AdaptiveSelf(
-        target, copy, TensorOps(), strategy, Sampling(top_k=20), batch=2, rule=rule
-    )
+    engine = moving(target, strategy, Sampling(top_k=20), copy=copy, batch=2, rule=rule)
     run(engine)
     assert [b.length for b in rule.blocks[:3]] == [5, 1, 3] and len(rule.blocks) > 3
     assert all(gained <= b.length * b.steps for b in rule.blocks for gained in b.gained)
@@ -131,7 +130,7 @@ def test_every_family_draws_plain_tokens_for_a_batch_of_prompts(family: str) -> 
         sampling = Sampling(temperature=temperature, cfg_scale=scale)
         strategy = Strategy() if tree is None else Strategy(tree=tree)
         engine = engine_for(target, None, REFERENCE, strategy, sampling, batch=3, copy=copy)
-        if isinstance(engine, AdaptiveSelf):
+        if isinstance(engine, AdaptiveEngine):
             engine.chosen = Coin(engine.lengths, seed)
         vars(engine)["model"] = model
         tiny.start(engine, seed)
@@ -154,7 +153,8 @@ def test_keys_that_the_copy_leaves_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     copy = rounded_copy(target, REFERENCE, rounding("int4"))
     ops, sampling = target.ops, Sampling(top_k=0, top_p=0.95, cfg_scale=2.0)
     strategy = Strategy(tree=self_drafted((1, 3, 5), "int4"))
-    engine = AdaptiveSelf(target, copy, ops, strategy, sampling, batch=2, rule=Walk(5, 1, 3))
+    rule = Walk(5, 1, 3)
+    engine = moving(target, strategy, sampling, copy=copy, ops=ops, batch=2, rule=rule)
     want = run(engine_for(target, None, ops, Strategy(), sampling, batch=2)).tokens
     assert torch.equal(run(engine).tokens, want)
     write, guess, checking = ops.write, SelfEngine._guess, {"now": False}
@@ -204,7 +204,7 @@ def test_a_copy_of_other_weights_costs_steps_alone() -> None:
     strategy = Strategy(tree=self_drafted((1, 3, 5)))
     plain = run(engine_for(target, None, ops, Strategy(), sampling, batch=2))
     own, wrong = (
-        AdaptiveSelf(target, copy, ops, strategy, sampling, batch=2, rule=Walk(5))
+        moving(target, strategy, sampling, copy=copy, ops=ops, batch=2, rule=Walk(5))
         for copy in (rounded_copy(target, REFERENCE, rounding("int8")), other)
     )
     near, far = run(own), run(wrong)
@@ -217,7 +217,7 @@ def test_a_copy_of_other_weights_costs_steps_alone() -> None:
 
 def test_the_copy_is_one_and_its_settings_follow() -> None:
     engine = engine_of(2, lengths=(1, 2, 3, 4))
-    assert len({id(one.copy) for one in engine.engines.values()}) == 1
+    assert len({id(one.copy) for n, one in engine.engines.items() if n > 1}) == 1
     assert engine.lengths == [1, 2, 3, 4]
     assert engine.changes["copy.state.tokens"] is engine.longest.copy.state.tokens
     assert engine.nbytes == engine.longest.nbytes
@@ -240,8 +240,8 @@ def test_tokens_are_counted_and_lengths_timed() -> None:
 
 def test_shorter_drafts_take_their_share_of_passes() -> None:
     drafts = SelfDrafts(length=8, window=4, passes=4)
-    assert [drafts.cut(n).copy_passes for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
-    assert [self_drafted((1, 9)).cut(n).copy_passes for n in (1, 8)] == [1, 8]
+    assert [drafts.of_length(n + 1).copy_passes for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
+    assert [self_drafted((1, 9)).of_length(n + 1).copy_passes for n in (1, 8)] == [1, 8]
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ from support.moving import (
     by_acceptance,
     each_its_own,
     misfit_of,
+    moving,
 )
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive_window import AdaptiveWindow
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Coupling, Sampling, Strategy, adaptive_window
@@ -34,10 +35,10 @@ SOUND = 4.9
 
 def engine_of(
     images: int, sampling: Sampling = SAMPLING, coupling: Coupling = "maximal", **more: Any
-) -> AdaptiveWindow:
+) -> AdaptiveEngine:
     target, _ = tiny_models(2, vocab=VOCAB, grid=2, prefix=2, dim=8, sharpness=1.0)
     strategy = Strategy(tree=adaptive_window((1, 2, 4)), coupling=coupling)
-    return AdaptiveWindow(target, TensorOps(), strategy, sampling, batch=images, **more)
+    return moving(target, strategy, sampling, batch=images, **more)
 
 
 def looks_at_drafts(gains: Tensor, state: Any) -> Tensor:
@@ -72,7 +73,7 @@ def test_greedily_every_rule_gives_the_plain_tokens(lengths: tuple[int, ...]) ->
         for rule in (Walk(*lengths), Walk(1)):
             target, _ = tiny_models(0, grid=4)
             strategy = Strategy(tree=adaptive_window((1, 2, 3, 4)))
-            engine = AdaptiveWindow(target, TensorOps(), strategy, sampling, batch=2, rule=rule)
+            engine = moving(target, strategy, sampling, batch=2, rule=rule)
             begin(engine)
             said.append(engine.run().tokens)
     assert torch.equal(*said)
@@ -92,17 +93,16 @@ def test_a_rule_hears_counts_and_what_is_left() -> None:
 def test_one_length_decodes_as_the_window_alone() -> None:
     target, _ = tiny_models(1)
     sampling = Sampling(top_k=20, cfg_scale=2.0)
-    draft_lengths = AdaptiveWindow(
-        target, TensorOps(), Strategy(tree=adaptive_window((1, 6))), sampling, batch=2, rule=Walk(6)
-    )
+    strategy = Strategy(tree=adaptive_window((1, 6)))
+    adaptive = moving(target, strategy, sampling, batch=2, rule=Walk(6))
     window = adaptive_window((1, 6)).model_copy(update={"draft_lengths": ()})
     alone = JacobiEngine(target, TensorOps(), Strategy(tree=window), sampling, batch=2)
     features, mask = captions(target, 2)
     condition = torch.cat((features, target.unconditional(2)))
     with torch.inference_mode():
-        for engine in (draft_lengths, alone):
+        for engine in (adaptive, alone):
             engine.start(condition, mask, engine.randomness(5, [0, 1]))
-        assert torch.equal(draft_lengths.run().tokens, alone.run().tokens)
+        assert torch.equal(adaptive.run().tokens, alone.run().tokens)
 
 
 def test_moving_up_draws_what_the_longer_window_needs() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lantern_accel.decoding.accept import Accepted
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.buckets import APART, FIRST, Reach, buckets, usual
 from lantern_accel.decoding.engine import Engine
@@ -268,8 +269,8 @@ def test_buckets_change_no_token(models: Models, name: str, late: bool, sampling
     if late:
         engine._progress = Lagging(engine.finite.report)
         if name == "adaptive window":
-            # Only a paced engine has a longest one, which reads the same copy.
-            engine.longest._progress = engine._progress  # type: ignore[attr-defined]
+            assert isinstance(engine, AdaptiveEngine)
+            engine.longest._progress = engine._progress  # which reads the same copy
     begin(engine)
     with torch.inference_mode():
         want = engine.run()

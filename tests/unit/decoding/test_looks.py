@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.cuda_double import doubled_backend
 
-from lantern_accel.decoding import adaptive
+from lantern_accel.decoding import looks
 from lantern_accel.decoding.buckets import buckets
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -48,7 +48,7 @@ def test_few_steps_run_behind_an_image_s_end(monkeypatch: pytest.MonkeyPatch) ->
 
         now = wasted()
         with monkeypatch.context() as patch:
-            patch.setattr(adaptive.math, "ceil", lambda value: 10**6)  # a look every eighth step
+            patch.setattr(looks.math, "ceil", lambda value: 10**6)  # a look every eighth step
             before = wasted()
     assert sum(now) <= 0.7 * sum(before)
     assert max(now) <= max(before)

@@ -11,7 +11,7 @@ from support.engines import GREEDY, SAMPLED
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.adaptive_window import AdaptiveWindow
+from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
@@ -165,7 +165,7 @@ def test_moves_between_lengths_leave_what_the_engine_leaves(unit: str, coupling:
     whole = Whole(kernels)
     with torch.inference_mode():
         want, got = made(Pieces(kernels), strategy, SAMPLED, 2), made(whole, strategy, SAMPLED, 2)
-        assert isinstance(got, AdaptiveWindow)
+        assert isinstance(got, AdaptiveEngine)
         make = torch.Generator().manual_seed(4)
         for step in range(40):
             length = (1, 3, 8)[int(torch.randint(0, 3, (), generator=make))]

@@ -13,6 +13,8 @@ from support.engines import GREEDY, LOPSIDED, NAMED, SAMPLED
 from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
+from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.device.plan import StepPlan
@@ -108,7 +110,7 @@ def compare(strategy: Strategy, given: Sampling, batch: int, **changes: Any) -> 
         got, want = (made(ops, strategy, given, batch, **changes) for ops in (whole, pieces))
         moves = torch.Generator().manual_seed(1)
         for step in range(want.geometry.tokens + 2):
-            if hasattr(want, "move"):
+            if isinstance(want, AdaptiveEngine):
                 lengths = want.lengths if want.returns or want.now > 1 else [1]
                 length = lengths[int(torch.randint(len(lengths), (), generator=moves))]
                 for engine in (got, want):
@@ -187,6 +189,22 @@ def test_chains_that_change_their_length(lengths: tuple[int, ...], taps: tuple[i
     strategy = Strategy(name="chains", tree=adaptive_chain(lengths))
     for batch in (1, 3):
         compare(strategy, SAMPLED, batch, taps=taps)
+
+
+def test_trees_that_change_their_depth() -> None:
+    lengths = tuple(DraftLength(length=n, cost=1.0, tokens_per_step=1.0) for n in (1, 2, 4))
+    tree = LOPSIDED.model_copy(update={"draft_lengths": lengths})
+    for coupling in COUPLINGS:
+        strategy = Strategy(name="trees", tree=tree, coupling=coupling)
+        for batch in (1, 3):
+            compare(strategy, SAMPLED, batch)
+
+
+def test_slots_that_are_left_scattered_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: keys and values stay where a tree has left them when plain steps follow."""
+    monkeypatch.setattr(Engine, "gather", lambda self: None)
+    with pytest.raises(AssertionError):
+        test_trees_that_change_their_depth()
 
 
 @pytest.mark.parametrize(("blocks", "taps"), [(2, ()), (1, (1,)), (2, (1, 2))])

@@ -1,0 +1,124 @@
+"""Chooses the steps after which the host reads how far each image is.
+
+A look costs the host some percent of a short step, and a step that runs behind the end of an image is
+lost. On a device that lets its copies lag, what is read is some steps old.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from lantern_accel.decoding.buckets import Reach
+from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.decoding.length_policy import Block
+
+#: Steps between two looks at the lengths, on a device whose copies lag.
+LAGGING_BLOCK = 8
+#: Steps between two looks, while drafting and while decoding is plain.
+DRAFTING_BLOCK, PLAIN_BLOCK = 4, 8
+
+
+@dataclass(frozen=True)
+class Look:
+    """A copy of the lengths that is under way: after ``index`` steps, ``steps`` since the last one.
+
+    ``length``: that of these steps.
+    """
+
+    length: int
+    index: int
+    steps: int
+
+
+class LookSchedule(Protocol):
+    """Says when the host posts a copy of the lengths, and when it reads the oldest one."""
+
+    def begin(self, length: int) -> None:
+        """Prepare for an image whose first steps have this length."""
+        ...
+
+    def due(self, index: int, reach: Reach) -> bool:
+        """Return whether the lengths after step ``index``, counted from 1, are to be copied."""
+        ...
+
+    def readable(self, index: int, posted: Sequence[Look]) -> bool:
+        """Return whether the oldest copy is to be read after step ``index``."""
+        ...
+
+    def record(self, block: Block, length: int, posted: Sequence[Look]) -> None:
+        """Record what was read, with the length of the next steps and the copies still under way."""
+        ...
+
+
+class FixedSchedule:
+    """Looks from the earliest step on at which an image can be complete, for steps of one length.
+
+    Then every ``every`` steps; every eighth where progress is ``watched``; and where the next bucket may
+    be needed. A copy is read ``lag`` steps later.
+    """
+
+    def __init__(self, g: Geometry, lag: int, every: int, watched: bool) -> None:
+        self.most, self.lag, self.every, self.watched = g.depth + 1, lag, every, watched
+        self.earliest = -(-(g.tokens - 1) // self.most)
+
+    def begin(self, length: int) -> None:
+        """Nothing depends on it."""
+
+    def due(self, index: int, reach: Reach) -> bool:
+        late = index >= self.earliest and (index - self.earliest) % self.every == 0
+        late = late or (self.watched and index % 8 == 0)
+        return late or reach.worth_reading(self.lag + 1, self.most)
+
+    def readable(self, index: int, posted: Sequence[Look]) -> bool:
+        return bool(posted) and index - posted[0].index >= self.lag
+
+    def record(self, block: Block, length: int, posted: Sequence[Look]) -> None:
+        """Nothing depends on it."""
+
+
+class AdaptiveSchedule:
+    """Looks every few steps, after every one towards the end, for steps that change their length.
+
+    Where copies lag, one is read when the next is posted. ``returns``: plain decoding can be left again;
+    else nothing is decided while it lasts.
+    """
+
+    def __init__(self, g: Geometry, lag: int, returns: bool, watched: bool) -> None:
+        self.tokens, self.lag, self.asks = g.tokens, lag, returns or watched
+        #: Steps until the next look, and from the last one to it.
+        self.left = self.block = 0
+
+    def begin(self, length: int) -> None:
+        self.left = self.block = self._stretch(self.tokens - 1, length, 0, 1.0)
+
+    def due(self, index: int, reach: Reach) -> bool:
+        self.left -= 1
+        if self.left:
+            return False
+        self.left = self.block
+        return True
+
+    def readable(self, index: int, posted: Sequence[Look]) -> bool:
+        return len(posted) > (1 if self.lag else 0)
+
+    def record(self, block: Block, length: int, posted: Sequence[Look]) -> None:
+        since = sum(one.steps for one in posted)
+        rate = max(min(block.gained) / block.steps, 1.0)
+        self.left = self.block = self._stretch(max(block.left), length, since, rate)
+
+    def _stretch(self, left: int, length: int, since: int, rate: float) -> int:
+        """Return the steps until the next look, where the slowest image lacks ``left`` tokens.
+
+        A device whose copies lag was given ``since`` steps that nothing is known of yet. Towards the end
+        it is asked when the image should be complete, at the ``rate`` of the last steps known.
+        """
+        if self.lag:
+            # Of what was left at the last look, the steps since have taken their share already.
+            coming = math.ceil(left / rate) - since
+            return max(min(coming, LAGGING_BLOCK), 1)
+        if length > 1:  # towards the end every step may be the last
+            return DRAFTING_BLOCK if left > 2 * DRAFTING_BLOCK * length else 1
+        return min(left, PLAIN_BLOCK if self.asks else left)

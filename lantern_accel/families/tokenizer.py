@@ -15,11 +15,16 @@ from lantern_accel.files import read_json_file, read_text_file
 
 
 def read_tokenizer(path: Path) -> Any:
-    """Read a ``tokenizers`` JSON file; raises :class:`CheckpointError`, for a device or a pipe too."""
+    """Read a ``tokenizers`` JSON file; raises :class:`CheckpointError`, for a device or a pipe too.
+
+    A word that no vocabulary has is tried, since some files fail at such a word only.
+    """
     from tokenizers import Tokenizer
 
     try:  # its own reader would wait for a pipe, and Ctrl-C with it
-        return Tokenizer.from_str(read_text_file(path))
+        tokenizer = Tokenizer.from_str(read_text_file(path))
+        tokenizer.encode("zqxjkv \u2603")
+        return tokenizer
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from None
 

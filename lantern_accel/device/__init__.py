@@ -29,35 +29,8 @@ if TYPE_CHECKING:
     from lantern_accel.device.plugins import devices_report, open_backend
     from lantern_accel.device.spec import API_VERSION, BackendSpec, Probe, check_options
 
-_HOMES = {
-    "API_VERSION": "spec",
-    "CAPABILITIES": "backend",
-    "Backend": "backend",
-    "BackendSpec": "spec",
-    "DeviceConditions": "backend",
-    "DTypePolicy": "backend",
-    "DeviceFacts": "backend",
-    "HostCopy": "operations",
-    "FusedStep": "plan",
-    "KINDS": "capture",
-    "KVCache": "kv_cache",
-    "KVLayout": "kv_cache",
-    "MemoryUse": "backend",
-    "OperatorRule": "backend",
-    "PLAN_VERSION": "plan",
-    "Probe": "spec",
-    "Replay": "capture",
-    "StepPlan": "plan",
-    "Stopwatch": "backend",
-    "Support": "backend",
-    "TensorOps": "operations",
-    "buffers_of": "capture",
-    "changed_by": "capture",
-    "check_options": "spec",
-    "devices_report": "plugins",
-    "hookimpl": "hookspecs",
-    "open_backend": "plugins",
-}
+#: Modules in the order in which a name is looked for: those without torch first.
+_HOMES = ("spec", "hookspecs", "plugins", "capture", "kv_cache", "operations", "plan", "backend")
 
 __all__ = [
     "API_VERSION",
@@ -91,8 +64,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'lantern_accel.device' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"lantern_accel.device.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    for home in _HOMES if name in __all__ else ():
+        found = vars(importlib.import_module(f"lantern_accel.device.{home}"))
+        if name in found:
+            globals()[name] = found[name]
+            return found[name]
+    raise AttributeError(f"module 'lantern_accel.device' has no attribute {name!r}")

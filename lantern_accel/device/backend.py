@@ -8,6 +8,7 @@ inside a step there are only these methods and tensors.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from abc import ABC, abstractmethod
@@ -15,12 +16,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lantern_accel.device.capture import KINDS, CaptureKind, Replay, buffers_of
-from lantern_accel.device.inference import inferring
 from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
 from lantern_accel.device.timeouts import close_in_time
 from lantern_accel.errors import (
@@ -53,6 +53,8 @@ __all__ = [
     "check_clock",
     "inferring",
 ]
+
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -411,3 +413,14 @@ def check_clock(backend: Backend) -> None:
             f"the {backend.facts().name} shows that decoding is right, its times say nothing about "
             f"the speed of {backend.name!r}; measure on a real device"
         )
+
+
+def inferring(function: Called) -> Called:
+    """Run a function in the inference mode of its first argument, a backend or what has one."""
+
+    @functools.wraps(function)
+    def run(first: Any, *args: Any, **kwargs: Any) -> Any:
+        with getattr(first, "backend", first).inference():
+            return function(first, *args, **kwargs)
+
+    return run  # type: ignore[return-value]

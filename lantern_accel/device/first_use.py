@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from lantern_accel.device.entry_points import why
@@ -26,6 +27,22 @@ def check_answer(backend: str, method: str, found: object, kind: type[Answer]) -
             f"{article} {kind.__name__}; {REPORT}"
         )
     return found
+
+
+def ask(
+    backend: str, hook: str, call: Callable[[], object], kind: type[Answer], hint: str = REPORT
+) -> Answer:
+    """Return what a hook of a backend answers; raise BackendError for a failure or another type.
+
+    A BackendError of its own passes as it is: it is written to be read, about a wrong option for example.
+    """
+    try:
+        found = call()
+    except BackendError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BackendError(f"backend {backend!r} failed in {hook}: {why(error)}; {hint}") from error
+    return check_answer(backend, hook, found, kind)
 
 
 def first_use(backend: Backend) -> None:
@@ -62,12 +79,4 @@ def _check_answers(backend: Backend) -> None:
             f"of torch's {', '.join(DTYPES)}; {REPORT}"
         )
     for name, kind in {"facts": DeviceFacts, "memory": MemoryUse, "counters": dict}.items():
-        try:
-            found = getattr(backend, name)()
-        except BackendError:
-            raise
-        except Exception as error:
-            raise BackendError(
-                f"backend {backend.name!r} failed in {name}: {why(error)}; {REPORT}"
-            ) from error
-        check_answer(backend.name, name, found, kind)
+        ask(backend.name, name, getattr(backend, name), kind)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from lantern_accel.device.entry_points import load_plugins, why
-from lantern_accel.device.first_use import REPORT, check_answer, first_use
+from lantern_accel.device.entry_points import load_plugins
+from lantern_accel.device.first_use import REPORT, ask, first_use
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.device.timeouts import LOOKING, close_in_time, in_time
 from lantern_accel.errors import (
@@ -249,31 +249,13 @@ def _answers(spec: BackendSpec, word: str) -> bool:
         return False
 
 
-def _ask(
-    spec: BackendSpec, hook: str, call: Callable[[], object], kind: type[Answer], hint: str
-) -> Answer:
-    """Return what a hook of a backend answers; raise BackendError for a failure or another type.
-
-    A BackendError of its own passes as it is: it is written to be read, about a wrong option for example.
-    """
-    try:
-        found = call()
-    except BackendError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise BackendError(
-            f"backend {spec.name!r} failed in {hook}: {why(error)}; {hint}"
-        ) from error
-    return check_answer(spec.name, hook, found, kind)
-
-
 def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
     hint = "check the options it was given"
 
     def call() -> object:
         return in_time(lambda: spec.configured(options), LOOKING)
 
-    return _ask(spec, "configured", call, BackendSpec, hint)  # type: ignore[type-abstract]  # isinstance
+    return ask(spec.name, "configured", call, BackendSpec, hint)  # type: ignore[type-abstract]  # isinstance
 
 
 def _found(spec: BackendSpec) -> tuple[BackendSpec, Probe]:
@@ -328,7 +310,7 @@ def _prepare(spec: BackendSpec) -> None:
     def call() -> None:
         in_time(lambda: spec.prepare(os.environ), LOOKING)
 
-    _ask(spec, "prepare", call, type(None), "check the environment it reads")
+    ask(spec.name, "prepare", call, type(None), "check the environment it reads")
 
 
 def _probe(spec: BackendSpec) -> Probe:
@@ -338,14 +320,14 @@ def _probe(spec: BackendSpec) -> Probe:
         except BackendError as error:  # which a probe puts into what it returns
             raise RuntimeError(str(error)) from error
 
-    return _ask(spec, "probe", call, Probe, REPORT)
+    return ask(spec.name, "probe", call, Probe, REPORT)
 
 
 def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
     from lantern_accel.device.backend import Backend
 
     hint = "check its driver and SDK with 'lantern-accel devices'"
-    backend = _ask(spec, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]  # isinstance
+    backend = ask(spec.name, "open", lambda: spec.open(index, options), Backend, hint)  # type: ignore[type-abstract]  # isinstance
     if getattr(backend, "name", None) != spec.name or not hasattr(backend, "version"):
         raise BackendError(
             f"backend {spec.name!r} failed in open: its Backend must have name {spec.name!r} and a "

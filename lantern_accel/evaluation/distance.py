@@ -10,9 +10,9 @@ from torch import Tensor
 from lantern_accel.evaluation.interchange import psnr
 from lantern_accel.evaluation.schema import Memorisation, Nearest, StrategyDistance
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.quality.distance import kernel_distance, permutation_test
 from lantern_accel.quality.interval import mean
 from lantern_accel.quality.maps import FeatureNet, in_parts, to_pixels
+from lantern_accel.quality.set_metrics import kernel_distance, permutation_test
 from lantern_accel.strategy.values import Strategy
 
 

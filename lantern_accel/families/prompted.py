@@ -18,31 +18,31 @@ from lantern_accel.nn.transformer import Pass, Projection, RMSNorm, dense_visibl
 TargetT = TypeVar("TargetT", bound="PromptedTarget")
 
 
-class PromptedTarget(nn.Module, ABC):
+class TrunkTarget(nn.Module):
     """A target on a described trunk; its features are the states after the final norm.
 
-    A configuration has ``decoder``, ``prefix_length`` and ``num_tokens`` besides what decoding reads.
+    A configuration has ``decoder`` and ``prefix_length`` besides what decoding reads.
     """
 
-    #: Rows of an image have prompts of one length, padded alike: they share a mask and positions.
-    own_prompts = False
     config: Any
     ops: TensorOps
-    tok_embeddings: nn.Embedding
+    tok_embeddings: Any
     layers: nn.ModuleList
     norm: RMSNorm
     output: Projection
     rope_cos: Tensor
     rope_sin: Tensor
 
-    @abstractmethod
-    def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them."""
+    @property
+    def weight(self) -> Tensor:
+        """The head's matrix, whose dtype and device are the model's."""
+        return self.output.weight
 
     @property
     def code_table(self) -> Tensor:
-        """What codes are embedded by: ``[V or more, D]``; here the first words are the codes."""
-        return self.tok_embeddings.weight
+        """What codes are embedded by: ``[V or more, D]``; the first words are the codes."""
+        table: Tensor = self.tok_embeddings.weight
+        return table
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
@@ -60,6 +60,34 @@ class PromptedTarget(nn.Module, ABC):
         for layer in more:
             x = layer(F.gelu(x), self.ops)
         return x.float()
+
+    def allowed(self) -> Allowed | None:
+        """Return which codes each image token may be; None: any."""
+        return None
+
+    def condition_buffer(self, rows: int) -> Tensor:
+        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
+        shape = (rows, self.config.prefix_length)
+        return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
+
+    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
+        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
+
+        ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
+        """
+        out: Tensor = self.config.decoder.run(self.ops, self.layers, x, at, self.norm, taps)
+        return out
+
+
+class PromptedTarget(TrunkTarget, ABC):
+    """A target whose prompt is a row of token ids, embedded as its codes are."""
+
+    #: Rows of an image have prompts of one length, padded alike: they share a mask and positions.
+    own_prompts = False
+
+    @abstractmethod
+    def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them."""
 
     def place_rotary(self, device: torch.device) -> None:
         """Make the rotary tables of this prompt length and picture size, float32."""
@@ -82,31 +110,9 @@ class PromptedTarget(nn.Module, ABC):
         view.place_rotary(self.output.weight.device)
         return view
 
-    @property
-    def weight(self) -> Tensor:
-        """The head's matrix, whose dtype and device are the model's."""
-        return self.output.weight
-
     def embed_prefix(self, condition: Tensor) -> Tensor:
         """Embed the prompt's token ids, int ``[R, prefix]``, as ``[R, prefix, D]``."""
         return F.embedding(condition, self.tok_embeddings.weight)
-
-    def allowed(self) -> Allowed | None:
-        """Return which codes each image token may be; None: any."""
-        return None
-
-    def condition_buffer(self, rows: int) -> Tensor:
-        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
-        shape = (rows, self.config.prefix_length)
-        return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
-
-    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
-        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
-
-        ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
-        """
-        out: Tensor = self.config.decoder.run(self.ops, self.layers, x, at, self.norm, taps)
-        return out
 
     def forward_dense(
         self,

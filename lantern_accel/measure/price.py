@@ -20,7 +20,7 @@ from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure import intervals
 from lantern_accel.measure.record import Distance, NotMeasured, Quality, Strip, not_measured
 from lantern_accel.quality import features as network_features
-from lantern_accel.quality.distance import METRIC, kernel_distance, permutation_test
+from lantern_accel.quality.set_metrics import METRIC, kernel_distance, permutation_test
 from lantern_accel.strategy.values import Exact, Strategy
 
 #: Images decoded together here; the figures do not depend on it.

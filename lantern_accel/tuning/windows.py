@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from lantern_accel.device.backend import check_clock
-from lantern_accel.device.inference import inferring
+from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import Cell

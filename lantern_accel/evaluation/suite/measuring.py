@@ -21,11 +21,13 @@ from lantern_accel.evaluation.suite.reference import Advance, Real, look_once
 from lantern_accel.evaluation.suite.scorers import Scorer, load_scorer
 from lantern_accel.evaluation.suite.weights import Tell, Unavailable
 from lantern_accel.files import read_json_file, write_json
-from lantern_accel.quality.distance import unpaired_distance
-from lantern_accel.quality.frechet import frechet
-from lantern_accel.quality.inception_score import inception_score
 from lantern_accel.quality.interval import mean, paired, share
-from lantern_accel.quality.manifold import precision_recall
+from lantern_accel.quality.set_metrics import (
+    frechet,
+    inception_score,
+    precision_recall,
+    unpaired_distance,
+)
 
 SCORERS = {"clip": "CLIP score", "hpsv2": "HPSv2", "imagereward": "ImageReward"}
 #: Kernel matrices of more images would take gigabytes.

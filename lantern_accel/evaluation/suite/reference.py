@@ -21,7 +21,7 @@ from lantern_accel.evaluation.suite.networks import FeatureNetwork
 from lantern_accel.evaluation.suite.pictures import batches, prepared
 from lantern_accel.evaluation.suite.protocol import Preprocessing
 from lantern_accel.files import write_whole
-from lantern_accel.quality.frechet import Reference
+from lantern_accel.quality.set_metrics import Reference
 
 Features = NDArray[np.float32]
 Advance = Callable[[int], None]

@@ -36,8 +36,8 @@ from lantern_accel.evaluation.suite.reference import (
 )
 from lantern_accel.evaluation.suite.scorers import Scorer
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.quality.frechet import RESAMPLES, Reference
 from lantern_accel.quality.progress import NullProgress, Progress
+from lantern_accel.quality.set_metrics import FID_RESAMPLES, Reference
 from lantern_accel.strategy.presets import PRESETS
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
@@ -70,7 +70,7 @@ class SuiteRequest:
     pictures: Mapping[str, Path] = field(default_factory=dict)
     weights: Mapping[str, Path] = field(default_factory=dict)
     host: bool = False
-    resamples: int = RESAMPLES
+    resamples: int = FID_RESAMPLES
     networks: Mapping[str, FeatureNetwork] = field(default_factory=dict)
     scorers: Mapping[str, Scorer] = field(default_factory=dict)
 

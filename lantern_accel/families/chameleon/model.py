@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed, prefix_positions
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.prompted import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import Sizes
@@ -178,12 +178,13 @@ class Sized(nn.Module, ABC):
         return view
 
 
-class ChameleonGPT(Sized):
+class ChameleonGPT(Sized, TrunkTarget):
     """The target model. Its features are the states after the final norm."""
 
     #: Rows of one image have their own prompts: masks and positions are a row's, not an image's.
     own_prompts = True
     config: ChameleonConfig
+    tok_embeddings: CodeEmbedding
 
     def __init__(self, config: ChameleonConfig, *, ops: TensorOps = REFERENCE) -> None:
         super().__init__()
@@ -200,11 +201,6 @@ class ChameleonGPT(Sized):
     def embedding(self) -> CodeEmbedding:
         """The table of all tokens."""
         return self.tok_embeddings
-
-    @property
-    def weight(self) -> Tensor:
-        """The head's matrix, whose dtype and device are the model's."""
-        return self.output.weight
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
@@ -227,19 +223,6 @@ class ChameleonGPT(Sized):
         penalty[0, : c.image_codes] = 0
         penalty[1, c.newline] = 0
         return Allowed(kind.flatten().clone(), penalty)
-
-    def condition_buffer(self, rows: int) -> Tensor:
-        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
-        shape = (rows, self.config.prefix_length)
-        return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
-
-    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
-        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
-
-        ``taps`` has to be empty: this family's drafters read the last states alone.
-        """
-        assert not taps
-        return self.config.decoder.run(self.ops, self.layers, x, at, self.norm)
 
     def head(self, features: Tensor) -> Tensor:
         """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""

@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Stack
+from lantern_accel.families.prompted import TrunkTarget
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import (
@@ -144,13 +144,11 @@ class ClassEmbedder(nn.Module):
         return out
 
 
-class LlamaGenGPT(nn.Module):
+class LlamaGenGPT(TrunkTarget):
     """The target model. Its features are the states after the final norm."""
 
     #: Guidance branches of an image share its prompt's mask, and positions are the grid's.
     own_prompts = False
-    rope_cos: Tensor
-    rope_sin: Tensor
 
     def __init__(
         self, config: LlamaGenConfig, *, ops: TensorOps = REFERENCE, dropout: float = 0.0
@@ -174,11 +172,6 @@ class LlamaGenGPT(nn.Module):
         self.rope_cos, self.rope_sin = grid_tables(self.config, device)
 
     @property
-    def weight(self) -> Tensor:
-        """The head's matrix, whose dtype and device are the model's."""
-        return self.output.weight
-
-    @property
     def stack(self) -> Stack | None:
         """All that a pass over image tokens runs; None where its blocks are of another kind."""
         blocks = described(self.layers)
@@ -186,10 +179,6 @@ class LlamaGenGPT(nn.Module):
             return None
         table, norm, head = self.tok_embeddings.weight, self.norm.described(), self.output
         return Stack(table, blocks, norm, head.described())
-
-    def embed_tokens(self, codes: Tensor) -> Tensor:
-        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
-        return F.embedding(codes, self.tok_embeddings.weight)
 
     def embed_prefix(self, condition: Tensor) -> Tensor:
         """Embed caption features ``[R, prefix, caption_dim]`` or class ids ``[R]``: [R, prefix, D]."""
@@ -202,10 +191,6 @@ class LlamaGenGPT(nn.Module):
             return self.cls_embedding.uncond_embedding.expand(rows, -1, -1)
         weight = self.cls_embedding.embedding_table.weight
         return torch.full((rows,), self.config.num_classes, device=weight.device)
-
-    def allowed(self) -> Allowed | None:
-        """Return which codes each image token may be; None: any."""
-        return None
 
     def condition_buffer(self, rows: int) -> Tensor:
         """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
@@ -221,11 +206,6 @@ class LlamaGenGPT(nn.Module):
         ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
         """
         return self.ops.trunk(self.layers, x, at, taps, self.norm)
-
-    def head(self, features: Tensor) -> Tensor:
-        """Return float32 logits ``[..., V]`` of features ``[..., D]``."""
-        out: Tensor = self.output(features, self.ops)
-        return out.float()
 
     def forward_dense(
         self,

@@ -16,9 +16,7 @@ from lantern_accel.evaluation.suite.protocol import SJD
 from lantern_accel.evaluation.suite.reference import look
 from lantern_accel.evaluation.suite.scorers import OpenClip
 from lantern_accel.evaluation.suite.weights import Unavailable
-from lantern_accel.quality.frechet import Reference, Sample
-from lantern_accel.quality.inception_score import inception_score
-from lantern_accel.quality.manifold import precision_recall
+from lantern_accel.quality.set_metrics import Reference, Sample, inception_score, precision_recall
 
 pytestmark = pytest.mark.long
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lantern_accel.quality.distance import SCALE, kernel_distance, permutation_test
+from lantern_accel.quality.set_metrics import SCALE, kernel_distance, permutation_test
 
 
 def test_it_is_the_sum_over_pairs_that_the_paper_writes() -> None:

@@ -7,10 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from lantern_accel.quality.distance import unpaired_distance
-from lantern_accel.quality.frechet import Reference, Sample, frechet
-from lantern_accel.quality.inception_score import inception_score
-from lantern_accel.quality.manifold import precision_recall
+from lantern_accel.quality.set_metrics import (
+    Reference,
+    Sample,
+    frechet,
+    inception_score,
+    precision_recall,
+    unpaired_distance,
+)
 
 
 def gaussian(mean: np.ndarray, covariance: np.ndarray, n: int, seed: int) -> np.ndarray:
@@ -173,7 +177,7 @@ def test_rows_taken_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     rng = np.random.default_rng(10)
     x, y = rng.normal(size=(25, 3)), rng.normal(size=(30, 3)) + 0.5
     whole = precision_recall(x, y)
-    monkeypatch.setattr("lantern_accel.quality.manifold.ROWS", 7)
+    monkeypatch.setattr("lantern_accel.quality.set_metrics.ROWS", 7)
     assert precision_recall(x, y) == whole
     with pytest.raises(ValueError, match="no 3-th nearest"):
         precision_recall(x[:3], y)

@@ -131,10 +131,12 @@ class DeviceBackend(Backend):
             return self.kernels.linear(x, weight, bias)
         return linear(x, weight, bias)
 
-    def pack_rounded(self, weight: Rounded) -> Rounded | RoundedPanels:
+    def pack_rounded(
+        self, weight: Rounded, drafts: bool = False
+    ) -> Rounded | RoundedPanels:
         """Return a matrix in fewer bits in the native kernels' order, where there are any."""
         fits = self.kernels is not None and type(weight.codes) is Tensor
-        return RoundedPanels.of(weight) if fits else weight
+        return RoundedPanels.of(weight, drafts) if fits else weight
 
     def scan(self, weights: Tensor) -> Tensor:
         """Add one weight after the other: torch does so here in double, in one thread a row."""

@@ -206,11 +206,12 @@ class TensorOps(SamplingOps):
         """
         return residual + self.linear(x, weight, bias)
 
-    def pack_rounded(self, weight: Any) -> Any:
+    def pack_rounded(self, weight: Any, drafts: bool = False) -> Any:
         """Return a matrix in fewer bits in the order that its product wants (optional).
 
-        ``weight`` is a :class:`~lantern_accel.nn.rounding.Rounded` matrix on this device. What is
-        returned is another one, for :meth:`linear_rounded`, or anything that :meth:`linear` takes. The
+        ``weight`` is a :class:`~lantern_accel.nn.rounding.Rounded` matrix on this device. ``drafts``: it
+        is a copy's that drafts, so that its products may round activations too: the target checks what
+        comes of them. What is returned is another one, for :meth:`linear_rounded`, or anything that :meth:`linear` takes. The
         reference wants it as it is.
         """
         return weight

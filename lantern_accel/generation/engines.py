@@ -237,7 +237,7 @@ class Engines:
                     f"device {self.backend.device} has {written(free)} free; draft with fewer bits "
                     "(--tree self:4,int4), or choose a strategy without a copy, such as 'scd'"
                 )
-            self._copies[how.name] = rounded_copy(model.target, self.backend, how)
+            self._copies[how.name] = rounded_copy(model.target, self.backend, how, drafts=True)
             self.capacity.copies = frozenset(self._copies)
         drawn = replace(model, target=self._copies[how.name])
         return model.family.fitted(drawn, shape)[0]

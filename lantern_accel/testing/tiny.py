@@ -122,7 +122,7 @@ def tiny_engine(
     chosen = tiny_strategy(strategy, vocab, model.manifest.target.num_tokens)
     copy = None
     if isinstance(chosen.tree, SelfDrafts):
-        fewer = rounded_copy(model.target, backend, rounding(chosen.tree.weights))
+        fewer = rounded_copy(model.target, backend, rounding(chosen.tree.weights), drafts=True)
         copy, _ = model.family.fitted(replace(model, target=fewer), shape)
     engine = engine_for(
         target,

@@ -19,8 +19,9 @@ enum { PANEL = 32 };
 // INT8: a panel is float32 [PANEL], the steps, then int8 [K / 4][PANEL][4].
 // INT6, INT4: for every 64 inputs bfloat16 [PANEL], the steps, and [PANEL], the offsets, then codes in lanes of 32
 // bits. INT4: [8][PANEL] lanes of 8 inputs, the even ones in the lower half. INT6: [4][3][PANEL], of 16 inputs first
-// their lower 4 bits so, then their upper 2 bits in one lane.
-enum Kept : int32_t { WHOLE = 0, INT8 = 1, INT6 = 2, INT4 = 3 };
+// their lower 4 bits so, then their upper 2 bits in one lane: a byte of it has those of the same bytes of the two lanes
+// below, the first one's in its lower half. DRAFTS is added where activations may be rounded as well (integers.h).
+enum Kept : int32_t { WHOLE = 0, INT8 = 1, INT6 = 2, INT4 = 3, DRAFTS = 8 };
 
 // Where keys and values lie, counted in elements: slot s of head h in row r of a layer begins at
 // r * row + h * head + s * slot, and its d elements are neighbours.

@@ -17,9 +17,11 @@ constexpr int64_t FAR = 16384;     // bytes that are fetched ahead of their use
 struct Weights {
     const char* start;
     int kept;
+    bool drafts;  // a copy's, whose products may round activations
 
     explicit Weights(const void* address)
-        : start((const char*)((uintptr_t)address & ~uintptr_t(63))), kept(int((uintptr_t)address & 63)) {}
+        : start((const char*)((uintptr_t)address & ~uintptr_t(63))), kept(int((uintptr_t)address & 7)),
+          drafts(((uintptr_t)address & DRAFTS) != 0) {}
 
     // Bytes from one panel to the next.
     template <class T> int64_t panel(int64_t k) const {
@@ -42,7 +44,7 @@ INLINE F signed_byte(U x, int at) { return __builtin_convertvector((I)(x << (24 
 template <int BITS> INLINE U codes(const char* from, int t) {
     constexpr int64_t ROW = PANEL * 4;
     U pair = (load<U>(from + t / 4 * ROW) >> (t % 4 * 4)) & 0x000f000fu;
-    if (BITS == 6) pair |= ((load<U>(from + 2 * ROW) >> (2 * t)) & 0x00030003u) << 4;
+    if (BITS == 6) pair |= ((load<U>(from + 2 * ROW) >> (t % 2 * 2 + t / 2 % 2 * 8 + t / 4 * 4)) & 0x00030003u) << 4;
     return pair;
 }
 

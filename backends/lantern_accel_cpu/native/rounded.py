@@ -13,6 +13,8 @@ from lantern_accel_cpu.native.library import PANEL
 
 #: How a weight is kept, by its bits, as the kernels have it.
 KEPT = {8: 1, 6: 2, 4: 3}
+#: Added for a copy that drafts: its products may round activations to 8 bits as well.
+DRAFTS = 8
 #: Inputs that share a step, as the kernels have it.
 GROUP = 64
 #: Weights that are put in order at a time, which takes several times their memory.
@@ -22,21 +24,26 @@ _AT_ONCE = 1 << 22
 class RoundedPanels:
     """A matrix ``[out, in]`` in fewer bits, in panels of 32 rows: uint8 ``[panels, bytes]``."""
 
-    def __init__(self, kept: Rounded, panels: Tensor) -> None:
+    def __init__(self, kept: Rounded, panels: Tensor, drafts: bool = False) -> None:
         """``kept``: the matrix; only what it says of itself is kept of it, none of its tensors."""
-        self.rounding, self.shape, self.panels = kept.rounding, kept.shape, panels
+        self.rounding, self.shape, self.panels, self.drafts = (
+            kept.rounding,
+            kept.shape,
+            panels,
+            drafts,
+        )
 
     @classmethod
-    def of(cls, weight: Rounded) -> RoundedPanels:
-        """Put a matrix in order."""
-        return cls(weight, torch.cat([_ordered(part) for part in _parts(weight)]))
+    def of(cls, weight: Rounded, drafts: bool = False) -> RoundedPanels:
+        """Put a matrix in order; ``drafts``: of a copy whose products may round activations too."""
+        return cls(weight, torch.cat([_ordered(part) for part in _parts(weight)]), drafts)
 
     @property
     def address(self) -> int:
         """Where it lies, and how it is kept, as the kernels take it."""
         start = self.panels.data_ptr()
         assert start % 64 == 0, "torch aligns what it allocates to 64 bytes"
-        return start + KEPT[self.rounding.bits]
+        return start + KEPT[self.rounding.bits] + DRAFTS * self.drafts
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +115,13 @@ def _places(count: int, wide: int) -> Tensor:
     return (wide * (at // 2) + 16 * (at % 2)).int()
 
 
+def _upper_places() -> Tensor:
+    """Return where the upper bits of 16 inputs lie in a lane: in the bytes of their lower bits."""
+    at = torch.arange(16)
+    pair = at // 2
+    return (pair % 2 * 2 + pair // 2 % 2 * 8 + pair // 4 * 4 + 16 * (at % 2)).int()
+
+
 def _lanes(levels: Tensor, bits: int) -> Tensor:
     """Return levels int32 ``[..., 64]`` in lanes of 32 bits, int32 ``[..., 8 or 12]``."""
     low = torch.unflatten(levels, -1, (-1, 8)) & 15
@@ -115,7 +129,7 @@ def _lanes(levels: Tensor, bits: int) -> Tensor:
     if bits == 4:
         return lanes
     high = torch.unflatten(levels, -1, (-1, 16)) >> 4
-    upper = (high << _places(16, 2)).sum(dim=-1, dtype=torch.int32)
+    upper = (high << _upper_places()).sum(dim=-1, dtype=torch.int32)
     return torch.cat((torch.unflatten(lanes, -1, (-1, 2)), upper.unsqueeze(-1)), dim=-1).flatten(-2)
 
 
@@ -125,5 +139,5 @@ def _levels(lanes: Tensor, bits: int) -> Tensor:
         return (lanes.unsqueeze(-1) >> _places(8, 4) & 15).to(torch.uint8).flatten(-2)
     parts = torch.unflatten(lanes, -1, (-1, 3))
     low = (parts[..., :2].unsqueeze(-1) >> _places(8, 4) & 15).flatten(-2)
-    high = parts[..., 2:] >> _places(16, 2) & 3
+    high = parts[..., 2:] >> _upper_places() & 3
     return (low | high << 4).to(torch.uint8).flatten(-2)

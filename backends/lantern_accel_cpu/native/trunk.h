@@ -18,6 +18,7 @@ template <class T> struct TrunkJob {
     float* q;       // [m][wide], rotated and scaled
     float* both;    // [m][2 hidden], where a panel holds both gates and ups
     A *normed, *mixed, *gated;
+    ByteRows normed_bytes, mixed_bytes, gated_bytes;  // the same, where a copy drafts
     Turns turn;
     int64_t* places;  // [m]: where a query's keys and values lie in a head
     int64_t* given_as;  // [m]: which of the given queries each is; those of rows that see nothing are left out
@@ -28,7 +29,7 @@ template <class T> struct TrunkJob {
     bool whole_gates;  // panels of gates and of ups are apart
     bool whole_heads;  // vectors lie in one head
 
-    void norm(const void* given_weight, float eps) {
+    void norm(const void* given_weight, float eps, const void* before) {
         const T* weight = (const T*)given_weight;
         for (int64_t r = 0; r < m; ++r) {
             if (weight)
@@ -37,12 +38,13 @@ template <class T> struct TrunkJob {
                 copy(state + r * dim, dim, normed + r * ld_dim);
             if (dim % 2) put1(normed + r * ld_dim + dim, 0.0f);
         }
+        to_bytes(normed, ld_dim, m, dim, Weights(before).kept, normed_bytes);
     }
 
     void begin() {
         const Trunk& g = *given;
         for (int64_t r = 0; r < m; ++r) copy((const T*)g.x + given_as[r] * dim, dim, state + r * dim);
-        norm(g.blocks[0].attention_norm, g.blocks[0].attention_eps);
+        norm(g.blocks[0].attention_norm, g.blocks[0].attention_eps, g.blocks[0].wqkv);
         done_taps = 0;
     }
 
@@ -100,7 +102,7 @@ template <class T> struct TrunkJob {
     void qkv(const Block& b, int chunk, const char* next) {
         int64_t from, to, n = 3 * wide, piece = whole_heads ? W : 2;
         range(panels(n), chunk, from, to);
-        product<T>(normed, ld_dim, m, Weights(b.wqkv), dim, from, to, next,
+        product<T>(normed, ld_dim, m, Weights(b.wqkv), dim, from, to, next, normed_bytes,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = n - p * PANEL < PANEL ? n - p * PANEL : PANEL;
                     for (int64_t c = 0; c < columns; c += piece)
@@ -111,10 +113,10 @@ template <class T> struct TrunkJob {
                 });
     }
 
-    void add(const A* x, int64_t ldx, const void* weight, int64_t k, int chunk, const char* next) {
+    void add(const A* x, int64_t ldx, const ByteRows& bytes, const void* weight, int64_t k, int chunk, const char* next) {
         int64_t from, to;
         range(panels(dim), chunk, from, to);
-        product<T>(x, ldx, m, Weights(weight), k, from, to, next,
+        product<T>(x, ldx, m, Weights(weight), k, from, to, next, bytes,
                 [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                     int64_t columns = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
                     for (int64_t r = 0; r < count; ++r) {
@@ -131,7 +133,7 @@ template <class T> struct TrunkJob {
         int64_t from, to;
         if (!whole_gates) {
             range(panels(2 * hidden), chunk, from, to);
-            product<T>(normed, ld_dim, m, Weights(b.w13), dim, from, to, next,
+            product<T>(normed, ld_dim, m, Weights(b.w13), dim, from, to, next, normed_bytes,
                     [&](int64_t p, int64_t first, int64_t count, const float* tile) {
                         int64_t left = 2 * hidden - p * PANEL, columns = left < PANEL ? left : PANEL;
                         for (int64_t r = 0; r < count; ++r)
@@ -144,11 +146,11 @@ template <class T> struct TrunkJob {
         float* kept = (float*)scratch(10, m * PANEL * sizeof(float));
         for (int64_t one = from; one < to; ++one) {
             const char* going = one + 1 < to ? nullptr : next;
-            product<T>(normed, ld_dim, m, Weights(b.w13), dim, one, one + 1, going,
+            product<T>(normed, ld_dim, m, Weights(b.w13), dim, one, one + 1, going, normed_bytes,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         memcpy(kept + first * PANEL, tile, count * PANEL * sizeof(float));
                     });
-            product<T>(normed, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going,
+            product<T>(normed, ld_dim, m, Weights(b.w13), dim, one + ups, one + ups + 1, going, normed_bytes,
                     [&](int64_t, int64_t first, int64_t count, const float* tile) {
                         for (int64_t r = 0; r < count; ++r)
                             swiglu_row(kept + (first + r) * PANEL, tile + r * PANEL, PANEL,
@@ -165,22 +167,24 @@ template <class T> struct TrunkJob {
         const char* next = after(layer, step, chunk);
         switch (step) {
             case QKV: return qkv(b, chunk, next);
-            case OUT: return add(mixed, ld_wide, b.wo, wide, chunk, next);
+            case OUT: return add(mixed, ld_wide, mixed_bytes, b.wo, wide, chunk, next);
             case GATE: return gate(b, chunk, next);
-            default: return add(gated, ld_hidden, b.w2, hidden, chunk, next);
+            default: return add(gated, ld_hidden, gated_bytes, b.w2, hidden, chunk, next);
         }
     }
 
     void tail(int layer, int step) {
         const Trunk& g = *given;
         const Block& b = g.blocks[layer];
-        if (step == OUT) norm(b.ffn_norm, b.ffn_eps);
+        if (step == ATTEND) to_bytes(mixed, ld_wide, m, wide, Weights(b.wo).kept, mixed_bytes);
+        if (step == OUT) norm(b.ffn_norm, b.ffn_eps, b.w13);
         if (step == GATE && !whole_gates)
             for (int64_t r = 0; r < m; ++r) {
                 const float* x = both + r * 2 * hidden;
                 swiglu_row(x, x + hidden, hidden, gated + r * ld_hidden);
                 if (hidden % 2) put1(gated + r * ld_hidden + hidden, 0.0f);
             }
+        if (step == GATE) to_bytes(gated, ld_hidden, m, hidden, Weights(b.w2).kept, gated_bytes);
         if (step != DOWN) return;
         T* out = (T*)g.out;
         if (done_taps < g.tap_count && g.taps[done_taps] == layer + 1) {
@@ -189,7 +193,8 @@ template <class T> struct TrunkJob {
             ++done_taps;
         }
         if (layer + 1 < g.layers) {
-            norm(g.blocks[layer + 1].attention_norm, g.blocks[layer + 1].attention_eps);
+            const Block& following = g.blocks[layer + 1];
+            norm(following.attention_norm, following.attention_eps, following.wqkv);
             return;
         }
         for (int64_t r = 0; r < m; ++r) {
@@ -236,6 +241,10 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.normed = (A*)scratch(1, job.m * job.ld_dim * sizeof(A));
     job.mixed = (A*)scratch(2, job.m * job.ld_wide * sizeof(A));
     job.gated = (A*)scratch(3, job.m * job.ld_hidden * sizeof(A));
+    const Block& first = g.blocks[0];
+    job.normed_bytes = byte_room(34, job.m, job.dim, Weights(first.wqkv));
+    job.mixed_bytes = byte_room(35, job.m, job.wide, Weights(first.wo));
+    job.gated_bytes = byte_room(36, job.m, job.hidden, Weights(first.w2));
     job.turn = turns(g.rotary, queries, g.mask.count, g.cache.width);
     job.places = (int64_t*)scratch(16, 2 * size_t(job.m) * sizeof(int64_t));
     job.given_as = job.places + job.m;

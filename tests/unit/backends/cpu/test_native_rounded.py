@@ -62,9 +62,10 @@ def test_products_equal_those_in_float64(unit, name, dtype):
 
 @pytest.mark.parametrize("unit", units())
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_rows_product_depends_on_no_other_row_and_on_no_thread(unit, name):
+@pytest.mark.parametrize("drafts", [False, True], ids=["target", "copy"])
+def test_a_rows_product_depends_on_no_other_row_and_on_no_thread(unit, name, drafts):
     ops = kernels(unit)
-    made = RoundedPanels.of(rounded(draw(5, 300, 320), ROUNDINGS[name]))
+    made = RoundedPanels.of(rounded(draw(5, 300, 320), ROUNDINGS[name]), drafts)
     for dtype in (torch.float32, torch.bfloat16):
         x = draw(6, 40, 320, dtype=dtype)
         with threads(1):
@@ -73,6 +74,47 @@ def test_a_rows_product_depends_on_no_other_row_and_on_no_thread(unit, name):
                 assert torch.equal(ops.linear(x[:rows], made, None), whole[:rows])
         with threads(2):
             assert torch.equal(ops.linear(x, made, None), whole)
+
+
+#: Inputs of a copy that share a step in 8 bits.
+SPAN = 256
+
+
+@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, name, dtype):
+    ops = kernels(unit)
+    with threads(2):
+        for rows, inputs, outputs in SIZES:
+            whole = torch.randint(-127, 128, (rows, inputs), generator=torch.Generator().manual_seed(3))
+            whole[:, ::SPAN] = 127  # the largest of every span, so that a step is a power of two
+            spans = torch.arange(inputs) // SPAN
+            x = (whole * 2.0 ** -(3 + spans)).to(dtype)
+            made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
+            found = ops.linear(x, RoundedPanels.of(made, drafts=True), None)
+            weight = made.dense(torch.float64)
+            expected = x.double() @ weight.T
+            most = x.double().abs() @ (weight.abs() + 160 * made.step.double().amax(1, True)).T
+            error = (found.double() - expected).abs()
+            out = expected.abs() * (2**-8 if dtype == torch.bfloat16 else 2**-23)
+            bound = most * 2**-24 * (inputs**0.5 + 8) + out + 1e-30
+            assert (error <= bound).all(), (rows, inputs, outputs, float((error / bound).max()))
+
+
+@pytest.mark.parametrize("unit", units())
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_copys_products_are_off_by_half_a_step_of_each_activation_at_most(unit, name):
+    ops = kernels(unit)
+    for rows, inputs, outputs in SIZES:
+        x = draw(3, rows, inputs)
+        made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
+        found = ops.linear(x, RoundedPanels.of(made, drafts=True), None)
+        weight = made.dense(torch.float64)
+        padded = torch.nn.functional.pad(x, (0, -inputs % SPAN)).unflatten(1, (-1, SPAN))
+        half = padded.abs().amax(-1).double().repeat_interleave(SPAN, 1)[:, :inputs] / 254
+        bound = 1.001 * half @ weight.abs().T + 1e-3 * made.step.double().amax()
+        assert ((found.double() - x.double() @ weight.T).abs() <= bound).all()
 
 
 def test_a_bias_is_added_and_other_dtypes_go_the_references_way():

@@ -172,7 +172,7 @@ def main(words: list[str] | None = None) -> int:
 
 def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[Any, Draw]:
     """Return a pipeline with random weights of a size, and how it draws: counts are replayed."""
-    from replayed_counts import Replay, record
+    from replayed_counts import Recorder, Replay
 
     from lantern_accel.device.plugins import open_backend
     from lantern_accel.families.base import Conditions
@@ -182,8 +182,7 @@ def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[A
     def say(text: str) -> None:
         print(text, file=sys.stderr)
 
-    counts = record(pipeline, prompts, batch, range(given.seeds + 1), say)
-    pipeline.release_engines()
+    recorder = Recorder(pipeline, prompts, batch, range(given.seeds + 1), say)
     options = {"threads": given.threads} if pipeline.backend.name == "cpu" else {}
     backend = open_backend(pipeline.backend.name, options)
     say(f"making random weights of {given.size}")
@@ -200,9 +199,9 @@ def _sized(pipeline: Any, prompts: list[Any], batch: int, given: Any) -> tuple[A
     if (
         getattr(model.manifest.target, "conditioning", "text") == "class"
     ):  # prompts are their numbers
-        return large, replaying(large, Replay(large, counts))
+        return large, replaying(large, Replay(large, recorder))
     large.conditions = conditions  # type: ignore[method-assign,assignment]
-    return large, replaying(large, Replay(large, counts))
+    return large, replaying(large, Replay(large, recorder))
 
 
 if __name__ == "__main__":

@@ -15,16 +15,7 @@ import torch
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.errors import RequestError
-from lantern_accel.strategy.values import (
-    AUTO_LENGTHS,
-    AUTO_SELF,
-    ChainTree,
-    SelfDrafts,
-    Strategy,
-    Window,
-    adaptive_window,
-    self_drafted,
-)
+from lantern_accel.strategy.values import ChainTree, SelfDrafts, Strategy, Window
 from lantern_accel.tuning.auto import Steady
 
 #: An image's steps in order: where each began, in tokens known, and what it brought.
@@ -35,8 +26,9 @@ def source_of(tree: Any) -> str:
     """Name where drafts come from; raises RequestError for a source that is not recorded."""
     if isinstance(tree, Window):
         return "window"
-    if isinstance(tree, SelfDrafts) and not tree.window:
-        return f"copy in {tree.weights}"
+    if isinstance(tree, SelfDrafts):
+        own = f", {tree.passes} passes of windows of {tree.window}" if tree.window else ""
+        return f"copy in {tree.weights}, {tree.length} drafts{own}"
     kind = "the drafter's chains" if isinstance(tree, ChainTree) else f"drafts of kind {tree.kind}"
     raise RequestError(f"no counts of {kind} were recorded; race without them")
 
@@ -66,52 +58,69 @@ class Counts:
         return steps[max(at, 0)][1]
 
 
-def record(
-    pipeline: Any,
-    prompts: Sequence[Any],
-    batch: int,
-    seeds: Sequence[int],
-    say: Callable[[str], None] = lambda text: None,
-) -> Counts:
-    """Decode every prompt with every seed, source and length of auto's; return what steps brought."""
-    sampling = pipeline.sampling()
-    counts = Counts(pipeline.model.manifest.target.num_tokens)
-    lengths = [n for n in AUTO_LENGTHS if n <= counts.tokens]
-    copies = self_drafted([n for n in AUTO_SELF if n <= counts.tokens])
-    sources: list[Window | SelfDrafts] = [adaptive_window(lengths), copies]
-    for tree in sources:
+class Recorder:
+    """Decodes every prompt with every seed and length of a source, when steps of it are asked for."""
+
+    def __init__(
+        self,
+        pipeline: Any,
+        prompts: Sequence[Any],
+        batch: int,
+        seeds: Sequence[int],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.pipeline, self.prompts, self.batch, self.seeds = pipeline, prompts, batch, seeds
+        self.say = say
+        self.counts = Counts(pipeline.model.manifest.target.num_tokens)
+        self._done: set[str] = set()
+
+    def record(self, tree: Window | SelfDrafts) -> None:
+        """Count what steps of a tree's lengths bring, once."""
+        name = source_of(tree)
+        if name in self._done:
+            return
+        self._done.add(name)
         strategy = Strategy(name="recorded", tree=tree)
-        shape = pipeline.model.family.usual_shape(pipeline.model)
-        for number, prompt in enumerate(prompts):
-            for seed in seeds:
+        for number in range(len(self.prompts)):
+            for seed in self.seeds:
                 for length in (one.length for one in tree.draft_lengths if one.length > 1):
-                    engine = pipeline.engine(batch, strategy, sampling, shape).engine
-                    engine.chosen = Steady(length)
-                    found: list[Steps] = [[] for _ in range(batch)]
+                    self.counts.steps[name, length, number, seed] = self._steps(
+                        strategy, number, seed, length
+                    )
+            self.say(f"recorded {name}: {number + 1} of {len(self.prompts)} prompts")
+        self.pipeline.release_engines()
 
-                    def step(engine: Any = engine, found: list[Steps] = found) -> None:
-                        before = engine.state.length.tolist()
-                        engine.step()
-                        for image, (a, b) in enumerate(
-                            zip(before, engine.state.length.tolist(), strict=True)
-                        ):
-                            if b > a:
-                                found[image].append((a, b - a))
+    def _steps(self, strategy: Strategy, number: int, seed: int, length: int) -> list[Steps]:
+        sampling = self.pipeline.sampling()
+        shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
+        engine = self.pipeline.engine(self.batch, strategy, sampling, shape).engine
+        found: list[Steps] = [[] for _ in range(self.batch)]
 
-                    try:
-                        pipeline.decode_only([prompt] * batch, strategy, sampling, seed, step=step)
-                    finally:
-                        engine.chosen = None
-                    counts.steps[source_of(tree), length, number, seed] = found
-            say(f"recorded {source_of(tree)}: {number + 1} of {len(prompts)} prompts")
-    return counts
+        def step() -> None:
+            before = engine.state.length.tolist()
+            engine.step()
+            after = engine.state.length.tolist()
+            for image, (a, b) in enumerate(zip(before, after, strict=True)):
+                if b > a:
+                    found[image].append((a, b - a))
+
+        given = [self.prompts[number]] * self.batch
+        engine.chosen = Steady(length)
+        try:
+            self.pipeline.decode_only(given, strategy, sampling, seed, step=step)
+        finally:
+            engine.chosen = None
+        return found
 
 
 class Replay:
-    """Lets a pipeline's engines bring what was recorded; ``request`` is the prompt and seed under way."""
+    """Lets a pipeline's engines bring what was recorded; ``request`` is the prompt and seed under way.
 
-    def __init__(self, pipeline: Any, counts: Counts) -> None:
-        self.counts, self.request = counts, (0, 0)
+    What a source brings is recorded when the first engine of it is made.
+    """
+
+    def __init__(self, pipeline: Any, recorder: Recorder) -> None:
+        self.recorder, self.counts, self.request = recorder, recorder.counts, (0, 0)
         made = pipeline.engines._captured
 
         def captured(engine: Any) -> Any:
@@ -127,6 +136,7 @@ class Replay:
 
     def _wrap(self, engine: Any) -> None:
         source = source_of(engine.strategy.tree)
+        self.recorder.record(engine.strategy.tree)
         for name, step in list(engine.functions.items()):
             kind, _, rest = name.partition(" ")
             length = int(rest.split(" ")[0])

@@ -131,9 +131,7 @@ class DeviceBackend(Backend):
             return self.kernels.linear(x, weight, bias)
         return linear(x, weight, bias)
 
-    def pack_rounded(
-        self, weight: Rounded, drafts: bool = False
-    ) -> Rounded | RoundedPanels:
+    def pack_rounded(self, weight: Rounded, drafts: bool = False) -> Rounded | RoundedPanels:
         """Return a matrix in fewer bits in the native kernels' order, where there are any."""
         fits = self.kernels is not None and type(weight.codes) is Tensor
         return RoundedPanels.of(weight, drafts) if fits else weight

@@ -130,6 +130,38 @@ def rate_of_counts(counts: Mapping[int, Sequence[int]]) -> float:
     return low
 
 
+def shifted_by_counts(
+    known: Mapping[int, float], counts: Mapping[int, Sequence[int]], sure: float
+) -> dict[int, float]:
+    """Return tokens per step by length, with one shift of all odds at which drafts are accepted.
+
+    The shift is that with which the lengths that were counted bring what they brought. ``known``: what
+    they bring without one, which counts for as many steps as ``sure`` says; ``counts``: tokens gained and
+    steps, by length.
+    """
+    odds = {}
+    for length, tokens in known.items():
+        rate = min(max(rate_of(tokens, length), 1e-4), 1 - 1e-4)
+        odds[length] = rate / (1 - rate)
+
+    def shifted(length: int, shift: float) -> float:
+        moved = odds[length] * math.exp(shift)
+        return tokens_of(moved / (1 + moved), length)
+
+    steps = {n: spent for n, (_, spent) in counts.items() if n in odds and n > 1}
+    total = sum(steps.values())
+    if not total:
+        return dict(known)
+    # What is known beforehand is spread over the lengths as the steps were.
+    gained = sum(counts[n][0] + sure * steps[n] / total * known[n] for n in steps)
+    low, high = -MOST_SHIFT, MOST_SHIFT
+    for _ in range(40):
+        middle = (low + high) / 2
+        brings = sum((1 + sure / total) * steps[n] * shifted(n, middle) for n in steps)
+        low, high = (middle, high) if brings < gained else (low, middle)
+    return {n: shifted(n, low) if n > 1 else known[n] for n in known}
+
+
 @dataclass
 class AcceptancePolicy:
     """The length that promises to complete a batch soonest, given how many drafts were accepted of late.

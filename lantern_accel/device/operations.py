@@ -211,8 +211,8 @@ class TensorOps(SamplingOps):
 
         ``weight`` is a :class:`~lantern_accel.nn.rounding.Rounded` matrix on this device. ``drafts``: it
         is a copy's that drafts, so that its products may round activations too: the target checks what
-        comes of them. What is returned is another one, for :meth:`linear_rounded`, or anything that :meth:`linear` takes. The
-        reference wants it as it is.
+        comes of them. What is returned is another one, for :meth:`linear_rounded`, or anything that
+        :meth:`linear` takes. The reference wants it as it is.
         """
         return weight
 

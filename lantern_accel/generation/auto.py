@@ -20,11 +20,13 @@ from lantern_accel.decoding.length_policy import (
     costs_of,
     in_batch,
     rate_of_counts,
+    shifted_by_counts,
     tokens_of,
     usual_tokens_per_step,
 )
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
+from lantern_accel.generation.copies import WINDOWS, ProductTimes, likely_copy, product_times
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.choices import (
     Choice,
@@ -58,14 +60,18 @@ from lantern_accel.strategy.values import (
 ENOUGH = 1.15
 #: Weights from which on reading them decides a step, so that a copy in fewer bits may pay as a drafter.
 LEAST_WEIGHTS = 1 << 23
-#: Steps after which the acceptance of a copy's drafts is a first figure, and the images that refine it.
+#: Steps after which the acceptance of a copy's drafts is a first figure, and the images of a kind after
+#: which no source's figures change any more.
 COUNTED_STEPS, COUNTED_IMAGES = 12, 8
+#: Steps that what is known of a source's lengths beforehand counts for: those of some two images.
+PRIOR_STEPS = 200
 
 
 class Timed(BaseModel):
     """A source of drafts whose steps were timed: its strategy with the costs and the worth of lengths.
 
     ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted.
+    ``prior``: tokens per step by length that were known before; none for a copy.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -73,30 +79,48 @@ class Timed(BaseModel):
     strategy: Strategy
     counts: dict[int, list[int]] = {}
     images: int = 0
+    prior: dict[int, float] = {}
 
     @property
-    def _draft_lengths(self) -> tuple[DraftLength, ...]:
+    def draft_lengths(self) -> tuple[DraftLength, ...]:
+        """The lengths whose cost is known."""
         tree: Any = self.strategy.tree
         return tuple(one for one in tree.draft_lengths if one.cost is not None)
 
     def weighed(self) -> Timed:
-        """Return it with the worth that was counted, as that of chains of one rate of acceptance."""
+        """Return it with the worth that was counted.
+
+        A copy's is that of chains of one rate of acceptance. What was known of other sources is shifted,
+        the odds of every length alike, so that those that were counted bring what they brought.
+        """
         if not self.counts:
             return self
-        rate = rate_of_counts(self.counts)
         tree: Any = self.strategy.tree
+        lengths = [one.length for one in tree.draft_lengths]
+        if self.prior:
+            worth = shifted_by_counts(self.prior, self.counts, PRIOR_STEPS)
+        else:
+            rate = rate_of_counts(self.counts)
+            worth = {length: tokens_of(rate, length) for length in lengths}
         draft_lengths = tuple(
-            p.model_copy(update={"tokens_per_step": tokens_of(rate, p.length)})
-            for p in tree.draft_lengths
+            one.model_copy(update={"tokens_per_step": worth.get(one.length, one.tokens_per_step)})
+            for one in tree.draft_lengths
         )
         tree = tree.model_copy(update={"draft_lengths": draft_lengths})
         return self.model_copy(update={"strategy": self.strategy.model_copy(update={"tree": tree})})
 
+    def drafts_as(self, strategy: Strategy) -> bool:
+        """Return whether a strategy's drafts come from this source."""
+        own: Any = self.strategy.tree
+        other: Any = strategy.tree
+        if not isinstance(own, SelfDrafts) or not isinstance(other, SelfDrafts):
+            return type(own) is type(other)
+        return (own.weights, own.window) == (other.weights, other.window)
+
     def promise(self, images: int) -> float:
         """Return the speed that the best length promises a batch, relative to plain decoding."""
         return max(
-            in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0)
-            for p in self._draft_lengths
+            in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in self.draft_lengths
         )
 
 
@@ -231,6 +255,36 @@ class Auto:
         made = asked.model_copy(update={"tree": tree, "name": "self"})
         return made if self.holds(made) else None
 
+    def likely_copy(
+        self, asked: Strategy, windows: Timed, batch: int, sampling: Sampling
+    ) -> Strategy | None:
+        """Return the drafts by a copy that are worth trying; None where none promises enough.
+
+        Predicted from what products with a part of the weights cost, before a copy is made. ``windows``:
+        the target's, timed, which say what a check of so many drafts costs.
+        """
+        usual = self.copies(asked)
+        if usual is None:
+            return None
+        rows = batch * sampling.branches
+        tokens = self.model.manifest.target.num_tokens
+        nodes = (1, *(n for n in WINDOWS if n))
+        times: ProductTimes = product_times(
+            self.model.target,
+            self.backend,
+            self.dtype,
+            [rows * n for n in nodes],
+            self.backend.stopwatch,
+        )
+
+        def holds(tree: SelfDrafts) -> bool:
+            return self.holds(usual.model_copy(update={"tree": tree}))
+
+        found = likely_copy(times, rows, windows.draft_lengths, tokens, holds)
+        if found is None or found.speedup < ENOUGH:
+            return None
+        return usual.model_copy(update={"tree": found.tree})
+
     def unsettled(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> bool:
         """Return whether the steps of an engine are to be timed before auto can use it."""
         if asked.name != AUTO or not isinstance(engine, AdaptiveEngine) or self.backend.simulated:
@@ -245,6 +299,7 @@ class Auto:
         begin()
         draft_lengths = costs_of(engine.draft_lengths, engine.calibrate(self.backend.stopwatch))
         counts: dict[int, list[int]] = {}
+        prior: dict[int, float] = {}
         if isinstance(engine.strategy.tree, SelfDrafts):
             length = max(one.length for one in draft_lengths)
             begin()
@@ -255,13 +310,16 @@ class Auto:
                 draft_lengths,
                 {one.length: usual_tokens_per_step(one.length) for one in draft_lengths},
             )
+            prior = {
+                one.length: one.tokens_per_step for one in draft_lengths if one.tokens_per_step
+            }
         costs = {one.length: one for one in draft_lengths}
         tree: Any = engine.strategy.tree
         # All lengths stay, so that the engine that was made serves on; those without a cost never run.
         every = tuple(costs.get(one.length, one) for one in tree.draft_lengths)
         update = {"tree": tree.model_copy(update={"draft_lengths": every}), "name": AUTO}
         made = engine.strategy.model_copy(update=update)
-        return Timed(strategy=made, counts=counts).weighed()
+        return Timed(strategy=made, counts=counts, prior=prior).weighed()
 
     def settle(
         self,
@@ -276,7 +334,7 @@ class Auto:
         evidence: dict[str, Any] = {}
         if speedup < ENOUGH:
             speedup, strategy = 1.0, _plainly(asked)
-        elif best.counts:  # the first images say more
+        else:  # the first images say more
             evidence = {"timed": [one.model_dump(mode="json") for one in found]}
         key = self.key(asked, batch, sampling)
         source: Literal["while drawing"] = "while drawing"
@@ -291,7 +349,7 @@ class Auto:
             return
         every = [Timed.model_validate(one) for one in found.evidence["timed"]]
         for one in every:
-            if isinstance(one.strategy.tree, SelfDrafts) and one.images < COUNTED_IMAGES:
+            if one.drafts_as(engine.strategy) and one.images < COUNTED_IMAGES:
                 for length, (gained, steps) in engine.counted.items():
                     if length > 1:
                         before = one.counts.get(length, [0, 0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
-from lantern_accel.generation.auto import Auto
+from lantern_accel.generation.auto import Auto, Timed
 from lantern_accel.generation.batches import pictures
 from lantern_accel.generation.engines import CapturedEngine, Engines
 from lantern_accel.generation.request import DEFAULT_STRATEGY
@@ -163,11 +163,16 @@ class Loaded:
         batch = ready.engine.geometry.batch
         if not self.auto.unsettled(ready.engine, strategy, batch, sampling):
             return ready
-        found = []
+        found: list[Timed] = []
         held = self.engines.copies
-        sources = (strategy, self.auto.chains(strategy, sampling), self.auto.copies(strategy))
-        for asked in sources:
-            if asked is None:
+        sources: list[Callable[[], Strategy | None]] = [
+            lambda: strategy,
+            lambda: self.auto.chains(strategy, sampling),
+            # The windows come first: what they cost says what copies are worth trying.
+            lambda: self.auto.likely_copy(strategy, found[0], batch, sampling),
+        ]
+        for source in sources:
+            if (asked := source()) is None:
                 continue
             chosen = self.auto.resolve(asked, batch, sampling)
             try:

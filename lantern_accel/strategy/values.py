@@ -497,12 +497,18 @@ def adaptive_chain(lengths: Sequence[int]) -> ChainTree:
     return ChainTree(length=max(lengths) - 1, draft_lengths=draft_lengths)
 
 
-def self_drafted(lengths: Sequence[int], weights: str = "int8", window: int = 0) -> SelfDrafts:
-    """Return drafts by a copy in ``weights``, as many as ``lengths`` say, less one."""
+def self_drafted(
+    lengths: Sequence[int], weights: str = "int8", window: int = 0, passes: int = 0
+) -> SelfDrafts:
+    """Return drafts by a copy in ``weights``, as many as ``lengths`` say, less one.
+
+    ``window, passes``: of the copy's own, for the most drafts.
+    """
     values = {
         "length": max(lengths) - 1,
         "weights": weights,
         "window": window,
+        "passes": passes,
         "draft_lengths": [{"length": one} for one in sorted(lengths)],
     }
     return validated(SelfDrafts, values, "self")

@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.engine import Decoded
-from lantern_accel.decoding.length_policy import Block, LengthPolicy, costs_of
+from lantern_accel.decoding.length_policy import (
+    Block,
+    LengthPolicy,
+    costs_of,
+    usual_tokens_per_step,
+)
 from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.auto import Timed, prune_lengths
@@ -47,7 +53,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 #: more than that many plain steps, it does not run in the final.
 TREE_WORTH, TREE_NODES = 3.0, 8
 #: Copies of the target's own weights that may draft: their weights, and the tokens of their own window.
-COPIES = (("int8", 0), ("int8", 4), ("int4", 0))
+COPIES = (("int8", 0), ("int8", 4), ("int6", 4), ("int4", 0))
 #: A window replaces plain decoding where it is at least this much faster in the final.
 PAYS = 1.02
 
@@ -124,7 +130,10 @@ class AutoTuner(Search[AutoEvidence]):
         self.copies: dict[str, Strategy] = {}
         if (usual := pipeline.auto.copies(asked)) is not None:
             for weights, window in COPIES:
-                tree = usual.tree.model_copy(update={"weights": weights, "window": window})
+                most: Any = usual.tree
+                passes = ceil(most.length / usual_tokens_per_step(window)) if window else 0
+                own = {"weights": weights, "window": window, "passes": passes}
+                tree = most.model_copy(update=own)
                 name = f"self, {weights}" + (f", windows of {window}" if window else "")
                 self.copies[name] = usual.model_copy(update={"tree": tree})
         key = pipeline.auto.key(asked, 0, sampling)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lantern_accel
-from lantern_accel.decoding.length_policy import rate_of_counts, tokens_of
+from lantern_accel.decoding.length_policy import rate_of_counts, shifted_by_counts, tokens_of
 from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
@@ -48,6 +48,12 @@ def costs(monkeypatch: pytest.MonkeyPatch, copy: float, others: float) -> None:
 
     monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
 
+    def likely(self: Any, asked: Strategy, *given: Any) -> Strategy | None:
+        made: Strategy | None = self.copies(asked)
+        return made
+
+    monkeypatch.setattr(automatic.Auto, "likely_copy", likely)
+
 
 def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
     tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +84,84 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
     with load(tiny_model) as pipeline:
         again = pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
     assert torch.equal(again.tokens, want) and isinstance(again.stats.strategy.tree, SelfDrafts)
+
+
+def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
+    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_rows: list[list[int]] = []
+
+    def cheap(target: Any, ops: Any, dtype: Any, rows: list[int], watch: Any) -> Any:
+        asked_rows.append(rows)
+        known = {"int8": 0.5, "int6": 0.3, "int4": 0.3}
+        products = {name: dict.fromkeys(rows, cost) for name, cost in known.items()}
+        return products | {"full": dict.fromkeys(rows, 1.0)}
+
+    monkeypatch.setattr(automatic, "product_times", cheap)
+    monkeypatch.setattr(
+        automatic.AdaptiveEngine,
+        "calibrate",
+        lambda self, *given: {n: [1.0] * 3 for n in self.lengths},
+    )
+    with load(tiny_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        windows = automatic.Timed(strategy=promised(asked, 1.0))
+        made = pipeline.auto.likely_copy(asked, windows, 2, sampling)
+        assert made is not None and made.name == "self"
+        tree: Any = made.tree
+        assert tree.weights == "int6" and tree.window > 0 and tree.passes > 0
+        rows = 2 * sampling.branches
+        assert asked_rows == [[rows, 2 * rows, 4 * rows, 8 * rows]]
+        dear = automatic.Timed(strategy=promised(asked, 50.0))
+        assert pipeline.auto.likely_copy(asked, dear, 2, sampling) is None
+        assert not pipeline.engines.copies, "nothing was made yet"
+        want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
+        drawn = pipeline.generate("red heart", seed=3)
+        assert torch.equal(drawn.tokens, want)
+        assert pipeline.engines.copies <= {"int6"}
+        relaxed = pipeline.strategy("auto", relaxed=True)
+        assert pipeline.auto.likely_copy(relaxed, windows, 1, sampling) is None
+
+
+def promised(asked: Strategy, cost: float) -> Strategy:
+    """Return a strategy whose lengths that draft cost so much."""
+    tree: Any = asked.tree
+    lengths = tuple(
+        one.model_copy(update={"cost": 1.0 if one.length == 1 else cost})
+        for one in tree.draft_lengths
+    )
+    return asked.model_copy(update={"tree": tree.model_copy(update={"draft_lengths": lengths})})
+
+
+def test_what_windows_bring_is_counted_too_and_shifts_what_was_known(
+    tiny_model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(tiny_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        made = promised(asked, 1.2)
+        known = {1: 1.0, 2: 1.5, 4: 2.0}
+        one = automatic.Timed(strategy=made, prior=known)
+        assert one.weighed() == one, "nothing was counted"
+        timed = one.model_copy(update={"strategy": with_known(made, known), "counts": {}})
+        pipeline.auto.settle([timed], asked, 1, sampling)
+        engine = pipeline.engine(1, asked, sampling).engine
+        assert isinstance(engine, automatic.AdaptiveEngine)
+        drawn = 0
+        while not isinstance(pipeline.auto.resolve(asked, 1, sampling).tree, NoTree):
+            engine.counted = {4: [150, 150], 1: [10, 10]}
+            pipeline.auto.learn(engine, asked, 1, sampling)
+            drawn += 1
+            assert drawn < automatic.COUNTED_IMAGES, "images that accept nothing are drawn plainly"
+
+
+def with_known(strategy: Strategy, known: dict[int, float]) -> Strategy:
+    """Return a strategy of which the tokens per step of some lengths are known."""
+    tree: Any = strategy.tree
+    lengths = tuple(
+        one.model_copy(update={"tokens_per_step": known.get(one.length)})
+        for one in tree.draft_lengths
+    )
+    return strategy.model_copy(update={"tree": tree.model_copy(update={"draft_lengths": lengths})})
 
 
 def test_a_copy_that_does_not_pay_is_freed(
@@ -229,3 +313,16 @@ def test_the_rate_of_counts_is_that_which_they_come_from(rate: float) -> None:
     assert rate_of_counts(counts) == pytest.approx(rate, abs=1e-4)
     assert rate_of_counts({5: [10, 10]}) == pytest.approx(0, abs=1e-6)
     assert rate_of_counts({5: [50, 10]}) == pytest.approx(1, abs=1e-6)
+
+
+def test_counts_shift_what_was_known_and_weigh_as_much_as_their_steps() -> None:
+    known = {1: 1.0, 2: 1.5, 4: 2.0, 8: 2.4}
+    assert shifted_by_counts(known, {}, 100) == known
+    same = shifted_by_counts(known, {4: [200, 100], 2: [150, 100]}, 100)
+    assert same == pytest.approx(known, rel=1e-4)
+    less = shifted_by_counts(known, {4: [150, 100]}, 100)
+    assert less[4] == pytest.approx(1.75, abs=1e-4), "half what was known, half what was counted"
+    assert less[1] == 1 and all(1 < less[n] < known[n] for n in (2, 4, 8))
+    sure = shifted_by_counts(known, {4: [150, 100]}, 1e-9)
+    assert sure[4] == pytest.approx(1.5, abs=1e-4)
+    assert shifted_by_counts(known, {16: [100, 100], 1: [5, 5]}, 100) == known

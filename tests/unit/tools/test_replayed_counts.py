@@ -16,7 +16,14 @@ from support.models import write_tiny_model
 import lantern_accel
 from lantern_accel.errors import RequestError
 from lantern_accel.generation import auto as automatic
-from lantern_accel.strategy.values import NoTree, SelfDrafts, Strategy, adaptive_chain, self_drafted
+from lantern_accel.strategy.values import (
+    NoTree,
+    SelfDrafts,
+    Strategy,
+    adaptive_chain,
+    adaptive_window,
+    self_drafted,
+)
 
 TOOLS = Path(__file__).parents[3] / "tools"
 
@@ -47,13 +54,20 @@ def test_another_models_steps_bring_what_was_recorded(
     tool: Any, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(tool, "AUTO_LENGTHS", (1, 2, 4))
-    monkeypatch.setattr(tool, "AUTO_SELF", (1, 3))
-    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
-        counts = tool.record(pipeline, ["red heart", "dog face"], 2, [0, 1])
+    copy = self_drafted((1, 3, 4), "int6", 2, 2)
+    named = "copy in int6, 3 drafts, 2 passes of windows of 2"
+    with (
+        lantern_accel.load(tiny_model, device="cpu", dtype="float32") as small,
+        lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline,
+    ):
+        recorder = tool.Recorder(small, ["red heart", "dog face"], 2, [0, 1])
+        counts = recorder.counts
+        assert not counts.steps, "nothing is recorded before an engine is made"
+        recorder.record(adaptive_window((1, 2, 4)))
+        recorder.record(copy)
         assert set(counts.steps) == {
             (source, length, number, seed)
-            for source, lengths in (("window", (2, 4)), ("copy in int8", (3,)))
+            for source, lengths in (("window", (2, 4)), (named, (3, 4)))
             for length in lengths
             for number in (0, 1)
             for seed in (0, 1)
@@ -64,10 +78,9 @@ def test_another_models_steps_bring_what_was_recorded(
         # Every step of drafts brings two tokens, whatever the model itself would accept.
         for key in counts.steps:
             counts.steps[key] = [[(at, 2) for at in range(0, 16, 2)]] * 2
-        replay = tool.Replay(pipeline, counts)
+        replay = tool.Replay(pipeline, recorder)
         replay.request = (1, 1)
-        pipeline.release_engines()
-        strategy = Strategy(name="recorded", tree=self_drafted((1, 3)))
+        strategy = Strategy(name="recorded", tree=copy)
         sampling = pipeline.sampling()
         engine = pipeline.engine(2, strategy, sampling, pipeline.conditions(["dog face"]).shape)
         assert isinstance(engine.engine, automatic.AdaptiveEngine)

@@ -87,7 +87,9 @@ def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, n
     ops = kernels(unit)
     with threads(2):
         for rows, inputs, outputs in SIZES:
-            whole = torch.randint(-127, 128, (rows, inputs), generator=torch.Generator().manual_seed(3))
+            whole = torch.randint(
+                -127, 128, (rows, inputs), generator=torch.Generator().manual_seed(3)
+            )
             whole[:, ::SPAN] = 127  # the largest of every span, so that a step is a power of two
             spans = torch.arange(inputs) // SPAN
             x = (whole * 2.0 ** -(3 + spans)).to(dtype)

@@ -1,0 +1,153 @@
+"""Predicts which copy of a model's own weights would draft best for it, before one is made.
+
+Making a copy takes seconds and memory, so that a request tries one at most: the weights, the copy's own
+window and the number of drafts that promise most by what products with a part of the weights cost at
+several numbers of rows, and by how often a copy of so many bits usually agrees. What is taken in the end
+is decided by steps of that copy, timed and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from lantern_accel.decoding.length_policy import tokens_of, usual_tokens_per_step
+from lantern_accel.device.backend import Stopwatch
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.rounding import FULL, ROUNDINGS, Rounded, Rounding
+from lantern_accel.nn.transformer import Projection, projections
+from lantern_accel.strategy.values import DraftLength, SelfDrafts, self_drafted
+
+#: How often a copy's draft is kept, until it is counted: on the bundled model, activations in 8 bits.
+USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}
+#: Tokens of a copy's own window (0: none), and drafts a step: among these the best are predicted.
+WINDOWS, DRAFTS = (0, 2, 4, 8), (2, 4, 6, 8, 12, 16)
+#: Weights whose products are timed: as many as no cache holds, or all of a small model's.
+TIMED_WEIGHTS, ROUNDS = 1 << 25, 3
+
+#: Milliseconds of products with a part of the target's weights, by what these are kept in and by rows.
+ProductTimes = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Likely:
+    """A copy's drafts that promise ``speedup`` over plain decoding; nothing of it was timed."""
+
+    tree: SelfDrafts
+    speedup: float
+
+
+def product_times(
+    target: nn.Module,
+    ops: TensorOps,
+    dtype: torch.dtype,
+    rows: Sequence[int],
+    watch: Callable[[], Stopwatch],
+) -> ProductTimes:
+    """Time products of ``rows`` activations with full weights and with codes, least of several.
+
+    Codes are zeros: a product takes the same time whatever they are.
+    """
+    parts: list[Projection] = []
+    for part in sorted(projections(target), key=lambda one: -one.weight.numel()):
+        if sum(one.weight.numel() for one in parts) < TIMED_WEIGHTS:
+            parts.append(part)
+    device = parts[0].weight.device
+    times: dict[str, dict[int, float]] = {}
+    for name in (FULL, *ROUNDINGS):
+        how = ROUNDINGS.get(name)
+        made = [one if how is None else _zeros(one, ops, how) for one in parts]
+        times[name] = dict.fromkeys(rows, math.inf)
+        for _ in range(ROUNDS + 1):  # the first finds nothing in the caches
+            for count in rows:
+                given = [
+                    torch.ones(count, one.in_features, dtype=dtype, device=device) for one in made
+                ]
+                with watch() as spent:
+                    for one, x in zip(made, given, strict=True):
+                        one(x, ops)
+                times[name][count] = min(times[name][count], 1e3 * spent.seconds)
+    return times
+
+
+def _zeros(part: Projection, ops: TensorOps, how: Rounding) -> Projection:
+    """Return a projection of the same size whose codes are zeros."""
+    out, inputs = part.out_features, part.in_features
+    device = part.weight.device
+
+    def zeros(*shape: int, dtype: torch.dtype) -> Any:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    if not how.group:
+        codes, step = zeros(out, inputs, dtype=torch.int8), zeros(out, 1, dtype=torch.float32)
+        kept = Rounded(how, (out, inputs), codes, step, None)
+    else:
+        groups = -(-inputs // how.group)
+        codes = zeros(out, groups, how.group * how.bits // 8, dtype=torch.uint8)
+        step, offset = (zeros(out, groups, dtype=torch.bfloat16) for _ in range(2))
+        kept = Rounded(how, (out, inputs), codes, step, offset)
+    made = Projection(inputs, out, bias=False, device="meta")
+    made.packed = ops.pack_rounded(kept, drafts=True)
+    return made
+
+
+def check_cost(timed: Sequence[DraftLength], nodes: int) -> float:
+    """Return what a target's pass over so many nodes costs, in plain steps.
+
+    ``timed``: lengths of windows with their costs. Between and behind them costs lie on lines.
+    """
+    known = sorted((one.length, one.cost or 1.0) for one in timed)
+    if len(known) < 2:
+        return 1.0
+    pairs = list(pairwise(known))
+    (a, low), (b, high) = next((pair for pair in pairs if nodes <= pair[1][0]), pairs[-1])
+    return max(1.0, low + (high - low) * (nodes - a) / (b - a))
+
+
+def likely_copy(
+    times: ProductTimes,
+    rows: int,
+    timed: Sequence[DraftLength],
+    tokens: int,
+    holds: Callable[[SelfDrafts], bool],
+) -> Likely | None:
+    """Return the drafts by a copy that promise most; None where no copy fits.
+
+    ``times``: of :func:`product_times`, where one node of every image has ``rows`` rows; ``timed``: of
+    the target's windows; ``tokens``: of an image.
+    """
+    plain = times[FULL][rows]
+
+    def pass_cost(name: str, nodes: int) -> float:
+        # What is no product costs a copy as much as the target.
+        rest = max(0.0, check_cost(timed, nodes) - times[FULL][rows * nodes] / plain)
+        return times[name][rows * nodes] / plain + rest
+
+    found: list[Likely] = []
+    for name, rate in USUAL_RATES.items():
+        if not holds(SelfDrafts(weights=name)):
+            continue
+        for window in WINDOWS:
+            drafts = [n for n in DRAFTS if max(window, 2) <= n + 1 <= tokens]
+            gain = usual_tokens_per_step(window) if window else 1.0
+            cost = pass_cost(name, window or 1)
+            promises = {
+                n: tokens_of(rate, n + 1) / (math.ceil(n / gain) * cost + check_cost(timed, n + 1))
+                for n in drafts
+            }
+            if not promises:
+                continue
+            best = max(promises, key=lambda n: promises[n])
+            # One length more than the best, so that images that accept more may have it.
+            longest = next((n for n in drafts if n > best), best)
+            lengths = [1, *(n + 1 for n in drafts if n <= longest)]
+            passes = math.ceil(longest / gain) if window else 0
+            tree = self_drafted(lengths, name, window, passes)
+            found.append(Likely(tree, promises[best]))
+    return max(found, key=lambda one: one.speedup, default=None)

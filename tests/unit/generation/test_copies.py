@@ -1,0 +1,117 @@
+"""Which copy would draft best is predicted by costs of products, of checks, and usual agreement."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lantern_accel.device.backend import Stopwatch
+from lantern_accel.generation import copies
+from lantern_accel.nn.rounding import ROUNDINGS, Rounded
+from lantern_accel.nn.transformer import REFERENCE, Projection
+from lantern_accel.strategy.values import DraftLength, SelfDrafts
+
+#: A target whose check of n nodes costs 1 and a twentieth for every node.
+TIMED = tuple(DraftLength(length=n, cost=1 + 0.05 * (n - 1)) for n in (1, 2, 4, 8, 16))
+NODES = (1, 2, 4, 8)
+
+
+def times(**costs: float) -> dict[str, dict[int, float]]:
+    """Products that cost so much at every number of rows; full ones are all that a check consists of."""
+    found = {name: {2 * n: cost for n in NODES} for name, cost in costs.items()}
+    return found | {"full": {2 * n: 1 + 0.05 * (n - 1) for n in NODES}}
+
+
+def fits(tree: SelfDrafts) -> bool:
+    return True
+
+
+def test_memory_alone_makes_windows_of_the_copys_own_best() -> None:
+    found = copies.likely_copy(times(int8=0.5, int6=0.41, int4=0.28), 2, TIMED, 256, fits)
+    assert found is not None and found.tree.window == 8, "more rows cost nothing"
+    assert found.tree.passes == math.ceil(found.tree.length / 2.3)
+    lengths = [one.length for one in found.tree.draft_lengths]
+    assert lengths[0] == 1 and lengths[1] >= 8 and lengths == sorted(lengths)
+    assert 2.5 < found.speedup < 4
+
+
+def test_a_copy_whose_rows_cost_drafts_one_token_a_pass() -> None:
+    known = times(int8=0.5, int6=0.41, int4=0.28)
+    for name in ROUNDINGS:
+        known[name] |= {2 * n: n * 0.6 for n in NODES[1:]}
+    found = copies.likely_copy(known, 2, TIMED, 256, fits)
+    assert found is not None and found.tree.window == 0 and found.tree.passes == 0
+    assert [one.length for one in found.tree.draft_lengths][:2] == [1, 3]
+
+
+def test_what_is_no_product_costs_a_copy_as_much_as_the_target() -> None:
+    known = times(int8=0.5, int6=0.5, int4=0.5)
+    least = copies.likely_copy(known, 2, TIMED, 256, fits)
+    dearer = [one.model_copy(update={"cost": one.length * 1.0}) for one in TIMED]
+    most = copies.likely_copy(known, 2, dearer, 256, fits)
+    assert least is not None and most is not None and most.speedup < 1 < least.speedup
+
+
+def test_a_copy_that_costs_what_the_target_does_promises_nothing() -> None:
+    known = {name: {2: 1.0, 4: 9.0, 8: 9.0, 16: 9.0} for name in ("full", *ROUNDINGS)}
+    found = copies.likely_copy(known, 2, TIMED, 256, fits)
+    assert found is not None and found.speedup < 1
+
+
+def test_copies_that_do_not_fit_are_left_out() -> None:
+    known = times(int8=0.5, int6=0.41, int4=0.28)
+    found = copies.likely_copy(known, 2, TIMED, 256, lambda tree: tree.weights == "int4")
+    assert found is not None and found.tree.weights == "int4"
+    assert copies.likely_copy(known, 2, TIMED, 256, lambda tree: False) is None
+    assert copies.likely_copy(known, 2, TIMED, 2, fits) is None, "an image of two tokens"
+    found = copies.likely_copy(known, 2, TIMED, 7, fits)
+    assert found is not None and found.tree.length <= 6
+
+
+@pytest.mark.parametrize(("nodes", "cost"), [(1, 1.0), (3, 1.1), (16, 1.75), (18, 1.85)])
+def test_checks_lie_on_lines_between_the_windows_that_were_timed(nodes: int, cost: float) -> None:
+    assert copies.check_cost(TIMED, nodes) == pytest.approx(cost)
+
+
+def test_a_check_costs_no_less_than_a_plain_step() -> None:
+    assert copies.check_cost(TIMED[:1], 9) == 1.0
+    falling = [DraftLength(length=1, cost=1.0), DraftLength(length=2, cost=0.9)]
+    assert copies.check_cost(falling, 4) == 1.0
+
+
+def test_products_of_every_kind_are_timed_and_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = torch.nn.Sequential(Projection(70, 40, bias=False), Projection(40, 9, bias=False))
+    shapes: list[tuple[int, int]] = []
+    sound = type(REFERENCE).linear_rounded
+
+    def linear_rounded(
+        self: object, x: torch.Tensor, weight: Rounded, bias: object
+    ) -> torch.Tensor:
+        shapes.append((len(x), weight.shape[1]))
+        out: torch.Tensor = sound(REFERENCE, x, weight, None)
+        assert not out.any()
+        return out
+
+    monkeypatch.setattr(type(REFERENCE), "linear_rounded", linear_rounded)
+    seconds = iter(range(1, 1000))
+
+    class Watch(Stopwatch):
+        def __exit__(self, *given: object) -> None:
+            self.seconds = float(next(seconds))
+
+    found = copies.product_times(
+        target, REFERENCE, torch.float32, [2, 8], lambda: Watch(lambda: None)
+    )
+    assert {name: set(one) for name, one in found.items()} == {
+        name: {2, 8} for name in ("full", *ROUNDINGS)
+    }
+    assert found["full"] == {2: 1e3, 8: 2e3}, "the least of the rounds"
+    assert set(shapes) == {(2, 70), (8, 70), (2, 40), (8, 40)}
+    monkeypatch.setattr(copies, "TIMED_WEIGHTS", 1)
+    shapes.clear()
+    copies.product_times(target, REFERENCE, torch.float32, [2], lambda: Watch(lambda: None))
+    assert set(shapes) == {(2, 70)}, "the largest alone"

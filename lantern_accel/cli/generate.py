@@ -287,7 +287,7 @@ def _report(results: Sequence[GenerationResult], as_json: bool, path: Path | Non
 
 
 def _summary(result: GenerationResult) -> None:
-    from lantern_accel.strategy.values import ChainTree, SelfDrafts, StaticTree, Window
+    from lantern_accel.strategy.values import ChainTree, NoTree, SelfDrafts, StaticTree, Window
 
     stats = result.stats
     seconds = stats.seconds
@@ -308,16 +308,20 @@ def _summary(result: GenerationResult) -> None:
     if stats.rounding is not None:
         say(stats.rounding.text(), label="price", style="bold")
     tree = stats.strategy.tree
-    shape = f"the tree {getattr(tree, 'name', tree.kind)}"
+    shape = f"a {tree.kind} tree"
     if isinstance(tree, StaticTree):
-        shape += f" ({len(tree.paths)} drafts)"
+        shape = f"a tree of {len(tree.paths)} drafts"
+        if not tree.name.startswith("custom"):
+            shape = f"the tree {tree.name} ({len(tree.paths)} drafts)"
     elif isinstance(tree, Window):
         shape = f"a window of {tree.length} tokens"
     elif isinstance(tree, SelfDrafts):
-        shape = f"{tree.length} drafts of its own weights in {tree.weights}"
+        shape = f"{tree.length} drafts of the model's own weights in {tree.weights}"
     elif isinstance(tree, ChainTree):
         shape = f"a chain of {tree.length} drafts"
-    how = "auto" if stats.auto is not None else f"{stats.strategy.name} over {shape}"
+    how = "auto" if stats.auto is not None else stats.strategy.name
+    if stats.auto is None and not isinstance(tree, NoTree):
+        how += f" over {shape}"
     say(
         f"{how} on {stats.device} "
         f"({stats.device_name}, {stats.dtype}), model {stats.model}, seed {stats.seed}",

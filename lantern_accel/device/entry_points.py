@@ -95,6 +95,11 @@ def load_offers(hook: str, what: str, check: Callable[[object], OfferT]) -> Offe
 
 def why(error: BaseException) -> str:
     """Return an exception as one line; our own complaints about a plug-in stand by themselves."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        wrong = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
+        return f"{error.title}: {'; '.join(f'{where}: {text.lower()}' for where, text in wrong)}"
     text = " ".join(str(error).split())
     if isinstance(error, Unfit):
         return text

@@ -397,17 +397,16 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
         return f"{strategy.name} ({rule})"
     timed = [one for one in tree.draft_lengths if one.cost is not None]
     longest = (timed or list(tree.draft_lengths))[-1].length
-    what, own = f"windows of up to {longest}", 0
+    what, own = f"windows of up to {longest} tokens", 0
     if isinstance(tree, ChainTree):
         what, own = f"chains of up to {longest - 1} drafts", 1
     elif isinstance(tree, SelfDrafts):
-        what, own = f"up to {longest - 1} drafts of its own weights in {tree.weights}", 1
-    what += f", moved by acceptance ({rule})"
+        what, own = f"up to {longest - 1} drafts of the model's own weights in {tree.weights}", 1
     if not timed:
-        return what
+        return f"{what} ({rule})"
     promises = {p: in_batch(p.tokens_per_step or 1.0, images) / (p.cost or 1.0) for p in timed}
     best = max(timed, key=lambda one: promises[one])
     speed = promises[best]
     if best.length == 1 or speed < SURE:
         return plain
-    return f"{what}, mostly {best.length - own}; predicted {speed:.1f}x, not measured"
+    return f"{what}, mostly {best.length - own} ({rule}); predicted {speed:.1f}x, not measured"

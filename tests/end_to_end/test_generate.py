@@ -155,7 +155,7 @@ REFUSED = [
     (["--strategy", "lantern", "--delta", "0"], "delta"),
     (["--strategy", "lantern", "--delta", "1.5"], "delta"),
     (["--strategy", "lantern++", "--lambda", "0.5"], "lambda"),
-    (["--lambda", "2"], "name the strategy that it belongs to"),
+    (["--lambda", "2"], "name a strategy that does"),
     (["--tree", "0,1"], "such as 'eagle' or 'lantern++'"),
     (["--strategy", "lantern++", "--k", "48"], "k = 48"),
     (["--strategy", "lantern++", "--k", "5000"], "k = 5000"),

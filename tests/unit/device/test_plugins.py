@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from lantern_accel.cli import main
 from lantern_accel.device import plugins
+from lantern_accel.device.backend import DeviceFacts
+from lantern_accel.device.entry_points import why
 from lantern_accel.errors import BackendError, LanternWarning
 
 PLUGIN = """
@@ -318,3 +321,11 @@ def test_gpu_is_the_best_backend_that_says_it_is_one(install: Install) -> None:
     assert not plugins.choose_device("gpu").automatic
     with pytest.raises(BackendError, match=r"no backend is named 'gpus'; did you mean gpu"):
         plugins.open_backend("gpus")
+
+
+def test_wrong_fields_are_named_one_by_one() -> None:
+    with pytest.raises(ValidationError) as caught:
+        DeviceFacts(backnd="a", device="cpu", name="A", torch="?")  # type: ignore[call-arg]
+    assert why(caught.value) == (
+        "DeviceFacts: backend: field required; backnd: extra inputs are not permitted"
+    )

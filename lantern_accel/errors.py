@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 #: What the commands exit with, and what each code says; docs/reference/exit-codes.md has this table.
@@ -119,6 +121,16 @@ class DiskFullError(LanternError):
 
 class LanternWarning(UserWarning):
     """Something was adjusted to keep going, such as a prompt that was cut to the prefix length."""
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """Collect what warnings of the block say, each once, in place of showing them."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", LanternWarning)
+        yield found
+        found += dict.fromkeys(str(one.message) for one in told)
 
 
 def shown(value: object, most: int = 80) -> str:

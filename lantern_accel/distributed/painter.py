@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.errors import LanternWarning, RequestError
+from lantern_accel.errors import LanternWarning, RequestError, noted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -120,9 +120,12 @@ class Painter:
             waiting: list[tuple[Item, Conditions]] = []
             for item in items:
                 try:
-                    waiting.append(
-                        (item, self.pipeline.conditions([item.prompt], self.request.size))
-                    )
+                    with noted() as notes:
+                        made = self.pipeline.conditions([item.prompt], self.request.size)
+                    waiting.append((item, made))
+                    if notes:
+                        self._notes[item.number] = "; ".join(notes)
+                        warnings.warn(self._notes[item.number], LanternWarning, stacklevel=2)
                 except RequestError as error:
                     painted[item.number] = Painted(item.number, b"", error=str(error))
             for shape in dict.fromkeys(made.shape for _, made in waiting):
@@ -133,15 +136,6 @@ class Painter:
         joules = None if before is None or after is None else (after - before) / 1000
         images = tuple(painted[item.number] for item in items)
         return Batch(self.name, self.device, images, time.perf_counter() - began, joules)
-
-    def _read(self, item: Item) -> Conditions:
-        """Return a prompt's conditions, and note what is said of it, such as that it was cut."""
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", LanternWarning)
-            found = self.pipeline.conditions([item.prompt], self.request.size)
-        if told:
-            self._notes[item.number] = "; ".join(str(one.message) for one in told)
-        return found
 
     def _group(self, waiting: list[tuple[Item, Conditions]]) -> list[Painted]:
         from lantern_accel.generation.slots import Slots

@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.device.backend import inferring
-from lantern_accel.errors import DeviceLostError, LanternWarning, RequestError
+from lantern_accel.errors import DeviceLostError, RequestError, noted
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.partial import partial_picture
 from lantern_accel.generation.slots import Drawn, Slots
@@ -320,8 +319,7 @@ class Studio:
     def _read(self, picture: Picture) -> None:
         """Turn the prompt into what an engine starts from."""
         request, model = picture.job.request, self.pipeline.model
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", LanternWarning)
+        with noted() as notes:
             if request.ids is None:
                 conditions = self._conditions(request.prompt, request.size)
             else:
@@ -333,7 +331,6 @@ class Studio:
             if request.negative is not None:
                 rows = self._against(rows, conditions, request)
         picture.conditions, picture.rows = conditions, rows
-        notes = tuple(str(one.message) for one in told)
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
 
     def _conditions(self, prompt: Any, size: tuple[int, int] | None) -> Conditions:
@@ -366,13 +363,12 @@ class Studio:
         shape = picture.conditions.shape
         image = None
         if job.request.ids is None:
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always", LanternWarning)
+            with noted() as told:
                 image = self.pipeline.picture(
                     drawn.decoded.tokens, shape, job.request.prompt, picture.seed + picture.stream
                 )
             if image is None:
-                log.warning("%s", "; ".join(str(one.message) for one in told))
+                log.warning("%s", "; ".join(told))
                 raise RequestError(
                     f"the model {self.pipeline.model.manifest.name!r} draws tokens here and no "
                     "pictures; POST /generate gives these"

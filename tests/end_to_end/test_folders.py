@@ -12,7 +12,7 @@ import lantern_accel
 from lantern_accel.distributed.painter import Painter
 from lantern_accel.distributed.prompts import read_items
 from lantern_accel.distributed.run import Here, draw_file
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import LanternWarning, RequestError
 
 PROMPTS = ["red heart", "dog face", "a blue fish", "red heart", "fish", "dog"]
 
@@ -128,6 +128,17 @@ def test_a_prompt_that_cannot_be_drawn_costs_its_row_alone(run, tmp_path):
     assert list(pictures(tmp_path / "out")) == ["000000.png", "dog.png"]
     assert list(summary["failed"]) == ["1"] and "takes text" in summary["failed"]["1"]
     assert summary["images"] == 2
+
+
+def test_the_journal_says_what_was_cut_of_a_prompt(run, tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("red heart\n" + "red heart " * 40)
+    with pytest.warns(LanternWarning, match="tokens"):
+        run(file=file, seed=5)
+    lines = [json.loads(line) for line in (tmp_path / "out/journal.jsonl").read_text().splitlines()]
+    short, long = sorted(lines, key=lambda one: one["number"])
+    assert "note" not in short
+    assert "tokens" in long["note"]
 
 
 def test_workers_that_would_draw_other_images_are_refused(run):

@@ -67,14 +67,13 @@ def _here(
     threads: int | None,
     workers: str,
     quiet: bool,
-    form: str,
 ) -> Iterator[Any]:
     from lantern_accel.distributed.painter import Painter
     from lantern_accel.distributed.run import Here
 
     more = {} if threads is None else {"threads": threads}
     given = {**load, "options": {**load["options"], **more}}
-    with Here(Painter(given, settings, slots=settings.get("batch_size"), form=form)) as made:
+    with Here(Painter(given, settings, slots=settings.get("batch_size"))) as made:
         yield made
 
 
@@ -85,7 +84,6 @@ def _fleet(
     threads: int | None,
     workers: str,
     quiet: bool,
-    form: str,
 ) -> Iterator[Any]:
     from lantern_accel.distributed.fleet import Fleet, connect, read_workers
 
@@ -99,9 +97,7 @@ def _fleet(
             names = ", ".join(f"{one.count} on {one.device}" for one in kinds)
             say(f"workers: {names}", to_stderr=True, style="dim")
         slots = settings.get("batch_size")
-        with Fleet(
-            ray, kinds, load, settings, threads=threads, slots=slots, form=form, say=tell
-        ) as fleet:
+        with Fleet(ray, kinds, load, settings, threads=threads, slots=slots, say=tell) as fleet:
             yield fleet
     finally:
         ray.shutdown()

@@ -156,7 +156,6 @@ class Fleet:
         *,
         threads: int | None = None,
         slots: int | None = None,
-        form: str = "PNG",
         patience: float = PATIENCE,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -173,7 +172,7 @@ class Fleet:
                 given = {**load, "device": kind.device}
                 given["options"] = {**(given.get("options") or {}), **more}
                 self._actors[name] = remote.options(**options).remote(
-                    given, dict(settings), slots=slots, form=form, name=name
+                    given, dict(settings), slots=slots, name=name
                 )
         self._await(patience)
 

@@ -17,19 +17,21 @@ from typing import Any
 
 from lantern_accel.distributed.painter import Batch, Painted
 from lantern_accel.distributed.prompts import Item
-from lantern_accel.errors import RequestError, shown
+from lantern_accel.errors import RequestError
 from lantern_accel.files import read_json_file, write_json, write_whole
 
 SCHEMA = 1
+#: What the images are: PNG.
+SUFFIX = ".png"
 RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
 
 
 class RunFolder:
     """Where one run's images go. Raises RequestError for a folder of another run, or of one to resume."""
 
-    def __init__(self, path: Path, suffix: str, asked: Mapping[str, Any], resume: bool) -> None:
+    def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
         """``asked``: what decides the images, the base seed left out; it must be the same to resume."""
-        self.path, self.suffix = path, suffix
+        self.path = path
         text = json.dumps(asked, sort_keys=True, default=str)
         self._key = hashlib.sha256(text.encode()).hexdigest()
         self.finished: set[int] = set()
@@ -113,7 +115,7 @@ class RunFolder:
                 self.failed[one.number] = one.error
                 mine["failed"] += 1
                 continue
-            name = f"{items[one.number].name}{self.suffix}"
+            name = f"{items[one.number].name}{SUFFIX}"
             write_whole(self.path / name, one.picture)
             lines.append(self._line(one, name, batch.worker))
             self.finished.add(one.number)
@@ -180,12 +182,3 @@ class RunFolder:
         }
         write_json(self.path / SUMMARY, summary)
         return summary
-
-
-def check_suffix(suffix: str) -> str:
-    """Return Pillow's name of a format for files that end so; raises RequestError."""
-    from lantern_accel.generation.result import picture_format
-
-    if suffix not in (".png", ".jpg", ".webp"):
-        raise RequestError(f"images cannot end in {shown(suffix)}; choose .png, .jpg or .webp")
-    return picture_format(Path(f"image{suffix}"))

@@ -57,8 +57,7 @@ class Painter:
     """Draws items with one strategy; every image depends on its prompt and random stream alone.
 
     ``load`` are the arguments of :func:`lantern_accel.load`, ``settings`` those of ``generate``;
-    ``slots``: images decoded together, None for as many as is usual. ``form``: Pillow's name of the
-    files' format.
+    ``slots``: images decoded together, None for as many as is usual.
     """
 
     def __init__(
@@ -67,13 +66,12 @@ class Painter:
         settings: Mapping[str, Any],
         *,
         slots: int | None = None,
-        form: str = "PNG",
         name: str = "worker",
     ) -> None:
         import lantern_accel
 
         self.pipeline = lantern_accel.load(**load)
-        self.name, self.form = name, form
+        self.name = name
         pipeline = self.pipeline
         wanted = slots or pipeline.backend.default_batch
         # Settings are checked here once; prompts are checked one by one.
@@ -174,7 +172,7 @@ class Painter:
 
     def _painted(self, item: Item, conditions: Conditions, drawn: Drawn) -> Painted:
         done, stream = drawn.decoded, io.BytesIO()
-        self._picture(item, done.tokens, conditions.shape).save(stream, format=self.form)
+        self._picture(item, done.tokens, conditions.shape).save(stream, format="PNG")
         tokens = done.tokens.contiguous().numpy()
         return Painted(
             number=item.number,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from lantern_accel.distributed.folder import RunFolder, check_suffix
+from lantern_accel.distributed.folder import SUFFIX, RunFolder
 from lantern_accel.distributed.painter import Batch, Painter
 from lantern_accel.distributed.prompts import Item, read_items
 from lantern_accel.errors import RequestError
@@ -51,21 +51,19 @@ class Here:
 def draw_file(
     prompts: Path,
     output: Path,
-    make: Callable[[str], AbstractContextManager[Workers]],
+    make: Callable[[], AbstractContextManager[Workers]],
     load: Mapping[str, Any],
     settings: Mapping[str, Any],
     *,
-    suffix: str = ".png",
     resume: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Draw every prompt of a file into a folder, and return the summary that is written there too.
 
-    ``make`` opens the workers for a format of pictures (Pillow's name). ``load, settings``: what they
+    ``make`` opens the workers. ``load, settings``: what they
     were made with; a run is resumed only with the same. Each image depends on its prompt, its random
     stream and these alone. Raises RequestError before anything is drawn for what cannot be.
     """
-    form = check_suffix(suffix)
     if settings.get("num_images") not in (None, 1):
         raise RequestError("a file of prompts has one image per row; repeat a row for several")
     matters = {name: str(v) for name, v in load.items() if name not in NO_MATTER and v is not None}
@@ -74,9 +72,9 @@ def draw_file(
         "prompts": _digest(prompts),
         "settings": {k: str(v) for k, v in settings.items() if v is not None},
         "load": matters,
-        "suffix": suffix,
+        "suffix": SUFFIX,
     }
-    folder = RunFolder(output, suffix, asked, resume)
+    folder = RunFolder(output, asked, resume)
     given = settings.get("seed")
     seed = folder.seed
     if seed is None:
@@ -88,7 +86,7 @@ def draw_file(
     if not left:
         folder.begin(seed, {"prompts": str(prompts), "settings": asked["settings"]})
         return folder.summarise([], [])
-    with make(form) as workers:
+    with make() as workers:
         _agree(workers.workers)
         facts = {"workers": workers.workers, "prompts": str(prompts), "settings": asked["settings"]}
         folder.begin(seed, facts)

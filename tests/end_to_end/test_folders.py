@@ -32,8 +32,8 @@ def run(tiny_model, prompts, tmp_path):
     def call(out="out", resume=False, slots=2, watch=None, file=prompts, **settings):
         given = {"strategy": "vanilla", **settings}
 
-        def make(form):
-            here = Here(Painter(load, given, slots=slots, form=form), chunk=4)
+        def make():
+            here = Here(Painter(load, given, slots=slots), chunk=4)
             if watch is not None:
                 watch(here)
             return here

@@ -26,7 +26,7 @@ from lantern_accel.files import read_text_file, write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.imageset import ImageSet, Source, read_images
 from lantern_accel.quality.maps import MISSING, NETWORK, FeatureNet, to_pixels
-from lantern_accel.quality.progress import NullProgress, Progress
+from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
 from lantern_accel.quality.style import check_matplotlib
 
@@ -51,7 +51,7 @@ class Evaluator:
     ) -> None:
         self.pipeline, self.settings, self.out = pipeline, settings, out
         self.folder, self.source, self.plots = images, source, plots
-        self.say = progress if progress is not None else NullProgress()
+        self.say = progress or Progress()
         self.net = FeatureNet.load()
         self.report = self._report()
         self._sets: dict[str, ImageSet] = {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 
-class Progress(Protocol):
-    """Where a trainer reports its progress; three implementations follow."""
+class Progress:
+    """Where trainers and evaluations report their progress; this one shows nothing."""
 
     def start(self, label: str, total: int | None = None) -> None:
         """Begin a stage of ``total`` steps (unknown if None)."""
@@ -23,27 +23,11 @@ class Progress(Protocol):
         """End the stage."""
 
 
-class NullProgress:
-    """Reports nothing."""
-
-    def start(self, label: str, total: int | None = None) -> None:
-        """Do nothing."""
-
-    def advance(self, steps: int = 1, **metrics: float) -> None:
-        """Do nothing."""
-
-    def log(self, message: str) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-
 def _words(metrics: dict[str, float]) -> str:
     return " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-class LineProgress:
+class LineProgress(Progress):
     """Plain lines, one every ``every`` seconds: for log files and pipes."""
 
     def __init__(self, every: float = 15.0, stream: IO[str] | None = None) -> None:
@@ -85,7 +69,7 @@ class LineProgress:
         self.log(f"{self._label}: {count}{took:.1f} s {_words(self._metrics)}".rstrip())
 
 
-class BarProgress:
+class BarProgress(Progress):
     """A rich bar: step, metrics, rate, time left."""
 
     def __init__(self) -> None:

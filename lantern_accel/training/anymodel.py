@@ -25,7 +25,7 @@ from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.maps import to_pixels
-from lantern_accel.quality.progress import NullProgress, Progress
+from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import GUIDED, encode_images
 from lantern_accel.strategy.values import Sampling
 from lantern_accel.training.device import TrainDevice
@@ -231,11 +231,11 @@ def _drawn_together(
         first = seed + rank * len(prompts)
         return own_images(pipeline, prompts[rank::world], first, say, path, batch, size)
 
-    mine = share(device.rank, progress if device.main else NullProgress())
+    mine = share(device.rank, progress if device.main else Progress())
     device.wait()
     codes = torch.empty(len(prompts), mine.shape[1], dtype=mine.dtype)
     for rank in range(world):
-        codes[rank::world] = share(rank, NullProgress())
+        codes[rank::world] = share(rank, Progress())
     return codes
 
 
@@ -258,7 +258,7 @@ def run_model_drafter(
     target draws ``samples`` images of ``prompts`` (of random classes where it takes classes).
     ``size``: width and height in pixels, for a model that draws several sizes; None: its own.
     """
-    say = progress if progress is not None else NullProgress()
+    say = progress or Progress()
     model = pipeline.model
     manifest = model.manifest
     start = None

@@ -18,7 +18,7 @@ from lantern_accel.families.tokenizer import read_tokenizer
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.maps import to_pixels
-from lantern_accel.quality.progress import NullProgress, Progress
+from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import encode_images
 from lantern_accel.training.common import seed_everything
 from lantern_accel.training.device import TrainDevice
@@ -62,7 +62,7 @@ def run_captioned_target(
     at least, are held out. Raises :class:`DataError` for another family, for class ids in place of
     captions, and for fewer than two images.
     """
-    say = progress if progress is not None else NullProgress()
+    say = progress or Progress()
     manifest = pipeline.model.manifest
     if not isinstance(manifest, LlamaGenManifest):
         raise DataError(

@@ -11,14 +11,15 @@ import random
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lantern_accel.errors import DataError, LanternError
-from lantern_accel.quality.progress import NullProgress, Progress
+from lantern_accel.quality import style
+from lantern_accel.quality.progress import Progress
 from lantern_accel.training.common import (
     TrainConfig,
     decaying,
@@ -29,7 +30,6 @@ from lantern_accel.training.common import (
     seed_everything,
 )
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.plots import save_curves
 
 CHECKPOINT = "checkpoint.pt"
 STABLE = "checkpoint-stable.pt"
@@ -119,7 +119,7 @@ def run(
     an interrupt or a termination signal, once the checkpoint is written, and :class:`DataError`
     where the checkpoint is of another configuration, the disk is full or the loss is not a number.
     """
-    say: Progress = progress if progress is not None and device.main else NullProgress()
+    say: Progress = (device.main and progress) or Progress()
     seed_everything(config.seed)
     at = Run()
     stored = _stored(out, config) if resume else None
@@ -216,3 +216,24 @@ def _due(every: int | None, step: int) -> bool:
 def _smooth(running: dict[str, float], metrics: dict[str, float]) -> None:
     for name, value in metrics.items():
         running[name] = 0.98 * running.get(name, value) + 0.02 * value
+
+
+def save_curves(curve: Sequence[Mapping[str, float]], path: Path) -> bool:
+    """Plot each figure of ``curve`` over ``step`` in its own panel; return False without matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    names = sorted({name for point in curve for name in point} - {"step"})
+    if not names:
+        return False
+    with style.styled():
+        figure, axes = style.panels(len(names), width=3.6, height=3.0)
+        for axis, name in zip(axes, names, strict=True):
+            points = [(point["step"], point[name]) for point in curve if name in point]
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3)
+            axis.set_xlabel("step")
+            axis.set_title(name)
+            axis.grid(True)
+        style.save(figure, path)
+    return True

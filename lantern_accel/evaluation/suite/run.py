@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from lantern_accel.errors import DataError, RequestError, StrategyError
-from lantern_accel.evaluation.schema import Row, Suite
+from lantern_accel.evaluation.schema import Reading, Row, Suite
 from lantern_accel.evaluation.suite.captions import Captioned, digest
 from lantern_accel.evaluation.suite.drawing import (
     Chunk,
@@ -36,7 +36,7 @@ from lantern_accel.evaluation.suite.reference import (
 )
 from lantern_accel.evaluation.suite.scorers import Scorer
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.quality.progress import NullProgress, Progress
+from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.set_metrics import FID_RESAMPLES, Reference
 from lantern_accel.strategy.presets import PRESETS
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
@@ -163,7 +163,7 @@ class SuiteRun:
         progress: Progress | None = None,
     ) -> None:
         self.pipeline, self.request, self.on_row = pipeline, request, on_row
-        self.say = progress if progress is not None else NullProgress()
+        self.say = progress or Progress()
         r = request
         self.suite = Suite(
             name=r.name,
@@ -228,6 +228,14 @@ class SuiteRun:
         self.suite.columns = tools.columns()
         self.suite.published = published_rows(r.name)
         vanilla = self._full_vanilla()
+
+        def judged(label: str, paths: Sequence[Path], folder: Path) -> dict[str, Reading]:
+            self.say.start(f"{label}: figures")
+            advance = self.say.advance
+            found = measure(paths, prompts, folder, tools, real, covered, r.resamples, advance)
+            self.say.finish()
+            return found
+
         for name, strategy in r.strategies:
             label = self._label(name)
             folder = self.drawn.of(strategy, label)
@@ -250,38 +258,22 @@ class SuiteRun:
             if strategy.name == "vanilla" and vanilla is None:
                 vanilla = chunks
             paths = picture_paths(folder, len(prompts))
-            self.say.start(f"{label}: figures")
-            figures = measure(
-                paths, prompts, folder, tools, real, covered, r.resamples, self.say.advance
-            )
-            self.say.finish()
             row = Row(
                 label=label,
                 strategy=strategy,
                 images=len(prompts),
                 speed=speed_of(chunks, vanilla),
-                metrics=figures,
+                metrics=judged(label, paths, folder),
                 details=chunks[-1].details,
             )
             self._keep(row)
             if r.geneval is not None and r.captioned.metadata is not None:
                 save_geneval(r.geneval / folder.name, paths, r.captioned.metadata, r.per_prompt)
         for label, paths in elsewhere.items():
-            self.say.start(f"{label}: figures")
-            kept = r.work / f"elsewhere-{digest([label])[:8]}"
-            figures = measure(
-                paths, prompts, kept, tools, real, covered, r.resamples, self.say.advance
-            )
-            self.say.finish()
-            self._keep(
-                Row(
-                    label=label,
-                    strategy=None,
-                    images=len(paths),
-                    speed=unknown_speed("the pictures were drawn elsewhere"),
-                    metrics=figures,
-                )
-            )
+            figures = judged(label, paths, r.work / f"elsewhere-{digest([label])[:8]}")
+            speed = unknown_speed("the pictures were drawn elsewhere")
+            row = Row(label=label, strategy=None, images=len(paths), speed=speed, metrics=figures)
+            self._keep(row)
         return self.suite
 
     def _label(self, name: str) -> str:

@@ -83,9 +83,7 @@ class EagleDrafter(Fusion):
     rope_cos: Tensor
     rope_sin: Tensor
 
-    def __init__(
-        self, config: DrafterConfig, *, ops: TensorOps = REFERENCE, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, config: DrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
         super().__init__()
         self.config = config
         self.ops = ops
@@ -99,7 +97,6 @@ class EagleDrafter(Fusion):
                     config.ffn_dim,
                     config.norm_eps,
                     input_norm=layer > 0,
-                    dropout=dropout,
                 )
                 for layer in range(config.n_layer)
             ]

@@ -16,7 +16,6 @@ from lantern_accel.files import write_json, write_whole
 from lantern_accel.quality.progress import (
     BarProgress,
     LineProgress,
-    NullProgress,
     Progress,
     console_progress,
 )
@@ -168,7 +167,7 @@ def test_a_pipe_gets_plain_lines() -> None:
     assert isinstance(console_progress(), LineProgress)
 
 
-@pytest.mark.parametrize("progress", [BarProgress(), NullProgress()])
+@pytest.mark.parametrize("progress", [BarProgress(), Progress()])
 def test_every_progress_takes_two_stages(
     progress: Progress, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from lantern_accel.cli import main
 from lantern_accel.errors import CheckpointError, DataError, ModelError
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.models.locate import find_model, named_parts
-from lantern_accel.quality.progress import NullProgress
+from lantern_accel.quality.progress import Progress
 from lantern_accel.training.anymodel import Encoded, ModelFeatures, own_images, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.objective import DrafterTrainConfig, FrozenHead
@@ -83,7 +83,7 @@ def test_pictures_to_learn_from_are_those_of_a_request(
     """The last batch is filled up, and pixels are left out."""
     given, size = SIZES[kind], None if SIZES[kind] is None else (32, 32)
     with opened(folder, "none") as pipe:
-        codes = own_images(pipe, PROMPTS[:3], 7, NullProgress(), tmp_path / "codes.pt", 2, size)
+        codes = own_images(pipe, PROMPTS[:3], 7, Progress(), tmp_path / "codes.pt", 2, size)
         for first in (0, 2):
             here = PROMPTS[first : min(first + 2, 3)]
             want = pipe.generate(here, strategy="vanilla", seed=7 + first, size=given).tokens

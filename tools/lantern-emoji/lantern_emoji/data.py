@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lantern_accel.errors import DataError
 from lantern_accel.files import cache_dir, read_json_file, write_json, write_whole
-from lantern_accel.quality.progress import NullProgress, Progress
+from lantern_accel.quality.progress import Progress
 from lantern_emoji import catalogue, sources
 from lantern_emoji.captions import STYLES
 from lantern_emoji.render import (
@@ -164,7 +164,7 @@ def prepare_data(cache: Path | None = None, *, progress: Progress | None = None)
     ``cache`` defaults to ``$LANTERN_ACCEL_CACHE`` or ``~/.cache/lantern_accel``. The result does
     not depend on the day or the machine. Raises ``DataError`` where a package cannot be fetched.
     """
-    progress = progress or NullProgress()
+    progress = progress or Progress()
     root = cache or cache_dir()
     folder = root / "data" / f"emoji-{SIZE}"
     tarballs = {}

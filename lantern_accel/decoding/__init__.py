@@ -1,1 +1,1 @@
-"""Decoding, as the papers tell it: prefill, then draft, verify, accept, commit, until the end."""
+"""Decodes as the papers do: prefill, then draft, verify, accept and commit, until the end."""

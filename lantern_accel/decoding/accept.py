@@ -66,7 +66,7 @@ class DraftTest:
     absorbed: Tensor | None
 
     @property
-    def keeps(self) -> Tensor:
+    def probability(self) -> Tensor:
         """The probability with which the draft is kept, ``min(1, A(x) / q(x))``."""
         return (self.mass / self.qx.clamp(min=TINY)).clamp(max=1.0)
 
@@ -76,7 +76,7 @@ class DraftTest:
 
         Its mean over drafts is ``sum_x [min(q, A) - min(q, p)]``, the distance of one drawn draft.
         """
-        return self.keeps - (self.px / self.qx.clamp(min=TINY)).clamp(max=1.0)
+        return self.probability - (self.px / self.qx.clamp(min=TINY)).clamp(max=1.0)
 
 
 def examine(
@@ -162,7 +162,7 @@ def residual_price(rule: Rule, test: DraftTest, after: Tensor) -> Tensor:
     if test.q is not None:
         ideal = _normalised((test.p - test.q).clamp(min=0.0), test.p)
         return (after - ideal).clamp(min=0.0).sum(dim=-1)
-    refused = (1.0 - test.keeps).unsqueeze(-1)
+    refused = (1.0 - test.probability).unsqueeze(-1)
     rest = test.p.scatter(-1, test.x.unsqueeze(-1), 0.0)
     over = (refused * after - rest).clamp(min=0.0).sum(dim=-1)
     return over / refused.squeeze(-1).clamp(min=1e-6)
@@ -335,7 +335,7 @@ def _test_families(
                 extra = cost if extra is None else extra + cost
             if left is not None and most is not None:
                 # The next sibling is tried with probability 1 - f, so it may cost that much more.
-                rest = (most - test.price).clamp(min=0.0) / (1.0 - test.keeps).clamp(min=1e-6)
+                rest = (most - test.price).clamp(min=0.0) / (1.0 - test.probability).clamp(min=1e-6)
                 left = torch.where(refused, rest.clamp(max=1.0), left)
         p = torch.where(refused.unsqueeze(-1), after, p)
         chosen = torch.where(kept, child[c], chosen)

@@ -134,8 +134,13 @@ class AdaptiveEngine(EngineBase):
         return f"step {length}{within}"
 
     def step(self, slots: int | None = None) -> None:
-        """One step of the present length. No value is read by the host."""
-        self.functions[self._name(self.now, slots)]()
+        """One step of the present length. No value is read by the host, but to price exactly."""
+        engine = self.engines[self.now]
+        engine.accounting = self.accounting
+        if self.accounting == "exact":  # a captured step has the bound
+            engine.step(slots)
+        else:
+            self.functions[self._name(self.now, slots)]()
 
     def move(self, length: int) -> None:
         """Go on with another length; its steps find what they need (:meth:`moves`)."""

@@ -1,4 +1,4 @@
-"""What every engine shares, whatever drafts: a request comes in, steps run, tokens go out."""
+"""Runs requests on static buffers, whatever drafts: a request comes in, steps run, tokens go out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lantern_accel.decoding.fused import FusedSteps, drafter_of, target_of
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.length_policy import Block, FixedLength, LengthPolicy
-from lantern_accel.decoding.logits import Filters
+from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.looks import FixedSchedule, Look, LookSchedule
 from lantern_accel.decoding.randomness import draw_uniforms, image_keys
 from lantern_accel.decoding.rows import Guidance
@@ -133,6 +133,20 @@ class EngineBase(ABC):
         A step that drafts anew, from where every step leaves the buffers, needs neither.
         """
         return {}
+
+    def first(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw the image's first token ``[B]`` from guided ``logits [B, V]``, the prefill's.
+
+        Returns it and what it was drawn from, ``[B, V]``: a distribution, greedily the logits.
+        """
+        weights = logits if self.greedy else distribution(logits, self.filters)
+        self.finite.begin(weights)
+        if self.greedy:
+            return logits.argmax(dim=-1).to(self.ops.index), weights
+        if self.geometry.keyed:
+            place = self.verifying.first.unsqueeze(1)
+            return self.choices.of(weights.unsqueeze(1), place).squeeze(1), weights
+        return self.filters.draws.draw(weights, self.state.uniforms[:, 0, -1]), weights
 
     @abstractmethod
     def prefill(self) -> None:

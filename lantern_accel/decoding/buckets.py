@@ -1,4 +1,4 @@
-"""How much of the cache a step looks at: buckets of visible slots, and which one is next.
+"""Chooses how much of the cache a step reads: buckets of visible slots, and which one is next.
 
 Attention reads every slot that it is given, those of tokens that are not there yet included. So a step
 is made for a few lengths, each the first slots of one cache, and the host moves on when the next is

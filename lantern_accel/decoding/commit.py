@@ -1,4 +1,4 @@
-"""Commit: say which slots hold what was accepted, and tell the source of drafts what was kept."""
+"""Commits accepted nodes: enters their slots, writes tokens and counters, and informs the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fresh drafts: what a position's first draft is drawn from, before any pass has seen it.
+"""Initialises drafts: what a position's first draft is drawn from, before any pass has seen it.
 
 Any distribution serves, since the test removes what is wrong with it; the better it is, the fewer
 passes until the draft is right. Most take the distribution that another position of the same image has,

@@ -1,4 +1,4 @@
-"""The engine: static buffers, and the step that reads like the papers.
+"""Decodes with trees of drafts: static buffers, and the step that reads like the papers.
 
 ``prefill -> [draft -> verify -> accept -> commit] -> tokens``. One engine serves one batch size, one
 strategy and one set of sampling settings; calls with other prompts reuse all of its buffers.
@@ -153,15 +153,7 @@ class Engine(EngineBase):
         """Run the prompt and draw the first token. No value is read by the host."""
         state = self.state
         features, logits = self.verifying.prefill(state)
-        weights = logits if self.greedy else distribution(logits, self.filters)
-        if self.greedy:
-            root = logits.argmax(dim=-1).to(self.ops.index)
-        elif self.geometry.keyed:
-            first = self.verifying.first.unsqueeze(1)
-            root = self.choices.of(weights.unsqueeze(1), first).squeeze(1)
-        else:
-            root = self.filters.draws.draw(weights, state.uniforms[:, 0, -1])
-        self.finite.begin(weights)
+        root, _ = self.first(logits)
         state.root.copy_(root)
         state.tokens[:, 0].copy_(root)
         state.step.fill_(1)

@@ -1,4 +1,4 @@
-"""One call for every engine: which one serves a strategy depends on where its drafts come from."""
+"""Makes the engine that serves a strategy, by where its drafts come from."""
 
 from __future__ import annotations
 

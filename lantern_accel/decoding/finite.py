@@ -1,4 +1,4 @@
-"""Whether a step's numbers are finite: seen on the device within the step, read with the lengths.
+"""Detects NaN and infinity on the device, within the step; the host reads it with the lengths.
 
 One NaN in a row of logits makes its whole softmax NaN, so one column of a distribution tells; greedily
 the largest logit does. The host reads it with the lengths, and once more when an image is complete.
@@ -21,8 +21,8 @@ def finite(rows: Tensor, greedy: bool) -> Tensor:
     ``rows`` float32 ``[B, T, V]``: distributions, or the logits where decoding is ``greedy``. A logit of
     -inf is a code that may not be; a row of nothing else is not finite.
     """
-    told = rows.amax(dim=-1) if greedy else rows[..., 0]
-    total = told.sum(dim=-1)
+    column = rows.amax(dim=-1) if greedy else rows[..., 0]
+    total = column.sum(dim=-1)
     # Infinite less infinite is no number. No Python float: some compilers compare those in double.
     nothing = total - total
     return nothing == nothing

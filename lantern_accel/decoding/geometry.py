@@ -1,4 +1,4 @@
-"""Every size that a step's shapes depend on, known before anything is allocated."""
+"""Computes every size that a step's shapes depend on, before anything is allocated."""
 
 from __future__ import annotations
 

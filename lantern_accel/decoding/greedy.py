@@ -24,7 +24,7 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     parent_best = best.gather(1, tree.parent)
     x = tree.tokens
     likeliest = x == parent_best
-    keep = likeliest
+    accepted = likeliest
     if rule.relaxed:
         probs = logits.softmax(dim=-1)
         flat = probs.flatten(1)
@@ -42,12 +42,12 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
             rows = probs.gather(1, tree.parent.unsqueeze(-1).expand(-1, -1, vocab))
         tried = Tried(px, torch.ones_like(px), near, rows, x, level)
         total = px + rule.borrowed(tried)[1]
-        keep = keep | (total > top) | ((total == top) & (x < parent_best))
+        accepted = accepted | (total > top) | ((total == top) & (x < parent_best))
     root = torch.arange(nodes, dtype=best.dtype, device=logits.device) == 0
-    keep = keep | root
+    accepted = accepted | root
     for _ in range(depth):
-        keep = keep & keep.gather(1, tree.parent)
-    reached = torch.where(keep, tree.depth, -1)
+        accepted = accepted & accepted.gather(1, tree.parent)
+    reached = torch.where(accepted, tree.depth, -1)
     length = reached.amax(dim=1)
     candidates = reached == length.unsqueeze(1)
     rank = torch.where(candidates, tree.row_rank, nodes)

@@ -85,13 +85,13 @@ def accept_chosen(tree: DraftTree, chosen: Tensor, weights: Tensor) -> Accepted:
         node = torch.zeros_like(chosen[:, 0])
         return Accepted(node.unsqueeze(1), node, chosen[:, 0], weights[:, 0], weights[:, 0, :0])
     root = torch.arange(nodes, dtype=chosen.dtype, device=chosen.device) == 0
-    keep = root | (tree.tokens == chosen.gather(1, tree.parent))
+    accepted = root | (tree.tokens == chosen.gather(1, tree.parent))
     for _ in range(depth):
-        keep = keep & keep.gather(1, tree.parent)
+        accepted = accepted & accepted.gather(1, tree.parent)
     levels = torch.arange(depth + 1, dtype=chosen.dtype, device=chosen.device).view(1, -1, 1)
-    on_path = keep.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
+    on_path = accepted.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
     path = on_path.to(torch.int32).argmax(dim=-1).to(chosen.dtype)
-    length = torch.where(keep, tree.depth, 0).amax(dim=1)
+    length = torch.where(accepted, tree.depth, 0).amax(dim=1)
     last = path.gather(1, length.unsqueeze(1))
     bonus = chosen.gather(1, last).squeeze(1)
     row = weights.gather(1, last.unsqueeze(-1).expand(-1, -1, vocab)).squeeze(1)

@@ -1,4 +1,4 @@
-"""The engine without a drafter: a window of drafts that the target improves step by step.
+"""Decodes without a drafter: a window of drafts that the target improves step by step.
 
 Speculative Jacobi decoding (SJD, arXiv 2410.01699; SCD, 2510.24211; SJD-PAC). A step is one pass over
 the window: ``verify -> accept -> commit``, and fresh drafts at its end.
@@ -182,10 +182,17 @@ class JacobiEngine(WindowBase):
         """Run the prompt, draw the first token and fresh drafts. No value is read by the host."""
         state = self.state
         _, logits = self.verifying.prefill(state)
-        state.tokens[:, 0].copy_(self.drafts.first(logits))
-        state.step.fill_(1)
+        self.begin(logits)
         if self.geometry.depth:
             self.drafts.fresh(state.length, back=1)
+
+    def begin(self, logits: Tensor) -> None:
+        """Take the first token of guided ``logits [B, V]``, and keep what it was drawn from."""
+        token, row = self.first(logits)
+        if self.geometry.kept:
+            self.ring.write(self.state.q, self.verifying.first.unsqueeze(1), row.unsqueeze(1))
+        self.state.tokens[:, 0].copy_(token)
+        self.state.step.fill_(1)
 
     def moves(self) -> dict[str, Callable[[], None]]:
         return {"widen": self.widen} if self.geometry.depth else {}

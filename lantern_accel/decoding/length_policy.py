@@ -1,4 +1,4 @@
-"""How long the next window is: a rule that reads how many drafts were accepted, and nothing else.
+"""Chooses the draft length from acceptance counts alone.
 
 Whatever the rule, the images follow the target's distribution, as long as it reads counts only. How many
 drafts a step keeps is settled by the tests up to the first that fails. What lies behind it was drawn from

@@ -1,4 +1,4 @@
-"""The levels of a drafted tree: which nodes are run next, and what is known of them beforehand."""
+"""Selects the nodes of each level of a drafted tree, as views where they are contiguous."""
 
 from __future__ import annotations
 

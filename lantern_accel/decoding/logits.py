@@ -1,4 +1,4 @@
-"""A request's sampling settings as what :class:`~lantern_accel.device.sampling.SamplingOps` takes."""
+"""Turns a request's sampling settings into what the device's sampling operations take."""
 
 from __future__ import annotations
 

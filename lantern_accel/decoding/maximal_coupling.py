@@ -1,4 +1,4 @@
-"""What becomes of a window's drafts: which are known, and what the others are replaced by.
+"""Maximal coupling: tests a window's drafts, and replaces those that fail.
 
 Draft ``x[i]`` was drawn from ``q[i]``; the pass gives ``p[i]``, the distribution that it should have been
 drawn from. Testing x[i] with ``u q(x) < p(x)``, and where that fails drawing from what is left,
@@ -38,10 +38,10 @@ class Coupled:
     left: Tensor | None = None
 
 
-def leading(keep: Tensor, dtype: torch.dtype) -> Tensor:
+def leading(accepted: Tensor, dtype: torch.dtype) -> Tensor:
     """Count the drafts before the first that is not kept, ``[B]`` from bool ``[B, T]``."""
-    order = torch.arange(keep.shape[1], dtype=dtype, device=keep.device)
-    return order.masked_fill(keep, keep.shape[1]).amin(dim=1)
+    order = torch.arange(accepted.shape[1], dtype=dtype, device=accepted.device)
+    return order.masked_fill(accepted, accepted.shape[1]).amin(dim=1)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
@@ -123,16 +123,16 @@ def compare(x: Tensor, scores: Tensor, rule: Rule) -> Coupled:
     """
     best = scores.argmax(dim=-1).to(x.dtype)
     own = best[:, :-1]
-    keep = x == own
+    accepted = x == own
     price = torch.zeros(x.shape, device=x.device)
     if rule.relaxed:
         p = scores[:, :-1].softmax(dim=-1)
         mass = rule.mass(p, torch.ones_like(price), x)
         top = p.gather(-1, own.unsqueeze(-1)).squeeze(-1)
         near = (mass > top) | ((mass == top) & (x < own))
-        price = (near & ~keep).float()
-        keep = keep | near
-    count = leading(keep, x.dtype)
+        price = (near & ~accepted).float()
+        accepted = accepted | near
+    count = leading(accepted, x.dtype)
     order = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
     before = order < count.unsqueeze(1)
     tokens = torch.cat((torch.where(before, x, own), best[:, -1:]), dim=1)

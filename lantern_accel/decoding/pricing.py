@@ -1,4 +1,4 @@
-"""The exact price of a token: the distance between the law that it was drawn from and the target's.
+"""Prices tokens exactly, by the distance between the law that each was drawn from and the target's.
 
 A step's own accounting adds up what each tried draft may move, which no later sibling is seen to undo:
 a bound, cheap enough for every step. Here the law itself is added up, in float64 on the host. With
@@ -72,18 +72,18 @@ def _certain_law(node: _Node, p: Tensor, codes: Tensor) -> Tensor:
     left = None if node.rule.budget is None else node.rule.budget.expand(1)
     for x in codes.unsqueeze(1):
         test = examine(node.rule, now, None, x, node.depth, left)
-        law[x] += weight * test.keeps
+        law[x] += weight * test.probability
         now = residual(node.rule, test, node.allowed)
-        left = _rest(left, test.price, test.keeps)
-        weight = weight * (1 - test.keeps)
+        left = _rest(left, test.price, test.probability)
+        weight = weight * (1 - test.probability)
     return law + weight * now[0]
 
 
-def _rest(left: Tensor | None, spent: Tensor, keeps: Tensor) -> Tensor | None:
+def _rest(left: Tensor | None, spent: Tensor, probability: Tensor) -> Tensor | None:
     """Return what a refusal leaves of the budget, as the step does."""
     if left is None:
         return None
-    rest = (left - spent).clamp(min=0.0) / (1 - keeps).clamp(min=1e-6)
+    rest = (left - spent).clamp(min=0.0) / (1 - probability).clamp(min=1e-6)
     return rest.clamp(max=1.0)
 
 
@@ -185,7 +185,7 @@ def _refuse(
     after = residual(node.rule, test, node.allowed)
     less = q.scatter(-1, x.unsqueeze(-1), 0.0)
     less = less / less.sum(-1, keepdim=True).clamp(min=NOTHING)
-    rest = _rest(left, test.price, test.keeps)
+    rest = _rest(left, test.price, test.probability)
     return _drawn_law(node, after, less, rest, drafts - 1, uniform)
 
 

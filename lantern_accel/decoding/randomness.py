@@ -1,4 +1,4 @@
-"""All randomness of a request: keys of its noise, or uniforms that are drawn in advance.
+"""Draws all randomness of a request: keys of its noise, or uniforms in advance.
 
 Both are functions of the 64-bit seed and the image's number in the request, by one counter-based
 generator (:mod:`lantern_accel.device.noise`), so that no two seeds share an image, and an image is the

@@ -1,4 +1,4 @@
-"""What earlier passes said: drafts behind a replacement are drawn from the pass that had the same past.
+"""Redraws drafts behind a replacement from an earlier pass that had the same past.
 
 Behind a replacement a pass has seen the wrong left neighbour. But drafts come and go: an earlier pass
 often had just this token at this position, and what it gave for the next one is a far better draft than
@@ -38,11 +38,11 @@ class Recalled:
 
 
 class RowCache:
-    """Keeps the rows of ``passes`` passes over windows of ``length``, and finds the right one.
+    """Finds what one of the last ``passes`` gave behind the same past, over windows of ``length``.
 
-    The buffers are the state's: ``row_probs [B, M, L, V]``, the rows; ``row_keys`` integer ``[B, M, L]``,
-    which position a row is of and which token it followed, as one number; ``row_previous`` likewise, the
-    token before that.
+    The buffers are the state's: ``row_keys`` integer ``[B, M, L]``, which position a row is of and which
+    token it followed, as one number; ``row_previous`` likewise, the token before that; and what the pass
+    gave, the distribution ``row_probs [B, M, L, V]`` or the token chosen, ``row_tokens [B, M, L]``.
     """
 
     def __init__(
@@ -62,13 +62,36 @@ class RowCache:
         self.ahead = torch.arange(1, length + 1, dtype=index, device=device)
         self.order = torch.arange(passes, dtype=index, device=device)
 
-    def write(self, state: WindowState, x: Tensor, p: Tensor) -> None:
-        """Keep the rows ``p [B, L, V]`` that followed the window's tokens ``x [B, L]``."""
+    def find(
+        self, state: WindowState, places: Tensor, left: Tensor, earlier: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return where to look for positions ``places [B, S]``, and whether there is a row of them.
+
+        Integer ``[B, S]``, of M L rows, and bool ``[B, S]``. ``left``: the token on the left of each,
+        ``earlier``: the one before that. The latest pass comes first, and before it one in which the
+        earlier token agrees too.
+        """
+        wide = state.row_keys.shape[2]
+        # Read now: their writes need less than what is compared with them.
+        held = (self.ops.held(t) for t in (state.row_keys, state.row_previous))
+        keys, previous = (t.flatten(1).unsqueeze(1) for t in held)
+        hit = keys == (places * self.vocab + left).unsqueeze(-1)
+        age = (self.order - state.step - 1) % self.passes
+        recent = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
+        worth = torch.where(previous == earlier.unsqueeze(-1), recent + self.passes, recent)
+        entry = torch.where(hit, worth, 0).argmax(dim=-1).to(self.index)
+        return entry, hit.any(dim=-1)
+
+    def write(
+        self, state: WindowState, places: Tensor, x: Tensor, buffer: Tensor, values: Tensor
+    ) -> None:
+        """Keep what a pass gave for positions ``places [B, L]``, behind the window's tokens ``x [B, L]``.
+
+        ``values [B, L, ...]`` go to ``buffer``, one of the state's.
+        """
         # A shorter window on a longer one's buffers leaves older rows behind its own: they stay true.
-        wide = state.row_probs.shape[2]
-        at = (state.step % self.passes) * wide + self.ahead - 1
-        places = state.length.unsqueeze(1) + self.ahead
-        self.ops.put(state.row_probs, 1, at, p.to(state.row_probs.dtype))
+        at = (state.step % self.passes) * state.row_keys.shape[2] + self.ahead - 1
+        self.ops.put(buffer, 1, at, values.to(buffer.dtype))
         self.ops.put(state.row_keys, 1, at, places * self.vocab + x)
         # What is before the first lies outside the window; the token itself stands for it.
         self.ops.put(state.row_previous, 1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
@@ -113,23 +136,13 @@ class RowCache:
         if taken is not None:
             changed = changed & ~(taken.unsqueeze(1) & (self.slots == 0))
         places = state.length.unsqueeze(1) + 1 + row
-        # Read now: their writes need less than what is compared with them.
-        probs, keys, previous = (
-            self.ops.held(t) for t in (state.row_probs, state.row_keys, state.row_previous)
-        )
-        keys, previous = keys.flatten(1).unsqueeze(1), previous.flatten(1).unsqueeze(1)
-        hit = keys == (places * vocab + now).unsqueeze(-1)
+        probs = self.ops.held(state.row_probs)
         # The token before that agrees too, or at least the pass is recent.
         earlier = torch.cat((x[:, :1], tokens), dim=1).gather(1, (row - 1).clamp(min=0))
-        age = (self.order - state.step - 1) % self.passes
-        wide = state.row_probs.shape[2]
-        worth = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
-        worth = torch.where(previous == earlier.unsqueeze(-1), worth + self.passes, worth)
-        worth = torch.where(hit, worth, 0)
-        entry = worth.argmax(dim=-1).to(self.index)
-        found = changed & hit.any(dim=-1)
+        entry, found = self.find(state, places, now, earlier)
+        found = changed & found
         index = torch.arange(len(x), dtype=self.index, device=x.device).unsqueeze(1)
-        index = index * (self.passes * wide) + entry
+        index = index * (self.passes * probs.shape[2]) + entry
         probs = probs.flatten(0, 2).index_select(0, index.flatten()).view(*row.shape, vocab)
         # Rounded as they are, they have a sum of their own.
         probs = probs.float()

@@ -1,4 +1,4 @@
-"""An image's rows, one a guidance branch: whether they share its prompt, and where they stand.
+"""Maps images to guidance-branch rows: whether these share a prompt, and where they stand.
 
 LlamaGen's branches share one mask, and image token ``n`` stands at grid cell ``n`` in all of them. Where
 a prompt is text of the same vocabulary as the image, every row has a prompt of its own length: then masks

@@ -1,4 +1,4 @@
-"""An acceptance rule on a device: what a draft counts for, with the rule's numbers as tensors."""
+"""Computes what a draft counts for under an acceptance rule, with the rule's numbers as tensors."""
 
 from __future__ import annotations
 

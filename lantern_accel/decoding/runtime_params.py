@@ -1,4 +1,4 @@
-"""The settings that are data: float32 tensors on the device, which a captured step reads anew.
+"""Holds the settings that are data: float32 tensors on the device, which every captured step reads.
 
 Temperature, top-p, guidance, a rule's bound and the budget change from request to request without a new
 capture or compilation; what changes a shape is in :attr:`Strategy.bucket` and :attr:`Sampling.bucket`.

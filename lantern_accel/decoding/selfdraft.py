@@ -127,13 +127,11 @@ class SelfEngine(JacobiEngine):
 
     def prefill(self) -> None:
         """Run the prompt through the target and draw the first token. No value is read by the host."""
-        state, copy = self.state, self.copy
-        _, logits = self.verifying.prefill(state)
-        state.tokens[:, 0].copy_(self.drafts.first(logits))
-        state.step.fill_(1)
+        copy = self.copy
+        _, logits = self.verifying.prefill(self.state)
+        self.begin(logits)
         # The same noise on the same logits: the same token, and what the copy's first drafts follow.
-        copy.state.tokens[:, 0].copy_(copy.drafts.first(logits))
-        copy.state.step.fill_(1)
+        copy.begin(logits)
         if self.drafts_by.window:
             copy.drafts.fresh(copy.state.length, back=1)
 

@@ -1,4 +1,4 @@
-"""Siblings of a window's first drafts: what is tried where one of them is refused.
+"""Tries siblings where one of a window's first drafts is refused.
 
 SJD-PAC's proactive drafting. Behind a replacement everything was drafted with the wrong past. A
 sibling that is accepted in the refused draft's place was in the pass itself, so that the token after

@@ -1,4 +1,4 @@
-"""The static buffers of one decoding engine."""
+"""Holds the static buffers of one decoding engine."""
 
 from __future__ import annotations
 

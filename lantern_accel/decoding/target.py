@@ -1,4 +1,4 @@
-"""What decoding needs of a model: a target that verifies and, for trees, a drafter that proposes.
+"""Defines what decoding needs of a model: a target that verifies and, for trees, a drafter.
 
 Families implement these protocols; decoding imports no family. Shapes: ``R`` rows (images x guidance
 branches), ``T`` positions, ``D`` the target's width, ``V`` codes.

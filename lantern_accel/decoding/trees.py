@@ -1,4 +1,4 @@
-"""Draft trees as tables of fixed size, and the static trees that the papers use.
+"""Lays draft trees out as tables of fixed size.
 
 Node 0 is the root: a token that is known but not yet run through the target. Parents come before
 their children, and the children of a node are consecutive, in the order in which they are tried.

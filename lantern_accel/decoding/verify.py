@@ -1,4 +1,4 @@
-"""Prefill and verification: the target's passes over the prompt and over a tree."""
+"""Runs the target: prefill over the prompt, verification over a tree."""
 
 from __future__ import annotations
 

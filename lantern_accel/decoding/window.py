@@ -1,4 +1,4 @@
-"""A window of drafts: its static buffers, and one pass of the target over it.
+"""Holds a window of drafts in static buffers, and runs the target over it.
 
 Everything lies at its position in the image: a token and, while it is a draft, the distribution that it
 was drawn from; keys and values. So the window moves on by a larger ``length``, and nothing is copied.

@@ -1,4 +1,4 @@
-"""What a window's engine has, whichever way its drafts are made and judged."""
+"""Declares what a window's engine has, whichever way its drafts are made and judged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.draft_init import DraftInitializer
+from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, WindowState
 from lantern_accel.strategy.values import Window
@@ -30,6 +31,16 @@ class WindowBase(EngineBase):
     """The places of the window's chain behind the last known token, ``[L]`` from 1."""
     longest_window: int
     """The longest window on these buffers."""
+
+    def row_cache(self) -> RowCache | None:
+        """Return the rows of earlier passes; None where none are recalled."""
+        g = self.geometry
+        if not g.passes:
+            return None
+        return RowCache(
+            g.passes, self.window.length, g.tokens, g.vocab, self.ops.index, self.state.length.device,
+            self.ops, self.filters.draws,
+        )  # fmt: skip
 
     def rows_of(self, left: Tensor, above: Tensor) -> Tensor | None:
         """Return what fresh drafts are drawn from, ``[B, T, V]``; None where any code will do.

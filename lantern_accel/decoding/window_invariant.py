@@ -1,4 +1,4 @@
-"""A window's drafts where the seed decides every token: kept where they are the token chosen.
+"""Compares a window's drafts with the tokens that the seed decides, which take their places.
 
 Nothing is tested and nothing is drawn from what is left, so that a draft needs no distribution: it is any
 guess. Behind a draft that is refused every position becomes what its row chooses, and where an earlier
@@ -20,9 +20,7 @@ class InvariantWindow:
 
     def __init__(self, engine: WindowBase) -> None:
         e = self.engine = engine
-        self.keeps = e.geometry.kept > 0
-        device = e.state.length.device
-        self.order = torch.arange(max(e.geometry.passes, 1), dtype=e.ops.index, device=device)
+        self.recall = e.row_cache()
         self.depths = e.forward.depths[e.window.length :].clone()
 
     def _choose(self, logits: Tensor, positions: Tensor) -> Tensor:
@@ -33,23 +31,10 @@ class InvariantWindow:
             return e.choices.of_logits(logits, positions)
         p = distribution(logits, e.filters)
         e.finite.note(p)
-        if self.keeps:
+        if e.geometry.kept:
             count = min(e.window.length, positions.shape[1])
             e.ring.write(e.state.q, positions[:, :count], p[:, :count])
         return e.choices.of(p, positions)
-
-    def first(self, logits: Tensor) -> Tensor:
-        """Choose the image's first token from guided logits ``[B, V]``."""
-        e = self.engine
-        place = e.verifying.first.unsqueeze(1)
-        if e.greedy:
-            e.finite.begin(logits)
-            return e.choices.of_logits(logits, place)
-        p = distribution(logits, e.filters)
-        e.finite.begin(p)
-        if self.keeps:
-            e.ring.write(e.state.q, place, p.unsqueeze(1))
-        return e.choices.of(p.unsqueeze(1), place).squeeze(1)
 
     def fresh(self, newest: Tensor, back: int = 0) -> None:
         """Draft what is behind ``newest [B]``, the last position that a pass has seen."""
@@ -96,7 +81,7 @@ class InvariantWindow:
         count = leading(x == tokens[:, :-1], x.dtype)
         if others is not None:
             tokens, taken = self._siblings(tokens, count, others[0], chosen[:, length:])
-        if e.geometry.passes:
+        if self.recall is not None:
             tokens = self._recalled(window, tokens, count + 1, taken)
         return Coupled(tokens, count + 1, torch.zeros(x.shape, device=x.device))
 
@@ -120,31 +105,15 @@ class InvariantWindow:
         of these that is not known.
         """
         e, state = self.engine, self.engine.state
-        g = e.geometry
-        wide = state.row_keys.shape[2]
-        # Read now: their writes need less than what is compared with them.
-        notes = (e.ops.held(t) for t in (state.row_keys, state.row_previous, state.row_tokens))
-        keys, previous, chosen = (t.flatten(1) for t in notes)
-        # The latest pass first, and before it one in which the token before that agrees too.
-        age = (self.order - state.step - 1) % g.passes
-        recent = 1 + age.unsqueeze(1).expand(-1, wide).flatten()
-        places = state.length.unsqueeze(1) + e.ahead
+        assert self.recall is not None
+        chosen = e.ops.held(state.row_tokens).flatten(1)
         behind = e.ahead > first.unsqueeze(1)
         if taken is not None:
             behind = behind & ~(taken.unsqueeze(1) & (e.ahead == first.unsqueeze(1) + 1))
         left = torch.cat((window[:, :1], tokens[:, :-1]), dim=1)
         earlier = torch.cat((window[:, :1], left[:, :-1]), dim=1)
-        hit = keys.unsqueeze(1) == (places * g.vocab + left).unsqueeze(-1)
-        worth = torch.where(
-            previous.unsqueeze(1) == earlier.unsqueeze(-1), recent + g.passes, recent
-        )
-        entry = torch.where(hit, worth, 0).argmax(dim=-1).to(tokens.dtype)
-        found = behind & (left != window) & hit.any(dim=-1)
-        recalled = torch.where(found, chosen.gather(1, entry), tokens)
-        # A shorter window on a longer one's buffers leaves older notes behind its own: they stay true.
-        at = (state.step % g.passes) * wide + e.ahead - 1
-        e.ops.put(state.row_keys, 1, at, places * g.vocab + window)
-        # What is before the first lies outside the window; the token itself stands for it.
-        e.ops.put(state.row_previous, 1, at, torch.cat((window[:, :1], window[:, :-1]), dim=1))
-        e.ops.put(state.row_tokens, 1, at, tokens)
+        places = state.length.unsqueeze(1) + e.ahead
+        entry, found = self.recall.find(state, places, left, earlier)
+        recalled = torch.where(behind & (left != window) & found, chosen.gather(1, entry), tokens)
+        self.recall.write(state, places, window, state.row_tokens, tokens)
         return recalled

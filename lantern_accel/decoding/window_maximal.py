@@ -1,4 +1,4 @@
-"""A window's drafts under the papers' coupling: drawn, tested and replaced by uniforms.
+"""Draws, tests and replaces a window's drafts by uniforms: the papers' coupling.
 
 Source: SJD (arXiv 2410.01699), SCD (2510.24211), SJD-PAC. What the tests say is in
 :mod:`~.maximal_coupling`.
@@ -14,7 +14,6 @@ from torch import Tensor
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple
 from lantern_accel.decoding.pricing import window_prices
-from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.siblings import Tried
 from lantern_accel.decoding.window_base import WindowBase
 
@@ -23,14 +22,8 @@ class MaximalWindow:
     """Draws, tests and replaces an engine's drafts by uniforms, and keeps what they were drawn from."""
 
     def __init__(self, engine: WindowBase) -> None:
-        e, g = engine, engine.geometry
-        self.engine = engine
-        self.recall: RowCache | None = None
-        if g.passes:
-            self.recall = RowCache(
-                g.passes, engine.window.length, g.tokens, g.vocab, e.ops.index,
-                e.state.length.device, e.ops, e.filters.draws,
-            )  # fmt: skip
+        e = self.engine = engine
+        self.recall = e.row_cache()
         #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
         most = e.longest_window
         self.columns = (most - 1, most - 1, e.siblings.total, e.siblings.widest, most)
@@ -43,14 +36,6 @@ class MaximalWindow:
         now = (state.step - back).clamp(max=self.engine.geometry.tokens - 1)
         here: Tensor = state.uniforms.index_select(1, now).squeeze(1)
         return here
-
-    def first(self, logits: Tensor) -> Tensor:
-        """Draw the image's first token from guided logits ``[B, V]``."""
-        e = self.engine
-        weights = distribution(logits, e.filters)
-        e.finite.begin(weights)
-        e.ring.write(e.state.q, e.verifying.first.unsqueeze(1), weights.unsqueeze(1))
-        return e.filters.draws.draw(weights, e.state.uniforms[:, 0, -1])
 
     def fresh(self, newest: Tensor, back: int = 0) -> None:
         """Draw fresh drafts behind ``newest [B]``, by uniforms of the step ``back`` before this one."""
@@ -98,7 +83,8 @@ class MaximalWindow:
             return Coupled(e.filters.draws.draw(p, self._uniforms()[:, -1:]), e.ahead, None)
         q = e.ring.read(state.q, chain[:, 1:])
         rows = p[:, :length]
-        e.ring.write(state.q, state.length.unsqueeze(1) + e.ahead, rows)
+        places = state.length.unsqueeze(1) + e.ahead
+        e.ring.write(state.q, places, rows)
         uniforms = self._uniforms()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         coupled = couple(
@@ -118,7 +104,7 @@ class MaximalWindow:
         found = self.recall.refine(
             state, window, rows, q, coupled.tokens, coupled.count, tests, draws, taken
         )
-        self.recall.write(state, window, rows)
+        self.recall.write(state, places, window, state.row_probs, rows)
         e.ring.write(state.q, found.places, found.rows)
         return Coupled(found.tokens, coupled.count, coupled.price)
 

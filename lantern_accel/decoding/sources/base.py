@@ -1,4 +1,4 @@
-"""What every source of drafts does in a step, and how one is registered."""
+"""Defines what every source of drafts does in a step, and registers sources."""
 
 from __future__ import annotations
 

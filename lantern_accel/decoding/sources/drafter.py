@@ -1,4 +1,4 @@
-"""Drafts of a drafter: it catches up on what was committed, then proposes a tree.
+"""Drafts by a drafter: it catches up on what was committed, then proposes a tree.
 
 Every pass has a fixed shape. The drafter's cache holds the prompt, the image tokens, scratch slots
 for the tree's inner nodes, and a trash slot.
@@ -290,9 +290,9 @@ class Drafting(Drafts[DrafterTree]):
 
     def after(self, state: State, kept: Kept) -> None:
         """Keep the accepted tokens and the target's features, for the next step to catch up on."""
-        g, keep, rows = self.geometry, kept.open.unsqueeze(1), self._rows
+        g, open_tokens, rows = self.geometry, kept.open.unsqueeze(1), self._rows
         tokens, pending = state.pending_tokens, state.pending_features
-        put_first(tokens, torch.where(keep, kept.tokens, tokens[:, : g.depth + 1]))
+        put_first(tokens, torch.where(open_tokens, kept.tokens, tokens[:, : g.depth + 1]))
         index = rows(kept.path).unsqueeze(-1).expand(-1, -1, kept.features.shape[-1])
         features = kept.features.gather(1, index)
         open_ = rows(kept.open).view(-1, 1, 1)

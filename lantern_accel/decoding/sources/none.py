@@ -1,4 +1,4 @@
-"""No drafts: plain decoding, one token a step."""
+"""Drafts nothing: plain decoding, one token a step."""
 
 from __future__ import annotations
 

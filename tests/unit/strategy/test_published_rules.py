@@ -97,8 +97,8 @@ def test_the_law_of_a_token_is_as_far_as_the_price_says(rule: AcceptanceRule) ->
         test = examine(Rule(rule), many, few, code, 0, None)
         after = residual(Rule(rule), test)
         for x in range(VOCAB):
-            law[x] += q[x] * test.keeps[x]
-            law += q[x] * (1 - test.keeps[x]) * after[x]
+            law[x] += q[x] * test.probability[x]
+            law += q[x] * (1 - test.probability[x]) * after[x]
             price += float(q[x] * test.price[x])
         assert float(law.sum()) == pytest.approx(1, abs=1e-5)
         distance = 0.5 * float((law - p).abs().sum())

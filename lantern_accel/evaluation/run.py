@@ -51,7 +51,7 @@ class Evaluator:
     ) -> None:
         self.pipeline, self.settings, self.out = pipeline, settings, out
         self.folder, self.source, self.plots = images, source, plots
-        self.say = progress or Progress()
+        self.say = Progress() if progress is None else progress
         self.net = FeatureNet.load()
         self.report = self._report()
         self._sets: dict[str, ImageSet] = {}

@@ -258,7 +258,7 @@ def run_model_drafter(
     target draws ``samples`` images of ``prompts`` (of random classes where it takes classes).
     ``size``: width and height in pixels, for a model that draws several sizes; None: its own.
     """
-    say = progress or Progress()
+    say = Progress() if progress is None else progress
     model = pipeline.model
     manifest = model.manifest
     start = None

@@ -62,7 +62,7 @@ def run_captioned_target(
     at least, are held out. Raises :class:`DataError` for another family, for class ids in place of
     captions, and for fewer than two images.
     """
-    say = progress or Progress()
+    say = Progress() if progress is None else progress
     manifest = pipeline.model.manifest
     if not isinstance(manifest, LlamaGenManifest):
         raise DataError(

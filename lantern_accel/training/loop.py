@@ -119,7 +119,7 @@ def run(
     an interrupt or a termination signal, once the checkpoint is written, and :class:`DataError`
     where the checkpoint is of another configuration, the disk is full or the loss is not a number.
     """
-    say: Progress = (device.main and progress) or Progress()
+    say: Progress = progress if progress is not None and device.main else Progress()
     seed_everything(config.seed)
     at = Run()
     stored = _stored(out, config) if resume else None

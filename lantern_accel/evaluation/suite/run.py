@@ -163,7 +163,7 @@ class SuiteRun:
         progress: Progress | None = None,
     ) -> None:
         self.pipeline, self.request, self.on_row = pipeline, request, on_row
-        self.say = progress or Progress()
+        self.say = Progress() if progress is None else progress
         r = request
         self.suite = Suite(
             name=r.name,

@@ -164,7 +164,7 @@ def prepare_data(cache: Path | None = None, *, progress: Progress | None = None)
     ``cache`` defaults to ``$LANTERN_ACCEL_CACHE`` or ``~/.cache/lantern_accel``. The result does
     not depend on the day or the machine. Raises ``DataError`` where a package cannot be fetched.
     """
-    progress = progress or Progress()
+    progress = Progress() if progress is None else progress
     root = cache or cache_dir()
     folder = root / "data" / f"emoji-{SIZE}"
     tarballs = {}

@@ -76,7 +76,7 @@ def encode_view(
     progress: Progress | None = None,
 ) -> NDArray[np.int16]:
     """Return the codes of every image under one view, int16 ``[n, h * w]``; see encode_dataset."""
-    progress = progress or Progress()
+    progress = Progress() if progress is None else progress
     generator = torch.Generator().manual_seed(1000 * seed + view)
     out: list[NDArray[np.int16]] = []
     for start in range(0, len(data.images), batch):
@@ -111,7 +111,7 @@ def encode_dataset(
         raise DataError(
             "there are no images to encode; run `python tools/lantern-emoji data` first"
         )
-    progress = progress or Progress()
+    progress = Progress() if progress is None else progress
     progress.start("encoding the images", views * len(data.images))
     codes = [
         encode_view(model, data, view, seed=seed, batch=batch, dtype=dtype, progress=progress)
@@ -131,7 +131,7 @@ def encode_scenes(
     progress: Progress | None = None,
 ) -> NDArray[np.int16]:
     """Return the codes of composed scenes, int16 ``[n, h * w]``."""
-    progress = progress or Progress()
+    progress = Progress() if progress is None else progress
     progress.start("encoding the scenes", len(scenes))
     out = []
     for start in range(0, len(scenes), batch):

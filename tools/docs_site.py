@@ -74,6 +74,8 @@ def _command(path: str, command: Any, level: int) -> list[str]:
     if rows:
         lines += ["", "| argument or option | default | meaning |", "|---|---|---|", *rows]
     for name, child in sorted(getattr(command, "commands", {}).items()):
+        if child.hidden:
+            continue
         lines += _command(f"{path} {name}", child, level + 1)
     return lines
 

@@ -10,7 +10,11 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import (
+    DEVICE,
+    DTYPE,
+    MODEL,
     OPTION,
+    THREADS,
     WEIGHTS,
     numbers,
     read_options,
@@ -33,23 +37,23 @@ def bench(
         ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd,sjd-pac"],
         "--strategy",
         "-s",
-        help="Names with commas between, or repeated; vanilla is always measured.",
+        help="Names, separated by commas or repeated; vanilla is always measured.",
     ),
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Images together, such as 1,4."),
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
     repeats: int = typer.Option(5, min=1, max=bounds.MOST_SAMPLES, help="Samples per cell."),
     prompt: list[str] = typer.Option(
-        [], help="Repeat for several. Default: a fixed random draw, hard ones included."
+        [], help="A prompt; repeat for several. Default: a fixed random draw, hard ones included."
     ),
-    device: str = typer.Option("auto"),
-    model: str = typer.Option("lantern-emoji"),
-    dtype: str = typer.Option("auto"),
+    device: str = DEVICE,
+    model: str = MODEL,
+    dtype: str = DTYPE,
     weights: str = WEIGHTS,
-    tree: str = typer.Option(None, help="For every strategy with a drafter."),
+    tree: str = typer.Option(None, help="The tree of every strategy with a drafter."),
     window: int = typer.Option(
-        None, min=2, max=256, help="Tokens in the window of every strategy that drafts in one."
+        None, min=2, max=256, help="Tokens in the window of every strategy that has one."
     ),
-    threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),
+    threads: int = THREADS,
     option: list[str] = OPTION,
     output: Path = typer.Option(
         None, "--output", "-o", help="The run, .json; an interrupted one is resumed."
@@ -58,7 +62,7 @@ def bench(
 ) -> None:
     """Measure tokens per second, tokens per step and conversion, strategies interleaved.
 
-    The file is that of `profile --quick`, without prices: `compare` reads it.
+    With -o it writes a run like that of `profile --quick`, without prices, for `compare`.
     """
     import json
     import sys

@@ -32,8 +32,8 @@ def compare(
     files: list[str] = typer.Argument(
         ...,
         metavar="FILE...",
-        help="Runs of `lantern-accel profile` or `bench`; NAME=FILE gives one another name. "
-        "Conformance reports are taken too.",
+        help="Runs of `lantern-accel profile` or `bench`; NAME=FILE renames one. Reports of `conform` "
+        "may be given too.",
     ),
     output: Path | None = typer.Option(
         None,
@@ -52,14 +52,14 @@ def compare(
         min=1e-6,
         max=bounds.MOST_SECONDS,
         callback=finite,
-        help="Seconds that a request may take: later ones count as time and as no image.",
+        help="The most seconds that a request may take; images that come later do not count.",
     ),
     tv_budget: float = typer.Option(
         0.0,
         min=0,
         max=1,
         callback=finite,
-        help="Share of a token's probability that a strategy may move to be offered; 0: exact ones.",
+        help="The most of a token's probability that an offered strategy may move; 0: exact ones only.",
     ),
 ) -> None:
     """Compare runs: whether drafting pays, which device to buy, plots, and every figure.

@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def conform(
-    device: str = typer.Argument(..., help="The backend to check."),
+    device: str = typer.Argument(..., metavar="DEVICE", help="The backend to check."),
     only: list[str] = typer.Option([], help=f"A group ({GROUPS}) or a check; repeat for several."),
     software: bool = typer.Option(
         False, "--software", help="Run the backend on its device in software, where it has one."

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def devices(
     device: str | None = typer.Argument(
-        None, help="Open this device and print what is known about it."
+        None, metavar="DEVICE", help="Open this device and print what is known about it."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

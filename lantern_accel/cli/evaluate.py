@@ -23,7 +23,7 @@ def evaluate(
         Path("eval.json"),
         "--output",
         "-o",
-        help="JSON file to write; a stopped run continues in it.",
+        help="JSON file to write; an interrupted run goes on in it.",
     ),
     model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
     plots: Path | None = typer.Option(None, help="Folder for the pictures (needs matplotlib)."),
@@ -42,7 +42,7 @@ def evaluate(
         ["vanilla,eagle,eagle2,lantern,lantern++"],
         "--strategy",
         "-s",
-        help="For --suite and --grid: names with commas between, or repeated; presets too for --suite, "
+        help="For --suite and --grid: names, separated by commas or repeated; presets too for --suite, "
         "and one with settings is an option of its own: lantern++:k=10,lambda=2.",
     ),
     vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
@@ -92,7 +92,7 @@ def evaluate(
     work: Path | None = typer.Option(
         None, help="Folder of the pictures. Default: the output's name with .pictures."
     ),
-    chunk: int = typer.Option(16, min=1, max=4096, help="Pictures that a stop can lose."),
+    chunk: int = typer.Option(16, min=1, max=4096, help="Pictures that an interruption can lose."),
     batch: int = typer.Option(
         1, "--batch", "-b", min=1, max=bounds.MOST_BATCH, help="Pictures together."
     ),

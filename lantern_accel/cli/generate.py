@@ -33,7 +33,8 @@ def generate(
         None,
         "--output",
         "-o",
-        help="Picture to write; several get -0, -1, ... Default: lantern.png, or the next free name.",
+        help="Picture to write; several are numbered -0, -1, ... Default: lantern.png, or the next free "
+        "name.",
     ),
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace pictures that are there already."
@@ -59,14 +60,14 @@ def generate(
         metavar="KIND=N,...",
         help="With --on ray: how many workers on which devices, such as CPU=2,GPU=4.",
     ),
-    seeds: str = typer.Option(None, help="Several seeds, such as 1,2,3: the prompts for each."),
+    seeds: str = typer.Option(None, help="Several seeds, such as 1,2,3; each draws every prompt."),
     compare: str = typer.Option(
         None,
         metavar="A,B,...",
         help="Draw with several strategies, a column for each, in one picture.",
     ),
     resume: bool = typer.Option(
-        False, "--resume", help="Draw only what the same command, interrupted, left out."
+        False, "--resume", help="Draw only what is missing after the same command was interrupted."
     ),
     device: str = typer.Option(
         "auto", "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
@@ -83,10 +84,10 @@ def generate(
         "--exact-dtype",
         help="Compute in float32, in which exact strategies draw what vanilla draws; it costs speed.",
     ),
-    vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
-    drafter: str = typer.Option(None, help="A drafter that lies elsewhere; none: decode without."),
+    vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
+    drafter: str = typer.Option(None, help="A drafter stored elsewhere; none: decode without one."),
     text_encoder: Path = typer.Option(
-        None, "--text-encoder", help="A text encoder's folder that lies elsewhere."
+        None, "--text-encoder", help="A text encoder's folder stored elsewhere."
     ),
     text_device: str = typer.Option(
         "device", "--text-device", help="Where a large text encoder runs: device or cpu."

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def hardware(
     name: str | None = typer.Argument(
-        None, help="Show every figure of this device and its source."
+        None, metavar="NAME", help="Show every figure of this device, with its source."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

@@ -179,13 +179,13 @@ def _memory_cells(row: dict[str, Any]) -> list[str]:
 
 @commands.command("check")
 def check(
-    path: Path = typer.Argument(..., help="A folder or file of weights."),
-    vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
-    drafter: str = typer.Option(None, help="A drafter that lies elsewhere; none: without."),
+    path: Path = typer.Argument(..., metavar="PATH", help="A folder or file of weights."),
+    vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
+    drafter: str = typer.Option(None, help="A drafter stored elsewhere; none: without."),
     text_encoder: Path = typer.Option(None, "--text-encoder", help="A text encoder's folder."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Say what PATH holds and what is missing; exit code 1 where it cannot be decoded with."""
+    """Say what PATH holds and what is missing; exit code 1 if no image can be drawn with it."""
     from lantern_accel.models.check import NAMES
     from lantern_accel.models.check import check as examine
     from lantern_accel.models.hub import human_size
@@ -223,12 +223,16 @@ USUAL_MEMORY = {"24 GB": 24 * 10**9, "80 GB": 80 * 10**9}
 
 @commands.command("plan")
 def plan(
-    model: str = typer.Argument(..., help="A model's name, or a folder or file of weights."),
+    model: str = typer.Argument(
+        ..., metavar="MODEL", help="A model's name, or a folder or file of weights."
+    ),
     device: str = typer.Option(None, help="A backend that is here, or a device profile's name."),
     memory: str = typer.Option(None, help="Memory of a device that is neither: 24GB, 80GiB."),
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Images decoded together."),
-    strategy: str = typer.Option("auto", help="What decodes; auto: the most that auto may take."),
+    strategy: str = typer.Option(
+        "auto", help="Strategy to plan for; auto: the most that auto may take."
+    ),
     tree: str = typer.Option(None, help="As for generate."),
     k: int = typer.Option(None, "--k", help="Neighbours of LANTERN's acceptance rule."),
     cfg_scale: float = typer.Option(None, "--cfg-scale", help="1 or less is off: half the rows."),
@@ -237,7 +241,7 @@ def plan(
 ) -> None:
     """Say what memory MODEL takes and whether it fits, before anything is loaded or fetched.
 
-    Exit code 1 where it does not fit.
+    Exit code 1 if it does not fit.
     """
     from lantern_accel.errors import RequestError
     from lantern_accel.memory.limits import size
@@ -346,7 +350,7 @@ def _plan_table(made: MemoryPlan) -> Table:
 
 @commands.command("fetch")
 def fetch(
-    name: str = typer.Argument(..., help="A published model or part."),
+    name: str = typer.Argument(..., metavar="NAME", help="A published model or part."),
 ) -> None:
     """Fetch a published model with its parts into the Hugging Face cache; resumes where it stopped."""
     from lantern_accel.families.catalogue import entry

@@ -10,9 +10,23 @@ from typing import Any
 
 import typer
 
+from lantern_accel.bounds import MOST_THREADS
+
 #: For a command's signature; every command that opens a device takes it.
 OPTION = typer.Option(
     [], metavar="NAME=VALUE", help="An option of the backend (compile=on); repeat for several."
+)
+
+#: For a command's signature: what it runs on.
+DEVICE = typer.Option(
+    "auto", "--device", "-d", help="A backend's name, NAME:INDEX, or auto (the best)."
+)
+MODEL = typer.Option(
+    "lantern-emoji", "--model", "-m", help="A model's name, or a folder or file of weights."
+)
+DTYPE = typer.Option("auto", help="auto, float32, bfloat16 or float16.")
+THREADS = typer.Option(
+    None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
 )
 
 #: For a command's signature; every command that loads a model may take it.

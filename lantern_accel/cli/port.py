@@ -15,10 +15,12 @@ def register(app: typer.Typer) -> None:
 
 
 def port(
-    name: str = typer.Argument(..., help="The device's name: lower-case letters, digits and '_'."),
+    name: str = typer.Argument(
+        ..., metavar="NAME", help="The device's name: lower-case letters, digits and '_'."
+    ),
     out: Path = typer.Option(Path(), "--out", help="The folder to put the package into."),
 ) -> None:
-    """Start a backend: write the package lantern_accel_NAME, which runs and passes at once.
+    """Write the package lantern_accel_NAME, a backend that runs and passes its checks at once.
 
     docs/porting.md is the tutorial that goes on from there.
     """

@@ -36,7 +36,7 @@ def profile(
         [],
         "--strategy",
         "-s",
-        help="Names with commas between, or repeated; vanilla is always measured. Default: vanilla, "
+        help="Names, separated by commas or repeated; vanilla is always measured. Default: vanilla, "
         "auto, scd and, with a drafter, eagle, eagle2, lantern and lantern++.",
     ),
     batch: list[str] = typer.Option(

@@ -29,7 +29,7 @@ class _Commands(TyperGroup):
 
 commands = typer.Typer(
     cls=_Commands,
-    help="List measured runs, and file one from a machine of yours.",
+    help="List measured runs, or file one of your own.",
     no_args_is_help=False,
     rich_markup_mode=None,
 )
@@ -45,7 +45,7 @@ def profiles(
     ctx: typer.Context,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List measured runs, and file one from a machine of yours."""
+    """List measured runs, or file one of your own."""
     if ctx.invoked_subcommand is not None:
         return
     import json

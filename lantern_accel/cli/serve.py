@@ -74,10 +74,10 @@ def serve(
         metavar="STRATEGY",
         help="Compile this strategy's steps before the first request; repeat for several.",
     ),
-    vq: Path = typer.Option(None, "--vq", help="An image tokenizer that lies elsewhere."),
-    drafter: str = typer.Option(None, help="A drafter that lies elsewhere; none: decode without."),
+    vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
+    drafter: str = typer.Option(None, help="A drafter stored elsewhere; none: decode without one."),
     text_encoder: Path = typer.Option(
-        None, "--text-encoder", help="A text encoder's folder that lies elsewhere."
+        None, "--text-encoder", help="A text encoder's folder stored elsewhere."
     ),
     text_device: str = typer.Option(
         "device", "--text-device", help="Where a large text encoder runs: device or cpu."

@@ -8,7 +8,16 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options, strategy_words, whole_numbers
+from lantern_accel.cli.options import (
+    DEVICE,
+    DTYPE,
+    OPTION,
+    THREADS,
+    finite,
+    read_options,
+    strategy_words,
+    whole_numbers,
+)
 from lantern_accel.cli.tables import show_markdown
 
 
@@ -23,10 +32,10 @@ def stepcost(
     ),
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Images together, such as 1,4."),
     nodes: str = typer.Option("8,16,32,60", help="Node counts at which verification is timed."),
-    strategy: str = typer.Option("lantern++", help="The whole step that is timed."),
-    tree: str = typer.Option(None, help="Its tree; the paper's otherwise."),
-    device: str = typer.Option("auto"),
-    dtype: str = typer.Option("auto"),
+    strategy: str = typer.Option("lantern++", help="Strategy whose whole step is timed."),
+    tree: str = typer.Option(None, help="Its tree. Default: the paper's."),
+    device: str = DEVICE,
+    dtype: str = DTYPE,
     weights: str = typer.Option("full", help="The target's weights: full, int8, int6 or int4."),
     cfg_scale: float = typer.Option(
         None,
@@ -44,15 +53,15 @@ def stepcost(
         min=1,
         max=bounds.MOST_NODES,
         callback=finite,
-        help="Tokens that a step brings, stated by you.",
+        help="Assume that a step brings this many tokens.",
     ),
     acceptance_from: Path = typer.Option(
-        None, help="Take them from this run of `bench` or `profile` instead."
+        None, help="Take the tokens per step from this run of `bench` or `profile`."
     ),
     repeats: int = typer.Option(
         10, min=1, max=bounds.MOST_SAMPLES, help="Samples per kind of step."
     ),
-    threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),
+    threads: int = THREADS,
     option: list[str] = OPTION,
     output: Path = typer.Option(
         None, "--output", "-o", help="JSON; an interrupted run is resumed."

@@ -33,7 +33,9 @@ MINUTES = typer.Option(
     help="Minutes for all runs together; the schedule ends then.",
 )
 SEED = typer.Option(None, min=0, max=bounds.MOST_SEED, help="Fixes all random numbers.")
-RESUME = typer.Option(True, "--resume/--restart", help="Continue the checkpoint, or begin anew.")
+RESUME = typer.Option(
+    True, "--resume/--restart", help="Continue from the checkpoint, or start over."
+)
 THREADS = typer.Option(
     None, min=1, max=bounds.MOST_THREADS, help="Processor threads, for a backend that uses them."
 )
@@ -238,7 +240,9 @@ def drafter(
 
 @train.command("bundle")
 def bundle(
-    to: Path = typer.Argument(..., help="Folder to write; generate takes it as --model."),
+    to: Path = typer.Argument(
+        ..., metavar="FOLDER", help="Folder to write; generate takes it as --model."
+    ),
     work: Path = WORK,
     name: str = typer.Option("my-model", help="The model's name."),
     cfg_scale: float = typer.Option(3.0, help="Default guidance."),

@@ -10,7 +10,17 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options, strategy_words, whole_numbers
+from lantern_accel.cli.options import (
+    DEVICE,
+    DTYPE,
+    MODEL,
+    OPTION,
+    THREADS,
+    finite,
+    read_options,
+    strategy_words,
+    whole_numbers,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -19,20 +29,20 @@ def register(app: typer.Typer) -> None:
 
 
 def tune(
-    device: str = typer.Option("auto"),
-    model: str = typer.Option("lantern-emoji"),
+    device: str = DEVICE,
+    model: str = MODEL,
     strategy: str = typer.Option(
         "auto",
         help="auto (windows, trees and plain decoding), eagle or lantern++ (their tree), or one that "
         "drafts in a window, such as scd (its length and siblings).",
     ),
     batch: list[str] = typer.Option(
-        ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes that auto, or the window, is for."
+        ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes to choose for, such as 1,4."
     ),
     temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE, callback=finite),
-    relaxed: bool = typer.Option(False, "--relaxed", help="Choose for auto with --relaxed."),
+    relaxed: bool = typer.Option(False, "--relaxed", help="Choose for `generate --relaxed`."),
     tv_budget: float = typer.Option(
-        None, callback=finite, help="Choose for auto with this budget."
+        None, callback=finite, help="Choose for `generate --tv-budget` with this budget."
     ),
     max_seconds: float = typer.Option(
         None,
@@ -40,17 +50,19 @@ def tune(
         min=1,
         max=bounds.MOST_SECONDS,
         callback=finite,
-        help="Seconds that choosing for auto may take.",
+        help="The most seconds that choosing for auto may take.",
     ),
-    dtype: str = typer.Option("auto"),
-    threads: int = typer.Option(None, min=1, max=bounds.MOST_THREADS),
+    dtype: str = DTYPE,
+    threads: int = THREADS,
     option: list[str] = OPTION,
     repeats: int = typer.Option(3, min=1, max=bounds.MOST_SAMPLES, help="Decodings per finalist."),
-    output: Path = typer.Option(None, "--output", "-o", help="Also write the evidence here."),
+    output: Path = typer.Option(
+        None, "--output", "-o", help="Also write what was measured, as JSON."
+    ),
 ) -> None:
     """Measure acceptance and step costs here, and keep what is fastest; generate then uses it.
 
-    An interrupted run goes on when the same command is given again.
+    If it is interrupted, run the same command again to go on.
     """
     import lantern_accel
     from lantern_accel.errors import StrategyError

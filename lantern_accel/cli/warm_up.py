@@ -23,14 +23,14 @@ def warm_up(
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,2,4."),
     strategy: list[str] = typer.Option(
-        ["auto"], "--strategy", "-s", help="Names with commas between, or repeated."
+        ["auto"], "--strategy", "-s", help="Names, separated by commas or repeated."
     ),
     option: list[str] = OPTION,
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
 ) -> None:
-    """Compile the buckets of these batch sizes and strategies, and keep what the compiler keeps on disk.
+    """Compile the steps of these batch sizes and strategies ahead of time.
 
-    A later command finds it in the cache folder, where the device's compiler uses one.
+    Later commands find them in the cache folder, if the device's compiler keeps one.
     """
     sizes = whole_numbers("--batch", batch, 1, MOST_BATCH)
     names = strategy_words(strategy)

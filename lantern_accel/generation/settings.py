@@ -52,12 +52,12 @@ class Settings(Frozen):
         "-s",
     )
     relaxed: bool | None = _said(
-        "Whether auto may relax acceptance (default: no); no also refuses a relaxed strategy.",
+        "Let auto relax acceptance (default: no); --no-relaxed also refuses relaxed strategies.",
         "--relaxed/--no-relaxed",
     )
     num_images: int | None = _said("Images per prompt.", "-n", ge=1, le=MOST_IMAGES)
     seed: int | None = _said(
-        "Fixes the images, under every exact strategy alike; drawn and printed if left out.",
+        "Fixes the images, the same ones under every exact strategy. Default: a random one, printed.",
         ge=0,
         lt=SEEDS,
     )
@@ -69,8 +69,8 @@ class Settings(Frozen):
         "none, chain:4, dynamic:TOP_K,DEPTH,TOTAL, a tree's name, paths 0,1,00,01, or window:16."
     )
     window: int | None = _said(
-        "Tokens in the window of a strategy that drafts without a drafter; 16 or fewer, as suits device "
-        "and batch."
+        "Tokens in the window of a strategy that drafts in one. Default: 16 or fewer, depending on "
+        "device and batch."
     )
     accept: Any = _said(
         "The acceptance rule with its values, such as lantern++:k=10,lambda=2.", shown=str
@@ -81,7 +81,7 @@ class Settings(Frozen):
     residual: Residual | None = _said("aggregate, official or optimal.", shown=str)
     coupling: Coupling | None = _said(
         "invariant (the default of exact strategies: a seed is a picture, whatever drafts), or maximal: "
-        "speculative sampling as published, a few per cent more tokens per step.",
+        "speculative sampling as published.",
         shown=str,
     )
     neighbour_space: NeighbourSpace | None = _said(

@@ -141,13 +141,6 @@ def check_said(what: object, said: Mapping[str, Any], sizes: Mapping[str, object
             )
 
 
-def shape_of(checkpoint: Checkpoint, key: str, path: Path) -> tuple[int, ...]:
-    """Return the shape of a tensor; raises :class:`CheckpointError` where ``path`` lacks it."""
-    if key not in checkpoint:
-        raise CheckpointError(f"{path} lacks {key}: a part of it is absent; fetch it again")
-    return checkpoint.shape(key)
-
-
 def whole(said: Mapping[str, Any], name: str, path: Path) -> int:
     """Return a number of a configuration of ``path``: whole, 1 or more; raises CheckpointError."""
     try:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from lantern_accel.checkpoints.layouts import check_said, shape_of
+from lantern_accel.checkpoints.layouts import check_said
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
@@ -58,16 +57,16 @@ class KeyLayout:
 
 
 def llama_sizes(
-    checkpoint: Checkpoint, layout: KeyLayout, said: Mapping[str, Any], path: Path
+    checkpoint: Checkpoint, layout: KeyLayout, said: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the sizes of a Llama's trunk: shapes first, the configuration for what they cannot say.
 
     ``said``: transformers' names, with what the file leaves out filled in. Raises
     :class:`CheckpointError` where a tensor is absent, or the configuration is of another model.
     """
-    block = layout.block.format(i=0)
-    token_count, dim = shape_of(checkpoint, layout.embedding, path)
-    rows, kv_rows = (shape_of(checkpoint, block + key, path)[0] for key in (layout.q, layout.k))
+    block, path = layout.block.format(i=0), checkpoint.path
+    token_count, dim = checkpoint.shape(layout.embedding)
+    rows, kv_rows = (checkpoint.shape(block + key)[0] for key in (layout.q, layout.k))
     heads, width = said["num_attention_heads"], said.get("head_dim")
     width = width or (rows // heads if isinstance(heads, int) and heads > 0 else 0)
     if not isinstance(heads, int) or heads < 1 or rows != heads * width or kv_rows % width:
@@ -77,7 +76,9 @@ def llama_sizes(
         )
     layers = layout.layers(checkpoint)
     check_said(
-        path, said, {"hidden_size": dim, "num_hidden_layers": layers, "vocab_size": token_count}
+        checkpoint.path,
+        said,
+        {"hidden_size": dim, "num_hidden_layers": layers, "vocab_size": token_count},
     )
     return {
         "dim": dim,
@@ -85,7 +86,7 @@ def llama_sizes(
         "n_head": heads,
         "n_kv_head": kv_rows // width,
         "head_width": 0 if heads * width == dim else width,
-        "ffn_dim": shape_of(checkpoint, block + layout.down, path)[1],
+        "ffn_dim": checkpoint.shape(block + layout.down)[1],
         "token_count": token_count,
         "norm_eps": said["rms_norm_eps"],
         "bias": block + layout.q.removesuffix("weight") + "bias" in checkpoint,

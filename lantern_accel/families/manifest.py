@@ -77,3 +77,9 @@ class Manifest(Frozen):
     def named(self: ManifestT, entry: ModelEntry | None) -> ManifestT:
         """Return this manifest under the name of the published model that it is; None: of none."""
         return self if entry is None else self.model_copy(update=entry.labels)
+
+
+def check_codes(codebook: int, codes: int) -> None:
+    """Raise ValueError where a codebook is not of a target, for a manifest's validator."""
+    if codebook != codes:
+        raise ValueError(f"the codebook has {codebook} codes, the target {codes}")

@@ -27,7 +27,7 @@ from lantern_accel.families.base import (
     Size,
     TextSource,
 )
-from lantern_accel.families.manifest import ManifestT
+from lantern_accel.families.manifest import ManifestT, check_codes
 from lantern_accel.families.prompted import PromptedTarget
 from lantern_accel.families.prompted_drafter import (
     PromptedDrafter,
@@ -88,9 +88,7 @@ def add_drafter(
 
 def check_parts(manifest: Any) -> None:
     """Raise ValueError for parts of a manifest that are not of one model, for its validator."""
-    codes, known = manifest.vq.codebook_size, manifest.target.vocab_size
-    if codes != known:
-        raise ValueError(f"the codebook has {codes} codes, the target {known}")
+    check_codes(manifest.vq.codebook_size, manifest.target.vocab_size)
     wrong = None if manifest.drafter is None else misfit(manifest.drafter, manifest.target)
     if wrong is not None:
         raise ValueError(f"the drafter is of another target: {wrong}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -170,15 +170,21 @@ def slots(backend: Backend) -> Measured:
             engine.step()
             steps += 1
             after = backend.read(engine.verifying.cache, 0, known)
-            for row in range(g.rows):
-                count = int(length[row % g.batch])
-                for old, new in zip(before, after, strict=True):
-                    if not torch.equal(old[row, :count].cpu(), new[row, :count].cpu()):
-                        raise Failed(f"step {steps} wrote to a slot of a committed position")
+            if _rewritten(before, after, length):
+                raise Failed(f"step {steps} wrote to a slot of a committed position")
             if int(state.length.min()) >= g.tokens - 1:
                 break
     steps += sum(_window_slots(backend, strategy) for strategy in ("scd", "sjd-pac"))
     return Measured(f"{steps} steps wrote to free slots alone")
+
+
+def _rewritten(before: Sequence[Tensor], after: Sequence[Tensor], length: Tensor) -> bool:
+    """Return whether the first ``length [B]`` slots of a row of keys or values changed."""
+    return any(
+        not torch.equal(old[row, :count].cpu(), new[row, :count].cpu())
+        for old, new in zip(before, after, strict=True)
+        for row, count in enumerate(length.tolist() * (len(old) // len(length)))
+    )
 
 
 def _window_slots(backend: Backend, strategy: str) -> int:
@@ -194,13 +200,12 @@ def _window_slots(backend: Backend, strategy: str) -> int:
         engine.step()
         steps += 1
         after = backend.read(engine.verifying.cache, 0, known)
-        for row in range(g.rows):
-            count = int(length[row % g.batch])
-            for old, new in zip(before, after, strict=True):
-                if not torch.equal(old[row, :count].cpu(), new[row, :count].cpu()):
-                    raise Failed(f"{strategy}, step {steps} wrote to a slot of a known position")
-                if not new[row, count].any():
-                    raise Failed(f"{strategy}, step {steps} left the last token's slot empty")
+        if _rewritten(before, after, length):
+            raise Failed(f"{strategy}, step {steps} wrote to a slot of a known position")
+        if not all(
+            new[row, int(length[row % g.batch])].any() for new in after for row in range(g.rows)
+        ):
+            raise Failed(f"{strategy}, step {steps} left the last token's slot empty")
     return steps
 
 

@@ -11,7 +11,7 @@ from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds
 from lantern_accel.families.llamagen.vq import VQConfig
-from lantern_accel.families.manifest import Manifest, ModelDefaults
+from lantern_accel.families.manifest import Manifest, ModelDefaults, check_codes
 from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling
 
@@ -37,10 +37,7 @@ class ChameleonManifest(Manifest):
     @model_validator(mode="after")
     def _parts_fit(self) -> ChameleonManifest:
         t = self.target
-        if self.vq.codebook_size != t.image_codes:
-            raise ValueError(
-                f"the codebook has {self.vq.codebook_size} codes, the target {t.image_codes}"
-            )
+        check_codes(self.vq.codebook_size, t.image_codes)
         if (self.variant == "lumina") != (t.newline_id is not None):
             raise ValueError("Lumina's rows end in a newline token, Anole's do not")
         d = self.drafter

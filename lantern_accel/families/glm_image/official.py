@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lantern_accel.checkpoints.layouts import explained, read_json, shape_of
+from lantern_accel.checkpoints.layouts import explained, read_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
@@ -114,11 +114,11 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any], path: Path) -> GlmImag
             f"the configuration of {path} asks for {odd}, of which only 'default' and 'silu' are "
             "supported; use the released model"
         )
-    sizes = llama_sizes(checkpoint, LAYOUT, text, path)
+    sizes = llama_sizes(checkpoint, LAYOUT, text)
     codes = (said.get("vq_config") or {}).get("num_embeddings")
     if codes is None:
         codes = checkpoint.shape(CODEBOOK)[0] if CODEBOOK in checkpoint else 16384
-    rows = shape_of(checkpoint, LAYOUT.head, path)[0]
+    rows = checkpoint.shape(LAYOUT.head)[0]
     if codes > rows:
         raise CheckpointError(
             f"the head of {path} has {rows} rows, fewer than {codes} codes; its "

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import explained, read_json, shape_of
+from lantern_accel.checkpoints.layouts import explained, read_json
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
@@ -110,10 +110,10 @@ def target_config(
             "supported; use a published model"
         )
     said = {**_LLAMA, **{k: v for k, v in llama.items() if v is not None}}
-    sizes = llama_sizes(checkpoint, layout.trunk, said, path)
+    sizes = llama_sizes(checkpoint, layout.trunk, said)
     if sizes["n_kv_head"] == sizes["n_head"]:
         sizes["n_kv_head"] = 0
-    codes, code_dim = shape_of(checkpoint, layout.embed, path)
+    codes, code_dim = checkpoint.shape(layout.embed)
     depth = 0
     while f"{layout.aligned(depth)}.weight" in checkpoint:
         depth += 1
@@ -123,7 +123,7 @@ def target_config(
             vocab_size=codes,
             code_dim=code_dim,
             aligner_depth=depth,
-            head_dim_image=shape_of(checkpoint, f"{layout.head_in}.weight", path)[0],
+            head_dim_image=checkpoint.shape(f"{layout.head_in}.weight")[0],
             rope_base=rope.get("rope_theta", said.get("rope_theta", 10000.0)),
             grid=grid,
         )

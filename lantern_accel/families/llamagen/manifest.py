@@ -10,7 +10,7 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.llamagen.vq import VQConfig
-from lantern_accel.families.manifest import Manifest
+from lantern_accel.families.manifest import Manifest, check_codes
 
 
 class LlamaGenManifest(Manifest):
@@ -25,10 +25,7 @@ class LlamaGenManifest(Manifest):
     @model_validator(mode="after")
     def _parts_fit(self) -> LlamaGenManifest:
         t = self.target
-        if self.vq.codebook_size != t.vocab_size:
-            raise ValueError(
-                f"the codebook has {self.vq.codebook_size} codes, the target {t.vocab_size}"
-            )
+        check_codes(self.vq.codebook_size, t.vocab_size)
         if self.text is not None and (self.text.dim, self.text.prefix_length) != (
             t.caption_dim,
             t.prefix_length,

@@ -8,7 +8,17 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options, strategy_words
+from lantern_accel.cli.options import (
+    DEVICE,
+    DTYPE,
+    MODEL,
+    OPTION,
+    THREADS,
+    WEIGHTS,
+    finite,
+    read_options,
+    strategy_words,
+)
 from lantern_accel.cli.tables import show_markdown
 
 
@@ -25,7 +35,7 @@ def evaluate(
         "-o",
         help="JSON file to write; an interrupted run goes on in it.",
     ),
-    model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
+    model: str = MODEL,
     plots: Path | None = typer.Option(None, help="Folder for the pictures (needs matplotlib)."),
     quick: bool = typer.Option(
         False, help="Few images and settings: for a first look, not for figures."
@@ -52,11 +62,9 @@ def evaluate(
     text_encoder: Path = typer.Option(None, help="A text encoder stored elsewhere."),
     weights: str = WEIGHTS,
     seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes all random numbers."),
-    device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    threads: int = typer.Option(
-        None, min=1, max=bounds.MOST_THREADS, help="Threads, for a backend that uses them."
-    ),
+    device: str = DEVICE,
+    dtype: str = DTYPE,
+    threads: int = THREADS,
     option: list[str] = OPTION,
     suite: str | None = typer.Option(
         None, help="The papers' table: coco, imagenet, or prompts (--prompts)."

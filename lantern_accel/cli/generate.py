@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lantern_accel.bounds import MOST_THREADS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import bar, opened
-from lantern_accel.cli.options import OPTION, WEIGHTS, read_options, strategy_words, with_settings
+from lantern_accel.cli.options import (
+    DTYPE,
+    MODEL,
+    OPTION,
+    THREADS,
+    WEIGHTS,
+    read_options,
+    strategy_words,
+    with_settings,
+)
 from lantern_accel.files import read_text_file
 
 if TYPE_CHECKING:
@@ -72,13 +80,8 @@ def generate(
     device: str = typer.Option(
         "auto", "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
     ),
-    model: str = typer.Option(
-        "lantern-emoji",
-        "--model",
-        "-m",
-        help="A name that `lantern-accel models` lists, or a folder or file of weights.",
-    ),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    model: str = MODEL,
+    dtype: str = DTYPE,
     exact_dtype: bool = typer.Option(
         False,
         "--exact-dtype",
@@ -96,9 +99,7 @@ def generate(
         None, help="The prompts' features (.safetensors, .npz), in place of the text encoder."
     ),
     weights: str = WEIGHTS,
-    threads: int = typer.Option(
-        None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
-    ),
+    threads: int = THREADS,
     option: list[str] = OPTION,
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
     grid: bool = typer.Option(False, help="Write all images into one picture, a row per prompt."),

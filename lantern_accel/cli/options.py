@@ -22,7 +22,10 @@ DEVICE = typer.Option(
     "auto", "--device", "-d", help="A backend's name, NAME:INDEX, or auto (the best)."
 )
 MODEL = typer.Option(
-    "lantern-emoji", "--model", "-m", help="A model's name, or a folder or file of weights."
+    "lantern-emoji",
+    "--model",
+    "-m",
+    help="A name that `lantern-accel models` lists, or a folder or file of weights.",
 )
 DTYPE = typer.Option("auto", help="auto, float32, bfloat16 or float16.")
 THREADS = typer.Option(

@@ -11,7 +11,11 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import (
+    DEVICE,
+    DTYPE,
+    MODEL,
     OPTION,
+    THREADS,
     WEIGHTS,
     finite,
     numbers,
@@ -30,8 +34,8 @@ def profile(
     output: Path = typer.Option(
         ..., "--output", "-o", help="The run's file, .json; with --fleet a folder."
     ),
-    device: str = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best)."),
-    model: str = typer.Option("lantern-emoji", help="A bundled model's name or a model folder."),
+    device: str = DEVICE,
+    model: str = MODEL,
     strategy: list[str] = typer.Option(
         [],
         "--strategy",
@@ -68,11 +72,9 @@ def profile(
         help="Images per strategy for its price. Default: 64, quick: 16.",
     ),
     seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes what is drawn."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    dtype: str = DTYPE,
     weights: str = WEIGHTS,
-    threads: int = typer.Option(
-        None, min=1, max=bounds.MOST_THREADS, help="Processor threads, where the backend has them."
-    ),
+    threads: int = THREADS,
     option: list[str] = OPTION,
     name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
     trace: Path = typer.Option(None, help="Also write a few steps here, for ui.perfetto.dev."),

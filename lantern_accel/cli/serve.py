@@ -8,10 +8,19 @@ from typing import Any
 
 import typer
 
-from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS, MOST_THREADS
+from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import opened
-from lantern_accel.cli.options import OPTION, WEIGHTS, finite, read_options, strategy_words
+from lantern_accel.cli.options import (
+    DTYPE,
+    MODEL,
+    OPTION,
+    THREADS,
+    WEIGHTS,
+    finite,
+    read_options,
+    strategy_words,
+)
 from lantern_accel.files import read_text_file
 
 #: API keys, with commas between.
@@ -26,16 +35,11 @@ def register(app: typer.Typer) -> None:
 def serve(
     host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0: every network."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0: any free one."),
-    model: str = typer.Option(
-        "lantern-emoji",
-        "--model",
-        "-m",
-        help="A name that `lantern-accel models` lists, or a folder or file of weights.",
-    ),
+    model: str = MODEL,
     device: str = typer.Option(
         "auto", "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
     ),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    dtype: str = DTYPE,
     weights: str = WEIGHTS,
     slots: int = typer.Option(
         None,
@@ -82,9 +86,7 @@ def serve(
     text_device: str = typer.Option(
         "device", "--text-device", help="Where a large text encoder runs: device or cpu."
     ),
-    threads: int = typer.Option(
-        None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
-    ),
+    threads: int = THREADS,
     on: str | None = typer.Option(
         None,
         "--on",

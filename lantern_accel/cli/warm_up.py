@@ -9,7 +9,7 @@ import typer
 from lantern_accel.bounds import MOST_BATCH
 from lantern_accel.cli.console import say
 from lantern_accel.cli.opening import opened
-from lantern_accel.cli.options import OPTION, read_options, strategy_words, whole_numbers
+from lantern_accel.cli.options import DTYPE, OPTION, read_options, strategy_words, whole_numbers
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def warm_up(
     device: str = typer.Option("auto", "--device", "-d", help="As for generate."),
     model: str = typer.Option("lantern-emoji", "--model", "-m", help="As for generate."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    dtype: str = DTYPE,
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,2,4."),
     strategy: list[str] = typer.Option(
         ["auto"], "--strategy", "-s", help="Names, separated by commas or repeated."

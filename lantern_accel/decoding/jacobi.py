@@ -240,7 +240,7 @@ class JacobiEngine(WindowBase):
         positions = state.length.unsqueeze(1) + self.ahead
         state.tokens.scatter_(1, positions.clamp(max=g.tokens), coupled.tokens)
         # A longer window may have seen more before this one.
-        newest = torch.maximum(state.newest, state.length + self.window.length)
+        newest = torch.maximum(state.newest, positions[:, -1])
         state.newest.copy_(newest)
         if g.depth:
             self.drafts.fresh(newest)

@@ -87,11 +87,11 @@ def rule(report: Evaluation) -> Iterator[str]:
     for name, own in (("lantern", defaults.lantern), ("lantern++", defaults.lantern_pp)):
         picked = chosen(report.frontier or [], name)
         same = (
-            "which is the default"
+            "its default settings"
             if picked.strategy.acceptance == own
-            else f"where the default is {rule_words(own)}"
+            else f"where its default settings are {rule_words(own)}"
         )
-        yield f"- `{name}`: {setting(picked)}, {same}."
+        yield f"- `{name}`: {setting(picked).removeprefix(name + ', ')}, {same}."
 
 
 def main() -> None:

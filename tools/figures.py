@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import runpy
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,7 @@ def figures() -> list[Figure]:
         *_stepcost(),
         *_rounded(),
         *_races(),
+        *_evaluation(),
         *_load(),
         *_busy(),
         *_xla(),
@@ -352,6 +354,18 @@ def _races() -> Iterator[Figure]:
 
 def _work(lap: Any) -> float:
     return float(next(iter(lap["work"].values())))
+
+
+def _evaluation() -> Iterator[Figure]:
+    from lantern_accel.evaluation.schema import Evaluation
+
+    data = "docs/evaluation/lantern-emoji.json"
+    report = Evaluation.model_validate_json((ROOT / data).read_text(encoding="utf-8"))
+    tables = runpy.run_path(str(ROOT / "tools" / "evaluation_pages.py"))
+    command = "python tools/lantern-emoji evaluate --model lantern-emoji"
+    for name, page in (("frontier", "docs/notes.md"), ("distances", "docs/evaluation.md")):
+        for number, row in enumerate(list(tables[name](report))[2:]):
+            yield _figure(f"{name} of relaxation, {number}", row, data, command, page)
 
 
 def _load() -> Iterator[Figure]:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+#: How the text begins that stands for a figure.
+NOT_MEASURED = "not measured: "
+
+
+def not_measured(reason: str) -> str:
+    """Return the text that stands for a figure that was not measured, with its reason."""
+    return f"{NOT_MEASURED}{reason}"
+
 
 class Record(BaseModel):
     """A record that refuses fields it does not know."""

@@ -122,14 +122,8 @@ class Memorisation(Record):
 
 # --- suites: one row per strategy, and what was left out, with reasons ---------------------------
 
-NOT_MEASURED = "not measured: "
 #: A figure with its interval, or why there is none.
 Reading = Interval | str
-
-
-def not_measured(reason: str) -> str:
-    """Return the reading of a figure that was not measured."""
-    return f"{NOT_MEASURED}{reason}"
 
 
 class Metric(Record):

@@ -10,9 +10,10 @@ from typing import Any
 
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation import plots
-from lantern_accel.evaluation.schema import NOT_MEASURED, Evaluation, Reading, Suite
+from lantern_accel.evaluation.schema import Evaluation, Reading, Suite
 from lantern_accel.files import check_target, write_whole
 from lantern_accel.quality.interval import Interval
+from lantern_accel.records import NOT_MEASURED
 from lantern_accel.strategy.values import Strategy
 
 #: Digits after the point, by column.

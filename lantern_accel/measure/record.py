@@ -16,7 +16,9 @@ from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.generation.rounded_weights import RoundingPrice
 from lantern_accel.measure.store import LONGEST_NAME
 from lantern_accel.quality.interval import Interval as Interval
+from lantern_accel.records import NOT_MEASURED as NOT_MEASURED
 from lantern_accel.records import Record
+from lantern_accel.records import not_measured as not_measured
 from lantern_accel.strategy.values import Exact, Sampling, Strategy
 
 SCHEMA: Literal[2] = 2
@@ -29,17 +31,11 @@ PHASES = ("text", "prefill", *STEP_PHASES, "host", "pixels")
 """Where the time of a request goes, in order."""
 WARMUPS = 3
 """Warm-up decodings a cell needs at least: the cold one, and two to see the times settle."""
-NOT_MEASURED = "not measured: "
 
 NotMeasured = Annotated[str, StringConstraints(pattern=r"^not measured: \S")]
 Reading = float | NotMeasured
 Positive = Annotated[float, Field(gt=0)] | NotMeasured
 """A reading that others are divided by."""
-
-
-def not_measured(reason: str) -> NotMeasured:
-    """Return the text that stands for a figure, with its reason."""
-    return f"{NOT_MEASURED}{reason}"
 
 
 def is_measured(reading: float | str | None) -> TypeGuard[float]:

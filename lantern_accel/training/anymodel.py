@@ -28,11 +28,11 @@ from lantern_accel.quality.maps import to_pixels
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import GUIDED, encode_images
 from lantern_accel.strategy.values import Sampling
+from lantern_accel.training.common import held_out
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import read_drafter, train_drafter
 from lantern_accel.training.objective import DrafterTrainConfig, Features, Teacher
 
-HELD_OUT_SHARE = 0.05
 CODES = "codes.pt"
 GIB = 1 << 30
 #: Memory for encoded prompts; those that do not fit are encoded each time they are drawn.
@@ -102,10 +102,8 @@ class ModelFeatures:
         # Without guidance no row lacks its prompt in decoding either.
         self._sampling = GUIDED if self.family.guided else Sampling()
         self._device, self._dropout = device, text_dropout if self.family.guided else 0.0
-        held = max(1, round(HELD_OUT_SHARE * len(prompts)))
-        order = list(range(len(prompts)))
-        random.Random(0).shuffle(order)
-        self._rows = {True: order[:held], False: order[held:]}
+        held, trained = held_out(len(prompts), 0)
+        self._rows = {True: held, False: trained}
         self._encoded = encoded or Encoded(pipeline, self.prompts)
         self._kept: dict[tuple[int, bool, int], Tensor] = {}
         self._room = kept_bytes

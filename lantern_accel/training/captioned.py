@@ -20,13 +20,11 @@ from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.maps import to_pixels
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import encode_images
-from lantern_accel.training.common import seed_everything
+from lantern_accel.training.common import held_out, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import save_tokenizer
 from lantern_accel.training.target import TargetConfig, TextTarget, train_target
 from lantern_accel.training.words import save_text_tokenizer, train_text_tokenizer
-
-HELD_OUT_SHARE = 0.05
 
 
 class Captioned:
@@ -87,16 +85,13 @@ def run_captioned_target(
         save_tokenizer(pipeline.model.vq, work / "tokenizer")
     device.wait()
     tokenizer = read_tokenizer(path)
-    order = list(range(len(captions)))
-    random.Random(config.seed).shuffle(order)
-    held = max(1, round(HELD_OUT_SHARE * len(order)))
     seed_everything(config.seed)
     model = TextTarget.fresh(
         config, tokenizer.get_vocab_size(), manifest.vq.codebook_size, manifest.target.grid
     )
     heldout, train = (
         Captioned([captions[i] for i in part], codes[part], tokenizer, model.text.config)
-        for part in (order[:held], order[held:])
+        for part in held_out(len(captions), config.seed)
     )
     return train_target(
         config,

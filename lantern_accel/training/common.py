@@ -15,6 +15,7 @@ from lantern_accel.errors import DataError
 from lantern_accel.files import read_json_file, write_whole
 from lantern_accel.records import Frozen
 
+HELD_OUT_SHARE = 0.05
 Made = TypeVar("Made", bound=BaseModel)
 
 
@@ -65,6 +66,14 @@ def read_made(kind: type[Made], path: Path, stage: str, field: str = "") -> Made
         raise DataError(
             f"{path} is not what training a {stage} writes ({reason}); train the {stage} again"
         ) from None
+
+
+def held_out(count: int, seed: int) -> tuple[list[int], list[int]]:
+    """Return which of ``count`` images are held out, one at least, and which are trained on."""
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    held = max(1, round(HELD_OUT_SHARE * count))
+    return order[:held], order[held:]
 
 
 # Fields that may change between a checkpoint and its continuation.

@@ -17,7 +17,7 @@ from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.families.llamagen.keys import load_into, read_tensors
+from lantern_accel.families.llamagen.keys import load_float
 from lantern_accel.files import write_json
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.common import read_made, seed_everything
@@ -211,18 +211,7 @@ def train_drafter(
     task = DrafterTask(config, source, device, codebook, start=start)
     done = run(task, config, out, device, progress, resume=resume)
     last = task.evaluate(done.step)
-    report = {
-        "steps": done.step,
-        "seconds": done.elapsed,
-        "parameters": sum(p.numel() for p in task.drafter.parameters()),
-        "images_seen": done.step * config.batch_size * device.world,
-        **last,
-        "heldout_top3": task.best,
-        "curve": done.curve,
-        "device": str(device.device),
-        "dtype": str(device.dtype).removeprefix("torch."),
-        "config": config.model_dump(mode="json"),
-    }
+    report = done.report(config, device, task.drafter, **last | {"heldout_top3": task.best})
     if device.main:
         task.put(task.kept)
         made = source.family.drafter_files(task.drafter)
@@ -235,6 +224,5 @@ def train_drafter(
 def read_drafter(folder: Path) -> EagleDrafter:
     """Read back what :func:`train_drafter` wrote, in float32; raises where it is not there."""
     drafter = EagleDrafter(read_made(DrafterConfig, folder / "drafter.json", "drafter"))
-    path = folder / "drafter.safetensors"
-    load_into(drafter, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
+    load_float(drafter, folder / "drafter.safetensors")
     return drafter

@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.keys import load_into, read_tensors
+from lantern_accel.families.llamagen.keys import load_float
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
@@ -62,8 +62,7 @@ def save_tokenizer(model: VQModel, out: Path) -> None:
 def load_tokenizer(folder: Path, device: torch.device | None = None) -> VQModel:
     """Return the tokenizer that ``save_tokenizer`` wrote, in float32 and ready to use."""
     model = VQModel(read_made(VQConfig, folder / "vq.json", "tokenizer"))
-    path = folder / "vq.safetensors"
-    load_into(model, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
+    load_float(model, folder / "vq.safetensors")
     return model.to(device or torch.get_default_device()).eval().requires_grad_(False)
 
 

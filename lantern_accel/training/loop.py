@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.quality import style
 from lantern_accel.quality.progress import Progress
@@ -78,6 +80,22 @@ class Run:
     elapsed: float = 0.0
     running: dict[str, float] = field(default_factory=dict)
     curve: list[dict[str, float]] = field(default_factory=list)
+
+    def report(
+        self, config: TrainConfig, device: TrainDevice, model: nn.Module, **figures: Any
+    ) -> dict[str, Any]:
+        """Return what ``report.json`` says of a run that has ended."""
+        return {
+            "steps": self.step,
+            "seconds": self.elapsed,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "images_seen": self.step * config.batch_size * device.world,
+            **figures,
+            "curve": self.curve,
+            "device": str(device.device),
+            "dtype": str(device.dtype).removeprefix("torch."),
+            "config": config.model_dump(mode="json"),
+        }
 
 
 class _Stop:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.families.llamagen.keys import load_into, read_tensors
+from lantern_accel.families.llamagen.keys import load_float
 from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
 from lantern_accel.files import write_json, write_whole
@@ -267,18 +267,8 @@ def train_target(
     """
     task = TargetTask(config, model.to(device.device).train(), train, judged, device, draw)
     done = run(task, config, out, device, progress, resume=resume)
-    report = {
-        "steps": done.step,
-        "seconds": done.elapsed,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "images_seen": done.step * config.batch_size * device.world,
-        "train_nll": done.running.get("loss"),
-        **task.evaluate(done.step),
-        "curve": done.curve,
-        "device": str(device.device),
-        "dtype": str(device.dtype).removeprefix("torch."),
-        "config": config.model_dump(mode="json"),
-    }
+    nll = done.running.get("loss")
+    report = done.report(config, device, model, train_nll=nll, **task.evaluate(done.step))
     if device.main:
         kept = task.averaged()
         write_model(kept.gpt, out, "target")
@@ -313,6 +303,5 @@ def read_target(folder: Path) -> TextTarget:
     text = read_made(TextEncoderConfig, folder / "text.json", "target")
     model = TextTarget(gpt, text)
     for part, name in ((model.gpt, "target"), (model.text, "text")):
-        path = folder / f"{name}.safetensors"
-        load_into(part, {k: v.float() for k, v in read_tensors(path).items()}, path.name)
+        load_float(part, folder / f"{name}.safetensors")
     return model

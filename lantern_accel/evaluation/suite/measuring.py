@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lantern_accel.evaluation.schema import Metric, Reading, Speed, not_measured
+from lantern_accel.evaluation.schema import Metric, Reading, Speed
 from lantern_accel.evaluation.suite import networks as known
 from lantern_accel.evaluation.suite.drawing import Chunk
 from lantern_accel.evaluation.suite.networks import FeatureNetwork
@@ -28,6 +28,7 @@ from lantern_accel.quality.set_metrics import (
     precision_recall,
     unpaired_distance,
 )
+from lantern_accel.records import not_measured
 
 SCORERS = {"clip": "CLIP score", "hpsv2": "HPSv2", "imagereward": "ImageReward"}
 #: Kernel matrices of more images would take gigabytes.

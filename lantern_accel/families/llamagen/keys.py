@@ -111,3 +111,8 @@ def load_into(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> No
             raise mismatch(what, key, list(tensor.shape), list(own[key].shape))
     check_keys(own, {key: Recipe((key,)) for key in given}, given, what)
     module.load_state_dict(given, strict=True)
+
+
+def load_float(module: nn.Module, path: Path) -> None:
+    """Copy a checkpoint file of a module's own names into it, in float32."""
+    load_into(module, {k: v.float() for k, v in read_tensors(path).items()}, path.name)

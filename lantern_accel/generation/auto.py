@@ -26,7 +26,7 @@ from lantern_accel.decoding.length_policy import (
 )
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
-from lantern_accel.generation.copies import WINDOWS, ProductTimes, likely_copy, product_times
+from lantern_accel.generation.copies import WINDOWS, ProductTimes, likely_copies, product_times
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.choices import (
     Choice,
@@ -255,17 +255,17 @@ class Auto:
         made = asked.model_copy(update={"tree": tree, "name": "self"})
         return made if self.holds(made) else None
 
-    def likely_copy(
+    def likely_copies(
         self, asked: Strategy, windows: Timed, batch: int, sampling: Sampling
-    ) -> Strategy | None:
-        """Return the drafts by a copy that are worth trying; None where none promises enough.
+    ) -> list[Strategy]:
+        """Return the drafts that are worth trying, all by one copy; none where none promises enough.
 
         Predicted from what products with a part of the weights cost, before a copy is made. ``windows``:
         the target's, timed, which say what a check of so many drafts costs.
         """
         usual = self.copies(asked)
         if usual is None:
-            return None
+            return []
         rows = batch * sampling.branches
         tokens = self.model.manifest.target.num_tokens
         nodes = (1, *(n for n in WINDOWS if n))
@@ -280,10 +280,9 @@ class Auto:
         def holds(tree: SelfDrafts) -> bool:
             return self.holds(usual.model_copy(update={"tree": tree}))
 
-        found = likely_copy(times, rows, windows.draft_lengths, tokens, holds)
-        if found is None or found.speedup < ENOUGH:
-            return None
-        return usual.model_copy(update={"tree": found.tree})
+        found = likely_copies(times, rows, windows.draft_lengths, tokens, holds)
+        good = [one.tree for one in found if one.speedup >= ENOUGH]
+        return [usual.model_copy(update={"tree": tree}) for tree in good]
 
     def unsettled(self, engine: object, asked: Strategy, batch: int, sampling: Sampling) -> bool:
         """Return whether the steps of an engine are to be timed before auto can use it."""

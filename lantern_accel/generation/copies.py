@@ -28,6 +28,9 @@ from lantern_accel.strategy.values import DraftLength, SelfDrafts, self_drafted
 USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}
 #: Tokens of a copy's own window (0: none), and drafts a step: among these the best are predicted.
 WINDOWS, DRAFTS = (0, 2, 4, 8), (2, 4, 6, 8, 12, 16)
+#: What is kept of the drafts of a copy's windows, next to as many that it guessed one by one: some of a
+#: window have not settled when its passes are over.
+SETTLED = 0.93
 #: Weights whose products are timed: as many as no cache holds, or all of a small model's.
 TIMED_WEIGHTS, ROUNDS = 1 << 25, 3
 
@@ -110,14 +113,16 @@ def check_cost(timed: Sequence[DraftLength], nodes: int) -> float:
     return max(1.0, low + (high - low) * (nodes - a) / (b - a))
 
 
-def likely_copy(
+def likely_copies(
     times: ProductTimes,
     rows: int,
     timed: Sequence[DraftLength],
     tokens: int,
     holds: Callable[[SelfDrafts], bool],
-) -> Likely | None:
-    """Return the drafts by a copy that promise most; None where no copy fits.
+) -> list[Likely]:
+    """Return the drafts by a copy that promise most, and the next best by the same copy.
+
+    The second has another window of its own; none where no copy fits.
 
     ``times``: of :func:`product_times`, where one node of every image has ``rows`` rows; ``timed``: of
     the target's windows; ``tokens``: of an image.
@@ -137,17 +142,21 @@ def likely_copy(
             drafts = [n for n in DRAFTS if max(window, 2) <= n + 1 <= tokens]
             gain = usual_tokens_per_step(window) if window else 1.0
             cost = pass_cost(name, window or 1)
-            promises = {
-                n: tokens_of(rate, n + 1) / (math.ceil(n / gain) * cost + check_cost(timed, n + 1))
-                for n in drafts
-            }
+            promises: dict[tuple[int, int], float] = {}
+            for n in drafts:
+                needed = math.ceil(n / gain)
+                for passes in range(math.ceil(needed / 2), needed + 1) if window else [n]:
+                    made = tokens_of(rate, 1 + min(n, int(passes * gain)))
+                    made = 1 + (made - 1) * (SETTLED if window else 1.0)
+                    promises[n, passes] = made / (passes * cost + check_cost(timed, n + 1))
             if not promises:
                 continue
-            best = max(promises, key=lambda n: promises[n])
+            best, passes = max(promises, key=lambda one: promises[one])
             # One length more than the best, so that images that accept more may have it.
             longest = next((n for n in drafts if n > best), best)
             lengths = [1, *(n + 1 for n in drafts if n <= longest)]
-            passes = math.ceil(longest / gain) if window else 0
-            tree = self_drafted(lengths, name, window, passes)
-            found.append(Likely(tree, promises[best]))
-    return max(found, key=lambda one: one.speedup, default=None)
+            own = math.ceil(passes * longest / best) if window else 0
+            tree = self_drafted(lengths, name, window, own)
+            found.append(Likely(tree, promises[best, passes]))
+    found.sort(key=lambda one: -one.speedup)
+    return [one for one in found if one.tree.weights == found[0].tree.weights][:2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -165,15 +165,16 @@ class Loaded:
             return ready
         found: list[Timed] = []
         held = self.engines.copies
-        sources: list[Callable[[], Strategy | None]] = [
-            lambda: strategy,
-            lambda: self.auto.chains(strategy, sampling),
-            # The windows come first: what they cost says what copies are worth trying.
-            lambda: self.auto.likely_copy(strategy, found[0], batch, sampling),
-        ]
-        for source in sources:
-            if (asked := source()) is None:
+        others = self.auto.chains(strategy, sampling)
+        sources = [strategy] if others is None else [strategy, others]
+        copies_known = False
+        while sources or not copies_known:
+            if not sources:
+                # What the windows cost, which were timed first, says what copies are worth trying.
+                sources = self.auto.likely_copies(strategy, found[0], batch, sampling)
+                copies_known = True
                 continue
+            asked = sources.pop(0)
             chosen = self.auto.resolve(asked, batch, sampling)
             try:
                 one = self.engines.get(batch, chosen, sampling, shape)

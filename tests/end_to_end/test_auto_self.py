@@ -48,11 +48,11 @@ def costs(monkeypatch: pytest.MonkeyPatch, copy: float, others: float) -> None:
 
     monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
 
-    def likely(self: Any, asked: Strategy, *given: Any) -> Strategy | None:
+    def likely(self: Any, asked: Strategy, *given: Any) -> list[Strategy]:
         made: Strategy | None = self.copies(asked)
-        return made
+        return [] if made is None else [made]
 
-    monkeypatch.setattr(automatic.Auto, "likely_copy", likely)
+    monkeypatch.setattr(automatic.Auto, "likely_copies", likely)
 
 
 def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
@@ -106,21 +106,21 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
     with load(tiny_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
         windows = automatic.Timed(strategy=promised(asked, 1.0))
-        made = pipeline.auto.likely_copy(asked, windows, 2, sampling)
-        assert made is not None and made.name == "self"
+        made, _ = pipeline.auto.likely_copies(asked, windows, 2, sampling)
+        assert made.name == "self"
         tree: Any = made.tree
         assert tree.weights == "int6" and tree.window > 0 and tree.passes > 0
         rows = 2 * sampling.branches
         assert asked_rows == [[rows, 2 * rows, 4 * rows, 8 * rows]]
         dear = automatic.Timed(strategy=promised(asked, 50.0))
-        assert pipeline.auto.likely_copy(asked, dear, 2, sampling) is None
+        assert pipeline.auto.likely_copies(asked, dear, 2, sampling) == []
         assert not pipeline.engines.copies, "nothing was made yet"
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
         drawn = pipeline.generate("red heart", seed=3)
         assert torch.equal(drawn.tokens, want)
         assert pipeline.engines.copies <= {"int6"}
         relaxed = pipeline.strategy("auto", relaxed=True)
-        assert pipeline.auto.likely_copy(relaxed, windows, 1, sampling) is None
+        assert pipeline.auto.likely_copies(relaxed, windows, 1, sampling) == []
 
 
 def promised(asked: Strategy, cost: float) -> Strategy:

@@ -5,9 +5,6 @@ Needs the package ``playwright`` and a Chromium (``CHROMIUM=/path/to/chromium`` 
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,20 +17,6 @@ from lantern_accel.serving.app import ServerSettings
 from lantern_accel.serving.studio import Limits
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("there is no Chromium; set CHROMIUM to one")
-    with playwright.sync_playwright() as running:
-        # As root, in a container, its sandbox cannot start; the page is our own.
-        opened = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def opened(browser: Any, served: Served, width: int = 1280) -> tuple[Any, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,13 @@ def refused(path: Path, parts: Parts | None = None) -> str:
     text = str(caught.value)
     assert "\n" not in text and "Traceback" not in text
     return text
+
+
+class Hostile:
+    """An object whose pickle makes a folder when it is read as code."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.marker),)

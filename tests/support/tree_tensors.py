@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,16 @@ def children_of(parents: Sequence[int]) -> list[list[int]]:
         if node:
             kids[parent].append(node)
     return kids
+
+
+def random_parents(rng: random.Random, nodes: int) -> list[int]:
+    """Return a tree in which nodes have up to four children."""
+    parents, node = [0], 0
+    while len(parents) < nodes:
+        some = rng.randint(node == len(parents) - 1, 4)
+        parents += [node] * min(some, nodes - len(parents))
+        node += 1
+    return parents
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.official import (
+    Hostile,
     add_drafter,
     class_folder,
     drafter_config,
@@ -35,14 +35,6 @@ from lantern_accel.families.base import Found
 from lantern_accel.families.llamagen.official import target_config
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
-
-
-class Hostile:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.marker),)
 
 
 @pytest.mark.parametrize("plain", [False, True])

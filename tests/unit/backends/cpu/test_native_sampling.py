@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from support import native
-from support.tree_tensors import draft_tree
+from support.tree_tensors import draft_tree, random_parents
 from torch import Tensor
 
 from lantern_accel.decoding.accept import accept, accept_sampling
@@ -122,16 +122,6 @@ RULES: dict[str, Any] = {
     "lantern": Lantern(k=6, delta=0.3),
     "lantern++": LanternPP(k=6, lam=3.0),
 }
-
-
-def random_parents(rng: random.Random, nodes: int) -> list[int]:
-    """Return a tree in which nodes have up to four children."""
-    parents, node = [0], 0
-    while len(parents) < nodes:
-        some = rng.randint(node == len(parents) - 1, 4)
-        parents += [node] * min(some, nodes - len(parents))
-        node += 1
-    return parents
 
 
 def situation(seed: int, vocab: int, drawn: bool) -> tuple[Any, Tensor]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.official import Hostile
 from torch import Tensor
 
 from lantern_accel.errors import CheckpointError
@@ -91,14 +91,6 @@ def test_something_else_than_a_state_dict_is_refused(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match="holds a list, not a state dict"):
         read_tensors(tmp_path / "w.pt")
-
-
-class Hostile:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.marker),)
 
 
 @pytest.mark.parametrize("plain", [False, True])

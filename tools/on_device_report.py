@@ -1,4 +1,4 @@
-"""What the report of ``tools/on_device.py`` says: every stage's result, and what is asked of a card."""
+"""Writes the report of ``tools/on_device.py``: every stage's result, and what is asked of a card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rounding a model's weights costs, by format: the table in docs/fewer_bytes.md.
+"""Measure what rounding a model's weights costs, by format: the table in docs/fewer_bytes.md.
 
     python tools/rounding_formats.py --prompts 24 int8 int4:64 int4:32:symmetric
 

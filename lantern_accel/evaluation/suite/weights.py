@@ -116,7 +116,7 @@ def weights_file(key: str, given: Mapping[str, Path], tell: Tell) -> Path:
         return _from_hub(one, tell) if one.repo else _from_url(one, tell)
     except _Absent as error:
         raise Unavailable(
-            f"{one.named} is not at hand and cannot be fetched ({error}); fetch it where there is a "
+            f"{one.named} is not here and cannot be fetched ({error}); fetch it where there is a "
             f"network and name it with --metric-weights {key}=PATH"
         ) from None
 

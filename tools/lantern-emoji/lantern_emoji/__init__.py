@@ -1,1 +1,1 @@
-"""How the bundled model, lantern-emoji, is trained: its images, captions, scenes and trainers."""
+"""Trains the bundled model, lantern-emoji: its images, captions, scenes and trainers."""

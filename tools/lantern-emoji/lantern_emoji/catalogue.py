@@ -1,4 +1,4 @@
-"""What the images show: which of emojibase's concepts are kept, drawn how often, or held out."""
+"""Chooses what the images show: which of emojibase's concepts are kept, how often, or held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the codebook learns: a moving average of its latents on the unit sphere, with restarts.
+"""Trains the codebook: a moving average of its latents on the unit sphere, with restarts.
 
 Source: VQ-VAE (arXiv 1711.00937), appendix A.1. Codes that nothing chooses are restarted at latents
 that are badly quantised, so that all of them come into use.

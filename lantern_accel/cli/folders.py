@@ -48,7 +48,7 @@ def draw_folder(
         return
     for name, one in summary["workers_of_this_call"].items():
         speed = one["images_per_second"]
-        rate = "whose times are no device's" if speed is None else f"{speed:.2f} images/s"
+        rate = "whose times mean nothing" if speed is None else f"{speed:.2f} images/s"
         say(f"{one['images']} images on {one['device']}, {rate}", label=name, style="bold")
     for text in summary["lost_workers"]:
         say(text, label="lost", style="bold yellow", to_stderr=True)

@@ -251,7 +251,7 @@ def _lines(path: Path | None) -> list[str]:
         return []
     try:
         if not is_regular(path):
-            raise RequestError(f"{path} is no file of prompts")
+            raise RequestError(f"{path} is not a file of prompts")
         lines = read_text_file(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
@@ -269,7 +269,7 @@ def _seeds(text: str) -> list[int]:
     for word in (one.strip() for one in text.split(",")):
         seed = whole(word, most=MOST_SEED)
         if seed is None:
-            raise RequestError(f"{word[:40]!r} is no seed; write numbers such as 1,2,3")
+            raise RequestError(f"{word[:40]!r} is not a seed; write numbers such as 1,2,3")
         found.append(seed)
     return found
 
@@ -294,7 +294,7 @@ def _summary(result: GenerationResult) -> None:
     stats = result.stats
     seconds = stats.seconds
     if stats.tokens_per_second is None:
-        speed = f"{stats.tokens} tokens on the {stats.device_name}, whose times are no device's"
+        speed = f"{stats.tokens} tokens on the {stats.device_name}, a simulation whose times mean nothing"
         rest = ""
     else:
         busy = seconds.prefill + seconds.decode

@@ -307,7 +307,7 @@ def plan(
         for card, fitting in usual.items():
             for what, most in fitting.items():
                 verdict = f"yes; at most {most} image{'s' * (most > 1)} together" if most else "no"
-                say(verdict, label=f"fits {card}{what and ' beside ' + what}", style="bold")
+                say(verdict, label=f"fits {card}{what and ' next to ' + what}", style="bold")
         if made.fits is False:
             for tip in tips or ["nothing that this command can change; a larger device is needed"]:
                 say(tip, label="instead", style="yellow")

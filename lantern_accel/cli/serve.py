@@ -187,7 +187,7 @@ def _check_address(host: str, port: int) -> None:
         if reason:
             raise RequestError(f"port {port} of {host} {reason}") from None
         raise RequestError(
-            f"{host!r} is no address of this machine ({error}); name one with --host, such as 127.0.0.1"
+            f"{host!r} is not an address of this machine ({error}); name one with --host (127.0.0.1)"
         ) from None
 
 

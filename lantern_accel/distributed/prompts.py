@@ -68,7 +68,7 @@ def _read(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
     if not is_regular(path) or not path.exists():
-        raise RequestError(f"{path} is no file of prompts")
+        raise RequestError(f"{path} is not a file of prompts")
     kind = path.suffix.lower()
     if kind == ".parquet":
         return _parquet(path)

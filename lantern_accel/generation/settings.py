@@ -109,7 +109,7 @@ class Settings(Frozen):
     @classmethod
     def _is_a_size(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
         if value is not None and not all(1 <= side <= MOST_PIXELS for side in value):
-            raise ValueError(f"{shown(value[0])}x{shown(value[1])} is no size of a picture")
+            raise ValueError(f"{shown(value[0])}x{shown(value[1])} is not a size of a picture")
         return value
 
     def sampling_changes(self) -> dict[str, Any]:
@@ -202,15 +202,15 @@ def check_prompts(prompt: object) -> tuple[str | int, ...]:
         prompts: tuple[Any, ...] = (prompt,) if one else tuple(prompt)  # type: ignore[arg-type]
     except TypeError:
         raise RequestError(
-            f"{shown(prompt)} is no prompt; give text, a class id, or a list of them"
+            f"{shown(prompt)} is not a prompt; give text, a class id, or a list of them"
         ) from None
     if not prompts:
         raise RequestError("there is no prompt; give at least one")
     for each in prompts:
         if not isinstance(each, str | int) or isinstance(each, bool):
-            raise RequestError(f"{shown(each)} is no prompt; give text or a class id")
+            raise RequestError(f"{shown(each)} is not a prompt; give text or a class id")
         if isinstance(each, int) and abs(each) > MOST_CLASS_ID:
-            raise RequestError(f"{shown(each)} is no class id")
+            raise RequestError(f"{shown(each)} is not a class id")
         if isinstance(each, str) and not each.strip():
             raise RequestError("the prompt is empty; describe a thing, such as 'red heart'")
         if isinstance(each, str) and len(each) > MOST_PROMPT:

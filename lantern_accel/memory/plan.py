@@ -225,7 +225,7 @@ def parse_size(text: str) -> int:
     base = 1024 if match is not None and match[3] else 1000
     size = 0 if match is None else int(float(match[1]) * base ** " kMGT".index(match[2] or " "))
     if size < 1:
-        raise RequestError(f"{shown(text)} is no size; write 24GB, 24GiB or a number of bytes")
+        raise RequestError(f"{shown(text)} is not a size; write 24GB, 24GiB or a number of bytes")
     if size < 2**20:  # nobody has so little, and everybody forgets a unit
         raise RequestError(f"{shown(text)} means {size} bytes; did you mean {text.strip()}GB?")
     return size

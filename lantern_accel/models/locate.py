@@ -128,7 +128,11 @@ def find_official(path: Path, parts: Parts) -> Found:
         raise refused[0]
     held = _held(path)
     what = "folder" if path.is_dir() else "file"
-    state = f"holds {held}, which is no model that this build knows" if held else "holds no weights"
+    state = (
+        f"holds {held}, which is not a model that this version knows"
+        if held
+        else "holds no weights"
+    )
     raise ModelError(
         f"the {what} {path} {state}; name a folder with a model.json, or one laid out as the model's "
         f"README says{_broken(failed)}"

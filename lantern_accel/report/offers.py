@@ -79,7 +79,7 @@ def read_prices(
     """Return the price of an hour by a run's name, and the currency of all prices.
 
     ``words``: each ``NAME=AMOUNT``, such as ``gpu=2.10EUR``; ``called``: the names that each run answers
-    to. Raises RequestError for what is no price, and for a name that no run has.
+    to. Raises RequestError for what is not a price, and for a name that no run has.
     """
     prices: dict[str, float] = {}
     units: set[str] = set()
@@ -89,7 +89,7 @@ def read_prices(
         price = float(found["number"]) if found else math.nan
         if not sign or not name or found is None or not 0 < price <= MOST:
             raise RequestError(
-                f"--price {shown(word)} is no price; write NAME=AMOUNT, such as gpu=2.10EUR for an "
+                f"--price {shown(word)} is not a price; write NAME=AMOUNT, such as gpu=2.10EUR for an "
                 "hour of the device of run gpu"
             )
         mine = [run for run, names in zip(runs, called, strict=True) if name in names]

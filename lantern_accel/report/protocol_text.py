@@ -53,8 +53,8 @@ PROTOCOL_TEXT: tuple[tuple[str, str], ...] = (
         "Price",
         "For every relaxed strategy, in the same run: the total variation that it used per token (the "
         "probability mass that relaxation moved); the share of tokens equal to exact decoding with "
-        "the same tree and the same uniforms (beside the share that two unrelated exact images "
-        "have); and the kernel distance of the images from vanilla's (beside the distance of two "
+        "the same tree and the same uniforms (next to the share that two unrelated exact images "
+        "have); and the kernel distance of the images from vanilla's (next to the distance of two "
         "vanilla sets of other seeds), judged by a sign-flip permutation test within prompts. "
         "A relaxed speed-up without its price is not printed.",
     ),

@@ -26,7 +26,9 @@ MARKS = {"faster": "▲", "slower": "▼", "same": "=", "ambiguous": "○"}
 def check_kind(path: Path) -> None:
     """Raise RequestError for a name whose ending is no kind of report, and for what cannot be written."""
     if path.suffix.lower() not in KINDS:
-        raise RequestError(f"{path} is no report's name; end it in {', '.join(KINDS)}")
+        raise RequestError(
+            f"{path} does not say which kind of report: end it in {', '.join(KINDS)}"
+        )
     check_target(path)
 
 

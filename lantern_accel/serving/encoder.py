@@ -87,7 +87,7 @@ def _request(ids: Any, picture: Any, params: Any, manifest: Any, most_ids: int) 
         isinstance(one, int) and not isinstance(one, bool) and 0 <= one < table for one in ids
     )
     if not good or not ids:
-        raise wrong("input_ids", f"{shown(ids)} are no token ids of this model, 0 to {table - 1}")
+        raise wrong("input_ids", f"{shown(ids)} are not token ids of this model, 0 to {table - 1}")
     if len(ids) > most_ids:
         raise wrong("input_ids", f"a prompt has {len(ids)} ids; at most {most_ids} are read")
     try:

@@ -195,4 +195,4 @@ def test_the_command_refuses_before_it_loads(command, tiny_model, tmp_path):
     assert done.returncode == 2
     assert "has 81 characters; 80 are the most" in done.stderr
     done = command("compare", out, "-o", tmp_path / "a.pdf")
-    assert "no report's name" in done.stderr
+    assert "does not say which kind of report" in done.stderr

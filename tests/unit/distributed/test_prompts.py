@@ -69,5 +69,5 @@ def test_what_is_wrong_is_told_with_its_row(tmp_path, name, text, says):
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
     for path in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(RequestError, match="is no file of prompts"):
+        with pytest.raises(RequestError, match="is not a file of prompts"):
             read_items(path, 0)

@@ -26,9 +26,9 @@ def built(prompt: object = "pizza", **given: Any) -> Any:
 @pytest.mark.parametrize(
     ("prompt", "given", "message"),
     [
-        (None, {}, "None is no prompt; give text, a class id, or a list of them"),
-        (3.5, {}, "3.5 is no prompt"),
-        ([None], {}, "None is no prompt; give text or a class id"),
+        (None, {}, "None is not a prompt; give text, a class id, or a list of them"),
+        (3.5, {}, "3.5 is not a prompt"),
+        ([None], {}, "None is not a prompt; give text or a class id"),
         ([], {}, "there is no prompt"),
         ("red " * 2500, {}, "the prompt has 10,000 characters, and a prompt has at most 8,000"),
         ("x", {"sede": 3}, "generate takes no 'sede'; did you mean seed"),

@@ -238,7 +238,7 @@ def test_sizes_as_people_write_them(text: str, size: float) -> None:
 
 
 def test_what_cannot_be_planned_is_told() -> None:
-    with pytest.raises(RequestError, match="is no size"):
+    with pytest.raises(RequestError, match="is not a size"):
         parse_size("much")
     with pytest.raises(BackendError, match="no device here and no profile"):
         planner_for("lantern-emoji", device="gpu-of-the-future")

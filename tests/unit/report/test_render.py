@@ -94,7 +94,7 @@ def test_the_page_is_made_for_phones_and_for_the_dark(made: tuple[str, Compariso
 def test_every_part_that_a_reader_needs_is_there(made: tuple[str, Comparison]) -> None:
     html = made[0]
     for title in (
-        "Speed beside its price",
+        "Speed and its price",
         "Device against device",
         "Ranking",
         "Throughput by batch",

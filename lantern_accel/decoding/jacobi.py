@@ -11,18 +11,22 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.draft_init import DraftInitializer
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import cache_layouts, check
 from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.siblings import Siblings
+from lantern_accel.decoding.sources.window import (
+    InvariantWindow,
+    MaximalWindow,
+    WindowDrafts,
+    WindowSetting,
+)
 from lantern_accel.decoding.target import Target, above_of, place_of, row_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.decoding.window import Ring, WindowGeometry, WindowPass, WindowState
-from lantern_accel.decoding.window_base import WindowBase
-from lantern_accel.decoding.window_invariant import InvariantWindow
-from lantern_accel.decoding.window_maximal import MaximalWindow
 from lantern_accel.device.operations import KVCache, TensorOps
 from lantern_accel.device.plan import Window as PlannedWindow
 from lantern_accel.errors import StrategyError
@@ -30,13 +34,21 @@ from lantern_accel.strategy.trees import tree_size
 from lantern_accel.strategy.values import DraftSource, Sampling, Strategy, Window
 
 
-class JacobiEngine(WindowBase):
+class JacobiEngine(EngineBase):
     """Decodes ``batch`` images a call in windows, on static buffers.
 
     Raises :class:`StrategyError` for a window that is longer than the image, and where a relaxed rule
     lacks its neighbour table.
     """
 
+    geometry: WindowGeometry
+    state: WindowState
+    window: Window
+    ring: Ring
+    longest_window: int
+    """The longest window on these buffers."""
+    drafts: WindowDrafts
+    """How drafts are made and judged."""
     settles = True
 
     def __init__(
@@ -113,9 +125,12 @@ class JacobiEngine(WindowBase):
         self.ahead = torch.arange(1, window.length + 1, dtype=ops.index, device=device)
         #: What a step may gain, by the columns of the histogram, which the longest window has made.
         self.counts = torch.arange(1, self.longest_window + 1, dtype=ops.index, device=device)
-        #: How drafts are made and judged.
-        self.drafts: InvariantWindow | MaximalWindow
-        self.drafts = InvariantWindow(self) if keyed else MaximalWindow(self)
+        self.drafts = (InvariantWindow if keyed else MaximalWindow)(
+            WindowSetting(
+                self, window, g, self.state, self.ring, self.fresh, self.siblings,
+                self.forward.depths, self.ahead, self.longest_window,
+            )
+        )  # fmt: skip
         #: A whole step, or what follows a pass, where the device does that at once.
         self.fused = FusedSteps(ops, self.plan(g, self.planned(), self.forward.reach))
 
@@ -184,7 +199,7 @@ class JacobiEngine(WindowBase):
         _, logits = self.verifying.prefill(state)
         self.begin(logits)
         if self.geometry.depth:
-            self.drafts.fresh(state.length, back=1)
+            self.drafts.draft(state.length, back=1)
 
     def begin(self, logits: Tensor) -> None:
         """Take the first token of guided ``logits [B, V]``, and keep what it was drawn from."""
@@ -199,7 +214,7 @@ class JacobiEngine(WindowBase):
 
     def widen(self) -> None:
         """Draw the fresh drafts that this window needs after steps of a shorter one."""
-        self.drafts.fresh(self.state.newest, back=1)
+        self.drafts.draft(self.state.newest, back=1)
 
     def divide(self, sizes: Sequence[int]) -> None:
         super().divide(sizes)
@@ -243,7 +258,7 @@ class JacobiEngine(WindowBase):
         newest = torch.maximum(state.newest, positions[:, -1])
         state.newest.copy_(newest)
         if g.depth:
-            self.drafts.fresh(newest)
+            self.drafts.draft(newest)
         open_ = state.length < g.tokens - 1
         length = (state.length + coupled.count).clamp(max=g.tokens - 1)
         gained = length - state.length

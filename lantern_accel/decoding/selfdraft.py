@@ -133,7 +133,7 @@ class SelfEngine(JacobiEngine):
         # The same noise on the same logits: the same token, and what the copy's first drafts follow.
         copy.begin(logits)
         if self.drafts_by.window:
-            copy.drafts.fresh(copy.state.length, back=1)
+            copy.drafts.draft(copy.state.length, back=1)
 
     def step(self, slots: int | None = None) -> None:
         """Draft by the copy, check by the target. No value is read by the host.

@@ -96,7 +96,7 @@ def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(tree=Window(length=2, fresh="uniform", tail="anew"), coupling="maximal")
     engine = JacobiEngine(model.target, TensorOps(), strategy, Sampling())
-    engine.drafts = module.MaximalWindow(engine)
+    engine.drafts = module.MaximalWindow(engine.drafts.given)
     assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts
 
 
@@ -225,8 +225,8 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     ),
     "the same uniforms for every later window": (
         every_window_has_numbers_of_its_own,
-        DECODING + "window_maximal",
-        "(state.step - back).clamp(max=self.engine.geometry.tokens - 1)",
+        DECODING + "sources.window",
+        "(state.step - back).clamp(max=self.geometry.tokens - 1)",
         "(state.step - back).clamp(max=8)",
     ),
     "aggregate falls back to all codes alike": (

@@ -224,7 +224,7 @@ def test_ties_that_are_broken_otherwise_are_seen(
 
 
 def _users_of_distributions() -> list[Any]:
-    from lantern_accel.decoding import engine, window_invariant
-    from lantern_accel.decoding.sources import drafter
+    from lantern_accel.decoding import base, engine
+    from lantern_accel.decoding.sources import drafter, window
 
-    return [drafter, engine, window_invariant]
+    return [base, drafter, engine, window]

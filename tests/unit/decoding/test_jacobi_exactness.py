@@ -20,12 +20,12 @@ from support.jacobi_oracle import Moment, Row, law, residual
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding import window_maximal
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, couple
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.window_maximal import MaximalWindow
+from lantern_accel.decoding.sources import window as window_drafts
+from lantern_accel.decoding.sources.window import MaximalWindow
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Coupling, Exact, Sampling, Strategy, Window
 
@@ -322,16 +322,16 @@ def recalled_without_saying(engine: JacobiEngine) -> None:
 
 MUTANTS: dict[str, Callable[[JacobiEngine, Table, pytest.MonkeyPatch], None]] = {
     "the tail is kept without a test": lambda e, t, m: m.setattr(
-        window_maximal, "couple", tail_kept
+        window_drafts, "couple", tail_kept
     ),
     "q is taken from before the filters": lambda e, t, m: unfiltered(e, t),
     "one uniform tests and resamples": lambda e, t, m: m.setattr(
-        window_maximal, "couple", one_uniform
+        window_drafts, "couple", one_uniform
     ),
-    "q is the row's next to it": lambda e, t, m: m.setattr(window_maximal, "couple", q_beside),
+    "q is the row's next to it": lambda e, t, m: m.setattr(window_drafts, "couple", q_beside),
     "the residual is not renormalised": lambda e, t, m: m.setattr(e.ops, "draw", not_renormalised),
     "the tail is resampled from another row": lambda e, t, m: m.setattr(
-        window_maximal, "couple", tail_of_another_row
+        window_drafts, "couple", tail_of_another_row
     ),
     "the step is clamped": lambda e, t, m: clamped_step(e, t),
     "a recalled draft keeps the last pass's q": lambda e, t, m: recalled_without_saying(e),

@@ -7,7 +7,7 @@ import torch
 
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.selfdraft import SelfEngine
-from lantern_accel.decoding.window_invariant import InvariantWindow
+from lantern_accel.decoding.sources.window import InvariantWindow
 from lantern_accel.errors import StrategyError
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import REFERENCE, rounded_copy

@@ -1,0 +1,331 @@
+"""Drafts in a window: the model's own earlier guesses, one row of them behind the last known token.
+
+Two couplings judge them. Where the seed decides every token (:class:`InvariantWindow`), nothing is
+tested and nothing is drawn from what is left, so that a draft needs no distribution: it is any guess,
+kept where it is the token chosen. Behind a draft that is refused every position becomes what its row
+chooses, and where an earlier pass had seen the token that is now on the left, what it chose there is the
+better guess. Under the papers' coupling (:class:`MaximalWindow`) drafts are drawn, tested and replaced by
+uniforms (:mod:`~lantern_accel.decoding.maximal_coupling`); source: SJD (arXiv 2410.01699), SCD
+(2510.24211), SJD-PAC.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lantern_accel.decoding.base import EngineBase
+from lantern_accel.decoding.draft_init import DraftInitializer
+from lantern_accel.decoding.logits import distribution
+from lantern_accel.decoding.maximal_coupling import Coupled, compare, couple, leading
+from lantern_accel.decoding.pricing import window_prices
+from lantern_accel.decoding.row_cache import RowCache
+from lantern_accel.decoding.siblings import Siblings, Tried
+from lantern_accel.decoding.window import Ring, WindowGeometry, WindowState
+from lantern_accel.strategy.values import Window
+
+#: Shares of a sibling's own distribution, its left neighbour's and the one above it, by measurement
+#: (docs/jacobi.md); their sum does not matter.
+SIBLING_SHARES = (1.0, 2.0, 1.0)
+
+
+@dataclass(frozen=True)
+class WindowSetting:
+    """What the drafts of one window are made for.
+
+    ``engine`` chooses tokens from rows of logits; ``depths`` integer ``[T]``: how far ahead each node of
+    a pass is, the siblings' behind the window's; ``longest``: the longest window on these buffers.
+    """
+
+    engine: EngineBase
+    window: Window
+    geometry: WindowGeometry
+    state: WindowState
+    ring: Ring
+    initial: DraftInitializer
+    siblings: Siblings
+    depths: Tensor
+    ahead: Tensor
+    longest: int
+
+
+class WindowDrafts(ABC):
+    """The drafts of one window: functions of static buffers, which a device captures with the step."""
+
+    def __init__(self, given: WindowSetting) -> None:
+        self.given, self.engine, self.window = given, given.engine, given.window
+        self.geometry, self.state, self.ring = given.geometry, given.state, given.ring
+        self.initial, self.siblings, self.ahead = given.initial, given.siblings, given.ahead
+        g, e = given.geometry, given.engine
+        self.ops, self.greedy, self.choices = e.ops, e.greedy, e.choices
+        self.filters, self.finite, self.rule = e.filters, e.finite, e.rule
+        self.recall: RowCache | None = None
+        """The rows of earlier passes; None where none are recalled."""
+        if g.passes:
+            length, device = self.window.length, self.state.length.device
+            self.recall = RowCache(
+                g.passes, length, g.tokens, g.vocab, e.ops.index, device, e.ops, e.filters.draws
+            )
+
+    @abstractmethod
+    def draft(self, newest: Tensor, back: int = 0) -> None:
+        """Draft what is behind ``newest [B]``, the last position that a pass has seen.
+
+        ``back``: of this step's uniforms those of so many steps before.
+        """
+
+    @abstractmethod
+    def propose(self, x: Tensor, chain: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Draft siblings ``[B, total]`` of ``x [B, L - 1]``; return them and what they were drawn from.
+
+        ``chain [B, L]``: the window's positions. None of a window without any.
+        """
+
+    @abstractmethod
+    def decide(
+        self, window: Tensor, chain: Tensor, logits: Tensor, others: tuple[Tensor, Tensor] | None
+    ) -> Coupled:
+        """Judge the drafts of ``window [B, L]`` by guided ``logits [B, T, V]``.
+
+        ``others``: what :meth:`propose` returned.
+        """
+
+    def rows_of(self, left: Tensor, above: Tensor) -> Tensor | None:
+        """Return what fresh drafts are drawn from, ``[B, T, V]``; None where any code will do.
+
+        ``left, above``: positions ``[B, T]`` (:meth:`.DraftInitializer.sources`).
+        """
+        fresh, q = self.initial, self.state.q
+        if not fresh.reads:
+            return None
+        given = self.ring.read(q, fresh.near(left, above))
+        if fresh.kind in ("left", "above"):
+            return given
+        return fresh.blend(self.ring.read(q, left), given)
+
+    def sibling_rows(self, chain: Tensor) -> Tensor:
+        """Return what the siblings of the first drafts are drawn from, ``[B, D, V]``, of any sum.
+
+        ``chain [B, L]``: the window's positions. Where a draft is refused its own distribution was a bad
+        guess, most often because it was made for another token on the left. So that token's own
+        distribution is mixed in, and the one above.
+        """
+        deep, q = len(self.siblings.counts), self.state.q
+        newest = chain[:, :1]
+        own = self.ring.read(q, chain[:, 1 : 1 + deep])
+        left = self.ring.read(q, chain[:, :deep])
+        places = self.initial.above(newest + self.ahead[:deep])
+        places = torch.where(places < 0, newest, places).clamp(min=0)
+        above = self.ring.read(q, places)
+        one, two, three = SIBLING_SHARES
+        rows = one * own + two * left + three * above
+        return self.initial.rows(rows, newest + self.ahead[:deep])
+
+
+class InvariantWindow(WindowDrafts):
+    """Chooses tokens by noise, or the likeliest, and drafts by the same noise."""
+
+    def __init__(self, given: WindowSetting) -> None:
+        super().__init__(given)
+        self.depths = given.depths[self.window.length :].clone()  # the siblings'
+
+    def _choose(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Return the tokens of ``positions [B, T]``; keep the rows of a window's first ones."""
+        if self.greedy:
+            self.finite.note(logits)
+            return self.choices.of_logits(logits, positions)
+        p = distribution(logits, self.filters)
+        self.finite.note(p)
+        if self.geometry.kept:
+            count = min(self.window.length, positions.shape[1])
+            self.ring.write(self.state.q, positions[:, :count], p[:, :count])
+        return self.choices.of(p, positions)
+
+    def draft(self, newest: Tensor, back: int = 0) -> None:
+        state, fresh = self.state, self.initial
+        targets = fresh.targets(newest)
+        left, above = fresh.sources(newest)
+        places = targets.clamp(max=self.geometry.tokens)
+        if fresh.copies or (self.greedy and fresh.reads):
+            state.tokens.scatter_(1, places, state.tokens.gather(1, fresh.near(left, above)))
+            return
+        if self.greedy:
+            return
+        rows = fresh.rows(self.rows_of(left, above), targets)
+        state.tokens.scatter_(1, places, self.choices.of(rows, targets))
+        if self.siblings.total:
+            self.ring.write(state.q, targets, rows)
+
+    def propose(self, x: Tensor, chain: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Draft siblings ``[B, total]`` of ``x [B, L - 1]``, who come next in the race of their place."""
+        if not self.siblings.total:
+            return None
+        counts = self.siblings.counts
+        rows = self.sibling_rows(chain)
+        rows = rows.scatter(-1, x[:, : len(counts)].unsqueeze(-1), 0.0)
+        found = self.choices.ranked(rows, chain[:, 1 : 1 + len(counts)], self.siblings.widest)
+        return torch.cat([found[:, d, :count] for d, count in enumerate(counts)], dim=1), rows
+
+    def decide(
+        self, window: Tensor, chain: Tensor, logits: Tensor, others: tuple[Tensor, Tensor] | None
+    ) -> Coupled:
+        """Compare the drafts with the tokens that are chosen, which take their places."""
+        state, length = self.state, self.window.length
+        if length == 1:  # there is nothing to compare
+            return Coupled(self._choose(logits, chain + 1), self.ahead, None)
+        x = window[:, 1:]
+        if self.greedy and self.rule.relaxed:
+            self.finite.note(logits)
+            return compare(x, logits, self.rule)
+        chosen = self._choose(logits, state.length.unsqueeze(1) + 1 + self.given.depths)
+        tokens, taken = chosen[:, :length], None
+        count = leading(x == tokens[:, :-1], x.dtype)
+        if others is not None:
+            tokens, taken = self._siblings(tokens, count, others[0], chosen[:, length:])
+        if self.recall is not None:
+            tokens = self._recalled(window, tokens, count + 1, taken)
+        return Coupled(tokens, count + 1, torch.zeros(x.shape, device=x.device))
+
+    def _siblings(
+        self, tokens: Tensor, refused: Tensor, codes: Tensor, after: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Take what follows the sibling that is the token chosen in place of draft ``refused [B]``."""
+        here = refused.clamp(max=tokens.shape[1] - 2).unsqueeze(1)
+        hit = (self.depths - 1 == refused.unsqueeze(1)) & (codes == tokens.gather(1, here))
+        taken = hit.any(dim=1)
+        node = hit.to(torch.int32).argmax(dim=1, keepdim=True).to(tokens.dtype)
+        then = torch.where(taken.unsqueeze(1), after.gather(1, node), tokens.gather(1, here + 1))
+        return tokens.scatter(1, here + 1, then), taken
+
+    def _recalled(
+        self, window: Tensor, tokens: Tensor, first: Tensor, taken: Tensor | None
+    ) -> Tensor:
+        """Take what earlier passes chose behind tokens that this one did not see; note what it chose.
+
+        ``window [B, L]``: what the pass saw; ``tokens [B, L]``: what it chose; ``first [B]``: the first
+        of these that is not known.
+        """
+        state = self.state
+        assert self.recall is not None
+        chosen = self.ops.held(state.row_tokens).flatten(1)
+        behind = self.ahead > first.unsqueeze(1)
+        if taken is not None:
+            behind = behind & ~(taken.unsqueeze(1) & (self.ahead == first.unsqueeze(1) + 1))
+        left = torch.cat((window[:, :1], tokens[:, :-1]), dim=1)
+        earlier = torch.cat((window[:, :1], left[:, :-1]), dim=1)
+        places = state.length.unsqueeze(1) + self.ahead
+        entry, found = self.recall.find(state, places, left, earlier)
+        recalled = torch.where(behind & (left != window) & found, chosen.gather(1, entry), tokens)
+        self.recall.write(state, places, window, state.row_tokens, tokens)
+        return recalled
+
+
+class MaximalWindow(WindowDrafts):
+    """Draws, tests and replaces an engine's drafts by uniforms, and keeps what they were drawn from."""
+
+    def __init__(self, given: WindowSetting) -> None:
+        super().__init__(given)
+        #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
+        most = given.longest
+        self.columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
+        self.fresh_column = most - 1
+        self.looked_up = 0 if self.recall is None else len(self.recall.slots)
+
+    def _uniforms(self, back: int = 0) -> Tensor:
+        """Return the uniforms ``[B, columns]`` of the step ``back`` before this one."""
+        state = self.state
+        now = (state.step - back).clamp(max=self.geometry.tokens - 1)
+        here: Tensor = state.uniforms.index_select(1, now).squeeze(1)
+        return here
+
+    def draft(self, newest: Tensor, back: int = 0) -> None:
+        """Draw fresh drafts behind ``newest [B]``, by uniforms of the step ``back`` before this one."""
+        state, fresh = self.state, self.initial
+        targets = fresh.targets(newest)
+        rows = fresh.rows(self._given(*fresh.sources(newest)), targets)
+        here = self._uniforms(back)[:, self.fresh_column :][:, : targets.shape[1]]
+        drawn = self.filters.draws.draw(rows, here)
+        state.tokens.scatter_(1, targets.clamp(max=self.geometry.tokens), drawn)
+        if fresh.certain:
+            rows = torch.zeros_like(rows).scatter(-1, drawn.unsqueeze(-1), 1.0)
+        self.ring.write(state.q, targets, rows)
+
+    def _given(self, left: Tensor, above: Tensor) -> Tensor | None:
+        """Return what fresh drafts' sources say, ``[B, T, V]``; None where any code will do."""
+        if self.initial.certain and self.initial.kind != "code":
+            codes = self.state.tokens.gather(1, self.initial.near(left, above)).unsqueeze(-1)
+            nothing = torch.zeros(*left.shape, self.geometry.vocab, device=left.device)
+            return nothing.scatter(-1, codes, 1.0)
+        return self.rows_of(left, above)
+
+    def propose(self, x: Tensor, chain: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Draw siblings of the drafts ``x [B, L - 1]``; return them and what they were drawn from."""
+        if not self.siblings.total:
+            return None
+        first = sum(self.columns[:2])
+        drawn = self._uniforms()[:, first : first + self.siblings.total]
+        rows = self.sibling_rows(chain)
+        deep = len(self.siblings.counts)
+        return self.siblings.draft(x[:, :deep], rows, drawn, self.filters.draws), rows
+
+    def decide(
+        self, window: Tensor, chain: Tensor, logits: Tensor, others: tuple[Tensor, Tensor] | None
+    ) -> Coupled:
+        """Test the drafts, and keep the distributions of what is drafted for the next step."""
+        state, length = self.state, self.window.length
+        x, p = window[:, 1:], distribution(logits, self.filters)
+        self.finite.note(p)
+        if length == 1:  # there is nothing to test
+            self.ring.write(state.q, chain + 1, p)
+            return Coupled(self.filters.draws.draw(p, self._uniforms()[:, -1:]), self.ahead, None)
+        q = self.ring.read(state.q, chain[:, 1:])
+        rows = p[:, :length]
+        places = state.length.unsqueeze(1) + self.ahead
+        self.ring.write(state.q, places, rows)
+        uniforms = self._uniforms()
+        tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
+        coupled = couple(
+            x, rows, q, self.rule, tests, draws, anew=self.window.tail == "anew", ops=self.ops,
+            siblings=others is not None, drawing=self.filters.draws,
+        )  # fmt: skip
+        if self.engine.accounting == "exact" and self.rule.relaxed:
+            price = window_prices(x, rows, q, self.rule, tests, coupled.count)
+            coupled = replace(coupled, price=price)
+        taken = None
+        if others is not None:
+            tried = self._try(x, coupled, *others, p[:, length:], uniforms)
+            coupled = Coupled(tried.tokens, coupled.count, coupled.price)
+            taken = tried.taken
+        if self.recall is None:
+            return coupled
+        found = self.recall.refine(
+            state, window, rows, q, coupled.tokens, coupled.count, tests, draws, taken
+        )
+        self.recall.write(state, places, window, state.row_probs, rows)
+        self.ring.write(state.q, found.places, found.rows)
+        return Coupled(found.tokens, coupled.count, coupled.price)
+
+    def _try(
+        self,
+        x: Tensor,
+        coupled: Coupled,
+        others: Tensor,
+        shares: Tensor,
+        after: Tensor,
+        uniforms: Tensor,
+    ) -> Tried:
+        """Try siblings of the first refused draft; keep what the token after one was drawn from."""
+        assert coupled.left is not None
+        first, deep = sum(self.columns[:3]), len(self.siblings.counts)
+        refused = coupled.count - 1
+        tried = self.siblings.attempt(
+            others, x[:, :deep], shares, coupled.left, refused, coupled.tokens, after,
+            uniforms[:, first : first + self.siblings.widest], uniforms[:, -self.window.length :],
+            self.filters.draws,
+        )  # fmt: skip
+        place = torch.where(tried.taken, self.state.length + 2 + refused, self.geometry.tokens)
+        self.ring.write(self.state.q, place.unsqueeze(1), tried.row.unsqueeze(1))
+        return tried

@@ -130,8 +130,9 @@ class Replay:
             return ready
 
         pipeline.engines._captured = captured
-        # Counts that are replayed are no reason to choose anything later.
+        # Counts that are replayed are no reason to choose anything later, and a drafter has none.
         auto = pipeline.auto
+        auto.trees = lambda asked: None
         auto.keep = lambda choice: auto._known.__setitem__(repr(choice.key), choice)
 
     def _wrap(self, engine: Any) -> None:

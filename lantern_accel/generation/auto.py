@@ -26,7 +26,14 @@ from lantern_accel.decoding.length_policy import (
 )
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
-from lantern_accel.generation.copies import WINDOWS, ProductTimes, likely_copies, product_times
+from lantern_accel.generation.copies import (
+    DRAFTS,
+    USUAL_RATES,
+    WINDOWS,
+    ProductTimes,
+    likely_copies,
+    product_times,
+)
 from lantern_accel.nn.transformer import projections
 from lantern_accel.strategy.choices import (
     Choice,
@@ -43,12 +50,14 @@ from lantern_accel.strategy.values import (
     AUTO_CHAINS,
     AUTO_LENGTHS,
     AUTO_SELF,
+    AdaptiveSource,
     ChainTree,
     DraftLength,
     Exact,
     NoTree,
     Sampling,
     SelfDrafts,
+    StaticTree,
     Strategy,
     Window,
     adaptive_chain,
@@ -63,6 +72,10 @@ LEAST_WEIGHTS = 1 << 23
 #: Steps after which the acceptance of a copy's drafts is a first figure, and the images of a kind after
 #: which no source's figures change any more.
 COUNTED_STEPS, COUNTED_IMAGES = 12, 8
+#: Steps after which what a drafter's tree or chain brings is a first figure.
+DRAFTER_STEPS = 48
+#: A deeper tree is not cut at every depth: each is one more step for a device to capture.
+MOST_DEPTHS = 4
 #: Steps that what is known of a source's lengths beforehand counts for: those of some two images.
 PRIOR_STEPS = 200
 
@@ -158,7 +171,8 @@ class Auto:
             filters=[sampling.branches, sampling.top_k, sampling.top_p < 1, sampling.order],
             budget=strategy.tv_budget,
             invariant=strategy.invariant,
-            lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS), list(AUTO_SELF)],
+            lengths=[list(AUTO_LENGTHS), list(AUTO_CHAINS), [*DRAFTS, *USUAL_RATES]],
+            tree=self.manifest.defaults.static_tree.name if self.model.drafter else None,
         )
 
     def tree_key(self, strategy: Strategy, temperature: float) -> dict[str, Any]:
@@ -240,6 +254,22 @@ class Auto:
         # Under a name of its own: auto stands for what is chosen.
         return asked.model_copy(update={"tree": tree, "name": "chains"})
 
+    def trees(self, asked: Strategy) -> Strategy | None:
+        """Return the drafter's default tree, cut to several depths; None where there is no drafter.
+
+        What it brings is counted: its shape is the device's.
+        """
+        if self.model.drafter is None:
+            return None
+        tree: StaticTree = self.manifest.defaults.static_tree
+        depth = max(len(path) for path in tree.paths)
+        if depth + 1 > self.model.manifest.target.num_tokens:
+            return None
+        every = range(1, depth + 2) if depth <= MOST_DEPTHS else (1, -(-depth // 2) + 1, depth + 1)
+        lengths = tuple(DraftLength(length=length) for length in every)
+        tree = tree.model_copy(update={"draft_lengths": lengths})
+        return asked.model_copy(update={"tree": tree, "name": "tree"})
+
     def copies(self, asked: Strategy) -> Strategy | None:
         """Return drafts by a copy of the target that may serve in a window's place; None where none may.
 
@@ -293,18 +323,19 @@ class Auto:
     def timed(self, engine: AdaptiveEngine, begin: Callable[[], None]) -> Timed:
         """Time an engine's steps on a request, which must be started again.
 
-        ``begin`` starts it. Drafts of a copy are counted, too: nobody knows how often it agrees.
+        ``begin`` starts it. Drafts of a drafter or a copy are counted, too, for a few steps.
         """
         begin()
         draft_lengths = costs_of(engine.draft_lengths, engine.calibrate(self.backend.stopwatch))
         counts: dict[int, list[int]] = {}
         prior: dict[int, float] = {}
-        if isinstance(engine.strategy.tree, SelfDrafts):
+        if not isinstance(engine.strategy.tree, Window):
             length = max(one.length for one in draft_lengths)
             begin()
-            steps = max(1, min(COUNTED_STEPS, (engine.geometry.tokens - 1) // length))
+            most = DRAFTER_STEPS if engine.strategy.needs_drafter else COUNTED_STEPS
+            steps = max(1, min(most, (engine.geometry.tokens - 1) // length))
             counts[length] = [*engine.count(length, steps)]
-        else:
+        if isinstance(engine.strategy.tree, Window | ChainTree):
             draft_lengths = with_tokens_per_step(
                 draft_lengths,
                 {one.length: usual_tokens_per_step(one.length) for one in draft_lengths},
@@ -392,13 +423,15 @@ def describe_auto(strategy: Strategy, images: int = 1) -> str:
     plain = f"plain decoding ({rule}): no draft pays here at this batch"
     if isinstance(tree, NoTree):
         return plain
-    if not isinstance(tree, Window | ChainTree | SelfDrafts) or not tree.draft_lengths:
+    if not isinstance(tree, AdaptiveSource) or not tree.draft_lengths:
         return f"{strategy.name} ({rule})"
     timed = [one for one in tree.draft_lengths if one.cost is not None]
     longest = (timed or list(tree.draft_lengths))[-1].length
     what, own = f"windows of up to {longest} tokens", 0
     if isinstance(tree, ChainTree):
         what, own = f"chains of up to {longest - 1} drafts", 1
+    elif isinstance(tree, StaticTree):
+        what, own = f"trees of {len(tree.paths)} drafts, up to {longest - 1} deep", 1
     elif isinstance(tree, SelfDrafts):
         what, own = f"up to {longest - 1} drafts of the model's own weights in {tree.weights}", 1
     if not timed:

@@ -165,8 +165,8 @@ class Loaded:
             return ready
         found: list[Timed] = []
         held = self.engines.copies
-        others = self.auto.chains(strategy, sampling)
-        sources = [strategy] if others is None else [strategy, others]
+        drafters = self.auto.chains(strategy, sampling), self.auto.trees(strategy)
+        sources = [strategy, *(one for one in drafters if one is not None)]
         copies_known = False
         while sources or not copies_known:
             if not sources:

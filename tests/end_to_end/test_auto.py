@@ -11,7 +11,7 @@ import lantern_accel
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.generation import auto as automatic
 from lantern_accel.strategy import choices
-from lantern_accel.strategy.values import NoTree, Strategy, Window
+from lantern_accel.strategy.values import NoTree, StaticTree, Strategy, Window
 from lantern_accel.tuning import auto as tuning
 
 
@@ -39,13 +39,54 @@ def test_steps_are_timed_once_and_a_seed_repeats(tiny_model, own, monkeypatch):
         again = pipeline.generate("red heart", seed=3)
     with load(tiny_model) as pipeline:
         later = pipeline.generate("red heart", seed=3)
-        assert len(timed) == 1, "the second pipeline reads what the first has kept"
+        trees = {engine.strategy.tree.kind for engine in timed}
+        assert trees == {"window", "static"}, "the drafter's tree is timed next to windows"
+        assert len(timed) == 2, "the second pipeline reads what the first has kept"
         pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
-    assert len(timed) == 2, "another batch has costs of its own"
+    assert len(timed) == 4, "another batch has costs of its own"
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.tokens, later.tokens)
     assert first.stats.strategy.name == "auto"
     assert "exact" in first.stats.auto and first.stats.total_variation == 0
     assert len(list((own / "choices").glob("*.json"))) == 2
+
+
+def test_a_tree_that_pays_is_taken_counted_and_draws_plain_tokens(tiny_model, own, monkeypatch):
+    def calibrate(self, *rest, **more):
+        cost = 1.01 if self.strategy.tree.kind == "static" else 50.0
+        return {n: [1.0 if n == 1 else cost] * 3 for n in self.lengths}
+
+    monkeypatch.setattr(automatic.AdaptiveEngine, "calibrate", calibrate)
+    monkeypatch.setattr(automatic, "ENOUGH", 1.0)
+    with load(tiny_model) as pipeline:
+        want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
+        drawn = pipeline.generate("red heart", seed=3)
+        assert torch.equal(drawn.tokens, want)
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        choice = pipeline.auto.choice(asked, 1, sampling)
+        (one,) = [
+            automatic.Timed.model_validate(found)
+            for found in choice.evidence["timed"]
+            if found["strategy"]["tree"]["kind"] == "static"
+        ]
+        tree = one.strategy.tree
+        assert isinstance(tree, StaticTree) and not one.prior
+        assert max(one.counts) == tree.draft_lengths[-1].length
+        deepest = max(len(path) for path in tree.paths)
+        assert [each.length for each in tree.draft_lengths] == list(range(1, deepest + 2))
+        if isinstance(choice.strategy.tree, StaticTree):
+            assert "trees of" in drawn.stats.auto and one.images == 1
+
+
+def test_a_deep_tree_is_cut_at_few_depths(tiny_model, own, monkeypatch):
+    with load(tiny_model) as pipeline:
+        asked, auto = pipeline.strategy("auto"), pipeline.auto
+        deep = StaticTree(paths=tuple((0,) * n for n in range(1, 8)))
+        defaults = auto.manifest.defaults.model_copy(update={"static_tree": deep})
+        auto.manifest = auto.manifest.model_copy(update={"defaults": defaults})
+        made = auto.trees(asked)
+        assert [one.length for one in made.tree.draft_lengths] == [1, 5, 8]
+        monkeypatch.setattr(pipeline.model, "drafter", None)
+        assert auto.trees(asked) is None
 
 
 def test_the_command_says_what_auto_stands_for(command, tiny_model, own, tmp_path):

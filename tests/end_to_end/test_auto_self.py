@@ -66,13 +66,13 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         assert torch.equal(drawn.tokens, want)
         tree = drawn.stats.strategy.tree
         assert isinstance(tree, SelfDrafts) and tree.weights == "int8"
-        assert "drafts of its own weights in int8" in drawn.stats.auto
+        assert "drafts of the model's own weights in int8" in drawn.stats.auto
         assert drawn.stats.total_variation == 0
         (path,) = kept.glob("*.json")
         (one,) = [
             automatic.Timed.model_validate(found)
             for found in json.loads(path.read_text())["evidence"]["timed"]
-            if found["counts"]
+            if found["strategy"]["tree"]["kind"] == "self"
         ]
         assert one.images == 2 and sum(steps for _, steps in one.counts.values()) > 0
         for number in range(6):
@@ -80,7 +80,9 @@ def test_a_copy_that_pays_is_taken_counted_and_draws_plain_tokens(
         choice = choices.read_choice(json.loads(path.read_text())["key"])
         assert choice is not None and choice.source == "while drawing"
         found = [automatic.Timed.model_validate(one) for one in choice.evidence["timed"]]
-        assert [one.images for one in found if one.counts] == [automatic.COUNTED_IMAGES]
+        assert [one.images for one in found if isinstance(one.strategy.tree, SelfDrafts)] == [
+            automatic.COUNTED_IMAGES
+        ]
     with load(tiny_model) as pipeline:
         again = pipeline.generate("red heart", seed=3, num_images=2, batch_size=2)
     assert torch.equal(again.tokens, want) and isinstance(again.stats.strategy.tree, SelfDrafts)

@@ -40,7 +40,7 @@ def load(
     ``"auto"`` (the device's best), ``"float32"``, ``"bfloat16"`` or ``"float16"``. ``options`` go to the
     backend.
 
-    ``vq``, ``drafter`` and ``text_encoder`` name parts that lie elsewhere (``drafter="none"``: decode
+    ``vq``, ``drafter`` and ``text_encoder`` name parts stored elsewhere (``drafter="none"``: decode
     without one); ``text_device="cpu"`` keeps a large text encoder off the device; ``embeddings`` is a
     ``.safetensors`` or ``.npz`` file with the prompts' features in place of the text encoder.
 
@@ -88,16 +88,17 @@ def generate(
 ) -> GenerationResult:
     """Generate images from a prompt, a list of prompts, or class ids.
 
-    ``num_images`` per prompt; ``seed`` fixes the images on a device (None draws one, which the result
-    tells). ``strategy``: ``auto`` (the default), ``vanilla``, ``eagle``, ``eagle2``, ``lantern``,
-    ``lantern++``, without a drafter ``self``, ``scd``, ``sjd``, ``scd-gumbel``, ``sjd-pac``,
-    ``lantern-jacobi`` and ``lantern++-jacobi``, or a :class:`Strategy`. ``tree``, ``window`` (its
-    length), ``accept`` (a rule, or text such as ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``,
-    ``lam`` (lambda), ``tv_budget``, ``residual`` and ``neighbour_space`` change a part of it.
-    ``sampling`` is a :class:`Sampling`; its fields may be given one by one (``temperature=0`` is
-    greedy). ``size`` is the width and height in pixels, where a model draws several;
-    ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the preset's
-    (``lantern-accel models --presets``) or the model's. The other arguments are those of
+    ``num_images`` per prompt; ``seed`` fixes the images, the same under every exact strategy (None: a
+    random one, stated in the result). ``strategy``: ``auto`` (the default), ``vanilla``, ``eagle``,
+    ``eagle2``, ``lantern``, ``lantern++``, without a drafter ``self``, ``scd``, ``sjd``,
+    ``scd-gumbel``, ``sjd-pac``, ``lantern-jacobi`` and ``lantern++-jacobi``, or a :class:`Strategy`.
+    ``tree``, ``window`` (its length), ``accept`` (a rule, or text such as
+    ``"lantern++:k=10,lambda=2"``), ``k``, ``delta``, ``lam`` (lambda), ``tv_budget``, ``residual``,
+    ``coupling`` and ``neighbour_space`` change a part of it; ``relaxed`` lets ``auto`` relax
+    acceptance. ``sampling`` is a :class:`Sampling`; its fields may be given one by one
+    (``temperature=0`` is greedy). ``size`` is the width and height in pixels, where a model draws
+    several; ``cfg_scale_image`` asks for three-way guidance (Anole). Settings left None are the
+    preset's (``lantern-accel models --presets``) or the model's. The other arguments are those of
     :func:`load`.
 
     Returns ``.images`` (PIL), ``.tokens`` (int64 ``[n, tokens]``) and ``.stats``. Raises a subclass of

@@ -37,13 +37,14 @@ def human_size(nbytes: float) -> str:
 
 def at_hand(entry: ModelEntry) -> bool:
     """Return whether all files of an entry are in the Hub's cache."""
-    return all(_cached(entry, file.path) is not None for file in entry.files)
+    return all(cached(entry.repo, file.path) is not None for file in entry.files)
 
 
-def _cached(entry: ModelEntry, path: str) -> Path | None:
+def cached(repo: str, path: str) -> Path | None:
+    """Return a repository's file in the Hub's cache; None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(entry.repo, path)
+    found = try_to_load_from_cache(repo, path)
     return Path(found) if isinstance(found, str) else None
 
 
@@ -65,20 +66,20 @@ def fetch(entry: ModelEntry, tell: Tell, together: Iterable[ModelEntry] = ()) ->
 
     ``together``: the entries that are needed with it, for the error where there is no network.
     """
-    here = {file.path: _cached(entry, file.path) for file in entry.files}
+    here = {file.path: cached(entry.repo, file.path) for file in entry.files}
     paths: dict[str, Path] = {}
     try:
-        first = next((path for path, cached in here.items() if cached is None), None)
+        first = next((path for path, found in here.items() if found is None), None)
         if first is not None:
-            _reach(entry, first)
+            reach(entry.repo, first)
         show_licence(entry, tell)
         for file in entry.files:
-            cached = here[file.path]
-            if cached is None:
+            found = here[file.path]
+            if found is None:
                 tell(f"fetching {file.path} of {entry.repo} ({human_size(file.nbytes)})")
-                cached = _download(entry, file.path)
-            paths[file.path] = cached
-    except _Absent as error:
+                found = download(entry.repo, file.path)
+            paths[file.path] = found
+    except Absent as error:
         raise _how_to_get(error, list(together) or [entry]) from None
     name, path = next(iter(paths.items()))
     if len(paths) == 1:
@@ -98,12 +99,12 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-class _Absent(Exception):
+class Absent(Exception):
     """A file that is not cached and cannot be fetched, with the reason."""
 
 
-def _reach(entry: ModelEntry, path: str) -> None:
-    """Raise :class:`_Absent` where the Hub cannot be reached.
+def reach(repo: str, path: str) -> None:
+    """Raise :class:`Absent` where the Hub cannot be reached.
 
     One question without retries: a download asks again and again, for half a minute.
     """
@@ -112,18 +113,19 @@ def _reach(entry: ModelEntry, path: str) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     if constants.HF_HUB_OFFLINE:
-        raise _Absent("HF_HUB_OFFLINE is set")
+        raise Absent("HF_HUB_OFFLINE is set")
     try:
         with _quiet():
-            url = huggingface_hub.hf_hub_url(entry.repo, path)
+            url = huggingface_hub.hf_hub_url(repo, path)
             huggingface_hub.get_hf_file_metadata(url, timeout=REACH_SECONDS)
     except HfHubHTTPError:
         return  # it answered; downloading says what is wrong
     except Exception:
-        raise _Absent("no network") from None
+        raise Absent("no network") from None
 
 
-def _download(entry: ModelEntry, path: str) -> Path:
+def download(repo: str, path: str) -> Path:
+    """Return a repository's file, fetched; raises :class:`Absent`, ModelError for a licence to accept."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -134,22 +136,22 @@ def _download(entry: ModelEntry, path: str) -> Path:
 
     try:
         with _quiet():
-            return Path(hf_hub_download(entry.repo, path))
+            return Path(hf_hub_download(repo, path))
     except LocalEntryNotFoundError:
-        raise _Absent("no network") from None
+        raise Absent("no network") from None
     except GatedRepoError:
         raise ModelError(
-            f"{entry.repo} asks for a licence to be accepted: accept it at "
-            f"https://huggingface.co/{entry.repo}, log in with `hf auth login`, and try again"
+            f"{repo} asks for a licence to be accepted: accept it at "
+            f"https://huggingface.co/{repo}, log in with `hf auth login`, and try again"
         ) from None
     except (RepositoryNotFoundError, EntryNotFoundError):
-        raise _Absent(f"{entry.repo} does not have {path} (any more)") from None
+        raise Absent(f"{repo} does not have {path} (any more)") from None
     except Exception as error:
         reason = _TOKEN.sub("hf_...", " ".join(str(error).split()))[:200]
-        raise _Absent(f"{type(error).__name__}: {reason}") from None
+        raise Absent(f"{type(error).__name__}: {reason}") from None
 
 
-def _how_to_get(error: _Absent, wanted: list[ModelEntry]) -> FetchError:
+def _how_to_get(error: Absent, wanted: list[ModelEntry]) -> FetchError:
     """Return the error with the commands that fetch what is missing, each into a folder of its own.
 
     Several of the files have the same name, so that one folder for all would lose some.

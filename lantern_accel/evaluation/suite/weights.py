@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lantern_accel.errors import LanternError, RequestError, did_you_mean
+from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
 from lantern_accel.files import cache_dir, write_whole
+from lantern_accel.models import hub
 
 Tell = Callable[[str], None]
 #: How long a server may take to answer at all.
@@ -113,31 +114,21 @@ def weights_file(key: str, given: Mapping[str, Path], tell: Tell) -> Path:
         return given[key]
     one = WEIGHTS[key]
     try:
-        return _from_hub(one, tell) if one.repo else _from_url(one, tell)
-    except _Absent as error:
+        return _from_hub(one.repo, one, tell) if one.repo else _from_url(one, tell)
+    except (hub.Absent, ModelError) as error:
         raise Unavailable(
             f"{one.named} is not here and cannot be fetched ({error}); fetch it where there is a "
             f"network and name it with --metric-weights {key}=PATH"
         ) from None
 
 
-class _Absent(Exception):
-    """A file that is not cached and cannot be fetched, with the reason."""
-
-
-def _from_hub(one: Weights, tell: Tell) -> Path:
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-    assert one.repo is not None
-    cached = try_to_load_from_cache(one.repo, one.file)
-    if isinstance(cached, str):
-        return Path(cached)
-    _reach(f"https://huggingface.co/{one.repo}/resolve/main/{one.file}")
-    tell(f"fetching {one.named}")
-    try:
-        return Path(hf_hub_download(one.repo, one.file))
-    except Exception as error:
-        raise _Absent(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}") from None
+def _from_hub(repo: str, one: Weights, tell: Tell) -> Path:
+    found = hub.cached(repo, one.file)
+    if found is None:
+        hub.reach(repo, one.file)
+        tell(f"fetching {one.named}")
+        found = hub.download(repo, one.file)
+    return found
 
 
 def _from_url(one: Weights, tell: Tell) -> Path:
@@ -160,17 +151,17 @@ def _from_url(one: Weights, tell: Tell) -> Path:
     try:
         write_whole(path, copy)
     except OSError as error:
-        raise _Absent(f"{type(error).__name__}: {error}") from None
+        raise hub.Absent(f"{type(error).__name__}: {error}") from None
     return path
 
 
 def _reach(url: str) -> None:
-    """Raise :class:`_Absent` where a server cannot be reached: one question, no retries."""
+    """Raise :class:`hub.Absent` where a server cannot be reached: one question, no retries."""
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        raise _Absent("HF_HUB_OFFLINE is set")
+        raise hub.Absent("HF_HUB_OFFLINE is set")
     try:
         request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=REACH_SECONDS):
             return
     except (OSError, ValueError):
-        raise _Absent("no network") from None
+        raise hub.Absent("no network") from None

@@ -135,7 +135,7 @@ def test_a_network_that_is_not_there_is_told_without_trying_again(
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
-    monkeypatch.setattr(hub, "_download", None)
+    monkeypatch.setattr(hub, "download", None)
     with pytest.raises(ModelError, match="no network"):
         find_model("anole-7b", tell=lambda text: None)
 
@@ -182,7 +182,7 @@ def test_a_token_is_never_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("401 for Bearer hf_abcdefghijklmnop")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", broken)
-    monkeypatch.setattr(hub, "_reach", lambda entry, path: None)
+    monkeypatch.setattr(hub, "reach", lambda repo, path: None)
     with pytest.raises(ModelError) as caught:
         find_model("llamagen-b-256", tell=lambda text: None)
     assert "hf_abc" not in str(caught.value) and "OSError" in str(caught.value)

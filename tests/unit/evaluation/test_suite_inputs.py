@@ -256,6 +256,7 @@ def test_missing_weights_are_named_with_size_licence_and_option(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a: None)
     for key, one in WEIGHTS.items():

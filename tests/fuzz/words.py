@@ -78,6 +78,15 @@ RIGHT = {
     "tv_budget": ("0.02",),
     "threads": ("1",),
     "memory": ("24GB", "80GiB"),
+    "max_seconds": ("60",),
+    "neighbour_space": ("decoder", "raw"),
+    "most_prompt": ("100",),
+    "repeats": ("1",),
+    "cfg_scale": ("1", "1.5"),
+    "lam": ("2",),
+    "delta": ("0.2",),
+    "scale": ("2",),
+    "window": ("4", "16"),
     "metric_weights": ("inception={b}/tiny/vq.safetensors",),
 }  # fmt: skip
 

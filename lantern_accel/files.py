@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import errno
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import methodcaller
 from pathlib import Path
 from typing import IO, Any
@@ -142,6 +143,16 @@ def read_toml_file(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text_file(path))
     except RecursionError:
         raise UnreadableFile(errno.EINVAL, "it is nested too deep", str(path)) from None
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of what files hold, one after another, read a piece at a time."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def disk_is_full(error: OSError) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from lantern_accel.distributed.folder import SUFFIX, RunFolder
 from lantern_accel.distributed.painter import Batch, Painter
 from lantern_accel.distributed.prompts import Item, read_items
 from lantern_accel.errors import RequestError
+from lantern_accel.files import digest_of
 
 #: What tells workers apart but decides no image.
 NO_MATTER = ("device", "options", "text_device", "tell", "on_loading")
@@ -60,16 +60,16 @@ def draw_file(
 ) -> dict[str, Any]:
     """Draw every prompt of a file into a folder, and return the summary that is written there too.
 
-    ``make`` opens the workers. ``load, settings``: what they
-    were made with; a run is resumed only with the same. Each image depends on its prompt, its random
-    stream and these alone. Raises RequestError before anything is drawn for what cannot be.
+    ``make`` opens the workers. ``load, settings``: what they were made with; a run is resumed only with
+    the same. Each image depends on its prompt, its random stream and these alone. Raises RequestError
+    before anything is drawn for what cannot be.
     """
     if settings.get("num_images") not in (None, 1):
         raise RequestError("a file of prompts has one image per row; repeat a row for several")
     matters = {name: str(v) for name, v in load.items() if name not in NO_MATTER and v is not None}
     read_items(prompts, 0)  # all that is wrong with them is told before the folder is made
     asked = {
-        "prompts": _digest(prompts),
+        "prompts": digest_of([prompts]),
         "settings": {k: str(v) for k, v in settings.items() if v is not None},
         "load": matters,
         "suffix": SUFFIX,
@@ -96,17 +96,6 @@ def draw_file(
             if on_progress is not None:
                 on_progress(min(done, len(items)), len(items))
         return folder.summarise(workers.lost, workers.workers)
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()
-    except OSError as error:
-        raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
 
 
 def _agree(workers: Sequence[Mapping[str, Any]]) -> None:

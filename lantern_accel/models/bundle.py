@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import PARTS, Found, Model, Parts
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
-from lantern_accel.files import read_json_file
+from lantern_accel.files import digest_of, read_json_file
 from lantern_accel.nn.transformer import pack
 from lantern_accel.records import first_wrong
 
@@ -121,7 +119,8 @@ def load_model(
     text = kind.text(found, device, text_dtype or dtype)
     if (found.files["target"].parent / "model.json").is_file():
         names = ("target", "drafter", "vq", "text")
-        digest = _hash_files(found.files[name] for name in names if name in found.files)
+        there = [found.files[name] for name in names if name in found.files]
+        digest = digest_of(there)[:16]
     else:
         digest = fingerprint.hexdigest()
     return Model(
@@ -134,12 +133,3 @@ def load_model(
         family=kind,
         missing=found.missing,
     )
-
-
-def _hash_files(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()[:16]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,6 +57,25 @@ def middle(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
     return np.asarray(cut.resize((width, height), Image.Resampling.LANCZOS), dtype=np.uint8)
 
 
+def field_of(path: Path, number: int, line: str, name: str) -> str | int:
+    """Return a field of a line of JSON, text or a number; raises :class:`DataError` with the line."""
+    try:
+        value = json.loads(line)[name]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise DataError(f"{path}, line {number}: expected {name!r} in {line[:80]!r}") from None
+    if not isinstance(value, str | int) or isinstance(value, bool) or not str(value).strip():
+        raise DataError(f"{path}, line {number}: {name} cannot be {value!r}")
+    return value
+
+
+def captioned(path: Path, lines: Sequence[str]) -> Iterator[tuple[str, str | int]]:
+    """Go through the files and prompts that the lines of a list name; raises :class:`DataError`."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            prompt = field_of(path, number, line, "prompt")
+            yield str(field_of(path, number, line, "file")), prompt
+
+
 def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet:
     """Read a folder of captioned images; files that cannot be read are skipped, and named.
 
@@ -73,25 +93,12 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
             '{"file": "a.png", "prompt": "a red heart"}'
         ) from None
     pixels, prompts, skipped = [], [], {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            name, prompt = entry["file"], entry["prompt"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise DataError(
-                f'{path}, line {number}: expected {{"file": ..., "prompt": ...}}, not {line[:80]!r}'
-            ) from None
-        if not isinstance(prompt, str | int) or isinstance(prompt, bool) or not str(prompt).strip():
-            raise DataError(
-                f"{path}, line {number}: the prompt {prompt!r} is neither text nor a class id"
-            )
+    for name, prompt in captioned(path, lines):
         try:
             with Image.open(io.BytesIO(read_bytes_file(folder / name))) as image:
                 pixels.append(middle(image, width, height or width))
         except Exception as error:  # whatever a damaged picture's decoder raises
-            skipped[str(name)] = f"{type(error).__name__}: {error}"[:120]
+            skipped[name] = f"{type(error).__name__}: {error}"[:120]
             continue
         prompts.append(prompt)
     if not pixels:

@@ -18,6 +18,7 @@ from lantern_accel.files import (
     read_text_file,
     write_whole,
 )
+from lantern_accel.quality.imageset import captioned, field_of
 
 #: Names that a reason lists at most.
 NAMED = 3
@@ -69,7 +70,8 @@ def read_captions(
     """
     if not folder.is_dir():
         raise DataError(f"--images names {folder}, which is no folder; name the one of the images")
-    listed = _lines(path) if path.suffix == ".jsonl" else _coco(path)
+    lines = path.suffix == ".jsonl"
+    listed = captioned(path, _text(path).splitlines()) if lines else _coco(path)
     chosen: dict[str, str | int] = {}
     for name, caption in listed:
         kept = chosen.get(name)
@@ -107,7 +109,7 @@ def read_prompts(path: Path) -> Captioned:
     """Read prompts without images: lines of text, GenEval's ``.jsonl``, or PartiPrompts' ``.tsv``."""
     if path.suffix == ".jsonl":
         lines = [line for line in _text(path).splitlines() if line.strip()]
-        prompts = [str(_field(path, n, line, "prompt")) for n, line in enumerate(lines, 1)]
+        prompts = [str(field_of(path, n, line, "prompt")) for n, line in enumerate(lines, 1)]
         found = Captioned(list(prompts), metadata=lines)
     elif path.suffix == ".tsv":
         rows = csv.DictReader(_text(path).splitlines(), delimiter="\t")
@@ -154,25 +156,6 @@ def _coco(path: Path) -> list[tuple[str, str]]:
             "annotations with image_id and caption); a .jsonl has a line for each image instead, such as "
             '{"file": "a.png", "prompt": "a red heart"}'
         ) from None
-
-
-def _lines(path: Path) -> list[tuple[str, str | int]]:
-    found: list[tuple[str, str | int]] = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        if line.strip():
-            prompt = _field(path, number, line, "prompt")
-            found.append((str(_field(path, number, line, "file")), prompt))
-    return found
-
-
-def _field(path: Path, number: int, line: str, name: str) -> str | int:
-    try:
-        value = json.loads(line)[name]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise DataError(f"{path}, line {number}: expected {name!r} in {line[:80]!r}") from None
-    if not isinstance(value, str | int) or isinstance(value, bool) or not str(value).strip():
-        raise DataError(f"{path}, line {number}: {name} cannot be {value!r}")
-    return value
 
 
 def _text(path: Path) -> str:

@@ -215,7 +215,7 @@ def test_a_prompt_that_leaves_no_room_for_the_picture_is_refused(anole):
         lantern_accel.load(anole, device="cpu") as pipe,
         pytest.raises(lantern_accel.RequestError, match=r"trained on 4096 in all; shorten"),
     ):
-        pipe.generate("fox " * 4100)
+        pipe.conditions(["fox " * 4100])
 
 
 def test_both_layouts_of_one_model_draw_the_same(tmp_path):

@@ -19,17 +19,20 @@ from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.device.plan import StepPlan
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.nn.transformer import pack
+from lantern_accel.nn.rounding import ROUNDINGS
+from lantern_accel.nn.transformer import pack, rounded_copy
 from lantern_accel.strategy.values import (
     ChainTree,
     Coupling,
     DraftLength,
     DynamicTree,
     Sampling,
+    SelfDrafts,
     Strategy,
     Tree,
     Window,
     adaptive_chain,
+    self_drafted,
 )
 from lantern_accel_cpu.backend import DeviceBackend
 
@@ -72,7 +75,12 @@ def made(
         model.ops = ops
         pack(model, ops)
     table = neighbours(target.config.vocab_size, 10)
-    engine = engine_for(target, drafter, ops, strategy, given, batch=batch, neighbours=table)
+    copy = None
+    if isinstance(strategy.tree, SelfDrafts):
+        copy = rounded_copy(target, ops, ROUNDINGS[strategy.tree.weights], drafts=True)
+    engine = engine_for(
+        target, drafter, ops, strategy, given, batch=batch, neighbours=table, copy=copy
+    )
     condition = features[:batch]
     if given.guided:
         condition = torch.cat((condition, target.unconditional(batch)))
@@ -142,6 +150,38 @@ def test_plain_steps_and_windows(
     windows = Strategy(name="windows", tree=Window(length=5, draft_lengths=draft_lengths))
     for strategy in (NAMED["vanilla"], Strategy(name="scd", tree=Window(length=7)), windows):
         compare(strategy.override(coupling=coupling), given, batch, dtype=dtype, dim=64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", sorted(ROUNDINGS))
+@pytest.mark.parametrize(("given", "batch"), [(SAMPLED, 1), (UNGUIDED, 2)])
+def test_drafts_of_a_copy(given: Sampling, batch: int, weights: str, dtype: torch.dtype) -> None:
+    drafts = self_drafted((1, 4, 6), weights)
+    compare(Strategy(name="self", tree=drafts), given, batch, dtype=dtype, dim=64)
+
+
+@pytest.mark.parametrize("weights", sorted(ROUNDINGS))
+def test_drafts_of_a_copys_windows_end_in_the_same_images(weights: str) -> None:
+    # A native step draws no drafts behind its next window, so that those of a jump may differ.
+    strategy = Strategy(name="self", tree=self_drafted((1, 4, 6), weights, 4, 3))
+    with both() as (whole, pieces), torch.inference_mode():
+        got, want, plain = (
+            made(ops, one, SAMPLED, 3, dim=64)
+            for ops, one in ((whole, strategy), (pieces, strategy), (whole, NAMED["vanilla"]))
+        )
+        done = [engine.run() for engine in (got, want, plain)]
+        assert torch.equal(done[0].tokens, done[2].tokens)
+        assert torch.equal(done[1].tokens, done[2].tokens)
+        assert int(done[0].steps.max()) < int(done[2].steps.min())
+
+
+def test_every_pass_of_a_copy_is_one_call() -> None:
+    with both() as (whole, pieces), torch.inference_mode():
+        for window in (0, 4):
+            strategy = Strategy(name="self", tree=self_drafted((1, 6), "int6", window))
+            for ops, native_ in ((whole, True), (pieces, False)):
+                engine = made(ops, strategy, SAMPLED, 1, dim=64)
+                assert at_once(engine.longest.copy) == native_ == at_once(engine.longest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

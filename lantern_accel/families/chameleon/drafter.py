@@ -12,12 +12,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.decoding.rows import prefix_positions
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.chameleon.model import CodeEmbedding, Sized, TrunkConfig
 from lantern_accel.nn.fusion import Fusion
-from lantern_accel.nn.rotary import rotary_table
-from lantern_accel.nn.transformer import REFERENCE, Pass, dense_visible
+from lantern_accel.nn.transformer import REFERENCE, Pass
 
 
 class ChameleonDrafterConfig(TrunkConfig):
@@ -63,13 +61,7 @@ class ChameleonDrafter(Fusion, Sized):
 
     def forward_dense(self, ids: Tensor, features: Tensor, mask: Tensor) -> Tensor:
         """Run token ids ``[R, n]`` without a cache; ``mask`` bool ``[R, n]``, False at left padding."""
-        c = self.config
-        places = torch.arange(ids.shape[1], device="cpu")
-        cos, sin = rotary_table(places, c.head_dim, c.rope_base, ids.device)
-        place = prefix_positions(mask)
-        visible = self.ops.mask(dense_visible(mask, ids.shape[1]), features.dtype)
-        at = Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), visible)
-        return self._run(self.embed_tokens.tokens(ids), features, at)
+        return self._run(self.embed_tokens.tokens(ids), features, self.dense(mask, features.dtype))
 
     def forward_image(
         self, condition: Tensor, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None

@@ -166,6 +166,15 @@ class Sized(nn.Module, ABC):
         ids = torch.tensor(c.token_ids(), dtype=self.ops.index, device=device)
         self.embedding.code_ids = ids
 
+    def dense(self, mask: Tensor, dtype: torch.dtype) -> Pass:
+        """Return what a pass without a cache reads; ``mask`` bool ``[R, n]``, False at left padding."""
+        c, length = self.config, mask.shape[1]
+        places = torch.arange(length, device="cpu")
+        cos, sin = rotary_table(places, c.head_dim, c.rope_base, mask.device)
+        place = prefix_positions(mask)
+        visible = self.ops.mask(dense_visible(mask, length), dtype)
+        return Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), visible)
+
     def fitted(self: SizedT, prefix_length: int, height: int, width: int) -> SizedT:
         """Return this model for another prompt length or picture size; weights are shared."""
         sizes = {"prefix_length": prefix_length, "height": height, "width": width}
@@ -246,15 +255,8 @@ class ChameleonGPT(Sized, TrunkTarget):
         token n. ``p`` need not be the configured length.
         """
         x = torch.cat((self.embed_prefix(condition), self.embed_tokens(codes)), dim=1)
-        rows, length = x.shape[:2]
         if prefix_mask is None:
             prefix_mask = torch.ones_like(condition, dtype=torch.bool)
-        after = torch.ones(rows, codes.shape[1], dtype=torch.bool, device=x.device)
-        place = prefix_positions(torch.cat((prefix_mask, after), dim=1))
-        mask = self.ops.mask(dense_visible(prefix_mask, length), x.dtype)
-        c = self.config
-        places = torch.arange(length, device="cpu")
-        cos, sin = rotary_table(places, c.head_dim, c.rope_base, x.device)
-        at = Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), mask)
-        out: Tensor = self(x, at)
+        seen = F.pad(prefix_mask, (0, codes.shape[1]), value=True)
+        out: Tensor = self(x, self.dense(seen, x.dtype))
         return out

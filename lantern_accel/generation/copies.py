@@ -33,9 +33,9 @@ WINDOWS, DRAFTS = (0, 2, 4, 8), (2, 4, 6, 8, 12, 16)
 SETTLED = 0.93
 #: Weights whose products are timed: as many as no cache holds, or all of a small model's.
 TIMED_WEIGHTS, ROUNDS = 1 << 26, 3
-#: What a copy rounded by groups must promise over one rounded by rows, which is made in a fifth of the
-#: time: a process makes its copy before the first image.
-MAKING = 1.1
+#: What a copy rounded by groups must promise over one rounded by rows, which is made in half the time: a
+#: process makes its copy before the first image.
+MAKING = 1.03
 
 #: Milliseconds of products with a part of the target's weights, by what these are kept in and by rows.
 ProductTimes = Mapping[str, Mapping[int, float]]

@@ -141,14 +141,16 @@ def rounded_copy(
 ) -> nn.Module:
     """Return a module whose projections have weights in fewer bits; all else is the first one's own.
 
-    ``drafts``: it drafts for the first one, so that a device may round its activations as well.
+    ``drafts``: it drafts for the first one, so that a device may round its activations as well, and that
+    it is made quickly rather than as near as can be.
     """
     held = [part.packed for part in projections(module) if part.packed is not None]
     shared: list[Any] = [*module.parameters(), *module.buffers(), *held, ops]
     made = copy.deepcopy(module, {id(one): one for one in shared})
     for part in projections(made):
         whole = part.weight if part.packed is None else ops.unpack(part.packed)
-        part.packed = ops.pack_rounded(rounded(whole, how), drafts)
+        codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
+        part.packed = ops.pack_rounded(codes, drafts)
         empty = part.weight.new_zeros(()).expand(part.weight.shape)
         part.weight = nn.Parameter(empty, requires_grad=False)
     return made

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lantern_accel.errors import RequestError
 from lantern_accel.nn.rounding import ROUNDINGS, Rounding, packed, rounded, rounding, unpacked
-from lantern_accel.nn.transformer import REFERENCE, Projection, pack
+from lantern_accel.nn.transformer import REFERENCE, Projection, pack, rounded_copy
 
 SYMMETRIC = Rounding("symmetric", 4, 32, symmetric=True)
 FORMATS = [*ROUNDINGS.values(), SYMMETRIC]
@@ -65,6 +65,30 @@ def test_more_bits_are_nearer_and_a_row_of_zeros_stays_one():
         errors.append(float((dense - weight).square().mean()))
     # Two bits more are 16 times less squared error; a row's step is wider than a group's.
     assert errors[0] > 10 * errors[1] > 40 * errors[2]
+
+
+@pytest.mark.parametrize("name", ["int6", "int4"])
+def test_one_try_cuts_nothing_and_costs_six_bits_next_to_nothing(name):
+    weight = drawn(64, 256, seed=3)
+    best, quick = (rounded(weight, ROUNDINGS[name], tries=tries) for tries in (9, 1))
+    assert torch.equal(rounded(weight, ROUNDINGS[name]).codes, best.codes)
+    errors = [float((one.dense(torch.float32) - weight).norm()) for one in (best, quick)]
+    assert errors[0] < errors[1] < errors[0] * (1.03 if name == "int6" else 1.15)
+    groups = torch.unflatten(weight, 1, (-1, 64))
+    wide = groups.amax(-1) - groups.amin(-1)
+    steps = quick.step.float() * (2 ** ROUNDINGS[name].bits - 1)
+    assert torch.allclose(steps, wide, rtol=2**-8), "the whole range of every group"
+
+
+def test_a_copy_that_drafts_is_rounded_in_one_try():
+    target = torch.nn.Sequential(Projection(128, 40, bias=False))
+    made, quick = (
+        rounded_copy(target, REFERENCE, ROUNDINGS["int4"], drafts=drafts)[0].packed
+        for drafts in (False, True)
+    )
+    weight = target[0].weight
+    assert torch.equal(made.codes, rounded(weight, ROUNDINGS["int4"]).codes)
+    assert torch.equal(quick.codes, rounded(weight, ROUNDINGS["int4"], tries=1).codes)
 
 
 def test_rounding_in_pieces_is_rounding_at_once(monkeypatch):

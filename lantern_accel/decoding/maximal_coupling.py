@@ -116,23 +116,20 @@ def couple(
 
 
 def compare(x: Tensor, scores: Tensor, rule: Rule) -> Coupled:
-    """Keep the drafts that are the likeliest code, up to the first that is not: greedy decoding.
+    """Keep the drafts that are the likeliest code, up to the first that is not: relaxed greedy decoding.
 
-    ``x`` integer ``[B, L - 1]``; ``scores [B, L, V]``: logits. A relaxed ``rule`` counts A(x) for a
-    draft.
+    ``x`` integer ``[B, L - 1]``; ``scores [B, L, V]``: logits. A draft counts for A(x) of a relaxed
+    ``rule``. Exactly, tokens are compared as noise's are (:class:`~.sources.window.InvariantWindow`).
     """
     best = scores.argmax(dim=-1).to(x.dtype)
     own = best[:, :-1]
-    accepted = x == own
-    price = torch.zeros(x.shape, device=x.device)
-    if rule.relaxed:
-        p = scores[:, :-1].softmax(dim=-1)
-        mass = rule.mass(p, torch.ones_like(price), x)
-        top = p.gather(-1, own.unsqueeze(-1)).squeeze(-1)
-        near = (mass > top) | ((mass == top) & (x < own))
-        price = (near & ~accepted).float()
-        accepted = accepted | near
-    count = leading(accepted, x.dtype)
+    likeliest = x == own
+    p = scores[:, :-1].softmax(dim=-1)
+    mass = rule.mass(p, torch.ones(x.shape, device=x.device), x)
+    top = p.gather(-1, own.unsqueeze(-1)).squeeze(-1)
+    near = (mass > top) | ((mass == top) & (x < own))
+    price = (near & ~likeliest).float()
+    count = leading(likeliest | near, x.dtype)
     order = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
     before = order < count.unsqueeze(1)
     tokens = torch.cat((torch.where(before, x, own), best[:, -1:]), dim=1)

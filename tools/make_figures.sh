@@ -1,25 +1,42 @@
 #!/bin/sh
-# Make every figure, plot and table of the evaluation's and benchmarks' pages again, on a quiet machine.
-# Estimated, not measured, on two quiet cores: data 10 minutes, evaluation 40, runs 40, planted faults 60.
-# Usage: tools/make_figures.sh [PYTHON]
+# Measure the committed figures of this machine again, on a quiet one, and draw what is made of them.
+# Estimated, not measured, on two quiet cores: data 10 minutes, evaluation 40, runs 40, races 30, planted faults 60.
+# Usage: tools/make_figures.sh [PYTHON [MACHINE]]; MACHINE begins the names of the files below profiles/
 set -eu
 cd "$(dirname "$0")/.."
 PYTHON=${1:-python}
+MACHINE=${2:-epyc}
 accel() { "$PYTHON" -m lantern_accel "$@"; }
 
-accel train data
-rm -f docs/evaluation/lantern-emoji.json  # figures of older code are not continued
-accel evaluate --model lantern-emoji -o docs/evaluation/lantern-emoji.json --plots docs/evaluation
-accel evaluate --model lantern-emoji --grid docs/evaluation/forty.png --seed 0
+"$PYTHON" tools/lantern-emoji data
+rm -f docs/evaluation/lantern-emoji.json # figures of older code are not continued
+"$PYTHON" tools/lantern-emoji evaluate --model lantern-emoji -o docs/evaluation/lantern-emoji.json --plots docs/evaluation
+accel evaluate --model lantern-emoji --grid docs/evaluation/forty.png --seed 0 --dtype float32
 "$PYTHON" tools/evaluation_pages.py docs/evaluation/lantern-emoji.json
+"$PYTHON" tools/readme_pictures.py docs
 
-rm -f bench.json exact-dtype.json cpu-lantern-emoji.json
-accel bench --batch 1 --repeats 8 -o bench.json
-accel bench --batch 1 --repeats 4 --dtype float32 --strategy vanilla --strategy eagle -o exact-dtype.json
+bench="profiles/bench/$MACHINE-lantern-emoji"
+rm -f "$bench"-batch1.json "$bench"-batches.json "$bench"-float32.json "$bench"-bfloat16.json
+accel bench --batch 1 --repeats 8 -o "$bench-batch1.json"
+accel bench --batch 1,4,16 --repeats 4 --strategy eagle,scd -o "$bench-batches.json"
+accel bench --batch 1 --repeats 4 --dtype float32 --strategy eagle -o "$bench-float32.json"
+accel bench --batch 1 --repeats 4 --dtype bfloat16 --strategy eagle -o "$bench-bfloat16.json"
+
+composed="--file tools/lantern-emoji/composed.txt" drawn="--file tools/lantern-emoji/prompts.txt --draw 2511"
+# shellcheck disable=SC2086
+"$PYTHON" tools/race_auto.py $composed --prompts 24 --strategy auto@maximal -o "profiles/auto/$MACHINE-composed-batch1.json"
+# shellcheck disable=SC2086
+"$PYTHON" tools/race_auto.py $drawn --prompts 24 -o "profiles/auto/$MACHINE-batch1.json"
+
+rm -f cpu-lantern-emoji.json
 accel profile --device cpu --quick --samples 8 --quality-images 24 -o cpu-lantern-emoji.json
+accel profiles add cpu-lantern-emoji.json --out build/checked --overwrite # only checks it: tests know the name below
 mv cpu-lantern-emoji.json profiles/measured/cpu-lantern-emoji.json
 accel compare profiles/measured/cpu-lantern-emoji.json -o profiles/measured/report.html
 accel compare profiles/measured/cpu-lantern-emoji.json -o profiles/measured/report.md
+"$PYTHON" tools/report_picture.py profiles/measured/report.html docs/report.png
+
 "$PYTHON" tools/mutants.py --sample 100 --seed 17 --json docs/mutants.json
-echo "bench.json and exact-dtype.json: copy their tables into docs/benchmarks.md; then list docs/mutants.json's"
+"$PYTHON" tools/figures.py
+echo "pytest tests/unit/test_docs.py names each row of the pages that the data have changed; list docs/mutants.json's"
 echo "survivors in docs/mutants.md, and read what the rule for defaults printed above"

@@ -55,7 +55,7 @@ def test_what_cannot_be_is_answered_in_one_sentence(
 
 
 def test_python_is_answered_before_anything_is_loaded() -> None:
-    with pytest.raises(RequestError, match="no prompt"):
+    with pytest.raises(RequestError, match="not a prompt"):
         lantern_accel.generate(None, model="nowhere")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="did you mean seed"):
         lantern_accel.generate("pizza", model="nowhere", sede=3)

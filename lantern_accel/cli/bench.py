@@ -37,7 +37,9 @@ def bench(
         ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd,sjd-pac"],
         "--strategy",
         "-s",
-        help="Names, separated by commas or repeated; vanilla is always measured.",
+        show_default=False,
+        help="Names, separated by commas or repeated; vanilla is always measured. Default: auto, eagle, "
+        "eagle2, lantern, lantern++, scd and sjd-pac.",
     ),
     batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Images together, such as 1,4."),
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),

@@ -169,10 +169,14 @@ class Planner:
     def _measure(
         self, strategy: Strategy, sampling: Sampling, batch: int, dtype: torch.dtype
     ) -> Footprint:
-        """Return what decoding holds; for ``auto`` the more of its windows and its drafter's chains."""
+        """Return what decoding holds; for ``auto`` the most of its windows, chains and tree.
+
+        A copy in fewer bits is left out: ``auto`` makes one only where it fits.
+        """
         tried = [strategy]
         if strategy.name == AUTO and self.manifest.drafter is not None:
             tried.append(strategy.model_copy(update={"tree": adaptive_chain(AUTO_CHAINS)}))
+            tried.append(self.strategy("eagle"))
         found = (
             measure(self.family, self.manifest, one, sampling, batch=batch, dtype=dtype)
             for one in tried

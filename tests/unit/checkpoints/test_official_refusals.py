@@ -234,7 +234,9 @@ def test_an_index_that_names_no_files_of_its_folder(tmp_path: Path) -> None:
 def test_nothing_known_lies_there(tmp_path: Path) -> None:
     torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "resnet.pt")
     told = refused(tmp_path)
-    assert "holds resnet.pt (conv1.weight, ...), which is no model that this build knows;" in told
+    assert (
+        "holds resnet.pt (conv1.weight, ...), which is not a model that this version knows;" in told
+    )
     (tmp_path / "void").mkdir()
     assert "holds no weights; name a folder" in refused(tmp_path / "void")
     assert "there is no" in refused(tmp_path / "absent.pt")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import lantern_accel
 from lantern_accel.cli import main
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import DataError, RequestError
 
 LONG = "9" * 5000
 #: Options of ``generate`` that take numbers.
@@ -216,8 +216,11 @@ def test_pictures_of_a_training_set_that_are_no_files(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    names: list[Any] = ["a.png", "pipe", "loop", "/dev/zero", 5, None, "a.png\0"]
+    names: list[Any] = ["a.png", "pipe", "loop", "/dev/zero", 5, "a.png\0"]
     lines = [json.dumps({"file": name, "prompt": "x"}) for name in names]
     (tmp_path / "captions.jsonl").write_text("\n".join(lines))
     found = read_images(tmp_path, 8)
-    assert found.prompts == ["x"] and len(found.skipped) == 6
+    assert found.prompts == ["x"] and len(found.skipped) == 5
+    (tmp_path / "captions.jsonl").write_text(json.dumps({"file": None, "prompt": "x"}))
+    with pytest.raises(DataError, match="line 1: file cannot be None"):
+        read_images(tmp_path, 8)

@@ -114,7 +114,7 @@ def test_files_that_cannot_be_are_refused_before_work(
         (["--stats", str(tmp_path / "p.png")], "--stats and --output both name"),
         (["-n", "2", "--stats", str(tmp_path / "p-1.png")], "both name"),
         (["-o", str(tmp_path / "x.h5")], "no picture format"),
-        (["--prompts", "/dev/zero"], "no file of prompts"),
+        (["--prompts", "/dev/zero"], "not a file of prompts"),
         (["--seeds", "1,²"], "is not a seed"),
         (["--temperature", "1e39"], "temperature"),
         (["--batch", "9" * 25], "--batch must be 1024 or less"),

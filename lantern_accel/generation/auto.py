@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -84,7 +84,8 @@ class Timed(BaseModel):
     """A source of drafts whose steps were timed: its strategy with the costs and the worth of lengths.
 
     ``counts``: tokens gained and steps, by length, over ``images``, where its drafts were counted.
-    ``prior``: tokens per step by length that were known before; none for a copy.
+    ``prior``: tokens per step by length that were known before; none for a copy. ``plain``: milliseconds
+    of the plain step that the costs are relative to; None: not kept.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -93,6 +94,26 @@ class Timed(BaseModel):
     counts: dict[int, list[int]] = {}
     images: int = 0
     prior: dict[int, float] = {}
+    plain: float | None = None
+
+    def relative_to(self, plain: float) -> Timed:
+        """Return it with costs relative to a plain step of ``plain`` ms, the least of all sources'.
+
+        Plain steps are bound by memory, whose pace changes with what else a machine does: a source
+        that was timed beside slow ones would look cheaper than it is.
+        """
+        if self.plain is None or self.plain <= plain:
+            return self
+        scale, tree = self.plain / plain, cast("Any", self.strategy.tree)
+        costs = tuple(
+            one
+            if one.cost is None or one.length == 1
+            else one.model_copy(update={"cost": one.cost * scale})
+            for one in tree.draft_lengths
+        )
+        tree = tree.model_copy(update={"draft_lengths": costs})
+        strategy = self.strategy.model_copy(update={"tree": tree})
+        return self.model_copy(update={"strategy": strategy, "plain": plain})
 
     @property
     def draft_lengths(self) -> tuple[DraftLength, ...]:
@@ -326,7 +347,9 @@ class Auto:
         ``begin`` starts it. Drafts of a drafter or a copy are counted, too, for a few steps.
         """
         begin()
-        draft_lengths = costs_of(engine.draft_lengths, engine.calibrate(self.backend.stopwatch))
+        times = engine.calibrate(self.backend.stopwatch)
+        draft_lengths = costs_of(engine.draft_lengths, times)
+        plain = min(times[1]) if times.get(1) else None
         counts: dict[int, list[int]] = {}
         prior: dict[int, float] = {}
         if not isinstance(engine.strategy.tree, Window):
@@ -349,7 +372,7 @@ class Auto:
         every = tuple(costs.get(one.length, one) for one in tree.draft_lengths)
         update = {"tree": tree.model_copy(update={"draft_lengths": every}), "name": AUTO}
         made = engine.strategy.model_copy(update=update)
-        return Timed(strategy=made, counts=counts, prior=prior).weighed()
+        return Timed(strategy=made, counts=counts, prior=prior, plain=plain).weighed()
 
     def settle(
         self,
@@ -359,6 +382,8 @@ class Auto:
         sampling: Sampling,
     ) -> None:
         """Keep what promises most of what was :meth:`timed`, the first of equals, or plain decoding."""
+        plain = min((one.plain for one in found if one.plain is not None), default=0.0)
+        found = [one.relative_to(plain) for one in found] if plain else found
         best = max(found, key=lambda one: one.promise(batch))
         speedup, strategy = best.promise(batch), best.strategy
         evidence: dict[str, Any] = {}

@@ -1,0 +1,31 @@
+"""Tests of what auto chooses among sources that were timed."""
+
+from __future__ import annotations
+
+from lantern_accel.generation.auto import Timed
+from lantern_accel.strategy.values import DraftLength, Strategy, Window
+
+
+def timed(cost: float, brings: float, plain: float | None) -> Timed:
+    """Return a window of four whose costs are relative to a plain step of ``plain`` ms."""
+    lengths = (
+        DraftLength(length=1, cost=1.0, tokens_per_step=1.0),
+        DraftLength(length=4, cost=cost, tokens_per_step=brings),
+    )
+    return Timed(strategy=Strategy(tree=Window(length=4, draft_lengths=lengths)), plain=plain)
+
+
+def test_sources_are_compared_by_the_least_plain_step() -> None:
+    beside_slow_steps = timed(1.2, 2.4, 5.0)  # 6 ms: it looks twice as fast as plain decoding
+    beside_fast_ones = timed(1.4, 2.4, 4.0)  # 5.6 ms
+    assert beside_slow_steps.promise(1) > beside_fast_ones.promise(1)
+    one = beside_slow_steps.relative_to(4.0)
+    assert one.promise(1) < beside_fast_ones.promise(1)
+    assert [length.cost for length in one.draft_lengths] == [1.0, 1.5]
+    assert one.plain == 4.0
+    assert one.relative_to(4.0) == one, "once"
+
+
+def test_costs_stay_where_no_plain_step_was_kept() -> None:
+    one = timed(1.2, 2.4, None)
+    assert one.relative_to(4.0) is one

@@ -137,6 +137,10 @@ def main(words: list[str] | None = None) -> int:
         if given.draw is not None:
             known = {*TUNING, *REPORTING}
             prompts = sorted(set(prompts) - known)
+            if not prompts:
+                parser.error(
+                    "--draw leaves out the built-in prompts, which were tuned on; name a --file"
+                )
             prompts = random.Random(given.draw).sample(prompts, min(len(prompts), given.prompts))
         prompts = prompts[: given.prompts]
         environment = describe(pipeline.backend, pipeline.dtype)

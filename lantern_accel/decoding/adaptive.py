@@ -183,8 +183,8 @@ class AdaptiveEngine(EngineBase):
     def calibrate(self, watch: Callable[[], Stopwatch], rounds: int = 3) -> dict[int, list[float]]:
         """Time steps of every length in turns, milliseconds; the request must be started again.
 
-        A length that promises far less than another is timed no further, and longer ones, which cost
-        more still, neither.
+        A length that promises far less than the best is timed no further; if it is longer than that,
+        longer ones, which cost more still, neither.
         """
         times: dict[int, list[float]] = {}
         lengths = [one.length for one in self.draft_lengths]
@@ -195,9 +195,12 @@ class AdaptiveEngine(EngineBase):
                 promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
                 if length == 1 or not (number or self.untimed):  # a first step may be slow
                     continue
-                if promise[length] < HOPELESS * max(promise.values()):
-                    lengths = [each for each in lengths if each < length]
-                    break
+                best = max(promise, key=lambda one: promise[one])
+                if promise[length] < HOPELESS * promise[best]:
+                    past = length > best
+                    lengths = [n for n in lengths if n < length or (n > length and not past)]
+                    if past:
+                        break
             if not number:  # the first round warms up
                 times = {n: found for n, found in times.items() if n not in lengths}
         return times

@@ -81,6 +81,7 @@ def figures() -> list[Figure]:
         *_sources(),
         *_floor(),
         *_stepcost(),
+        *_sized(),
         *_rounded(),
         *_races(),
         *_evaluation(),
@@ -142,14 +143,12 @@ def _lantern() -> Iterator[Figure]:
 
 
 def _costs() -> Iterator[Figure]:
-    data = "profiles/auto/epyc-batch1.json"
+    data = "profiles/auto/epyc-composed-batch1.json"
     batch = _read(data)["batches"]["1"]
     tree = batch["auto"]["tree"]
     lengths = tree["draft_lengths"]
     for one in lengths:
-        drafts = {1: "none", 2: "a chain of 1"}.get(
-            one["length"], f"a chain of {one['length'] - 1}"
-        )
+        drafts = "none" if one["length"] == 1 else f"a window of {one['length']}"
         cost, brings = one["cost"], one["tokens_per_step"]
         text = f"| {drafts} | {cost:.2f} | {brings:.2f} | {brings / cost:.2f}x |"
         yield _figure(f"what {drafts} costs", text, data, "python tools/race_auto.py", AUTO_PAGE)
@@ -226,7 +225,7 @@ def _couplings() -> Iterator[Figure]:
         yield _figure(f"tokens per step, {label}", text, data, command, STRATEGIES)
     command = "python tools/race_auto.py"
     for data, names in (
-        ("profiles/auto/epyc-composed-batch1.json", ("auto",)),
+        ("profiles/auto/epyc-auto-couplings.json", ("auto",)),
         ("profiles/auto/epyc-couplings.json", ("scd", "sjd", "eagle", "eagle2")),
     ):
         found = _read(data)["batches"]["1"]["summary"]
@@ -308,6 +307,17 @@ def _stepcost() -> Iterator[Figure]:
         yield _figure(
             f"steps of {name}", text, data, f"lantern-accel stepcost --size {name}", BENCHMARKS
         )
+
+
+def _sized() -> Iterator[Figure]:
+    for size, pixels, prompts in (("B", 256, 8), ("XL", 384, 3)):
+        name = f"llamagen-{size.lower()}-{pixels}"
+        data = f"profiles/auto/epyc-{name}.json"
+        found = _read(data)["batches"]["1"]["summary"]["auto"]
+        text = f"| LlamaGen-{size}, {pixels} pixels, {prompts} prompts | {found['median']:.2f}x | "
+        text += f"{found['least']:.2f}x | {found['most']:.2f}x | {found['below_0.97']} |"
+        command = f"python tools/race_auto.py --size {name}"
+        yield _figure(f"auto at the size of {name}", text, data, command, BITS)
 
 
 def _rounded() -> Iterator[Figure]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 import lantern_accel
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.generation import auto as automatic
+from lantern_accel.measure import samples
 from lantern_accel.strategy import choices
 from lantern_accel.strategy.values import NoTree, StaticTree, Strategy, Window
 from lantern_accel.tuning import auto as tuning
@@ -251,3 +254,21 @@ def test_a_seed_is_a_picture_whatever_is_kept_timed_or_drafted(tiny_model, own):
         kept.unlink()
     with load(tiny_model) as pipeline:
         assert torch.equal(pipeline.generate("red heart", seed=3).tokens, want[:1])
+
+
+def test_phases_are_of_the_engine_that_decodes_after_auto_has_learned(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
+        cell = samples.new_cell(pipeline.strategy("auto"), 1, 1.0)
+        warm_up = samples.warm_up
+
+        def learning(*given: Any) -> Any:
+            found = warm_up(*given)
+            learned = pipeline.strategy("vanilla" if given[3] == 0 else "scd")
+            monkeypatch.setattr(pipeline.auto, "resolve", lambda *asked: learned)
+            return found
+
+        monkeypatch.setattr(samples, "warm_up", learning)
+        samples.cold(pipeline, cell, ["red heart"], 0)
+    assert isinstance(cell.step_ms, dict) and cell.step_ms["verify"] > 0

@@ -29,8 +29,8 @@ import torch
 import typer
 from torch import Tensor
 
+from lantern_accel.cli import run_single
 from lantern_accel.cli.console import say
-from lantern_accel.cli.single import run_single
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.files import write_json
 

@@ -21,8 +21,8 @@ import typer
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.cli import run_single
 from lantern_accel.cli.console import say
-from lantern_accel.cli.single import run_single
 from lantern_accel.errors import LanternError, RequestError
 
 PACKAGE = "python_packages/habana_frameworks/torch"

@@ -24,8 +24,8 @@ from typing import Any
 
 import typer
 
+from lantern_accel.cli import run_single
 from lantern_accel.cli.console import say
-from lantern_accel.cli.single import run_single
 from lantern_accel.device.plugins import choose_device
 from lantern_accel.errors import BackendError, RequestError, did_you_mean
 from lantern_accel.files import write_json, write_whole

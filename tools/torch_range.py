@@ -28,8 +28,8 @@ from typing import Any
 
 import typer
 
+from lantern_accel.cli import run_single
 from lantern_accel.cli.console import say
-from lantern_accel.cli.single import run_single
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.files import cache_dir, write_json, write_whole
 

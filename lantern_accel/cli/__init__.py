@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
@@ -49,3 +51,12 @@ def run(
         warnings.showwarning = show
         words = None if argv is None else list(argv)
         return guarded(lambda: app(args=words, prog_name=name), debugging)
+
+
+def run_single(command: Callable[..., Any], argv: Sequence[str] | None = None) -> int:
+    """Run a function whose signature typer reads, such as a script's; return its exit code."""
+    import typer
+
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(command)
+    return run(app, argv, os.path.basename(sys.argv[0]))

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
-from lantern_accel.cli import (
-    bench,
-    compare,
-    conform,
-    devices,
-    evaluate,
-    generate,
-    hardware,
-    models,
-    port,
-    profile,
-    profiles,
-    serve,
-    stepcost,
-    train,
-    tune,
-    warm_up,
-)
+from lantern_accel.cli.bench import bench
+from lantern_accel.cli.compare import compare
+from lantern_accel.cli.conform import conform, port
+from lantern_accel.cli.devices import devices, hardware
+from lantern_accel.cli.evaluate import evaluate
+from lantern_accel.cli.generate import generate
 from lantern_accel.cli.help import WHICH, exit_codes, tidy
+from lantern_accel.cli.models import commands as models
+from lantern_accel.cli.profile import profile
+from lantern_accel.cli.profiles import commands as profiles
+from lantern_accel.cli.serve import serve
+from lantern_accel.cli.stepcost import stepcost
+from lantern_accel.cli.train import train
+from lantern_accel.cli.tune import tune, warm_up
 
 app = typer.Typer(
     name="lantern-accel",
@@ -72,20 +69,24 @@ def _options(
     pass
 
 
-generate.register(app)
-models.register(app)
-devices.register(app)
-bench.register(app)
-tune.register(app)
-stepcost.register(app)
-profile.register(app)
-compare.register(app)
-hardware.register(app)
-profiles.register(app)
-conform.register(app)
-port.register(app)
-train.register(app)
-evaluate.register(app)
-warm_up.register(app)
-serve.register(app)
+#: In the order in which ``--help`` lists them; groups of commands come last there.
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "generate": generate,
+    "devices": devices,
+    "bench": bench,
+    "tune": tune,
+    "stepcost": stepcost,
+    "profile": profile,
+    "compare": compare,
+    "hardware": hardware,
+    "conform": conform,
+    "port": port,
+    "evaluate": evaluate,
+    "warm-up": warm_up,
+    "serve": serve,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+for name, group in {"models": models, "profiles": profiles, "train": train}.items():
+    app.add_typer(group, name=name)
 tidy(app)

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import print_json, say, show_markdown
 from lantern_accel.cli.options import (
-    DEVICE,
-    DTYPE,
-    MODEL,
-    OPTION,
-    THREADS,
-    WEIGHTS,
+    Loading,
+    Weights,
     numbers,
-    read_options,
     strategy_words,
     whole_numbers,
+    with_options,
 )
-from lantern_accel.cli.tables import show_markdown
+from lantern_accel.cli.profile import measured
 
 #: Columns that are left in a narrow terminal.
 NARROW = ("strategy", "batch", "tokens/s", "speed-up", "tokens per step", "TV per token")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("bench")(bench)
-
-
+@with_options
 def bench(
+    *,
     strategy: list[str] = typer.Option(
         ["vanilla,auto,eagle,eagle2,lantern,lantern++,scd,sjd-pac"],
         "--strategy",
@@ -47,16 +39,12 @@ def bench(
     prompt: list[str] = typer.Option(
         [], help="A prompt; repeat for several. Default: a fixed random draw, hard ones included."
     ),
-    device: str = DEVICE,
-    model: str = MODEL,
-    dtype: str = DTYPE,
-    weights: str = WEIGHTS,
+    load: Loading,
+    weights: Weights = "full",
     tree: str = typer.Option(None, help="The tree of every strategy with a drafter."),
     window: int = typer.Option(
         None, min=2, max=256, help="Tokens in the window of every strategy that has one."
     ),
-    threads: int = THREADS,
-    option: list[str] = OPTION,
     output: Path = typer.Option(
         None, "--output", "-o", help="The run, .json; an interrupted one is resumed."
     ),
@@ -66,45 +54,24 @@ def bench(
 
     With -o it writes a run like that of `profile --quick`, without prices, for `compare`.
     """
-    import json
-    import sys
+    run = measured(
+        load,
+        weights,
+        output,
+        resume=True,
+        quick=True,
+        changes={"samples": repeats, "quality_images": 0},
+        names=strategy_words(strategy),
+        batches=whole_numbers("--batch", batch, 1, bounds.MOST_BATCH),
+        temperatures=numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE),
+        prompts=prompt or None,
+        tree=tree,
+        window=window,
+    )
+    from lantern_accel.report.table import plain_rows, table
 
-    import lantern_accel
-    from lantern_accel.measure.store import check_output
-
-    if output is not None:
-        check_output(output, resume=True)
-    options = read_options(option, threads)
-    names = strategy_words(strategy)
-    batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
-    temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
-    told = partial(say, to_stderr=True, style="dim")
-    with lantern_accel.load(
-        model, device=device, dtype=dtype, options=options, weights=weights, tell=told
-    ) as pipeline:
-        from lantern_accel.measure import request as asked  # torch, which the device precedes
-        from lantern_accel.measure.prompts import prompt_set, read_prompts
-        from lantern_accel.measure.run import Profiler
-        from lantern_accel.report.table import plain_rows, table
-
-        changes = {"samples": repeats, "quality_images": 0}
-        request = asked.Request(
-            strategies=asked.choose_strategies(pipeline, names, temperatures, tree, window),
-            prompts=prompt_set("--prompt", list(prompt), pipeline)
-            if prompt
-            else read_prompts(None, pipeline),
-            plan=asked.QUICK.model_copy(update=changes),
-            batches=batches,
-            temperatures=temperatures,
-            name=asked.fresh_name(str(pipeline.backend.device)),
-            command=asked.command_of(sys.argv[1:]),
-            options=options,
-            window=window is not None,
-        )
-        run = Profiler(pipeline, request, output, resume=True, say=told).measure()
     if as_json:
-        typer.echo(json.dumps(plain_rows(run), indent=2))
-        return
+        return print_json(plain_rows(run))
     show_markdown(table(run), NARROW)
     for row in plain_rows(run):
         interval = row["speedup_interval"]

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import say, show_markdown
 from lantern_accel.cli.options import finite
-from lantern_accel.cli.tables import show_markdown
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Report as ConformanceReport
@@ -21,11 +20,6 @@ NARROW = [
     "strategy", "speed-up", "verdict", "fidelity", "device", "with", "images per second",
     "1,000 images cost",
 ]  # fmt: skip
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("compare")(compare)
 
 
 def compare(

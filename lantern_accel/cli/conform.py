@@ -1,4 +1,4 @@
-"""``lantern-accel conform``: is a backend correct, static and replayable?"""
+"""``lantern-accel port`` starts a backend for another device; ``conform`` checks one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
 GROUPS = "static, kv, attention, accept, draw, decode, replay, device, or the backend's own"
 STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("conform")(conform)
 
 
 def conform(
@@ -88,3 +83,23 @@ def _tell(outcome: Outcome) -> None:
 
 def _wait(check: str, doing: str, seconds: float) -> None:
     say(f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True)
+
+
+def port(
+    name: str = typer.Argument(
+        ..., metavar="NAME", help="The device's name: lower-case letters, digits and '_'."
+    ),
+    out: Path = typer.Option(Path(), "--out", help="The folder to put the package into."),
+) -> None:
+    """Write the package lantern_accel_NAME, a backend that runs and passes its checks at once.
+
+    docs/porting.md is the tutorial that goes on from there.
+    """
+    from lantern_accel.porting.scaffold import scaffold
+
+    folder = scaffold(name, out)
+    say(str(folder), label="wrote", style="bold green")
+    where = folder if folder.is_absolute() else f"./{folder}"
+    say(f"pip install -e '{where}[test]'", label="next", style="bold")
+    say(f"lantern-accel conform {name} --only static", label="then", style="bold")
+    say(f"{folder / 'CHECKLIST.md'} says what pays most", label="after that", style="bold")

@@ -1,6 +1,14 @@
-"""Lines on the terminal: coloured there, plain and whole in a pipe."""
+"""What commands print: lines, JSON, tables and bars; drawn on a terminal, plain and whole in a pipe."""
 
 from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Advance = Callable[[int, int], None]
 
 
 def say(text: str, *, label: str = "", style: str = "", to_stderr: bool = False) -> None:
@@ -12,3 +20,106 @@ def say(text: str, *, label: str = "", style: str = "", to_stderr: bool = False)
     line = Text(f"{label}: " if label else "", style=style)
     line.append(" ".join(text.splitlines()), style="default" if label else style)
     Console(stderr=to_stderr, highlight=False).print(line, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print a line on standard error that says how the work goes on."""
+    say(text, to_stderr=True, style="dim")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    print(json.dumps(value, indent=2))
+
+
+@contextmanager
+def bar(
+    title: str, quiet: bool, *, unit: str = "", bytes_: bool = False
+) -> Iterator[Advance | None]:
+    """Show a live bar where standard error is a terminal; gives a function of done and total."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    count = DownloadColumn() if bytes_ else MofNCompleteColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        count,
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as live:
+        task = live.add_task(title, total=None)
+        yield lambda done, total: live.update(task, completed=done, total=total)
+
+
+def show_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], narrow: Sequence[str] = ()
+) -> None:
+    """Print a table; ``narrow``: the columns that are left where a terminal has no room for all."""
+    if not sys.stdout.isatty():
+        print(markdown(head, rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    needs = sum(max(len(row[at]) for row in [head, *rows]) + 3 for at in range(len(head))) + 1
+    cut = bool(narrow) and needs > console.width
+    shown = [at for at, name in enumerate(head) if not cut or name in narrow]
+    table = Table()
+    for at in shown:
+        table.add_column(head[at], justify="right" if _numeric(rows, at) else "left")
+    for row in rows:
+        table.add_row(*(row[at] for at in shown))
+    console.print(table)
+    if len(shown) < len(head):
+        left_out = ", ".join(name for name in head if name not in narrow)
+        console.print(f"in a wider terminal, or in a pipe: {left_out}", style="dim")
+
+
+def _plain(line: str) -> str:
+    """Return a line of Markdown without the marks of headings, emphasis and code."""
+    return line.lstrip("#").strip().replace("**", "").replace("`", "") if line else line
+
+
+def show_markdown(text: str, narrow: Sequence[str] = ()) -> None:
+    """Print Markdown: as it is into a pipe; on a terminal tables are drawn, and marks left out."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    block: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            block.append(line)
+            continue
+        if len(block) > 2:
+            head, _, *rows = ([cell.strip() for cell in one.split("|")[1:-1]] for one in block)
+            show_table(head, rows, narrow)
+        elif block:
+            print("\n".join(block))
+        block = []
+        if line:
+            print(("\n" if line.startswith("#") else "") + _plain(line))
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _numeric(rows: Sequence[Sequence[str]], at: int) -> bool:
+    cells = [row[at] for row in rows if row[at]]
+    return bool(cells) and all(cell[:1].isdigit() for cell in cells)

@@ -1,4 +1,4 @@
-"""``lantern-accel devices``: what can be decoded on here, and why not on the rest."""
+"""``lantern-accel devices``: what can be decoded on here; ``hardware``: the limits that devices have."""
 
 from __future__ import annotations
 
@@ -7,43 +7,36 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import print_json, say
+from lantern_accel.cli.options import AsJson
 
 if TYPE_CHECKING:
+    from lantern_accel.device.datasheets import DeviceProfile
     from lantern_accel.device.plugins import DeviceStatus
 
 STYLES = {"ready": "green", "not available": "dim", "broken": "red"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("devices")(devices)
 
 
 def devices(
     device: str | None = typer.Argument(
         None, metavar="DEVICE", help="Open this device and print what is known about it."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: AsJson = False,
 ) -> None:
     """List the devices, and say why one is not available."""
-    import json
-
     from lantern_accel.device.plugins import devices_report, open_backend
 
     if device is not None:
         with open_backend(device) as backend:
             facts = backend.facts().model_dump(mode="json")
         if as_json:
-            typer.echo(json.dumps(facts, indent=2))
-            return
+            return print_json(facts)
         for name, value in facts.items():
             say(_shown(value), label=name, style="bold")
         return
     report = devices_report()
     if as_json:
-        typer.echo(json.dumps([one.model_dump(mode="json") for one in report], indent=2))
-        return
+        return print_json([one.model_dump(mode="json") for one in report])
     for one in report:
         say(describe(one), label=one.name, style=STYLES[one.state])
 
@@ -64,3 +57,41 @@ def _shown(value: object) -> str:
     if isinstance(value, list):
         return "; ".join(map(str, value)) or "none"
     return str(value)
+
+
+def hardware(
+    name: str | None = typer.Argument(
+        None, metavar="NAME", help="Show every figure of this device, with its source."
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """List what is known of devices: peaks, memory, power, each figure with its source."""
+    from lantern_accel.device.datasheets import all_profiles, load_profile
+
+    found = [load_profile(name)] if name is not None else all_profiles()
+    if as_json:
+        return print_json([one.model_dump(mode="json") for one in found])
+    for one in found:
+        say(_limits(one), label=one.name, style="bold")
+        if name is not None:
+            for field, figure in one.figures().items():
+                say(f"{figure.value:g} ({figure.kind}: {figure.source})", label=field, style="dim")
+
+
+def _limits(profile: DeviceProfile) -> str:
+    """Return one line: what it is, its fastest dtype, memory, bandwidth and power."""
+    figures = profile.peak_flops
+    dtype = "bfloat16" if "bfloat16" in figures else next(iter(figures))
+    parts = [
+        f"{profile.vendor} {profile.model}",
+        f"{figures[dtype].value / 1e12:g} TFLOP/s {dtype}",
+    ]
+    if profile.bandwidth_bytes_per_s is not None:
+        parts.append(f"{profile.bandwidth_bytes_per_s.value / 1e9:g} GB/s")
+    if profile.memory_bytes is not None:
+        parts.append(f"{profile.memory_bytes.value / 2**30:.0f} GiB")
+    if profile.power_w is not None:
+        parts.append(f"{profile.power_w.value:g} W")
+    kinds = {one.kind for one in profile.figures().values()}
+    parts.append(" and ".join(sorted(kinds)) + " figures")
+    return ", ".join(parts)

@@ -7,27 +7,14 @@ from pathlib import Path
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say
-from lantern_accel.cli.options import (
-    DEVICE,
-    DTYPE,
-    MODEL,
-    OPTION,
-    THREADS,
-    WEIGHTS,
-    finite,
-    read_options,
-    strategy_words,
-)
-from lantern_accel.cli.tables import show_markdown
+from lantern_accel.cli.console import note, say, show_markdown
+from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
+from lantern_accel.cli.suite import SuiteOptions
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("evaluate")(evaluate)
-
-
+@with_options
 def evaluate(
+    *,
     context: typer.Context,
     output: Path = typer.Option(
         Path("eval.json"),
@@ -35,7 +22,7 @@ def evaluate(
         "-o",
         help="JSON file to write; an interrupted run goes on in it.",
     ),
-    model: str = MODEL,
+    load: LoadingParts,
     plots: Path | None = typer.Option(None, help="Folder for the pictures (needs matplotlib)."),
     quick: bool = typer.Option(
         False, help="Few images and settings: for a first look, not for figures."
@@ -55,71 +42,8 @@ def evaluate(
         help="For --suite and --grid: names, separated by commas or repeated; presets too for --suite, "
         "and one with settings is an option of its own: lantern++:k=10,lambda=2.",
     ),
-    vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
-    drafter: str = typer.Option(
-        None, help="A drafter stored elsewhere; none: evaluate without one."
-    ),
-    text_encoder: Path = typer.Option(None, help="A text encoder stored elsewhere."),
-    weights: str = WEIGHTS,
     seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes all random numbers."),
-    device: str = DEVICE,
-    dtype: str = DTYPE,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
-    suite: str | None = typer.Option(
-        None, help="The papers' table: coco, imagenet, or prompts (--prompts)."
-    ),
-    captions: Path | None = typer.Option(
-        None,
-        help="COCO's captions_val2017.json, or a .jsonl of files and prompts; images are --images.",
-    ),
-    prompts: Path | None = typer.Option(
-        None, help="Prompts without real images: lines, PartiPrompts.tsv or GenEval's .jsonl."
-    ),
-    count: int | None = typer.Option(
-        None, min=2, max=bounds.MOST_SAMPLES, help="Prompts. Default: all."
-    ),
-    protocol: str | None = typer.Option(
-        None, help="How to measure: lantern (coco, prompts), sjd, adm (imagenet)."
-    ),
-    features: str | None = typer.Option(
-        None, help="efficientnet: in the place of Inception, to try a suite without its weights."
-    ),
-    reference: Path | None = typer.Option(
-        None, help="Real images as --save-reference keeps them, or ADM's .npz."
-    ),
-    save_reference: Path | None = typer.Option(
-        None, help="Keep what the network makes of the real images (.npz)."
-    ),
-    metric_weights: list[str] = typer.Option(
-        [],
-        metavar="NAME=PATH",
-        help="Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2, imagereward.",
-    ),
-    metrics_on_host: bool = typer.Option(False, help="Run the metrics' networks on the processor."),
-    work: Path | None = typer.Option(
-        None, help="Folder of the pictures. Default: the output's name with .pictures."
-    ),
-    chunk: int = typer.Option(16, min=1, max=4096, help="Pictures that an interruption can lose."),
-    batch: int = typer.Option(
-        1, "--batch", "-b", min=1, max=bounds.MOST_BATCH, help="Pictures together."
-    ),
-    per_prompt: int = typer.Option(1, min=1, max=1000, help="Pictures per prompt."),
-    geneval: Path | None = typer.Option(None, help="Also lay the pictures out here for GenEval."),
-    pictures: list[str] = typer.Option(
-        [], metavar="NAME=FOLDER", help="Also measure pictures of these prompts drawn elsewhere."
-    ),
-    write_prompts: Path | None = typer.Option(
-        None, help="Only write the suite's prompts, for `generate --prompts` (.jsonl)."
-    ),
-    resamples: int = typer.Option(100, min=2, max=10_000, help="Of FID's bootstrap."),
-    preset: str | None = typer.Option(
-        None, help="Published sampling: lantern-accel models --presets."
-    ),
-    temperature: float | None = typer.Option(None, callback=finite),
-    top_k: int | None = typer.Option(None),
-    top_p: float | None = typer.Option(None, callback=finite),
-    cfg_scale: float | None = typer.Option(None, callback=finite),
+    suite: SuiteOptions,
 ) -> None:
     """Measure a model: the papers' first experiments, or with --suite the papers' table.
 
@@ -130,9 +54,7 @@ def evaluate(
     # ``context.obj``: the images that a model's own trainer knows, as its command line passes them.
     from lantern_accel.device.plugins import choose_device
 
-    options = read_options(option, threads)
-    choose_device(device, options)  # before torch: some devices read the environment then
-    import lantern_accel
+    choose_device(load.device, load.options)  # before torch: some devices read the environment then
     from lantern_accel.errors import RequestError, did_you_mean
     from lantern_accel.evaluation.schema import PARTS, Settings
     from lantern_accel.files import check_target
@@ -141,46 +63,18 @@ def evaluate(
 
     names = strategy_words(strategy, presets=grid is None)
     asked = None
-    if suite is not None or prompts is not None:
+    if suite.suite is not None or suite.prompts is not None:
         from lantern_accel.cli import suite as suites
 
         if grid is not None:
             raise RequestError("--grid draws a grid and --suite a table; ask for one of them")
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "cfg_scale": cfg_scale}
-        asked = suites.read(
-            suites.Asked(
-                suite=suite,
-                captions=captions,
-                images=images,
-                prompts=prompts,
-                count=count,
-                strategies=names,
-                protocol=protocol,
-                features=features,
-                reference=reference,
-                save_reference=save_reference,
-                metric_weights=metric_weights,
-                metrics_on_host=metrics_on_host,
-                work=work,
-                output=output,
-                chunk=chunk,
-                batch=batch,
-                per_prompt=per_prompt,
-                geneval=geneval,
-                pictures=pictures,
-                write_prompts=write_prompts,
-                resamples=resamples,
-                preset=preset,
-                sampling={name: value for name, value in given.items() if value is not None},
-                seed=seed,
-            )
-        )
-        if write_prompts is not None:
+        asked = suites.read(suite, images, output)
+        if suite.write_prompts is not None:
             say(str(suites.write_prompts(asked)), label="wrote", style="bold green")
             return
         if images is not None and not (images / CAPTIONS).is_file():
             images = None  # the parts read another list
-    elif captions is not None or reference is not None:
+    elif suite.captions is not None or suite.reference is not None:
         raise RequestError("--captions and --reference belong to --suite; name it, such as coco")
     for name in part:
         if name not in PARTS:
@@ -191,16 +85,7 @@ def evaluate(
 
         check_matplotlib()
         check_target(plots / "a.png")
-    with lantern_accel.load(
-        model,
-        device=device,
-        dtype=dtype,
-        options=options,
-        vq=vq,
-        drafter=drafter,
-        text_encoder=text_encoder,
-        weights=weights,
-    ) as pipeline:
+    with load.opened() as pipeline:
         if grid is not None:
             from lantern_accel.evaluation.grid import draw_grid
             from lantern_accel.evaluation.prompts import FORTY
@@ -211,7 +96,7 @@ def evaluate(
                 grid,
                 seed=seed,
                 strategies=names,
-                say=lambda text: say(text, to_stderr=True, style="dim"),
+                say=note,
             )
             say(str(grid), label="wrote", style="bold green")
             return
@@ -226,7 +111,7 @@ def evaluate(
             source=context.obj(settings.images, settings.seed) if context.obj else None,
             plots=plots,
             parts=tuple(part) or (PARTS if asked is None else ()),
-            suite=None if asked is None else suites.request(asked, pipeline),
+            suite=None if asked is None else suites.request(asked, pipeline, names, seed),
             progress=console_progress,
         )
     for name, why in report.skipped.items():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.cli.console import say
-from lantern_accel.cli.opening import bar
+from lantern_accel.cli.console import bar, note, say
+from lantern_accel.cli.options import LoadingParts
 from lantern_accel.errors import RequestError, did_you_mean, shown
 
 
@@ -18,9 +19,8 @@ def draw_folder(
     output: Path | None,
     on: str,
     workers: str,
-    load: Mapping[str, Any],
+    load: LoadingParts,
     settings: Mapping[str, Any],
-    threads: int | None,
     resume: bool,
     quiet: bool,
 ) -> None:
@@ -36,13 +36,12 @@ def draw_folder(
         raise RequestError(f"--on writes a folder of images; name one with --output{instead}")
     if workers != "auto" and on != "ray":
         raise RequestError("--workers says what Ray is asked for; give --on ray, or leave it out")
-    if on == "ray" and load["device"] != "auto":
+    if on == "ray" and load.device != "auto":
         raise RequestError("with --on ray the devices are those of --workers; leave --device out")
-    settings = {name: value for name, value in settings.items() if value is not None}
-    make = partial(_here if on == "here" else _fleet, load, settings, threads, workers, quiet)
+    make = partial(_here if on == "here" else _fleet, load, settings, workers, quiet)
     with bar("drawing", quiet, unit="images") as report:
         summary = draw_file(
-            prompts, output, make, load, settings, resume=resume, on_progress=report
+            prompts, output, make, load.keywords(), settings, resume=resume, on_progress=report
         )
     if quiet:
         return
@@ -62,45 +61,35 @@ def draw_folder(
 
 @contextmanager
 def _here(
-    load: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    threads: int | None,
-    workers: str,
-    quiet: bool,
+    load: LoadingParts, settings: Mapping[str, Any], workers: str, quiet: bool
 ) -> Iterator[Any]:
     from lantern_accel.distributed.painter import Painter
     from lantern_accel.distributed.run import Here
 
-    more = {} if threads is None else {"threads": threads}
-    given = {**load, "options": {**load["options"], **more}}
-    with Here(Painter(given, settings, slots=settings.get("batch_size"))) as made:
+    painter = Painter(load.keywords(), settings, slots=settings.get("batch_size"))
+    with Here(painter) as made:
         yield made
 
 
 @contextmanager
 def _fleet(
-    load: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    threads: int | None,
-    workers: str,
-    quiet: bool,
+    load: LoadingParts, settings: Mapping[str, Any], workers: str, quiet: bool
 ) -> Iterator[Any]:
-    from lantern_accel.distributed.fleet import Fleet, connect, read_workers
+    from lantern_accel.distributed.fleet import Fleet, connected, read_workers
 
     def tell(text: str) -> None:
         say(text, label="fleet", style="bold yellow", to_stderr=True)
 
-    ray = connect()
-    try:
-        kinds = read_workers(workers, ray.cluster_resources(), threads)
+    with connected() as ray:
+        kinds = read_workers(workers, ray.cluster_resources(), load.threads)
         if not quiet:
-            names = ", ".join(f"{one.count} on {one.device}" for one in kinds)
-            say(f"workers: {names}", to_stderr=True, style="dim")
+            note(f"workers: {', '.join(map(str, kinds))}")
+        given = replace(load, threads=None).keywords()  # a kind of device has its own
         slots = settings.get("batch_size")
-        with Fleet(ray, kinds, load, settings, threads=threads, slots=slots, say=tell) as fleet:
+        with Fleet(
+            ray, kinds, given, settings, threads=load.threads, slots=slots, say=tell
+        ) as fleet:
             yield fleet
-    finally:
-        ray.shutdown()
 
 
 def measure_folder(
@@ -116,7 +105,7 @@ def measure_folder(
     ``given``: options of ``profile`` for every run, by name; ``clash``: those that only one device has.
     """
     from lantern_accel.cli.compare import compare
-    from lantern_accel.distributed.fleet import connect
+    from lantern_accel.distributed.fleet import connected
     from lantern_accel.distributed.measuring import measure_fleet, models_of, write_runs
     from lantern_accel.files import check_target
     from lantern_accel.report import render
@@ -137,14 +126,11 @@ def measure_folder(
     for name, value in given.items():
         for one in value if isinstance(value, list) else [value]:
             words += [] if one is None else [name, str(one)]
-    ray = connect()
-    try:
+    with connected() as ray:
         models = models_of(ray.cluster_resources(), workers)
         found = write_runs(
             output, measure_fleet(ray, models, words, patience=patience, say=tell), tell
         )
-    finally:
-        ray.shutdown()
     usable = [str(path) for path in found if _readable(path, tell)]
     if not usable:
         raise RequestError(f"no run in {output} can be compared; repeat the command")

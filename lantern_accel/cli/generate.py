@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from lantern_accel.cli.console import say
-from lantern_accel.cli.opening import bar, opened
-from lantern_accel.cli.options import (
-    DTYPE,
-    MODEL,
-    OPTION,
-    THREADS,
-    WEIGHTS,
-    read_options,
-    strategy_words,
-    with_settings,
-)
+from lantern_accel.cli.console import bar, print_json, say
+from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.files import read_text_file
 
 if TYPE_CHECKING:
@@ -27,13 +18,9 @@ if TYPE_CHECKING:
     from lantern_accel.generation.result import GenerationResult
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("generate")(generate)
-
-
-@with_settings
+@with_options
 def generate(
+    *,
     prompts: list[str] = typer.Argument(
         None, metavar="PROMPT...", help="What to draw; class ids for class-conditional models."
     ),
@@ -77,30 +64,15 @@ def generate(
     resume: bool = typer.Option(
         False, "--resume", help="Draw only what is missing after the same command was interrupted."
     ),
-    device: str = typer.Option(
-        "auto", "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
-    ),
-    model: str = MODEL,
-    dtype: str = DTYPE,
+    load: LoadingParts,
     exact_dtype: bool = typer.Option(
         False,
         "--exact-dtype",
         help="Compute in float32, in which exact strategies draw what vanilla draws; it costs speed.",
     ),
-    vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
-    drafter: str = typer.Option(None, help="A drafter stored elsewhere; none: decode without one."),
-    text_encoder: Path = typer.Option(
-        None, "--text-encoder", help="A text encoder's folder stored elsewhere."
-    ),
-    text_device: str = typer.Option(
-        "device", "--text-device", help="Where a large text encoder runs: device or cpu."
-    ),
     embeddings: Path = typer.Option(
         None, help="The prompts' features (.safetensors, .npz), in place of the text encoder."
     ),
-    weights: str = WEIGHTS,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
     scale: int = typer.Option(1, min=1, max=16, help="Enlarge the written pictures."),
     grid: bool = typer.Option(False, help="Write all images into one picture, a row per prompt."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
@@ -114,6 +86,8 @@ def generate(
     from lantern_accel.errors import RequestError
     from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
 
+    if exact_dtype:
+        load = replace(load, dtype=exactly(load.dtype))
     if on is not None:
         from lantern_accel.cli.folders import draw_folder
 
@@ -123,14 +97,8 @@ def generate(
         for name, given in clash.items():
             if given:
                 raise RequestError(f"--on draws a file of prompts, a file each; leave {name} out")
-        load = {"model": model, "device": device, "vq": vq, "drafter": drafter}
-        load |= {"text_encoder": text_encoder, "text_device": text_device}
-        load["dtype"] = exactly(dtype) if exact_dtype else dtype
-        load |= {"options": read_options(option), "weights": weights}
         settings = read_settings(settings, option_name).model_dump(exclude_none=True)
-        return draw_folder(
-            prompts_file, output, on, workers, load, settings, threads, resume, quiet
-        )
+        return draw_folder(prompts_file, output, on, workers, load, settings, resume, quiet)
     words = [*(prompts or []), *_lines(prompts_file)]
     check_prompts(words)
     columns = strategy_words([compare]) if compare is not None else []
@@ -143,7 +111,6 @@ def generate(
             "--compare draws with several strategies; leave --strategy and --resume out"
         )
     read_settings(settings, option_name)
-    dtype = exactly(dtype) if exact_dtype else dtype
     runs: list[dict[str, Any]] = [
         {
             **settings,
@@ -158,24 +125,12 @@ def generate(
     if output is None:
         output = Path("lantern.png") if overwrite or resume else free_name(files)
     check_files(output, stats_path, files, overwrite=overwrite, resume=resume)
-    with opened(
-        model,
-        quiet,
-        device=device,
-        dtype=dtype,
-        options=read_options(option, threads),
-        vq=vq,
-        drafter=drafter,
-        text_encoder=text_encoder,
-        text_device=text_device,
-        embeddings=embeddings,
-        weights=weights,
-    ) as pipeline:
+    with load.opened(quiet, embeddings=embeddings) as pipeline:
         requests = [pipeline.request(words if len(words) > 1 else words[0], **one) for one in runs]
         if columns:  # one seed for all of them
             runs = [{**one, "seed": one["seed"] or requests[0].seed} for one in runs]
         together = not (grid or columns)
-        pictures = Pictures(output, count, scale, together, [words, model, runs], resume)
+        pictures = Pictures(output, count, scale, together, [words, load.model, runs], resume)
         try:
             results = _draw(pipeline, words, runs, pictures, quiet)
         except BaseException:  # Ctrl-C and a lost device too: what is finished is kept
@@ -276,12 +231,10 @@ def _seeds(text: str) -> list[int]:
 
 def _report(results: Sequence[GenerationResult], as_json: bool, path: Path | None) -> None:
     """Print or write the figures: one object, or a list where several runs were made."""
-    import json
-
     figures = [one.stats.model_dump(mode="json") for one in results]
     whole: Any = figures[0] if len(figures) == 1 else figures
     if as_json:
-        typer.echo(json.dumps(whole, indent=2))
+        print_json(whole)
     if path is not None:
         from lantern_accel.files import write_json
 

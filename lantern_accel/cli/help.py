@@ -1,17 +1,18 @@
-"""The look of ``--help``: whole summaries, and options in groups.
+"""How options are listed by ``--help``, and how old names of options are answered.
 
-Plain text on purpose: the same on a terminal, in a pipe and in the documentation.
+Help is plain text on purpose: the same on a terminal, in a pipe and in the documentation.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
-from lantern_accel.cli.spelling import answering
+from lantern_accel.errors import EXIT_CODES, RequestError
 
 #: Headings in the order in which they are printed, and the parameters below each.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -42,22 +43,40 @@ WHICH = (
 
 def exit_codes() -> str:
     """Return every exit code and what it says, for ``--help``."""
-    from lantern_accel.errors import EXIT_CODES
-
     said = "; ".join(f"{code}: {text.partition(':')[0]}" for code, text in EXIT_CODES.items())
     return f"Exit codes (docs/reference/exit-codes.md): {said}."
 
 
+#: Old names and new ones; a command without the new one does not know the old one either.
+RENAMED = {
+    "--batch-size": "--batch",
+    "--batches": "--batch",
+    "--strategies": "--strategy",
+    "--cfg": "--cfg-scale",
+    "--guidance": "--cfg-scale",
+    "--guidance-scale": "--cfg-scale",
+    "--budget": "--max-seconds",
+}
+#: Where ``--json`` wrote a file once: the option that writes it now.
+FILES = ("--stats", "--output")
 #: A command with fewer options than this lists them in one piece.
 MANY = 18
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose ``--help`` lists many options under the headings of :data:`GROUPS`."""
+    """A command whose ``--help`` lists many options under headings, and that knows old names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        with answering(self, args):
+        known = {name for one in self.params for name in one.opts}
+        _check_json(known, args)
+        try:
             return super().parse_args(ctx, args)
+        except Exception as error:
+            old = str(getattr(error, "option_name", ""))
+            new = RENAMED.get(old)
+            if type(error).__name__ != "NoSuchOption" or new not in known:
+                raise
+            raise RequestError(f"{old} is now {new}; write {new} in its place") from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         every = self.get_params(ctx)
@@ -81,6 +100,19 @@ class GroupedCommand(TyperCommand):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _check_json(known: set[str], args: Sequence[str]) -> None:
+    """Refuse ``--json FILE``: ``--json`` is a flag, and the word after it would be another thing."""
+    at = next((at for at, word in enumerate(args) if word.partition("=")[0] == "--json"), None)
+    file = next((name for name in FILES if name in known), None)
+    if at is None or "--json" not in known or file is None:
+        return
+    _, sign, value = args[at].partition("=")
+    after = value if sign else next(iter(args[at + 1 : at + 2]), "")
+    if sign or after == "-" or after.lower().endswith(".json"):
+        wanted = "--json alone" if after in ("-", "") else f"{file} {after}"
+        raise RequestError(f"--json is now a flag that prints JSON; write {wanted} in its place")
 
 
 def tidy(app: typer.Typer) -> None:

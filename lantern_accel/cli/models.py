@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say
-from lantern_accel.cli.tables import show_table
+from lantern_accel.cli.console import print_json, say, show_table
+from lantern_accel.cli.options import (
+    AsJson,
+    DrafterPart,
+    Dtype,
+    TextDevice,
+    TextPart,
+    TokenizerPart,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,11 +33,6 @@ commands = typer.Typer(
 LISTED = ("bfloat16", "float32")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.add_typer(commands, name="models")
-
-
 @commands.callback()
 def listing(
     context: typer.Context,
@@ -41,7 +44,7 @@ def listing(
         help="Add what memory one image takes, and the devices that it fits; the first time this traces "
         "every model, which takes some seconds.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: AsJson = False,
 ) -> None:
     """List every model: what it is, its download, whether it is here, and its licence.
 
@@ -49,11 +52,9 @@ def listing(
     """
     if context.invoked_subcommand is not None:
         return
-    import json
-
     rows = _preset_rows() if presets else _model_rows(parts, memory)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     elif presets:
         models = [
             [row["name"], _preset_model(row), _preset_line(row), row["source"]] for row in rows
@@ -103,40 +104,27 @@ def _model_rows(parts: bool, memory: bool) -> list[dict[str, Any]]:
     from lantern_accel.models.bundle import bundled_models, read_manifest
     from lantern_accel.models.hub import at_hand
 
-    rows, nothing = [], dict[str, Any](memory_bytes={}, fits={})
-    for name, folder in bundled_models().items():
-        manifest = read_manifest(folder)
-        rows.append(
-            {
-                "name": name,
-                "kind": "model",
-                "summary": manifest.summary,
-                "licence": manifest.licence,
-                "source": "bundled",
-                "download_bytes": 0,
-                "estimated": False,
-                "parts": [],
-                "at_hand": True,
-                **(_memory(name) if memory else nothing),
-            }
-        )
+    def row(of: Any, kind: str, source: str, needed: Sequence[Any], traced: bool) -> dict[str, Any]:
+        return {
+            "name": of.name,
+            "kind": kind,
+            "summary": of.summary,
+            "licence": of.licence,
+            "source": source,
+            "download_bytes": sum(e.nbytes for e in needed),
+            "estimated": any(e.estimated for e in needed),
+            "parts": [e.name for e in needed[1:]],
+            "at_hand": all(at_hand(e) for e in needed),
+            **(_memory(of.name) if traced and memory else {"memory_bytes": {}, "fits": {}}),
+        }
+
+    rows = []
+    for folder in bundled_models().values():
+        rows.append(row(read_manifest(folder), "model", "bundled", [], True))
     for one in published(None if parts else "model"):
         needed = [one, *parts_of(one).values()]
         here = one.family in family_names() and one.kind == "model"
-        rows.append(
-            {
-                "name": one.name,
-                "kind": one.kind,
-                "summary": one.summary,
-                "licence": one.licence,
-                "source": one.repo,
-                "download_bytes": sum(e.nbytes for e in needed),
-                "estimated": any(e.estimated for e in needed),
-                "parts": [e.name for e in needed[1:]],
-                "at_hand": all(at_hand(e) for e in needed),
-                **(_memory(one.name) if here and memory else nothing),
-            }
-        )
+        rows.append(row(one, one.kind, one.repo, needed, here))
     return rows
 
 
@@ -180,10 +168,10 @@ def _memory_cells(row: dict[str, Any]) -> list[str]:
 @commands.command("check")
 def check(
     path: Path = typer.Argument(..., metavar="PATH", help="A folder or file of weights."),
-    vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
-    drafter: str = typer.Option(None, help="A drafter stored elsewhere; none: without."),
-    text_encoder: Path = typer.Option(None, "--text-encoder", help="A text encoder's folder."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    vq: TokenizerPart = None,
+    drafter: DrafterPart = None,
+    text_encoder: TextPart = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what PATH holds and what is missing; exit code 1 if no image can be drawn with it."""
     from lantern_accel.models.check import NAMES
@@ -194,10 +182,7 @@ def check(
     given = named_parts(vq=vq, drafter=drafter, text_encoder=text_encoder)
     found = examine(path, given)
     if as_json:
-        import json
-
-        report = {**found.model_dump(mode="json"), "usable": found.usable}
-        typer.echo(json.dumps(report, indent=2))
+        print_json({**found.model_dump(mode="json"), "usable": found.usable})
     else:
         if found.model:
             say(f"{found.model} ({found.summary or found.family})", label="model", style="bold")
@@ -228,7 +213,7 @@ def plan(
     ),
     device: str = typer.Option(None, help="A backend that is here, or a device profile's name."),
     memory: str = typer.Option(None, help="Memory of a device that is neither: 24GB, 80GiB."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    dtype: Dtype = "auto",
     batch: int = typer.Option(1, min=1, max=bounds.MOST_BATCH, help="Images decoded together."),
     strategy: str = typer.Option(
         "auto", help="Strategy to plan for; auto: the most that auto may take."
@@ -236,8 +221,8 @@ def plan(
     tree: str = typer.Option(None, help="As for generate."),
     k: int = typer.Option(None, "--k", help="Neighbours of LANTERN's acceptance rule."),
     cfg_scale: float = typer.Option(None, "--cfg-scale", help="1 or less is off: half the rows."),
-    text_device: str = typer.Option("device", "--text-device", help="device or cpu."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    text_device: TextDevice = "device",
+    as_json: AsJson = False,
 ) -> None:
     """Say what memory MODEL takes and whether it fits, before anything is loaded or fetched.
 
@@ -280,12 +265,10 @@ def plan(
             for card, held in USUAL_MEMORY.items()
         }
     if as_json:
-        import json
-
         report = {**made.report(), "largest_batch": largest, "advice": tips}
         if usual:
             report["largest_batch_by_memory"] = usual
-        typer.echo(json.dumps(report, indent=2))
+        print_json(report)
     else:
         from rich.console import Console
 

@@ -1,42 +1,121 @@
-"""Options that several commands take: a backend's ``--option name=value``, and a request's settings."""
+"""Options that several commands take, and how a command takes a group of them as one value."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import math
 import typing
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lantern_accel.bounds import MOST_THREADS
+from lantern_accel.cli.console import bar, note, say
 
-#: For a command's signature; every command that opens a device takes it.
+if TYPE_CHECKING:
+    from lantern_accel.generation.pipeline import Pipeline
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+DrafterPart = Annotated[
+    str | None, typer.Option(help="A drafter stored elsewhere; none: decode without one.")
+]
 OPTION = typer.Option(
     [], metavar="NAME=VALUE", help="An option of the backend (compile=on); repeat for several."
 )
+TextDevice = Annotated[str, typer.Option(help="Where a large text encoder runs: device or cpu.")]
+TextPart = Annotated[Path | None, typer.Option(help="A text encoder's folder stored elsewhere.")]
+TokenizerPart = Annotated[Path | None, typer.Option(help="An image tokenizer stored elsewhere.")]
+Weights = Annotated[
+    str,
+    typer.Option(
+        help="The target's weights: full, or in fewer bits (int8, int6, int4), whose price is measured "
+        "once."
+    ),
+]
 
-#: For a command's signature: what it runs on.
-DEVICE = typer.Option(
-    "auto", "--device", "-d", help="A backend's name, NAME:INDEX, or auto (the best)."
-)
-MODEL = typer.Option(
-    "lantern-emoji",
-    "--model",
-    "-m",
-    help="A name that `lantern-accel models` lists, or a folder or file of weights.",
-)
-DTYPE = typer.Option("auto", help="auto, float32, bfloat16 or float16.")
-THREADS = typer.Option(
-    None, min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
-)
 
-#: For a command's signature; every command that loads a model may take it.
-WEIGHTS = typer.Option(
-    "full",
-    help="The target's weights: full, or in fewer bits (int8, int6, int4), whose price is measured once.",
-)
+@dataclass(frozen=True)
+class OnDevice:
+    """What a command computes on."""
+
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
+        ),
+    ] = None
+    option: Annotated[list[str], OPTION] = field(default_factory=list)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The backend's options by name; raises RequestError where one cannot be read."""
+        return read_options(self.option, self.threads)
+
+
+@dataclass(frozen=True)
+class Loading(OnDevice):
+    """What a command loads, and what it computes on."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A name that `lantern-accel models` lists, or a folder or file of weights.",
+        ),
+    ] = "lantern-emoji"
+    dtype: Dtype = "auto"
+
+    def keywords(self) -> dict[str, Any]:
+        """Return these options as :func:`lantern_accel.load` takes them."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        del given["threads"], given["option"]
+        return {**given, "options": self.options}
+
+    @contextmanager
+    def opened(self, quiet: bool = False, **more: Any) -> Iterator[Pipeline]:
+        """Load the model with a bar, and lines for licences and downloads; close it after the block.
+
+        ``more``: further keywords of :func:`lantern_accel.load`.
+        """
+        import lantern_accel
+
+        given = {**self.keywords(), **more}
+        with bar("loading", quiet, bytes_=True) as advance:
+
+            def loading(part: str, done: int, total: int) -> None:
+                if advance is not None:
+                    advance(done, total)
+
+            pipeline = lantern_accel.load(**given, tell=note, on_loading=loading)
+        with pipeline:
+            if pipeline.backend.slowed and not quiet:
+                say(pipeline.backend.slowed, label="slow", style="yellow", to_stderr=True)
+            yield pipeline
+
+
+@dataclass(frozen=True)
+class LoadingParts(Loading):
+    """A model whose parts may lie elsewhere, or be in fewer bits."""
+
+    weights: Weights = "full"
+    vq: TokenizerPart = None
+    drafter: DrafterPart = None
+    text_encoder: TextPart = None
+    text_device: TextDevice = "device"
 
 
 def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> list[int]:
@@ -132,39 +211,69 @@ def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, 
     return options
 
 
-def settings_parameters(*leave_out: str) -> list[inspect.Parameter]:
-    """Return the fields of :class:`Settings` as typer options, for a command's signature."""
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let typer read one option for every field of a parameter that is a dataclass.
+
+    A field is ``Annotated`` with its option. A command that ends in ``**settings`` gets an option for
+    every field of :class:`~lantern_accel.generation.settings.Settings`.
+    """
+    own = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        p.name: p.annotation for p in own.parameters.values() if is_dataclass(p.annotation)
+    }
+    shown: list[inspect.Parameter] = []
+    for one in own.parameters.values():
+        if one.name in groups:
+            shown += _group_parameters(groups[one.name])
+        elif one.kind is inspect.Parameter.VAR_KEYWORD:
+            shown += _settings_parameters()
+        else:
+            shown.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def flat(**given: Any) -> Any:
+        for name, group in groups.items():
+            given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
+        return command(**given)
+
+    flat.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+    flat.__annotations__ = {p.name: p.annotation for p in shown}
+    return flat
+
+
+def _group_parameters(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield the fields of a dataclass as typer's options."""
+    kinds = typing.get_type_hints(group, include_extras=True)
+    for one in fields(group):
+        kind, info = typing.get_args(kinds[one.name])
+        info = copy.copy(info)
+        if isinstance(info.default, str):  # the first name, where no default stands before it
+            info.param_decls = (info.default, *(info.param_decls or ()))
+        info.default = one.default if one.default_factory is MISSING else one.default_factory()
+        yield inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind
+        )
+
+
+def _settings_parameters() -> Iterator[inspect.Parameter]:
+    """Yield the fields of :class:`Settings` as typer's options."""
     from lantern_accel.generation.settings import Settings
 
-    found = []
-    for name, field in Settings.model_fields.items():
-        extra = field.json_schema_extra
-        if not isinstance(extra, dict) or name in leave_out:
+    for name, field_ in Settings.model_fields.items():
+        extra = field_.json_schema_extra
+        if not isinstance(extra, dict):
             continue
         given = [str(one) for one in extra["names"]]  # type: ignore[union-attr]
         long = [] if any(one.startswith("--") for one in given) else [f"--{name.replace('_', '-')}"]
-        found.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Option(None, *long, *given, help=field.description),
-                annotation=_kind(field.annotation, str(extra["shown"])),
-            )
+        yield inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=typer.Option(None, *long, *given, help=field_.description),
+            annotation=_kind(field_.annotation, str(extra["shown"])),
         )
-    return found
 
 
 def _kind(annotation: Any, shown: str) -> Any:
     """Return the type of a field on the command line: the first plain one of its union."""
     plain = [one for one in typing.get_args(annotation) if one in (bool, int, float, str)]
     return str if shown == "str" or not plain else plain[0]
-
-
-def with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that ends in ``**settings`` an option for every field of :class:`Settings`."""
-    own = inspect.signature(function, eval_str=True)
-    kept = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    every = [*kept, *settings_parameters()]
-    function.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in every}
-    return function

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from functools import partial
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import note, say
 from lantern_accel.cli.options import (
-    DEVICE,
-    DTYPE,
-    MODEL,
-    OPTION,
-    THREADS,
-    WEIGHTS,
+    Loading,
+    Weights,
     finite,
     numbers,
-    read_options,
     strategy_words,
     whole_numbers,
+    with_options,
 )
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("profile")(profile)
+if TYPE_CHECKING:
+    from lantern_accel.measure.record import Run
 
 
+@with_options
 def profile(
+    *,
     output: Path = typer.Option(
         ..., "--output", "-o", help="The run's file, .json; with --fleet a folder."
     ),
-    device: str = DEVICE,
-    model: str = MODEL,
+    load: Loading,
+    weights: Weights = "full",
     strategy: list[str] = typer.Option(
         [],
         "--strategy",
@@ -72,10 +70,6 @@ def profile(
         help="Images per strategy for its price. Default: 64, quick: 16.",
     ),
     seed: int = typer.Option(0, min=0, max=bounds.MOST_SEED, help="Fixes what is drawn."),
-    dtype: str = DTYPE,
-    weights: str = WEIGHTS,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
     name: str = typer.Option(None, help="The run's name in reports. Default: device and time."),
     trace: Path = typer.Option(None, help="Also write a few steps here, for ui.perfetto.dev."),
     resume: bool = typer.Option(False, help="Complete an interrupted run in the same file."),
@@ -109,53 +103,41 @@ def profile(
             "--strategy": strategy,
             "--batch": batch,
             "--temperature": temperature,
+            "--samples": samples,
+            "--seconds": seconds,
+            "--quality-images": quality_images,
+            "--seed": seed,
+            "--dtype": load.dtype,
+            "--weights": weights,
+            "--threads": load.threads,
+            "--option": load.option,
+            # A worker has another folder to start from.
+            "--model": Path(load.model).resolve() if Path(load.model).exists() else load.model,
+            "--prompts": prompts and prompts.resolve(),
         }
-        given |= {"--samples": samples, "--seconds": seconds, "--quality-images": quality_images}
-        given |= {"--seed": seed, "--dtype": dtype, "--weights": weights}
-        given |= {"--threads": threads, "--option": option}
-        given |= {"--model": _elsewhere(model), "--prompts": prompts and prompts.resolve()}
-        clash = {"--device": device != "auto", "--name": name, "--trace": trace, "--resume": resume}
+        clash = {
+            "--device": load.device != "auto",
+            "--name": name,
+            "--trace": trace,
+            "--resume": resume,
+        }
         return measure_folder(output, given, clash, quick, workers, patience)
-    import sys
-    import time
-
-    import lantern_accel
-    from lantern_accel.measure.store import check_name, check_output
-
-    check_name(name)
-    check_output(output, resume=resume, trace=trace)
-    options = read_options(option, threads)
-    began = time.perf_counter()
-    told = partial(say, to_stderr=True, style="dim")
-    with lantern_accel.load(
-        model, device=device, dtype=dtype, options=options, weights=weights, tell=told
-    ) as pipeline:
-        loaded = time.perf_counter() - began
-        # Below here torch is imported, which the device precedes.
-        from lantern_accel.measure import request as asked
-        from lantern_accel.measure.prompts import read_prompts
-        from lantern_accel.measure.run import Profiler
-        from lantern_accel.testing.kit import run_checks
-
-        given = {"samples": samples, "seconds": seconds, "quality_images": quality_images}
-        changes = {key: value for key, value in given.items() if value is not None}
-        request = asked.Request(
-            strategies=asked.choose_strategies(
-                pipeline, names or asked.usual_names(pipeline), temperatures
-            ),
-            prompts=read_prompts(prompts, pipeline),
-            plan=(asked.QUICK if quick else asked.FULL).model_copy(update=changes),
-            batches=batches or ([1] if quick else [1, 4]),
-            temperatures=temperatures,
-            seed=seed,
-            name=name or asked.fresh_name(str(pipeline.backend.device)),
-            command=asked.command_of(sys.argv[1:]),
-            options=options,
-            load_seconds=loaded,
-            trace=trace,
-            conform=None if quick else run_checks,
-        )
-        run = Profiler(pipeline, request, output, resume=resume, say=told).measure()
+    run = measured(
+        load,
+        weights,
+        output,
+        resume=resume,
+        quick=quick,
+        changes={"samples": samples, "seconds": seconds, "quality_images": quality_images},
+        names=names,
+        batches=batches or ([1] if quick else [1, 4]),
+        temperatures=temperatures,
+        prompts=prompts,
+        seed=seed,
+        name=name,
+        trace=trace,
+        check=not quick,
+    )
     from lantern_accel.report.comparison import compare
     from lantern_accel.report.telling import QUESTION, first_screen
 
@@ -168,6 +150,60 @@ def profile(
     say(f"lantern-accel compare {output} -o report.html", label="next", style="bold")
 
 
-def _elsewhere(model: str) -> str:
-    """Return a model's name, or its path from the root: a worker has another folder to start from."""
-    return str(Path(model).resolve()) if Path(model).exists() else model
+def measured(
+    load: Loading,
+    weights: str,
+    output: Path | None,
+    *,
+    resume: bool,
+    quick: bool,
+    changes: Mapping[str, Any],
+    names: Sequence[str],
+    temperatures: Sequence[float],
+    prompts: Path | list[str] | None,
+    name: str | None = None,
+    trace: Path | None = None,
+    tree: str | None = None,
+    window: int | None = None,
+    check: bool = False,
+    **asked_for: Any,
+) -> Run:
+    """Load a model and measure a run into ``output``, where one is named.
+
+    ``changes``: to the quick or the full plan, None leaves its own; ``prompts``: a file, or prompts;
+    ``check``: run the checks of `conform`, too; ``asked_for``: further fields of the request.
+    """
+    from lantern_accel.measure.store import check_name, check_output
+
+    check_name(name)
+    if output is not None:
+        check_output(output, resume=resume, trace=trace)
+    began = time.perf_counter()
+    with load.opened(weights=weights) as pipeline:
+        loaded = time.perf_counter() - began
+        # Below here torch is imported, which the device precedes.
+        from lantern_accel.measure import request as asked
+        from lantern_accel.measure.prompts import prompt_set, read_prompts
+        from lantern_accel.measure.run import Profiler
+        from lantern_accel.testing.kit import run_checks
+
+        given = {key: value for key, value in changes.items() if value is not None}
+        request = asked.Request(
+            strategies=asked.choose_strategies(
+                pipeline, names or asked.usual_names(pipeline), temperatures, tree, window
+            ),
+            prompts=prompt_set("--prompt", [*prompts], pipeline)
+            if isinstance(prompts, list)
+            else read_prompts(prompts, pipeline),
+            plan=(asked.QUICK if quick else asked.FULL).model_copy(update=given),
+            temperatures=temperatures,
+            name=name or asked.fresh_name(str(pipeline.backend.device)),
+            command=asked.command_of(sys.argv[1:]),
+            options=load.options,
+            load_seconds=loaded,
+            trace=trace,
+            conform=run_checks if check else None,
+            window=window is not None,
+            **asked_for,
+        )
+        return Profiler(pipeline, request, output, resume=resume, say=note).measure()

@@ -8,7 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import print_json, say
+from lantern_accel.cli.options import AsJson
 
 
 class _Commands(TyperGroup):
@@ -35,21 +36,14 @@ commands = typer.Typer(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.add_typer(commands, name="profiles")
-
-
 @commands.callback(invoke_without_command=True)
 def profiles(
     ctx: typer.Context,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: AsJson = False,
 ) -> None:
     """List measured runs, or file one of your own."""
     if ctx.invoked_subcommand is not None:
         return
-    import json
-
     from lantern_accel.device.datasheets import profiles_dir
     from lantern_accel.measure.reading import read_run
 
@@ -67,8 +61,7 @@ def profiles(
             }
         )
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
+        return print_json(found)
     for one in found:
         text = f"{one['model']} in {one['dtype']}, {one['cells']} cells, {one['measured']}"
         say(text, label=str(one["device"]), style="bold")

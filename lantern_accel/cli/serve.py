@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +11,19 @@ import typer
 
 from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS
 from lantern_accel.cli.console import say
-from lantern_accel.cli.opening import opened
-from lantern_accel.cli.options import (
-    DTYPE,
-    MODEL,
-    OPTION,
-    THREADS,
-    WEIGHTS,
-    finite,
-    read_options,
-    strategy_words,
-)
+from lantern_accel.cli.options import LoadingParts, finite, strategy_words, with_options
 from lantern_accel.files import read_text_file
 
 #: API keys, with commas between.
 KEYS = "LANTERN_ACCEL_API_KEYS"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("serve")(serve)
-
-
+@with_options
 def serve(
+    *,
     host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0: every network."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0: any free one."),
-    model: str = MODEL,
-    device: str = typer.Option(
-        "auto", "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
-    ),
-    dtype: str = DTYPE,
-    weights: str = WEIGHTS,
+    load: LoadingParts,
     slots: int = typer.Option(
         None,
         min=1,
@@ -78,15 +61,6 @@ def serve(
         metavar="STRATEGY",
         help="Compile this strategy's steps before the first request; repeat for several.",
     ),
-    vq: Path = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
-    drafter: str = typer.Option(None, help="A drafter stored elsewhere; none: decode without one."),
-    text_encoder: Path = typer.Option(
-        None, "--text-encoder", help="A text encoder's folder stored elsewhere."
-    ),
-    text_device: str = typer.Option(
-        "device", "--text-device", help="Where a large text encoder runs: device or cpu."
-    ),
-    threads: int = THREADS,
     on: str | None = typer.Option(
         None,
         "--on",
@@ -96,7 +70,6 @@ def serve(
     workers: str = typer.Option(
         "auto", metavar="KIND=N,...", help="With --on ray: replicas by kind, such as CPU=2,GPU=4."
     ),
-    option: list[str] = OPTION,
 ) -> None:
     """Answer OpenAI's images API with one model on one device, and show a page at /.
 
@@ -115,41 +88,33 @@ def serve(
     keys = _keys(api_keys)
     _check_address(host, port)
     strategy = strategy_words(strategy) if strategy else []
+    given: dict[str, Any] = {
+        "queue": queue,
+        "deadline": deadline,
+        "grace": grace,
+        "keys": keys,
+        "most_body": most_body,
+        "most_prompt": most_prompt,
+    }
     if on is not None:
-        if on != "ray" or device != "auto" or strategy:
+        if on != "ray" or load.device != "auto" or strategy:
             raise RequestError(
                 "--on takes ray, where --workers says which devices; leave --device and --warm-up out"
             )
-        load = {"model": model, "dtype": dtype, "weights": weights, "vq": vq, "drafter": drafter}
-        load |= {"text_encoder": text_encoder, "text_device": text_device}
-        load["options"] = read_options(option)
-        given: dict[str, Any] = {"queue": queue, "deadline": deadline, "grace": grace, "keys": keys}
-        given |= {"most_body": most_body, "most_prompt": most_prompt}
-        return _on_ray(workers, load, given, host, port, slots, threads)
-    with opened(
-        model,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        options=read_options(option, threads),
-        vq=vq,
-        drafter=drafter,
-        text_encoder=text_encoder,
-        text_device=text_device,
-    ) as pipeline:
-        from lantern_accel.serving.app import ServerSettings, make_app
+        return _on_ray(workers, load, given, host, port, slots)
+    with load.opened() as pipeline:
+        from lantern_accel.serving.app import make_app
         from lantern_accel.serving.server import Server
-        from lantern_accel.serving.studio import Limits
+        from lantern_accel.serving.studio import ServerSettings
 
-        limits = Limits(slots or pipeline.backend.default_batch, queue, deadline)
-        settings = ServerSettings(limits, keys, most_body, most_prompt, grace=grace)
+        settings = ServerSettings(slots or pipeline.backend.default_batch, **given)
         app = make_app(pipeline, settings)
         if strategy:
             app.state.studio.warm_up(strategy)
         facts = pipeline.backend.facts()
         say(
             f"{pipeline.model.manifest.name} on {pipeline.backend.device} ({facts.name}), "
-            f"{limits.slots} at a time, at http://{host}:{port}/",
+            f"{settings.slots} at a time, at http://{host}:{port}/",
             label="serving",
             style="bold green",
             to_stderr=True,
@@ -193,22 +158,20 @@ def _check_address(host: str, port: int) -> None:
 
 def _on_ray(
     workers: str,
-    load: dict[str, Any],
+    load: LoadingParts,
     settings: dict[str, Any],
     host: str,
     port: int,
     slots: int | None,
-    threads: int | None,
 ) -> None:
     """Serve from a cluster until a signal comes."""
     import signal
     import threading
 
-    from lantern_accel.distributed.fleet import connect, read_workers
+    from lantern_accel.distributed.fleet import connected, read_workers
     from lantern_accel.errors import RequestError
 
-    ray = connect()
-    try:
+    with connected() as ray:
         try:
             from ray import serve
 
@@ -217,18 +180,20 @@ def _on_ray(
             raise RequestError(
                 f"--on ray needs {error.name}, which is not installed; pip install 'lantern-accel[ray]'"
             ) from None
-        kinds = read_workers(workers, ray.cluster_resources(), threads)
+        kinds = read_workers(workers, ray.cluster_resources(), load.threads)
         stop = threading.Event()
         for one in (signal.SIGTERM, signal.SIGINT):
             signal.signal(one, lambda number, frame: stop.set())
-        start(kinds, load, settings, host=host, port=port, slots=slots, threads=threads)
-        names = ", ".join(f"{one.count} on {one.device}" for one in kinds)
-        say(f"{load['model']}, replicas: {names}, at http://{host}:{port}/", label="serving",
-            style="bold green", to_stderr=True)  # fmt: skip
+        given = replace(load, threads=None).keywords()  # a kind of device has its own
+        start(kinds, given, settings, host=host, port=port, slots=slots, threads=load.threads)
+        say(
+            f"{load.model}, replicas: {', '.join(map(str, kinds))}, at http://{host}:{port}/",
+            label="serving",
+            style="bold green",
+            to_stderr=True,
+        )
         stop.wait()
         serve.shutdown()
-    finally:
-        ray.shutdown()
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

@@ -7,26 +7,20 @@ from pathlib import Path
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import note, print_json, show_markdown
 from lantern_accel.cli.options import (
-    DEVICE,
-    DTYPE,
-    OPTION,
-    THREADS,
+    Dtype,
+    OnDevice,
     finite,
-    read_options,
     strategy_words,
     whole_numbers,
+    with_options,
 )
-from lantern_accel.cli.tables import show_markdown
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("stepcost")(stepcost)
-
-
+@with_options
 def stepcost(
+    *,
     size: str = typer.Option(
         "llamagen-xl-384", help="A published size, llamagen-SIZE-PIXELS, anole-7b, or a JSON file."
     ),
@@ -34,8 +28,8 @@ def stepcost(
     nodes: str = typer.Option("8,16,32,60", help="Node counts at which verification is timed."),
     strategy: str = typer.Option("lantern++", help="Strategy whose whole step is timed."),
     tree: str = typer.Option(None, help="Its tree. Default: the paper's."),
-    device: str = DEVICE,
-    dtype: str = DTYPE,
+    on: OnDevice,
+    dtype: Dtype = "auto",
     weights: str = typer.Option("full", help="The target's weights: full, int8, int6 or int4."),
     cfg_scale: float = typer.Option(
         None,
@@ -61,16 +55,12 @@ def stepcost(
     repeats: int = typer.Option(
         10, min=1, max=bounds.MOST_SAMPLES, help="Samples per kind of step."
     ),
-    threads: int = THREADS,
-    option: list[str] = OPTION,
     output: Path = typer.Option(
         None, "--output", "-o", help="JSON; an interrupted run is resumed."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON rows instead of the table."),
 ) -> None:
     """Time a vanilla step, verification alone and a whole step on random weights of a real size."""
-    import json
-
     from lantern_accel.device.plugins import open_backend
     from lantern_accel.errors import RequestError
     from lantern_accel.files import check_target
@@ -81,7 +71,7 @@ def stepcost(
         raise RequestError("give --tokens-per-step or --acceptance-from, not both")
     if output is not None:
         check_target(output)
-    with open_backend(device, read_options(option, threads)) as backend:
+    with open_backend(on.device, on.options) as backend:
         from lantern_accel.measure.stepcost import (
             Acceptance,
             measure,
@@ -108,9 +98,8 @@ def stepcost(
             repeats=repeats,
             acceptance=acceptance,
             out=output,
-            say=lambda text: say(text, to_stderr=True, style="dim"),
+            say=note,
         )
     if as_json:
-        typer.echo(json.dumps(report.rows(), indent=2))
-    else:
-        show_markdown(report.table())
+        return print_json(report.rows())
+    show_markdown(report.table())

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from lantern_accel import bounds
+from lantern_accel.cli.options import finite
 from lantern_accel.errors import DataError, RequestError, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,53 +25,119 @@ STAND_IN = "efficientnet"
 
 
 @dataclass(frozen=True)
-class Asked:
+class SuiteOptions:
     """The options of a suite as they were typed."""
 
-    suite: str | None
-    captions: Path | None
-    images: Path | None
-    prompts: Path | None
-    count: int | None
-    strategies: Sequence[str]
-    protocol: str | None
-    features: str | None
-    reference: Path | None
-    save_reference: Path | None
-    metric_weights: Sequence[str]
-    metrics_on_host: bool
-    work: Path | None
-    output: Path
-    chunk: int
-    batch: int
-    per_prompt: int
-    geneval: Path | None
-    pictures: Sequence[str]
-    write_prompts: Path | None
-    resamples: int
-    preset: str | None
-    sampling: Mapping[str, Any]
-    seed: int
+    suite: Annotated[
+        str | None,
+        typer.Option(help="The papers' table: coco, imagenet, or prompts (--prompts)."),
+    ] = None
+    captions: Annotated[
+        Path | None,
+        typer.Option(
+            help="COCO's captions_val2017.json, or a .jsonl of files and prompts; images are --images."
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prompts without real images: lines, PartiPrompts.tsv or GenEval's .jsonl."
+        ),
+    ] = None
+    count: Annotated[
+        int | None, typer.Option(min=2, max=bounds.MOST_SAMPLES, help="Prompts. Default: all.")
+    ] = None
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="How to measure: lantern (coco, prompts), sjd, adm (imagenet)."),
+    ] = None
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="efficientnet: in the place of Inception, to try a suite without its weights."
+        ),
+    ] = None
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Real images as --save-reference keeps them, or ADM's .npz."),
+    ] = None
+    save_reference: Annotated[
+        Path | None, typer.Option(help="Keep what the network makes of the real images (.npz).")
+    ] = None
+    metric_weights: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2, imagereward.",
+        ),
+    ] = field(default_factory=list)
+    metrics_on_host: Annotated[
+        bool, typer.Option(help="Run the metrics' networks on the processor.")
+    ] = False
+    work: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the pictures. Default: the output's name with .pictures."),
+    ] = None
+    chunk: Annotated[
+        int, typer.Option(min=1, max=4096, help="Pictures that an interruption can lose.")
+    ] = 16
+    batch: Annotated[
+        int,
+        typer.Option("--batch", "-b", min=1, max=bounds.MOST_BATCH, help="Pictures together."),
+    ] = 1
+    per_prompt: Annotated[int, typer.Option(min=1, max=1000, help="Pictures per prompt.")] = 1
+    geneval: Annotated[
+        Path | None, typer.Option(help="Also lay the pictures out here for GenEval.")
+    ] = None
+    pictures: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=FOLDER", help="Also measure pictures of these prompts drawn elsewhere."
+        ),
+    ] = field(default_factory=list)
+    write_prompts: Annotated[
+        Path | None,
+        typer.Option(help="Only write the suite's prompts, for `generate --prompts` (.jsonl)."),
+    ] = None
+    resamples: Annotated[int, typer.Option(min=2, max=10_000, help="Of FID's bootstrap.")] = 100
+    preset: Annotated[
+        str | None, typer.Option(help="Published sampling: lantern-accel models --presets.")
+    ] = None
+    temperature: Annotated[float | None, typer.Option(callback=finite)] = None
+    top_k: Annotated[int | None, typer.Option()] = None
+    top_p: Annotated[float | None, typer.Option(callback=finite)] = None
+    cfg_scale: Annotated[float | None, typer.Option(callback=finite)] = None
 
     @property
     def name(self) -> Any:
-        """The suite's name; ``prompts`` where only a file of prompts is named."""
+        """The suite's name; ``prompts`` where only a file of prompts is named, None without either."""
         return self.suite or ("prompts" if self.prompts is not None else None)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling settings that were given."""
+        given = {n: getattr(self, n) for n in ("temperature", "top_k", "top_p", "cfg_scale")}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class PreparedSuite:
     """A suite that was read and checked as far as that goes without a model."""
 
-    asked: Asked
+    asked: SuiteOptions
+    images: Path | None
+    output: Path
     protocol: Protocol
     captioned: Captioned | None
     weights: Mapping[str, Path]
     pictures: Mapping[str, Path]
 
 
-def read(asked: Asked) -> PreparedSuite:
-    """Read the files of a suite and check its options; raises a LanternError in one sentence."""
+def read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuite:
+    """Read the files of a suite and check its options; raises a LanternError in one sentence.
+
+    ``images``: the folder of the captions' images.
+    """
     from lantern_accel.evaluation.suite.captions import read_captions, read_prompts
     from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
     from lantern_accel.evaluation.suite.weights import read_given
@@ -78,7 +148,7 @@ def read(asked: Asked) -> PreparedSuite:
         raise RequestError(
             f"no suite is named {asked.name!r}{did_you_mean(str(asked.name), SUITES)}"
         )
-    _fits(asked)
+    _fits(asked, images)
     wanted = asked.protocol or USUAL[asked.name]
     if wanted not in PROTOCOLS:
         raise RequestError(f"no protocol is named {wanted!r}{did_you_mean(wanted, PROTOCOLS)}")
@@ -93,14 +163,14 @@ def read(asked: Asked) -> PreparedSuite:
                 "manifold": STAND_IN,
             }
         )
-    check_targets(asked.output)
+    check_targets(output)
     for path in (asked.save_reference, asked.write_prompts, asked.geneval and asked.geneval / "a"):
         if path is not None:
             check_target(path)
     captioned = None
     if asked.name == "coco":
-        assert asked.captions is not None and asked.images is not None
-        captioned = read_captions(asked.captions, asked.images, protocol.caption)
+        assert asked.captions is not None and images is not None
+        captioned = read_captions(asked.captions, images, protocol.caption)
     elif asked.name == "prompts":
         assert asked.prompts is not None
         captioned = read_prompts(asked.prompts)
@@ -113,7 +183,13 @@ def read(asked: Asked) -> PreparedSuite:
         captioned = captioned.first(asked.count)
     weights = read_given(list(asked.metric_weights))
     return PreparedSuite(
-        asked, protocol, captioned, weights, dict(map(_named_folder, asked.pictures))
+        asked,
+        images,
+        output,
+        protocol,
+        captioned,
+        weights,
+        dict(map(_named_folder, asked.pictures)),
     )
 
 
@@ -139,28 +215,31 @@ def _named_folder(text: str) -> tuple[str, Path]:
     return label.strip(), Path(folder)
 
 
-def _fits(asked: Asked) -> None:
+def _fits(asked: SuiteOptions, images: Path | None) -> None:
     """Refuse options that the suite does not take, and say which it needs."""
     name = asked.name
-    if name == "coco" and (asked.captions is None or asked.images is None):
+    if name == "coco" and (asked.captions is None or images is None):
         have = "images" if asked.captions is None else "captions"
         lack = "--captions captions_val2017.json" if asked.captions is None else "--images val2017"
         raise RequestError(
             f"the suite coco needs captions and their images; {lack} is missing"
-            + (f" next to --{have}" if asked.captions or asked.images else "")
+            + (f" next to --{have}" if asked.captions or images else "")
             + "; prompts alone are --prompts FILE"
         )
     if name == "prompts" and asked.prompts is None:
         raise RequestError("the suite prompts needs --prompts FILE, a prompt per line")
     taken = {"coco": ("captions", "images"), "imagenet": (), "prompts": ("prompts",)}[name]
-    for option in ("captions", "images", "prompts"):
-        if getattr(asked, option) is not None and option not in taken:
+    given = {"captions": asked.captions, "images": images, "prompts": asked.prompts}
+    for option, value in given.items():
+        if value is not None and option not in taken:
             raise RequestError(f"the suite {name} takes no --{option}; leave it out")
     if asked.geneval is not None and name != "prompts":
         raise RequestError("--geneval goes with --prompts evaluation_metadata.jsonl")
 
 
-def request(ready: PreparedSuite, pipeline: Pipeline) -> SuiteRequest:
+def request(
+    ready: PreparedSuite, pipeline: Pipeline, strategies: Sequence[str], seed: int
+) -> SuiteRequest:
     """Return the suite's request on a loaded model, its strategies resolved and tried."""
     from lantern_accel.evaluation.suite.captions import class_prompts
     from lantern_accel.evaluation.suite.run import SuiteRequest, choose_strategies
@@ -183,10 +262,10 @@ def request(ready: PreparedSuite, pipeline: Pipeline) -> SuiteRequest:
         protocol=ready.protocol,
         captioned=captioned,
         prompts_source=source,
-        strategies=choose_strategies(pipeline, asked.strategies, sampling, asked.batch, example),
+        strategies=choose_strategies(pipeline, strategies, sampling, asked.batch, example),
         sampling=sampling,
-        work=asked.work or asked.output.with_suffix(".pictures"),
-        seed=asked.seed,
+        work=asked.work or ready.output.with_suffix(".pictures"),
+        seed=seed,
         chunk=asked.chunk,
         batch=asked.batch,
         per_prompt=asked.per_prompt,

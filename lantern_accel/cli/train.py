@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.cli.console import print_json, say
+from lantern_accel.cli.options import OnDevice, TextPart, TokenizerPart, finite, with_options
 from lantern_accel.errors import DataError, DiskFullError
 from lantern_accel.files import disk_is_full, read_text_file
 
@@ -23,28 +23,42 @@ train = typer.Typer(
 )
 
 WORK = typer.Option(Path("lantern-train"), "--work", "-w", help="Folder of the training run.")
-CONFIG = typer.Option(None, "--config", help="JSON or TOML with the trainer's settings.")
-STEPS = typer.Option(None, min=1, max=bounds.MOST_STEPS, help="Optimizer steps.")
-MINUTES = typer.Option(
-    None,
-    min=0.01,
-    max=bounds.MOST_SECONDS,
-    callback=finite,
-    help="Minutes for all runs together; the schedule ends then.",
-)
-SEED = typer.Option(None, min=0, max=bounds.MOST_SEED, help="Fixes all random numbers.")
-RESUME = typer.Option(
-    True, "--resume/--restart", help="Continue from the checkpoint, or start over."
-)
-THREADS = typer.Option(
-    None, min=1, max=bounds.MOST_THREADS, help="Processor threads, for a backend that uses them."
-)
-DEVICE = typer.Option("auto", help="A backend's name, NAME:INDEX, or auto (the best).")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.add_typer(train, name="train")
+@dataclass(frozen=True)
+class Training(OnDevice):
+    """What every trainer takes."""
+
+    work: Annotated[Path, WORK] = Path("lantern-train")
+    config: Annotated[
+        Path | None, typer.Option(help="JSON or TOML with the trainer's settings.")
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=bounds.MOST_STEPS, help="Optimizer steps.")
+    ] = None
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=bounds.MOST_SECONDS,
+            callback=finite,
+            help="Minutes for all runs together; the schedule ends then.",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=bounds.MOST_SEED, help="Fixes all random numbers.")
+    ] = None
+    resume: Annotated[
+        bool,
+        typer.Option("--resume/--restart", help="Continue from the checkpoint, or start over."),
+    ] = True
+
+    def settings(self, kind: type[Any], **more: Any) -> Any:
+        """Return a trainer's settings, ``kind``: of the file, then of these options and ``more``."""
+        from lantern_accel.training.folder import read_config
+
+        own = {"steps": self.steps, "max_minutes": self.minutes, "seed": self.seed}
+        return read_config(kind, self.config, **own, **more)
 
 
 @contextmanager
@@ -87,21 +101,15 @@ _moved_command("tokenizer", "training an image tokenizer on them")
 def print_report(report: dict[str, Any], folder: Path) -> None:
     """Print a trainer's figures as JSON, and say where it wrote."""
     left_out = ("curve", "config", "environment")
-    typer.echo(json.dumps({k: v for k, v in report.items() if k not in left_out}, indent=2))
+    print_json({k: v for k, v in report.items() if k not in left_out})
     say(str(folder), label="wrote", style="bold green")
 
 
 @train.command("target")
+@with_options
 def target(
-    work: Path = WORK,
-    config: Path = CONFIG,
-    steps: int = STEPS,
-    minutes: float = MINUTES,
-    seed: int = SEED,
-    resume: bool = RESUME,
-    device: str = DEVICE,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
+    *,
+    given: Training,
     folder: str = typer.Option(None, help="Its folder in WORK; bundle reads `target`."),
     images: Path | None = typer.Option(
         None, help="Folder with captions.jsonl and images to learn from."
@@ -111,8 +119,7 @@ def target(
     ),
 ) -> None:
     """Train a target of your own, a text-conditional LlamaGen transformer, on captioned images."""
-    over: dict[str, Any] = {"steps": steps, "max_minutes": minutes, "seed": seed, "folder": folder}
-    options = read_options(option, threads)
+    options = given.options
     if images is None:
         raise moved(
             "target",
@@ -121,38 +128,31 @@ def target(
         )
     from lantern_accel.device.plugins import choose_device
 
-    choose_device(device, options)  # before torch: some vendors read the environment then
+    choose_device(given.device, options)  # before torch: some vendors read the environment then
     import lantern_accel
     from lantern_accel.quality.progress import console_progress
     from lantern_accel.training.captioned import run_captioned_target
     from lantern_accel.training.device import TrainDevice
-    from lantern_accel.training.folder import read_config
     from lantern_accel.training.target import TargetConfig
 
-    chosen = read_config(TargetConfig, config, **over)
+    chosen = given.settings(TargetConfig, folder=folder)
     with (
-        explaining_the_disk(work),
-        lantern_accel.load(model, device=device, options=options, drafter="none") as pipeline,
+        explaining_the_disk(given.work),
+        lantern_accel.load(model, device=given.device, options=options, drafter="none") as pipeline,
     ):
         opened = TrainDevice(pipeline.backend, chosen.precision)
         report = run_captioned_target(
-            pipeline, chosen, work, images, opened, console_progress(), resume=resume
+            pipeline, chosen, given.work, images, opened, console_progress(), resume=given.resume
         )
     if opened.main:
-        print_report(report, work / chosen.folder)
+        print_report(report, given.work / chosen.folder)
 
 
 @train.command("drafter")
+@with_options
 def drafter(
-    work: Path = WORK,
-    config: Path = CONFIG,
-    steps: int = STEPS,
-    minutes: float = MINUTES,
-    seed: int = SEED,
-    resume: bool = RESUME,
-    device: str = DEVICE,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
+    *,
+    given: Training,
     model: str | None = typer.Option(
         None, help="The model: whatever generate takes, official files included."
     ),
@@ -174,17 +174,14 @@ def drafter(
         metavar="WxH",
         help="For a model that draws several sizes: width and height in pixels.",
     ),
-    vq: Path | None = typer.Option(None, "--vq", help="An image tokenizer stored elsewhere."),
-    text_encoder: Path | None = typer.Option(
-        None, "--text-encoder", help="A text encoder's folder stored elsewhere."
-    ),
+    vq: TokenizerPart = None,
+    text_encoder: TextPart = None,
     into: Path | None = typer.Option(
         None, help="For a model that is a folder: write a copy of it here, with the new drafter."
     ),
 ) -> None:
     """Train an EAGLE drafter for a model, on captioned images or on what the model draws."""
-    over = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    options = read_options(option, threads)
+    options = given.options
     if model is None:
         raise moved(
             "drafter",
@@ -193,16 +190,16 @@ def drafter(
         )
     from lantern_accel.device.plugins import choose_device
 
-    choose_device(device, options)  # before torch, as above
+    choose_device(given.device, options)  # before torch, as above
     import lantern_accel
     from lantern_accel.models.bundle import bundled_models
     from lantern_accel.quality.progress import console_progress
     from lantern_accel.training.anymodel import run_model_drafter
     from lantern_accel.training.device import TrainDevice
-    from lantern_accel.training.folder import read_config, with_drafter
+    from lantern_accel.training.folder import with_drafter
     from lantern_accel.training.objective import DrafterTrainConfig
 
-    chosen = read_config(DrafterTrainConfig, config, **over)
+    chosen = given.settings(DrafterTrainConfig)
     from lantern_accel.generation.settings import read_size
 
     pixels = read_size(size) if size else None
@@ -210,7 +207,7 @@ def drafter(
     if into is not None and not (folder / "model.json").is_file():
         raise DataError(
             f"--into writes a model folder, and {model} has no model.json; leave it out and name the "
-            f"drafter when drawing: --drafter {work / 'drafter'}"
+            f"drafter when drawing: --drafter {given.work / 'drafter'}"
         )
     lines: list[str] = []
     if prompts is not None:
@@ -219,23 +216,32 @@ def drafter(
         except OSError as error:
             raise DataError(f"the prompts {prompts} cannot be read ({error.strerror})") from None
     with lantern_accel.load(
-        model, device=device, options=options, vq=vq, drafter="none", text_encoder=text_encoder
+        model,
+        device=given.device,
+        options=options,
+        vq=vq,
+        drafter="none",
+        text_encoder=text_encoder,
     ) as pipeline:
         report = run_model_drafter(
             pipeline,
             chosen,
-            work / "drafter",
+            given.work / "drafter",
             TrainDevice(pipeline.backend, chosen.precision),
             console_progress(),
-            resume=resume,
+            resume=given.resume,
             images=images,
             prompts=[line for line in lines if line],
             samples=samples,
             size=pixels,
         )
-    print_report(report, work / "drafter")
+    print_report(report, given.work / "drafter")
     if into is not None:
-        say(str(with_drafter(folder, work / "drafter", into)), label="wrote", style="bold green")
+        say(
+            str(with_drafter(folder, given.work / "drafter", into)),
+            label="wrote",
+            style="bold green",
+        )
 
 
 @train.command("bundle")

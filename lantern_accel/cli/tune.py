@@ -1,36 +1,27 @@
-"""``lantern-accel tune``: what is fastest on this device with this model, kept for later requests."""
+"""``lantern-accel tune``: what is fastest here, kept for later requests; ``warm-up``: compiled ahead."""
 
 from __future__ import annotations
 
-from functools import partial
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import note, say
 from lantern_accel.cli.options import (
-    DEVICE,
-    DTYPE,
-    MODEL,
-    OPTION,
-    THREADS,
+    Loading,
     finite,
-    read_options,
     strategy_words,
     whole_numbers,
+    with_options,
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("tune")(tune)
-
-
+@with_options
 def tune(
-    device: str = DEVICE,
-    model: str = MODEL,
+    load: Loading,
     strategy: str = typer.Option(
         "auto",
         help="auto (windows, trees and plain decoding), eagle or lantern++ (their tree), or one that "
@@ -52,9 +43,6 @@ def tune(
         callback=finite,
         help="The most seconds that choosing for auto may take.",
     ),
-    dtype: str = DTYPE,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
     repeats: int = typer.Option(3, min=1, max=bounds.MOST_SAMPLES, help="Decodings per finalist."),
     output: Path = typer.Option(
         None, "--output", "-o", help="Also write what was measured, as JSON."
@@ -64,72 +52,61 @@ def tune(
 
     If it is interrupted, run the same command again to go on.
     """
-    import lantern_accel
     from lantern_accel.errors import StrategyError
     from lantern_accel.files import check_target, write_json
     from lantern_accel.strategy.values import StaticTree, Window
 
     if output is not None:
         check_target(output)
-    options = read_options(option, threads)
     sizes = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     strategy_words([strategy])
-    with lantern_accel.load(model, device=device, dtype=dtype, options=options) as pipeline:
-        log = partial(say, to_stderr=True, style="dim")
-        if strategy == "auto":
+    given: dict[str, Any] = {"temperature": temperature, "repeats": repeats, "say": note}
+    with load.opened() as pipeline:
+        auto = strategy == "auto"
+        changes = {"relaxed": relaxed or None, "tv_budget": tv_budget} if auto else {}
+        asked = pipeline.strategy(strategy, **changes)
+        # Each kind imports torch, which the device precedes.
+        if auto:
+            from lantern_accel.generation.auto import describe_auto
             from lantern_accel.tuning.auto import tune_auto
 
-            asked = pipeline.strategy("auto", relaxed=relaxed or None, tv_budget=tv_budget)
             choices, evidence = tune_auto(
-                pipeline,
-                asked,
-                temperature=temperature,
-                batches=sizes,
-                repeats=repeats,
-                budget=max_seconds,
-                say=log,
+                pipeline, asked, batches=sizes, budget=max_seconds, **given
             )
-            _tell(choices, sizes)
-            if output is not None:
-                made = [one.sealed().model_dump(mode="json") for one in choices]
-                write_json(output, evidence.model_dump(mode="json") | {"choices": made})
-            return
-        asked = pipeline.strategy(strategy)
-        if isinstance(asked.tree, Window):
-            from lantern_accel.tuning.windows import tune_windows
+            said = [describe_auto(one.strategy) for one in choices]
+            report = evidence.model_dump(mode="json")
+        elif isinstance(asked.tree, Window):
+            from lantern_accel.tuning.windows import tune_windows, words
 
-            kept = tune_windows(
-                pipeline,
-                asked,
-                temperature=temperature,
-                batches=sizes,
-                repeats=repeats,
-                say=log,
-            )
-            _tell_windows(kept, sizes)
-            if output is not None:
-                write_json(
-                    output, {"choices": [one.sealed().model_dump(mode="json") for one in kept]}
-                )
-            return
-        from lantern_accel.strategy.choices import choice_path
-        from lantern_accel.tuning.trees import tune_tree  # torch, which the device precedes
+            choices, report = tune_windows(pipeline, asked, batches=sizes, **given), {}
+            said = [words(cast("Window", one.strategy.tree)) for one in choices]
+        elif isinstance(asked.tree, StaticTree):
+            from lantern_accel.tuning.trees import tune_tree
 
-        chosen = asked
-        if not isinstance(chosen.tree, StaticTree):
+            found = tune_tree(pipeline, asked, **given)
+            if output is not None:
+                write_json(output, found.sealed().model_dump(mode="json"))
+            return _tell_tree(found)
+        else:
             raise StrategyError(
                 f"{strategy} has no static tree and no window to tune; choose auto, eagle, lantern++ or "
                 "scd"
             )
-        found = tune_tree(
-            pipeline,
-            chosen,
-            temperature=temperature,
-            repeats=repeats,
-            say=log,
-        )
+    from lantern_accel.strategy.choices import choices_dir
+
+    for size, text, choice in zip(sizes, said, choices, strict=True):
+        speed = f"{text}; measured {choice.speedup:.2f}x plain decoding"
+        say(speed, label=f"batch {size}", style="bold green")
+    say(str(choices_dir()), label="kept in", style="bold")
     if output is not None:
-        write_json(output, found.sealed().model_dump(mode="json"))
+        made = [one.sealed().model_dump(mode="json") for one in choices]
+        write_json(output, {**report, "choices": made})
+
+
+def _tell_tree(found: Any) -> None:
+    """Print the tree that was kept, what its acceptance rates were, and where it is kept."""
+    from lantern_accel.strategy.choices import choice_path
+
     for level, row in enumerate(found.evidence["rates"]):
         say(
             " ".join(f"{rate:.2f}" for rate in row), label=f"accepted at depth {level + 1}, by rank"
@@ -142,24 +119,32 @@ def tune(
     say(str(choice_path(found.key)), label="kept", style="bold")
 
 
-def _tell(choices: list[Any], batches: list[int]) -> None:
-    """Print what was chosen per batch, and where it is kept."""
-    from lantern_accel.generation.auto import describe_auto
-    from lantern_accel.strategy.choices import choices_dir
+@with_options
+def warm_up(
+    load: Loading,
+    batch: list[str] = typer.Option(["1"], "--batch", "-b", help="Batch sizes, such as 1,2,4."),
+    strategy: list[str] = typer.Option(
+        ["auto"], "--strategy", "-s", help="Names, separated by commas or repeated."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but errors."),
+) -> None:
+    """Compile the steps of these batch sizes and strategies ahead of time.
 
-    for size, choice in zip(batches, choices, strict=True):
-        speed = f"{describe_auto(choice.strategy)}; measured {choice.speedup:.2f}x plain decoding"
-        say(speed, label=f"batch {size}", style="bold green")
-    say(str(choices_dir()), label="kept in", style="bold")
+    Later commands find them in the cache folder, if the device's compiler keeps one.
+    """
+    sizes = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
+    names = strategy_words(strategy)
+    began = time.perf_counter()
 
+    def told(bucket: str, seconds: float) -> None:
+        if not quiet:
+            say(f"{seconds:.1f} s", label=bucket, style="bold")
 
-def _tell_windows(choices: list[Any], batches: list[int]) -> None:
-    """Print the window that was kept per batch, and where it is kept."""
-    from lantern_accel.strategy.choices import choices_dir
-    from lantern_accel.tuning.windows import words
-
-    for size, choice in zip(batches, choices, strict=True):
-        window = words(choice.strategy.tree)
-        speed = f"{window}; measured {choice.speedup:.2f}x plain decoding"
-        say(speed, label=f"batch {size}", style="bold green")
-    say(str(choices_dir()), label="kept in", style="bold")
+    with load.opened(quiet) as pipeline:
+        pipeline.kept_engines = max(pipeline.kept_engines, len(sizes) * len(names))
+        pipeline.warm_up(sizes, names, told)
+        captured = bool(pipeline.backend.support("capture"))
+        where = pipeline.backend.device
+    if not quiet:
+        eagerly = "" if captured else f"; {where} runs steps eagerly, so little was compiled"
+        say(f"{time.perf_counter() - began:.1f} s{eagerly}", label="ready in", style="bold green")

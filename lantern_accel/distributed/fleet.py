@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,9 @@ class Kind:
     count: int
     device: str
 
+    def __str__(self) -> str:
+        return f"{self.count} on {self.device}"
+
 
 def ray_module() -> Any:
     """Return Ray; raises RequestError where it is not installed."""
@@ -60,6 +64,16 @@ def connect(address: str | None = None, **more: Any) -> Any:
             given, more = "local", {"include_dashboard": False, **more}
         ray.init(address=given, log_to_driver=False, logging_level="warning", **more)
     return ray
+
+
+@contextmanager
+def connected() -> Iterator[Any]:
+    """Give Ray, connected as by :func:`connect`; leave its cluster after the block."""
+    ray = connect()
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 def known_device(resource: str) -> str | None:

@@ -37,17 +37,13 @@ class Artist:
         self, load: Mapping[str, Any], settings: Mapping[str, Any], slots: int | None
     ) -> None:
         import lantern_accel
-        from lantern_accel.serving.app import ServerSettings, make_app
-        from lantern_accel.serving.studio import Limits
+        from lantern_accel.serving.app import make_app
+        from lantern_accel.serving.studio import ServerSettings
 
         self.pipeline = lantern_accel.load(**load)
-        given = dict(settings)
-        limits = Limits(
-            slots or self.pipeline.backend.default_batch, given.pop("queue"), given.pop("deadline")
-        )
-        self.app = make_app(self.pipeline, ServerSettings(limits, **given))
+        self.slots = slots or self.pipeline.backend.default_batch
+        self.app = make_app(self.pipeline, ServerSettings(self.slots, **settings))
         self.app.state.studio.start()
-        self.slots = limits.slots
 
     def rows(self) -> int:
         """Return how many images this replica draws at once."""
@@ -176,7 +172,7 @@ def start(
     slots: int | None = None,
     threads: int | None = None,
 ) -> None:
-    """Bring the service up and return; ``settings``: :class:`~.app.ServerSettings`, limits by name.
+    """Bring the service up and return; ``settings``: those of :class:`~.studio.ServerSettings` by name.
 
     Ray must be connected. Raises what a replica raised where one cannot begin.
     """

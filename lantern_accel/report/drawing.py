@@ -76,9 +76,15 @@ def _pyplot() -> Any:
 
 @contextmanager
 def drawing(
-    name: str, height: float = HEIGHT, width: float = WIDTH
-) -> Iterator[tuple[Any, list[str]]]:
-    """Give axes in the report's style; the list has the SVG afterwards."""
+    into: list[Figure],
+    name: str,
+    title: str,
+    caption: str,
+    *,
+    height: float = HEIGHT,
+    wide: bool = False,
+) -> Iterator[Any]:
+    """Give axes in the report's style, and add the figure drawn on them; ``name``: that no other has."""
     plt = _pyplot()
     settings = {
         **style.rc(colour),
@@ -86,16 +92,16 @@ def drawing(
         "svg.hashsalt": name,
         "axes.grid": True,
     }
-    out: list[str] = []
     with plt.rc_context(settings):
+        width = 2 * WIDTH if wide else WIDTH
         figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
         figure.patch.set_alpha(0)
         axes.patch.set_alpha(0)
         try:
-            yield axes, out
+            yield axes
             stream = io.BytesIO()
             figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-            out.append(_themed(stream.getvalue().decode()))
+            into.append(Figure(_themed(stream.getvalue().decode()), title, caption, wide))
         finally:
             plt.close(figure)
 
@@ -113,13 +119,13 @@ def _themed(svg: str) -> str:
     return svg.replace("<svg", '<svg aria-hidden="true"', 1).strip()
 
 
-def note(axes: Any, text: str, point: tuple[float, float]) -> None:
-    """Write a word beside a point."""
+def note(axes: Any, text: str, point: tuple[float, float], away: tuple[int, int] = (6, 4)) -> None:
+    """Write a word next to a point, ``away`` from it in points of type."""
     axes.annotate(
         text,
         point,
         textcoords="offset points",
-        xytext=(6, 4),
+        xytext=away,
         fontsize=7.5,
         color=colour("ink"),
     )

@@ -7,35 +7,194 @@ from typing import Any
 
 import numpy as np
 
+from lantern_accel.measure.intervals import SAME
 from lantern_accel.measure.record import PHASES, Distance, Interval, Quality, Run, is_measured
+from lantern_accel.report import projection
+from lantern_accel.report.answer import at_setting
 from lantern_accel.report.comparison import Comparison, ModelSection
 from lantern_accel.report.drawing import Figure, colour, drawing, note, strategy_role
-from lantern_accel.report.first_figures import first_rows, model_sizes, verdicts
+from lantern_accel.report.names import short_device
+from lantern_accel.report.offers import cell_of
 from lantern_accel.report.rows import Row, achieved_rates
-from lantern_accel.report.writing import listed
+from lantern_accel.report.writing import listed, times, upper
 
-MARKERS = "os^DvP*X"
+#: Of each run in a plot, and what its caption calls it.
+MARKERS = {
+    "o": "circles",
+    "s": "squares",
+    "^": "triangles",
+    "D": "diamonds",
+    "v": "wedges",
+    "P": "P",
+    "*": "*",
+    "X": "X",
+}
+
+
+#: Where what has plain decoding's distribution stands on an axis of prices.
+EXACT = Interval(value=0.0, low=0.0, high=0.0, n=1)
 
 
 def figures(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[Figure]]:
     """Draw all plots of each model; a plot without data is left out."""
-    found = {}
     names = {one.recorded_as: one.name for one in comparison.runs}
     runs = [run.model_copy(update={"name": names[run.name]}) for run in runs]
-    sizes = model_sizes(comparison, runs)
+    sizes = _model_sizes(comparison, runs)
+    found: dict[str, list[Figure]] = {}
     for section in comparison.models:
-        mine = [run for run in runs if run.settings.model == section.model]
-        found[section.model] = [
-            *verdicts(section),
-            *_distance(section),
-            *sizes.pop(section.model, []),
-            *_throughput(section),
-            *_phases(section),
-            *_compression(section),
-            *_moved(section),
-            *_roofline(section, mine),
-        ]
+        made = found.setdefault(section.model, [])
+        _verdicts(section, made)
+        _distance(section, made)
+        made += sizes.get(section.model, [])
+        _throughput(section, made)
+        _phases(section, made)
+        _compression(section, made)
+        _moved(section, made)
+        _roofline(section, [run for run in runs if run.settings.model == section.model], made)
     return found
+
+
+# --- the plots that answer ----------------------------------------------------------------------
+
+
+def _first_rows(section: ModelSection) -> list[Row]:
+    """Return the rows of the first screen, run by run."""
+    return [r for one in section.first.answers for r in at_setting(section.rows, one.run)]
+
+
+def _verdicts(section: ModelSection, into: list[Figure]) -> None:
+    """Draw every strategy's speed-up with its interval, and what follows from it."""
+    rows = [r for r in _first_rows(section) if isinstance(r.speedup, Interval)]
+    rows = [r for r in rows if r.strategy != "vanilla"]
+    if not rows:
+        return
+    several = len({row.run for row in rows}) > 1
+    with drawing(
+        into,
+        "verdicts",
+        "Does drafting pay?",
+        "Filled: faster, slower, or the same speed (within the band). Hollow: not shown to be faster. "
+        "The line at 1 is plain decoding.",
+        height=0.75 + 0.27 * len(rows),
+        wide=True,
+    ) as axes:
+        axes.axvspan(1 - SAME, 1 + SAME, color=colour("band"), lw=0)
+        axes.axvline(1, color=colour("muted"), lw=0.8)
+        most = max(_speedup(row).value for row in rows)
+        for i, row in enumerate(rows):
+            speed = _speedup(row)
+            known = row.verdict in ("faster", "slower", "same")
+            shade = colour(f"v-{row.verdict if known else 'ambiguous'}")
+            axes.plot([speed.low, speed.high], [i, i], color=shade, lw=1.6)
+            axes.plot(
+                speed.value, i, "o", color=shade, ms=7, mfc=shade if known else colour("surface")
+            )
+            axes.annotate(
+                times(speed),
+                (1.0, i),
+                xycoords=("axes fraction", "data"),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                color=colour("ink"),
+            )
+        names = [f"{r.strategy}, {r.run}" if several else r.strategy for r in rows]
+        axes.set_yticks(range(len(rows)), names)
+        axes.tick_params(axis="y", labelcolor=colour("ink"))
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(axis="y", visible=False)
+        # A sample that was held up must not flatten the picture: such an interval leaves the frame.
+        axes.set_xlim(right=min(axes.get_xlim()[1], 2 * max(most, 1.0)))
+        axes.set_xlabel("speed relative to plain decoding on the same device, 95 % interval")
+
+
+def _model_sizes(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[Figure]]:
+    """Draw plain and best speed over what a step reads, under the floor, for each device once.
+
+    By the model below which the plot stands: the first of its device.
+    """
+    found: dict[str, list[Figure]] = {}
+    devices: dict[tuple[str, str], list[tuple[Run, list[Row]]]] = {}
+    for section in comparison.models:
+        for run in runs:
+            rows = [r for r in at_setting(section.rows, run.name) if r.batch == 1]
+            if run.settings.model == section.model and rows:
+                key = run.environment.device.name, run.settings.dtype
+                devices.setdefault(key, []).append((run, rows))
+    for (device, dtype), measured in devices.items():
+        bandwidths = [
+            run.ceilings.bandwidth
+            for run, _ in measured
+            if not isinstance(run.ceilings, str) and is_measured(run.ceilings.bandwidth)
+        ]
+        points = [one for run, rows in measured for one in _size_points(run, rows)]
+        if not bandwidths or not points:
+            continue
+        bandwidth = max(bandwidths)
+        width = {"float32": 2.0}.get(dtype, 1.0)
+        published = {
+            name: width * _step_bytes(projection.size_work(name)["vanilla"])
+            for name in projection.SIZES
+        }
+        every = [at for at, _, _, _ in points] + list(published.values())
+        if len(set(every)) < 2:
+            continue  # a line through one point shows nothing
+        with drawing(
+            found.setdefault(measured[0][0].settings.model, []),
+            f"sizes {device}",
+            f"Speed over model size: {short_device(device)}",
+            "The line is what the floor of a step allows plain decoding at batch 1: "
+            f"{bandwidth / 1e9:.3g} GB/s, measured, over the bytes that a step reads. Drafting can lie "
+            "above it. Hollow squares are published sizes on that line: nobody measured them here.",
+        ) as axes:
+            ends = min(every) / 2, max(every) * 2
+            axes.plot(ends, [bandwidth / at for at in ends], color=colour("muted"), lw=1)
+            for name, at in published.items():
+                axes.plot(at, bandwidth / at, "s", mfc=colour("surface"), mec=colour("muted"))
+                note(axes, name, (at, bandwidth / at))
+            last = {model: (at, speed.value, name) for at, speed, name, model in points}
+            for model, (at, height, name) in last.items():
+                note(axes, f"{model}, up to {name}", (at, height))
+            for at, speed, strategy, _ in points:
+                shade = colour(strategy_role(strategy))
+                axes.plot([at, at], [speed.low, speed.high], color=shade, lw=1)
+                axes.plot(at, speed.value, "o", color=shade)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.grid(which="minor", visible=False)
+            axes.set_xlim(*ends)
+            axes.margins(y=0.1)
+            axes.xaxis.set_major_formatter(lambda at, _: _bytes_word(at))
+            axes.yaxis.set_major_formatter(lambda at, _: f"{at:g}")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_minor_formatter(lambda at, _: "")
+            axes.set_xlabel("what a plain step reads")
+            axes.set_ylabel("tokens per second")
+    return found
+
+
+def _size_points(run: Run, rows: Sequence[Row]) -> Iterator[tuple[float, Interval, str, str]]:
+    """Yield bytes of a plain step, speed, strategy and model: plain decoding, and the fastest exact."""
+    plain = next((row for row in rows if row.strategy == "vanilla"), None)
+    work = "" if plain is None else cell_of(run, plain).work
+    if plain is None or isinstance(work, str):
+        return
+    exact = [row for row in rows if not row.relaxed]
+    best = max(exact, key=lambda row: row.tokens_per_second.value)
+    for row in dict.fromkeys(one.strategy for one in (plain, best)):
+        chosen = plain if row == plain.strategy else best
+        yield _step_bytes(work), chosen.tokens_per_second, row, run.settings.model
+
+
+def _bytes_word(count: float) -> str:
+    return f"{count / 1e9:g} GB" if count >= 1e9 else f"{count / 1e6:g} MB"
+
+
+def _step_bytes(work: Mapping[str, Any]) -> float:
+    return float(sum(one.bytes for name, one in work.items() if name != "prefill"))
+
+
+# --- the plots of all rows ------------------------------------------------------------------------
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -50,7 +209,7 @@ def _label(run: str, section: ModelSection) -> str:
     return f": {run}" if len({row.run for row in section.rows}) > 1 else ""
 
 
-def _throughput(section: ModelSection) -> Iterator[Figure]:
+def _throughput(section: ModelSection, into: list[Figure]) -> None:
     groups = _groups(section.rows)
     temperature = min((r.temperature for r in section.rows), default=0.0, key=lambda t: abs(t - 1))
     most = max((r.tokens_per_second.value for r in section.rows), default=1.0)
@@ -62,7 +221,13 @@ def _throughput(section: ModelSection) -> Iterator[Figure]:
         names = list(dict.fromkeys(r.strategy for r in rows))
         if not rows:
             continue
-        with drawing(f"throughput {run}") as (axes, out):
+        with drawing(
+            into,
+            f"throughput {run}",
+            f"Throughput by batch{_label(run, section)}",
+            f"Median, prefill included, temperature {temperature:g}; the line is the 95 % interval. "
+            "All devices share one scale.",
+        ) as axes:
             width = 0.8 / len(names)
             for i, name in enumerate(names):
                 for row in (r for r in rows if r.strategy == name):
@@ -76,15 +241,9 @@ def _throughput(section: ModelSection) -> Iterator[Figure]:
             if top > 30 * low and len(groups) > 1:
                 axes.set_yscale("log")
             axes.set_ylim(top=top * 1.08)
-        yield Figure(
-            out[0],
-            f"Throughput by batch{_label(run, section)}",
-            f"Median, prefill included, temperature {temperature:g}; the line is the 95 % interval. "
-            "All devices share one scale.",
-        )
 
 
-def _phases(section: ModelSection) -> Iterator[Figure]:
+def _phases(section: ModelSection, into: list[Figure]) -> None:
     for run, all_rows in _groups(section.rows).items():
         batch = min(r.batch for r in all_rows)
         rows = [
@@ -93,7 +252,19 @@ def _phases(section: ModelSection) -> Iterator[Figure]:
         rows = [r for r in rows if is_measured(r.phase_ms["draft"])]
         if not rows:
             continue
-        with drawing(f"phases {run}", 0.9 + 0.36 * len(rows)) as (axes, out):
+        with drawing(
+            into,
+            f"phases {run}",
+            f"Where the time goes{_label(run, section)}",
+            f"Batch {batch}. The measured decoding time, split as "
+            + (
+                "the recorded step splits by the device's own clock."
+                if rows[0].phases_from == "recording"
+                else "the eager step splits when the device is waited for at every phase's edge."
+            )
+            + " Each device has its own scale.",
+            height=0.9 + 0.36 * len(rows),
+        ) as axes:
             for i, row in enumerate(rows):
                 left = 0.0
                 for phase in PHASES:
@@ -107,17 +278,6 @@ def _phases(section: ModelSection) -> Iterator[Figure]:
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
             axes.set_xlabel("milliseconds per image")
-        yield Figure(
-            out[0],
-            f"Where the time goes{_label(run, section)}",
-            f"Batch {batch}. The measured decoding time, split as "
-            + (
-                "the recorded step splits by the device's own clock."
-                if rows[0].phases_from == "recording"
-                else "the eager step splits when the device is waited for at every phase's edge."
-            )
-            + " Each device has its own scale.",
-        )
 
 
 def _speedup(row: Row) -> Interval:
@@ -135,7 +295,7 @@ def _points(
 
     A line joins a strategy's batch sizes on one device; the fastest point of a strategy is labelled.
     """
-    runs = list(dict.fromkeys(row.run for row in rows))
+    runs, markers = list(dict.fromkeys(row.run for row in rows)), [*MARKERS]
     lines: dict[tuple[str, str, float], list[tuple[float, float]]] = {}
     highest: dict[str, tuple[float, float]] = {}
     for row in sorted(rows, key=lambda row: row.batch):
@@ -143,7 +303,7 @@ def _points(
         shade = colour(strategy_role(row.strategy))
         axes.plot([at.low, at.high], [speed.value] * 2, color=shade, lw=1, alpha=0.55)
         axes.plot([at.value] * 2, [speed.low, speed.high], color=shade, lw=1, alpha=0.55)
-        axes.plot(at.value, speed.value, MARKERS[runs.index(row.run) % len(MARKERS)], color=shade)
+        axes.plot(at.value, speed.value, markers[runs.index(row.run) % len(markers)], color=shade)
         point = at.value, speed.value
         lines.setdefault((row.run, row.strategy, row.temperature), []).append(point)
         highest[row.strategy] = max(highest.get(row.strategy, point), point, key=lambda p: p[1])
@@ -171,68 +331,52 @@ def _name_points(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
         for a, b in placed:  # from the top down
             if abs(x - a) < 0.2 * wide and at > b - line:
                 at = b - line
-        axes.annotate(
-            name,
-            (x, at),
-            textcoords="offset points",
-            xytext=(7, 3),
-            fontsize=7.5,
-            color=colour("ink"),
-        )
+        note(axes, name, (x, at), (7, 3))
         placed.append((x, at))
 
 
 def _runs_of(rows: Sequence[Row]) -> str:
     runs = list(dict.fromkeys(row.run for row in rows))
-    names = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds", "v": "wedges"}
-    words = [f"{names.get(m, m)}: {run}" for m, run in zip(MARKERS, runs, strict=False)]
-    text = "; ".join(words)
-    return f"{text[0].upper()}{text[1:]}." if len(runs) > 1 else ""
+    words = [f"{name}: {run}" for name, run in zip(MARKERS.values(), runs, strict=False)]
+    return f"{upper('; '.join(words))}." if len(runs) > 1 else ""
 
 
-def _compression(section: ModelSection) -> Iterator[Figure]:
+def _compression(section: ModelSection, into: list[Figure]) -> None:
     rows = [r for r in section.rows if isinstance(r.speedup, Interval) and r.strategy != "vanilla"]
     if not rows:
         return
-    with drawing("compression") as (axes, out):
+    with drawing(
+        into,
+        "compression",
+        "Step compression against speed",
+        "On the dashed line all of the compression becomes speed. A line joins the batch sizes of one "
+        "device. " + _runs_of(rows),
+    ) as axes:
         _points(axes, rows, lambda row: row.step_compression)
         most = max(row.step_compression.value for row in rows)
         axes.plot([1, most], [1, most], color=colour("muted"), lw=0.8, ls=(0, (4, 3)))
         axes.set_xlabel("tokens per step (step compression)")
-    yield Figure(
-        out[0],
-        "Step compression against speed",
-        "On the dashed line all of the compression becomes speed. A line joins the batch sizes of one "
-        "device. " + _runs_of(rows),
-    )
 
 
-def _exactly(value: float) -> Interval:
-    return Interval(value=value, low=value, high=value, n=1)
-
-
-def _moved(section: ModelSection) -> Iterator[Figure]:
+def _moved(section: ModelSection, into: list[Figure]) -> None:
     priced = [r for r in section.rows if isinstance(r.speedup, Interval) and r.moved is not None]
     rows = [r for r in priced if r.strategy != "vanilla"]
     if not any(row.relaxed for row in rows):
         return
 
-    def moved(row: Row) -> Interval:
-        return row.total_variation or _exactly(0.0)
-
-    with drawing("mass") as (axes, out):
-        _points(axes, rows, moved)
-        axes.set_xlabel("total variation used per token (0 is exact)")
-    yield Figure(
-        out[0],
+    with drawing(
+        into,
+        "mass",
         "Speed against its price: total variation",
         "Exact strategies stand at 0. " + _runs_of(rows),
-    )
+    ) as axes:
+        _points(axes, rows, lambda row: row.total_variation or EXACT)
+        axes.set_xlabel("total variation used per token (0 is exact)")
 
 
-def _distance(section: ModelSection) -> Iterator[Figure]:
+def _distance(section: ModelSection, into: list[Figure]) -> None:
     """Draw tokens per second of all strategies over the distance of their images from vanilla's."""
-    rows = [r for r in first_rows(section) if r.moved is not None]
+    rows = [r for r in _first_rows(section) if r.moved is not None]
     found = {
         id(row): row.price.distance
         for row in rows
@@ -241,29 +385,29 @@ def _distance(section: ModelSection) -> Iterator[Figure]:
     rows = [row for row in rows if not row.relaxed or id(row) in found]
     if not found:
         return
+    images = min(row.price.images for row in rows if isinstance(row.price, Quality))
     floors = [one.floor for one in found.values()]
     low, high = min(f.low for f in floors), max(f.high for f in floors)
 
     def far(row: Row) -> Interval:
-        return found[id(row)].value if id(row) in found else _exactly(0.0)
+        return found[id(row)].value if id(row) in found else EXACT
 
-    with drawing("distance") as (axes, out):
+    with drawing(
+        into,
+        "distance",
+        "Speed against the distance of the images",
+        "Exact strategies have plain decoding's distribution, so they stand at 0. The band is the "
+        f"distance of two sets of plain decoding: what chance gives at {images} images. "
+        + _runs_of(rows),
+    ) as axes:
         axes.axvspan(low, high, color=colour("band"), lw=0)
         _points(axes, rows, far, lambda row: row.tokens_per_second)
         axes.set_ylabel("tokens per second")
         metrics = listed(list(dict.fromkeys(one.metric for one in found.values())))
         axes.set_xlabel(f"distance of the images from plain decoding's ({metrics})")
-    images = min(row.price.images for row in rows if isinstance(row.price, Quality))
-    yield Figure(
-        out[0],
-        "Speed against the distance of the images",
-        "Exact strategies have plain decoding's distribution, so they stand at 0. The band is the "
-        f"distance of two sets of plain decoding: what chance gives at {images} images. "
-        + _runs_of(rows),
-    )
 
 
-def _roofline(section: ModelSection, runs: Sequence[Run]) -> Iterator[Figure]:
+def _roofline(section: ModelSection, runs: Sequence[Run], into: list[Figure]) -> None:
     for run in runs:
         if isinstance(run.ceilings, str):
             continue
@@ -273,7 +417,13 @@ def _roofline(section: ModelSection, runs: Sequence[Run]) -> Iterator[Figure]:
         points = [(cell, both) for cell, both in cells if both is not None and both[1]]
         if not points or not is_measured(bandwidth) or not is_measured(flops):
             continue
-        with drawing(f"roofline {run.name}") as (axes, out):
+        with drawing(
+            into,
+            f"roofline {run.name}",
+            f"Roofline{_label(run.name, section)}",
+            f"The roof is this run's own: {bandwidth / 1e9:.3g} GB/s, {flops / 1e12:.3g} TFLOP/s in "
+            f"{run.settings.dtype}. Distance below it is launches, small matrices and waiting.",
+        ) as axes:
             intensities = [both[0] / both[1] for _, both in points]
             ridge = flops / bandwidth
             low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 3
@@ -295,9 +445,3 @@ def _roofline(section: ModelSection, runs: Sequence[Run]) -> Iterator[Figure]:
             axes.grid(which="minor", visible=False)
             axes.set_xlabel("operations per byte")
             axes.set_ylabel("FLOP/s")
-        yield Figure(
-            out[0],
-            f"Roofline{_label(run.name, section)}",
-            f"The roof is this run's own: {bandwidth / 1e9:.3g} GB/s, {flops / 1e12:.3g} TFLOP/s in "
-            f"{run.settings.dtype}. Distance below it is launches, small matrices and waiting.",
-        )

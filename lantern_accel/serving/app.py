@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -23,7 +22,15 @@ from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, read_body
 from lantern_accel.serving.gate import Gate, TooLong
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.refusals import Refusal, refusal_of
-from lantern_accel.serving.studio import Completed, Event, Failed, Finished, Job, Limits, Studio
+from lantern_accel.serving.studio import (
+    Completed,
+    Event,
+    Failed,
+    Finished,
+    Job,
+    ServerSettings,
+    Studio,
+)
 from lantern_accel.strategy.values import AUTO, STRATEGIES
 
 #: Nothing is fetched from elsewhere, and pictures come as data.
@@ -31,22 +38,6 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'"
 )
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """What a server is started with, beyond the pipeline.
-
-    ``keys``: API keys; ``most_body``: bytes; ``most_prompt``: characters; ``write_seconds``: after which
-    a client that does not read is let go; ``grace``: seconds that a stop waits for what runs.
-    """
-
-    limits: Limits = field(default_factory=lambda: Limits(slots=1))
-    keys: tuple[str, ...] = ()
-    most_body: int = 1 << 20
-    most_prompt: int = 4000
-    write_seconds: float = 60.0
-    grace: float = 300.0
 
 
 class Inbox:
@@ -85,8 +76,8 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
     The pipeline stays the caller's, who closes it; while the application runs nobody else may use it.
     """
     chosen = settings or ServerSettings()
-    metrics = Metrics(pipeline.backend, chosen.limits.slots)
-    studio = Studio(pipeline, chosen.limits, metrics)
+    metrics = Metrics(pipeline.backend, chosen.slots)
+    studio = Studio(pipeline, chosen, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -98,7 +89,7 @@ def make_app(pipeline: Pipeline, settings: ServerSettings | None = None) -> Fast
         title="lantern_accel", version=lantern_accel.__version__, lifespan=lifespan, docs_url=None,
         redoc_url=None,
     )  # fmt: skip
-    app.state.studio, app.state.settings = studio, chosen
+    app.state.studio = studio
     app.add_middleware(
         Gate,
         metrics=metrics,
@@ -229,7 +220,7 @@ def _add_routes(
             "device": str(pipeline.backend.device),
             "device_name": facts.name,
             "dtype": str(pipeline.dtype).removeprefix("torch."),
-            "slots": settings.limits.slots,
+            "slots": settings.slots,
             "lantern_accel": lantern_accel.__version__,
         }
         if studio.broken is not None:

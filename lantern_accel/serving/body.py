@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
@@ -98,7 +98,6 @@ class ImageRequest:
     sampling: Sampling
     seeds: tuple[tuple[int, int], ...]
     size: tuple[int, int] | None
-    named: bool = False
     stream: bool = False
     partials: int = 0
     output_format: str = "png"
@@ -106,7 +105,6 @@ class ImageRequest:
     quality: str = "auto"
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
     ids: tuple[int, ...] | None = None
     grid: tuple[int, int] | None = None
 
@@ -158,7 +156,6 @@ def read_body(
         sampling=request.sampling,
         seeds=_seeds(body),
         size=size,
-        named=body.strategy is not None,
         stream=bool(body.stream),
         partials=body.partial_images or 0,
         output_format=body.output_format or "png",
@@ -166,7 +163,6 @@ def read_body(
         quality=body.quality or "auto",
         ignored=ignored,
         notes=notes,
-        settings=settings,
     )
 
 

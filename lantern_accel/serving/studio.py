@@ -38,12 +38,22 @@ MEMORY = 16
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a server takes on: rows of the batch, images that may wait, seconds that a request has."""
+class ServerSettings:
+    """What a server is started with, beyond the pipeline, and what it takes on.
 
-    slots: int
+    ``slots``: rows of the batch; ``queue``: images that may wait; ``deadline``: seconds that a request
+    has; ``keys``: API keys; ``most_body``: bytes; ``most_prompt``: characters; ``write_seconds``: after
+    which a client that does not read is let go; ``grace``: seconds that a stop waits for what runs.
+    """
+
+    slots: int = 1
     queue: int = 64
     deadline: float = 300.0
+    keys: tuple[str, ...] = ()
+    most_body: int = 1 << 20
+    most_prompt: int = 4000
+    write_seconds: float = 60.0
+    grace: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ class Picture:
 class Studio:
     """Draws the images of jobs on one pipeline, in a thread of its own, until :meth:`stop`."""
 
-    def __init__(self, pipeline: Pipeline, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, pipeline: Pipeline, limits: ServerSettings, metrics: Metrics) -> None:
         self.pipeline, self.limits, self.metrics = pipeline, limits, metrics
         self.backend = pipeline.backend
         self.broken: str | None = None
@@ -293,7 +303,7 @@ class Studio:
             self._read(picture)
         assert picture.conditions is not None and picture.rows is not None
         request = job.request
-        key = (request.strategy, request.sampling, request.named, picture.conditions.shape)
+        key = (request.strategy, request.sampling, picture.conditions.shape)
         if self._slots is None or key != self._key:
             if self._rows:
                 return False

@@ -13,8 +13,7 @@ pytest.importorskip("fastapi")
 
 from support.server import serving
 
-from lantern_accel.serving.app import ServerSettings
-from lantern_accel.serving.studio import Limits
+from lantern_accel.serving.studio import ServerSettings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import load
@@ -22,7 +21,7 @@ import load
 
 @pytest.mark.parametrize("partials", [0, 3])
 def test_every_request_is_answered_with_its_own_picture(tiny_model, tmp_path, partials, capsys):
-    with serving(tiny_model, ServerSettings(Limits(slots=3, queue=64), grace=30)) as served:
+    with serving(tiny_model, ServerSettings(slots=3, queue=64, grace=30)) as served:
         words = ["--url", served.url, "--requests", "24", "--concurrency", "12", "--cancel", "0.25"]
         words += ["--impossible", "3", "--deaf", "2", "--check", "--strategy", "eagle"]
         words += ["--partials", str(partials), "-o", str(tmp_path / "load.json")]
@@ -44,7 +43,7 @@ def test_every_request_is_answered_with_its_own_picture(tiny_model, tmp_path, pa
 
 
 def test_another_picture_is_noticed(tiny_model, monkeypatch):
-    with serving(tiny_model, ServerSettings(Limits(slots=1), grace=30)) as served:
+    with serving(tiny_model, ServerSettings(slots=1, grace=30)) as served:
         body, calls = load.Load.body, []
 
         def other(self, sample, stream):

@@ -16,15 +16,14 @@ pytest.importorskip("fastapi")
 
 from support.server import Held, Served, pixels, same, serving  # noqa: E402
 
-from lantern_accel.serving.app import ServerSettings  # noqa: E402
-from lantern_accel.serving.studio import Limits  # noqa: E402
+from lantern_accel.serving.studio import ServerSettings  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def served(tiny_model, tmp_path_factory) -> Iterator[Served]:
     patch = pytest.MonkeyPatch()
     patch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with serving(tiny_model, ServerSettings(Limits(slots=2))) as running:
+    with serving(tiny_model, ServerSettings(slots=2)) as running:
         yield running
     patch.undo()
 
@@ -219,7 +218,7 @@ def test_health_and_models_say_what_is_served(served):
 
 
 def test_weights_in_fewer_bits_say_their_price(tiny_model):
-    with serving(tiny_model, ServerSettings(Limits(slots=1)), weights="int4") as running:
+    with serving(tiny_model, ServerSettings(slots=1), weights="int4") as running:
         ours = draw(running.client()).model_extra
     assert not ours["exact"] and not ours["relaxed"]
     assert ours["statistics"]["total_variation_per_token"] > 0
@@ -232,7 +231,7 @@ def test_weights_in_fewer_bits_say_their_price(tiny_model):
 def held(tiny_model, monkeypatch) -> Iterator[tuple[Served, Held]]:
     """A server with one row and room for two more images, whose steps wait for the test."""
     hold = Held(monkeypatch)
-    with serving(tiny_model, ServerSettings(Limits(slots=1, queue=2), grace=30)) as running:
+    with serving(tiny_model, ServerSettings(slots=1, queue=2, grace=30)) as running:
         try:
             yield running, hold
         finally:
@@ -289,7 +288,7 @@ def test_a_client_that_leaves_takes_its_image_along(held):
 
 def test_the_deadline_ends_a_request_and_no_retry_computes_it_again(tiny_model, monkeypatch):
     hold = Held(monkeypatch)
-    with serving(tiny_model, ServerSettings(Limits(slots=1, deadline=0.2), grace=30)) as served:
+    with serving(tiny_model, ServerSettings(slots=1, deadline=0.2, grace=30)) as served:
         first, second = begin(served), begin(served, stream=True)
         assert hold.inside.wait(20)
         threading.Event().wait(0.4)
@@ -321,7 +320,7 @@ def test_a_stop_finishes_what_runs_and_sends_away_what_waits(held):
 def test_a_batch_that_fails_fails_alone(tiny_model, monkeypatch):
     from lantern_accel.generation.slots import Slots
 
-    with serving(tiny_model, ServerSettings(Limits(slots=1), grace=30)) as served:
+    with serving(tiny_model, ServerSettings(slots=1, grace=30)) as served:
         advance, failing = Slots.advance, iter([True])
 
         def broken(slots: Slots) -> None:
@@ -342,7 +341,7 @@ def test_a_lost_device_ends_what_runs_and_waits_and_is_told_at_the_door(tiny_mod
     from lantern_accel.generation.slots import Slots
 
     hold = Held(monkeypatch)
-    with serving(tiny_model, ServerSettings(Limits(slots=1), grace=30)) as served:
+    with serving(tiny_model, ServerSettings(slots=1, grace=30)) as served:
         running = begin(served)
         assert hold.inside.wait(20)
         waiting = begin(served)
@@ -392,7 +391,7 @@ def test_a_client_that_does_not_read_is_let_go():
 
 
 def test_keys_open_the_door_and_health_needs_none(tiny_model):
-    with serving(tiny_model, ServerSettings(Limits(slots=1), keys=("one", "two"))) as served:
+    with serving(tiny_model, ServerSettings(slots=1, keys=("one", "two"))) as served:
         assert draw(served.client("two")).data
         for key in ("three", ""):
             with pytest.raises(openai.AuthenticationError) as caught:

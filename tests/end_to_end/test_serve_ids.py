@@ -17,8 +17,7 @@ from support.server import Served, serving  # noqa: E402
 import lantern_accel  # noqa: E402
 from lantern_accel.errors import LanternWarning  # noqa: E402
 from lantern_accel.families.glm_image.grids import grids  # noqa: E402
-from lantern_accel.serving.app import ServerSettings  # noqa: E402
-from lantern_accel.serving.studio import Limits  # noqa: E402
+from lantern_accel.serving.studio import ServerSettings  # noqa: E402
 
 TEXT = "a red heart"
 GRID = (2, 4)
@@ -33,7 +32,7 @@ def folder(tmp_path_factory):
 def served(folder, tmp_path_factory) -> Iterator[Served]:
     patch = pytest.MonkeyPatch()
     patch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with serving(folder, ServerSettings(Limits(slots=2))) as running:
+    with serving(folder, ServerSettings(slots=2)) as running:
         yield running
     patch.undo()
 
@@ -117,7 +116,7 @@ def test_what_is_wrong_is_told_in_the_usual_form(served, change, param):
 
 
 def test_a_model_whose_prompts_are_text_says_where_to_ask(tiny_model):
-    with serving(tiny_model, ServerSettings(Limits(slots=1))) as served:
+    with serving(tiny_model, ServerSettings(slots=1)) as served:
         answer = httpx.post(f"{served.url}/generate", json={"input_ids": [1]})
     assert answer.status_code == 400
     assert "/v1/images/generations" in answer.json()["error"]["message"]

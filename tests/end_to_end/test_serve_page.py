@@ -13,8 +13,7 @@ pytest.importorskip("fastapi")
 
 from support.server import Served, serving
 
-from lantern_accel.serving.app import ServerSettings
-from lantern_accel.serving.studio import Limits
+from lantern_accel.serving.studio import ServerSettings
 
 pytestmark = pytest.mark.browser
 
@@ -38,7 +37,7 @@ def opened(browser: Any, served: Served, width: int = 1280) -> tuple[Any, list[s
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_draws_strategies_side_by_side_as_they_decode(browser, tiny_model, width):
-    with serving(tiny_model, ServerSettings(Limits(slots=1))) as served:
+    with serving(tiny_model, ServerSettings(slots=1)) as served:
         page, said = opened(browser, served, width)
         assert "tiny, 8x8 pixels" in page.text_content("#title")
         page.uncheck("input[value=auto]")
@@ -62,7 +61,7 @@ def test_it_draws_strategies_side_by_side_as_they_decode(browser, tiny_model, wi
 
 
 def test_it_says_what_is_wrong_and_asks_for_a_key(browser, tiny_model):
-    with serving(tiny_model, ServerSettings(Limits(slots=1), keys=("secret",))) as served:
+    with serving(tiny_model, ServerSettings(slots=1, keys=("secret",))) as served:
         page = browser.new_page()
         page.goto(served.url)
         page.wait_for_selector("#keyed:not([hidden])")

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import lantern_accel
-from lantern_accel.serving.app import ServerSettings, make_app
+from lantern_accel.serving.app import make_app
 from lantern_accel.serving.server import Server
+from lantern_accel.serving.studio import ServerSettings
 
 
 class Served:

@@ -11,8 +11,8 @@ import typer.main
 
 from lantern_accel.cli import main
 from lantern_accel.cli.app import app
+from lantern_accel.cli.help import RENAMED
 from lantern_accel.cli.options import numbers, strategy_words, whole_numbers
-from lantern_accel.cli.spelling import RENAMED
 from lantern_accel.errors import RequestError, StrategyError
 from lantern_accel.strategy.values import DynamicTree, StaticTree, named_strategy
 

@@ -8,21 +8,11 @@ from typing import Any
 
 import typer
 
-from lantern_accel.cli import evaluate, run
+from lantern_accel.cli import run
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, read_options
-from lantern_accel.cli.train import (
-    CONFIG,
-    DEVICE,
-    MINUTES,
-    RESUME,
-    SEED,
-    STEPS,
-    THREADS,
-    WORK,
-    explaining_the_disk,
-    print_report,
-)
+from lantern_accel.cli.evaluate import evaluate
+from lantern_accel.cli.options import with_options
+from lantern_accel.cli.train import Training, explaining_the_disk, print_report
 
 app = typer.Typer(
     name="lantern-emoji",
@@ -31,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-evaluate.register(app)
+app.command("evaluate")(evaluate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,83 +50,48 @@ def data() -> None:
         say(f"{len(skipped)} pictures of {style}: {named}{more}", label="skipped", style="yellow")
 
 
-def _stage(
-    stage: str,
-    work: Path,
-    config: Path | None,
-    resume: bool,
-    device: str,
-    options: dict[str, Any],
-    **overrides: Any,
-) -> None:
+def _stage(stage: str, given: Training, **more: Any) -> None:
     from lantern_accel.device.plugins import choose_device
 
     # Choose the device before torch is imported: some vendors read the environment then.
-    found = choose_device(device, options)
+    found = choose_device(given.device, given.options)
     from lantern_accel.quality.progress import console_progress
     from lantern_accel.training.device import TrainDevice
-    from lantern_accel.training.folder import read_config
     from lantern_emoji import workspace
 
     kind, train = workspace.STAGES[stage]
-    chosen = read_config(kind, config, **overrides)
+    chosen = given.settings(kind, **more)
     opened = TrainDevice(found.open(), chosen.precision)
     try:
-        with explaining_the_disk(work):
-            report = train(chosen, work, console_progress(), resume=resume, device=opened)
+        with explaining_the_disk(given.work):
+            report = train(
+                chosen, given.work, console_progress(), resume=given.resume, device=opened
+            )
     finally:
         opened.backend.close()
     if opened.main:
-        print_report(report, work / workspace.folder_of(chosen))
+        print_report(report, given.work / workspace.folder_of(chosen))
 
 
 @app.command("tokenizer")
-def tokenizer(
-    work: Path = WORK,
-    config: Path = CONFIG,
-    steps: int = STEPS,
-    minutes: float = MINUTES,
-    seed: int = SEED,
-    resume: bool = RESUME,
-    device: str = DEVICE,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
-) -> None:
+@with_options
+def tokenizer(given: Training) -> None:
     """Train the VQ tokenizer and encode the images."""
-    over: dict[str, Any] = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    _stage("tokenizer", work, config, resume, device, read_options(option, threads), **over)
+    _stage("tokenizer", given)
 
 
 @app.command("target")
+@with_options
 def target(
-    work: Path = WORK,
-    config: Path = CONFIG,
-    steps: int = STEPS,
-    minutes: float = MINUTES,
-    seed: int = SEED,
-    resume: bool = RESUME,
-    device: str = DEVICE,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
+    given: Training,
     folder: str = typer.Option(None, help="Its folder in WORK; drafter and bundle read `target`."),
 ) -> None:
     """Train the target, a text-conditional LlamaGen transformer, with its text encoder."""
-    over: dict[str, Any] = {"steps": steps, "max_minutes": minutes, "seed": seed, "folder": folder}
-    _stage("target", work, config, resume, device, read_options(option, threads), **over)
+    _stage("target", given, folder=folder)
 
 
 @app.command("drafter")
-def drafter(
-    work: Path = WORK,
-    config: Path = CONFIG,
-    steps: int = STEPS,
-    minutes: float = MINUTES,
-    seed: int = SEED,
-    resume: bool = RESUME,
-    device: str = DEVICE,
-    threads: int = THREADS,
-    option: list[str] = OPTION,
-) -> None:
+@with_options
+def drafter(given: Training) -> None:
     """Train the EAGLE drafter on the final target."""
-    over: dict[str, Any] = {"steps": steps, "max_minutes": minutes, "seed": seed}
-    _stage("drafter", work, config, resume, device, read_options(option, threads), **over)
+    _stage("drafter", given)

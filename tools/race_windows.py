@@ -134,6 +134,7 @@ def ours(teller: Teller, window: Window, images: int) -> tuple[Tensor, Tensor]:
     """Decode many images with the engine; return tokens ``[n, N]`` and steps ``[n]``."""
     engine = JacobiEngine(
         teller.model,
+        None,
         TensorOps(),
         Strategy(tree=window, coupling="maximal"),
         teller.sampling,

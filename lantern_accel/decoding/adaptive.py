@@ -53,10 +53,8 @@ class AdaptiveEngine(EngineBase):
         self.geometry, self.source, self.drafting = (
             longest.geometry, longest.source, longest.drafting,
         )  # fmt: skip
-        self.fused, self._planned = longest.fused, longest._planned
-        self.returns, self.settles, self.untimed = (
-            longest.returns, longest.settles, longest.untimed,
-        )  # fmt: skip
+        self.fused, self.returns = longest.fused, longest.returns
+        self.settles, self.untimed = longest.settles, longest.untimed
         self.divide(usual(self.geometry, self.verifying.cache.layout, self.ops))
 
     @property

@@ -1,4 +1,8 @@
-"""Runs requests on static buffers, whatever drafts: a request comes in, steps run, tokens go out."""
+"""Runs requests on static buffers, whatever drafts: a request comes in, steps run, tokens go out.
+
+``prefill -> [draft -> verify -> accept -> commit] -> tokens``. One engine serves one batch size, one
+strategy and one set of sampling settings; calls with other prompts reuse all of its buffers.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +16,27 @@ from torch import Tensor
 
 from lantern_accel.decoding.buckets import Reach, Steps, Within
 from lantern_accel.decoding.finite import FiniteGuard, require
-from lantern_accel.decoding.fused import FusedSteps, drafter_of, target_of
+from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.length_policy import Block, FixedLength, LengthPolicy
-from lantern_accel.decoding.logits import Filters, distribution
+from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.looks import FixedSchedule, Look, LookSchedule
 from lantern_accel.decoding.randomness import draw_uniforms, image_keys
-from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.runtime_params import RuntimeParams
 from lantern_accel.decoding.sources.base import Drafts
 from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.state import RequestState
-from lantern_accel.decoding.target import Target, place_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
-from lantern_accel.device.plan import Buffers, Sizes, Source, StepPlan
 from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
-from lantern_accel.strategy.values import DraftSource, Sampling, Strategy
+from lantern_accel.strategy.values import Sampling, Strategy
 
 #: What engines of several lengths have in common.
 SHARED = (
-    "sampling", "ops", "greedy", "runtime_params", "filters", "rule", "choices", "verifying", "state",
-    "finite", "_progress",
+    "sampling", "ops", "greedy", "runtime_params", "filters", "rule", "choices", "verifying",
+    "drafter_cache", "state", "finite", "_progress",
 )  # fmt: skip
 #: Buffers of the state that a request fills and no step changes.
 GIVEN = ("condition", "prefix_mask", "uniforms", "keys", "start")
@@ -65,8 +66,7 @@ class Decoded:
 class EngineBase(ABC):
     """Loads a request into static buffers and steps until every image is complete.
 
-    A subclass has the buffers (``state``, with a tensor of every name that :meth:`load` takes) and the
-    two functions that a device captures: :meth:`prefill` and :meth:`step`.
+    A device captures two functions of it, :meth:`prefill` and :meth:`step`.
     """
 
     strategy: Strategy
@@ -80,6 +80,7 @@ class EngineBase(ABC):
     rule: Rule
     choices: Choices
     verifying: Verifying
+    drafter_cache: KVCache | None
     sizes: tuple[int, ...]
     """Buckets of the target's cache, rising: how many slots a step may look at. The last is the whole."""
     source: Drafts[Any] | None = None
@@ -105,27 +106,10 @@ class EngineBase(ABC):
     """Steps of a length before the one that is timed: they find other steps' data in the caches."""
     _progress: HostCopy
 
-    def _watch(self) -> None:
-        """Make what the host reads while steps run: the lengths, and whether numbers are finite."""
-        self.greedy = self.sampling.greedy
-        self.choices = Choices(self.state.keys, self.filters, self.greedy)
-        self.finite = FiniteGuard(self.state.length, self.greedy)
-        self._progress = self.ops.host_copy(self.finite.report)
-
     def _step_on(self, longest: EngineBase) -> None:
         """Take the buffers and settings of an engine of more drafts, to step on them."""
         for name in SHARED:
             setattr(self, name, getattr(longest, name))
-
-    def shorter(self, source: DraftSource) -> EngineBase:
-        """Return an engine of fewer drafts, by a source of the same kind, on this one's buffers.
-
-        Raises :class:`StrategyError` where steps of this source have one length.
-        """
-        raise StrategyError(
-            f"steps with drafts of the kind {self.strategy.tree.kind!r} have one length; leave "
-            "draft_lengths out"
-        )
 
     def moves(self) -> dict[str, Callable[[], None]]:
         """Return what must run first: ``widen`` after shorter steps, ``gather`` after longer ones.
@@ -134,23 +118,9 @@ class EngineBase(ABC):
         """
         return {}
 
-    def first(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the image's first token ``[B]`` from guided ``logits [B, V]``, the prefill's.
-
-        Returns it and what it was drawn from, ``[B, V]``: a distribution, greedily the logits.
-        """
-        weights = logits if self.greedy else distribution(logits, self.filters)
-        self.finite.begin(weights)
-        if self.greedy:
-            return logits.argmax(dim=-1).to(self.ops.index), weights
-        if self.geometry.keyed:
-            place = self.verifying.first.unsqueeze(1)
-            return self.choices.of(weights.unsqueeze(1), place).squeeze(1), weights
-        return self.filters.draws.draw(weights, self.state.uniforms[:, 0, -1]), weights
-
     @abstractmethod
     def prefill(self) -> None:
-        """Run the prompt and draw the first token. No value is read by the host."""
+        """Run the prompt, draw the first token and get drafts ready. No value is read by the host."""
 
     @abstractmethod
     def step(self, slots: int | None = None) -> None:
@@ -176,47 +146,6 @@ class EngineBase(ABC):
                 )
         self.sizes = (*sorted(set(sizes)), whole)
 
-    def plan(self, g: Geometry, source: Source | None, slots: int) -> StepPlan | None:
-        """Describe a step of ``g.nodes`` nodes that looks at ``slots`` slots of the target's cache.
-
-        ``source``: where drafts come from; None where no plan can say.
-        """
-        state, finite, drafting = self.state, self.finite, self.drafting
-        #: Tests plant faults in what guides logits; a plan keeps what it was made with.
-        self._planned = self.verifying.guidance
-        if source is None:
-            return None
-        sizes = Sizes(
-            g.batch, g.branches, g.prefix, g.tokens, g.nodes, g.depth, g.vocab, slots, g.own_prompts
-        )
-        buffers = Buffers(
-            length=state.length,
-            tokens=state.tokens,
-            prefix_mask=state.prefix_mask,
-            step=state.step,
-            steps=state.steps,
-            histogram=state.histogram,
-            price=state.price,
-            last_length=state.last_length,
-            finite=finite.count,
-            holds=finite.holds,
-            report=finite.report,
-            start=state.start if g.own_prompts else None,
-            uniforms=None if g.keyed else state.uniforms,
-            keys=state.keys if g.keyed and not self.greedy else None,
-        )
-        found = StepPlan(
-            sizes, source, self.filters.given, self.rule.given, self.greedy, buffers,
-            target_of(self.verifying), None if drafting is None else drafter_of(drafting),
-        )  # fmt: skip
-        found.check(self.ops.index)
-        return found
-
-    @property
-    def fuses(self) -> bool:
-        """Whether a step may be a fused one: operators alone price exactly."""
-        return self.accounting == "bound" and self.verifying.guidance is self._planned
-
     @property
     def steps(self) -> dict[int, Callable[[], None]]:
         """The steps that a device captures, by the slots that each looks at."""
@@ -228,42 +157,6 @@ class EngineBase(ABC):
         if step is None:
             return self.steps
         return {self.sizes[-1]: step} if callable(step) else step
-
-    def _prepare(self, target: Target, neighbours: Tensor | None) -> Guidance:
-        """Make what settings are on the device: values, filters and the rule; return the guidance."""
-        strategy, sampling, ops, g = self.strategy, self.sampling, self.ops, self.geometry
-        _, device = place_of(target)
-        self.runtime_params = runtime_params = RuntimeParams(strategy, sampling, g.tokens, device)
-        sums = ops.running_sums(g.vocab, device)
-        self.filters = Filters(
-            sampling, runtime_params.temperature, runtime_params.top_p, ops, sums=sums
-        )
-        self.rule = self._rule(neighbours, device)
-        image_scale = None if sampling.cfg_scale_image is None else runtime_params.image_scale
-        scale = runtime_params.scale if sampling.guided else None
-        return Guidance(scale, image_scale, target.allowed(), ops)
-
-    def _rule(self, neighbours: Tensor | None, device: torch.device) -> Rule:
-        strategy = self.strategy
-        if strategy.neighbours:
-            if neighbours is None:
-                raise StrategyError(f"the strategy {strategy.name!r} needs a neighbour table")
-            if neighbours.shape[1] < strategy.neighbours:
-                raise StrategyError(
-                    f"the strategy {strategy.name!r} reads {strategy.neighbours} neighbours, the table "
-                    f"has {neighbours.shape[1]}; make a wider one"
-                )
-            if neighbours.shape[1] > strategy.neighbours:
-                neighbours = neighbours[:, : strategy.neighbours].clone()
-            neighbours = neighbours.to(device)
-        return Rule(
-            strategy.acceptance,
-            strategy.residual,
-            neighbours if strategy.neighbours else None,
-            self.runtime_params.rule,
-            None if strategy.tv_budget is None else self.runtime_params.budget,
-            torch.arange(strategy.acceptance.k, dtype=torch.int32, device=device),
-        )
 
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:
         """Take other values of the settings that are data (:class:`RuntimeParams`).

@@ -1,12 +1,8 @@
-"""Decodes with trees of drafts: static buffers, and the step that reads like the papers.
-
-``prefill -> [draft -> verify -> accept -> commit] -> tokens``. One engine serves one batch size, one
-strategy and one set of sampling settings; calls with other prompts reuse all of its buffers.
-"""
+"""Decodes with trees of drafts, the way the papers' speculative decoding does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,34 +10,29 @@ from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted, accept
 from lantern_accel.decoding.base import Decoded, EngineBase
-from lantern_accel.decoding.buckets import usual
 from lantern_accel.decoding.commit import commit
-from lantern_accel.decoding.fused import FusedSteps
-from lantern_accel.decoding.geometry import cache_layouts, geometry_of
+from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.invariant import accept_invariant
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.pricing import path_prices
-from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.sources import none as none
-from lantern_accel.decoding.sources.base import Drafts, Setting, drafts_of
+from lantern_accel.decoding.sources.base import Drafts, Setting, serving
 from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.state import State
-from lantern_accel.decoding.target import Drafter, Target, place_of
+from lantern_accel.decoding.step_engine import StepEngine
+from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.decoding.verify import Verifying
-from lantern_accel.device.operations import KVCache, TensorOps
-from lantern_accel.strategy.values import DraftSource, Sampling, Strategy
+from lantern_accel.device.plan import Source
 
 __all__ = ["Decoded", "Engine"]
 
+#: A tree, and this step's uniforms ``[B, columns]``; None where keys decide.
+Drafted = tuple[DraftTree, Tensor | None]
 
-class Engine(EngineBase):
-    """Decodes ``batch`` images a call on static buffers.
 
-    Raises :class:`StrategyError` where the strategy needs a drafter or a neighbour table that is not
-    there, or a tree that is deeper than the image has tokens.
-    """
+class Engine(StepEngine):
+    """Decodes with the drafts of any source that proposes a tree: a drafter's, a stranger's, none."""
 
     source: Drafts[Any]
     state: State
@@ -50,80 +41,36 @@ class Engine(EngineBase):
     scattered = False
     """Whether longer steps on these buffers leave tokens in slots of other numbers."""
 
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter | None,
-        ops: TensorOps,
-        strategy: Strategy,
-        sampling: Sampling,
-        *,
-        batch: int = 1,
-        neighbours: Tensor | None = None,
-        longest: Engine | None = None,
-    ) -> None:
-        """``longest``: an engine of more drafts, whose buffers this one steps on."""
-        self.geometry = g = geometry_of(target, drafter, strategy, sampling, batch)
-        self.strategy, self.sampling, self.ops = strategy, sampling, ops
-        dtype, device = place_of(target)
-        if longest is not None:
-            self._share(longest, drafter)
-            return
-        guidance = self._prepare(target, neighbours)
-        layout, drafter_layout = cache_layouts(g, target, drafter, ops)
-        self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
-        self._watch()
-        cache = None if drafter_layout is None else ops.allocate(drafter_layout)
-        drafter = drafter if cache is not None else None
-        self._draft_with(target, drafter, cache, guidance)
-        taps: Sequence[int] = () if drafter is None else drafter.taps
-        open_pads = drafter is not None and not (drafter.config.mask_padding or g.own_prompts)
-        cache = ops.allocate(layout)
-        self.verifying = Verifying(target, ops, cache, g, guidance, taps, open_pads)
-        self._divide_and_plan()
-
-    def _draft_with(
-        self, target: Target, drafter: Drafter | None, cache: KVCache | None, guidance: Guidance
-    ) -> None:
-        """Make the drafts of the strategy's source."""
-        given: Setting[DraftSource] = Setting(
-            self.strategy.tree,
-            self.geometry,
-            target,
-            self.ops,
-            self.choices,
-            guidance,
-            drafter,
-            cache,
-        )
-        self.source = drafts_of(given)
-        self.drafting = self.source if isinstance(self.source, Drafting) else None
-
-    def _share(self, longest: Engine, drafter: Drafter | None) -> None:
-        """Step on the buffers of an engine of more drafts, with this one's tree."""
-        self._step_on(longest)
-        one, v = longest.geometry, longest.verifying
+    def _sized(self, g: Geometry, target: Target, longest: Engine | None) -> Geometry:
+        if longest is None:
+            return g
+        one = longest.geometry
         # A chain's tokens lie in the slots of their own numbers; those of a tree, among its nodes'.
         spread = 0 if one.nodes == one.depth + 1 else one.nodes
         self.scattered = spread > 0
-        self.geometry = g = replace(
-            self.geometry,
+        return replace(
+            g,
             scratch=one.scratch,
             draft_columns=one.draft_columns,
-            spread=spread if self.geometry.depth else 0,
+            spread=spread if g.depth else 0,
         )
-        own = longest.drafting if g.drafted else None
-        taps = () if own is None else v.taps
-        cache = None if own is None else own.cache
-        self._draft_with(v.target, drafter if g.drafted else None, cache, v.guidance)
-        self.verifying = Verifying(v.target, self.ops, v.cache, g, v.guidance, taps, v.open_pads)
-        self._divide_and_plan()
 
-    def shorter(self, source: DraftSource) -> Engine:
-        drafter = None if self.drafting is None else self.drafting.drafter
-        one = self.strategy.model_copy(update={"tree": source})
-        batch, target = self.geometry.batch, self.verifying.target
-        return Engine(target, drafter, self.ops, one, self.sampling, batch=batch, longest=self)
+    def _step_on(self, longest: EngineBase) -> None:
+        super()._step_on(longest)
+        g, v = self.geometry, self.verifying
+        self.verifying = replace(v, geometry=g, taps=v.taps if g.drafted else ())
+
+    def _draft_with(self, drafter: Drafter | None) -> None:
+        tree, v = self.strategy.tree, self.verifying
+        cache = None if drafter is None else self.drafter_cache
+        given: Setting[Any] = Setting(
+            tree, self.geometry, v.target, self.ops, self.choices, v.guidance, drafter, cache
+        )
+        self.source = serving(tree)(given)
+        self.drafting = self.source if isinstance(self.source, Drafting) else None
+
+    def planned(self) -> Source | None:
+        return self.source.planned(self.state)
 
     def moves(self) -> dict[str, Callable[[], None]]:
         plain = not self.geometry.depth
@@ -141,58 +88,25 @@ class Engine(EngineBase):
         state.slot_of.copy_(own)
         state.place_of.copy_(own)
 
-    def _divide_and_plan(self) -> None:
-        g, ops = self.geometry, self.ops
-        self.divide(usual(g, self.verifying.cache.layout, ops))
-        # In plain decoding every token keeps its slot; the one more is for what is past the image.
-        slots = g.target_slots if g.depth else g.prefix + g.tokens + 1
-        #: A whole step where the device does that at once.
-        self.fused = FusedSteps(ops, self.plan(g, self.source.planned(self.state), slots))
+    def _keep(self, token: Tensor, weights: Tensor) -> None:
+        self.state.root.copy_(token)
 
-    def prefill(self) -> None:
-        """Run the prompt and draw the first token. No value is read by the host."""
-        state = self.state
-        features, logits = self.verifying.prefill(state)
-        root, _ = self.first(logits)
-        state.root.copy_(root)
-        state.tokens[:, 0].copy_(root)
-        state.step.fill_(1)
-        self.source.begin(state, features)
+    def _first_drafts(self, features: Tensor) -> None:
+        self.source.begin(self.state, features)
 
-    def step(self, slots: int | None = None) -> None:
-        """One LANTERN step: draft, verify, accept, commit. No value is read by the host.
+    def _draft(self) -> Drafted:
+        g, state, uniforms = self.geometry, self.state, None
+        if not g.keyed:
+            now = state.step.clamp(max=g.tokens - 1)
+            uniforms = state.uniforms.index_select(1, now).squeeze(1)
+        window = self.verifying.window(state) if self.source.tables is not None else None
+        return self.source.draft(state, uniforms, window), uniforms
 
-        ``slots``: how many of the target's cache it looks at (:attr:`sizes`); None: all.
-        """
-        if slots is None and self.fuses and self.fused.step():
-            return
-        state = self.state
-        uniforms = self._uniforms()
-        with self.ops.phase("draft"):
-            tree = self._draft(uniforms)
-        with self.ops.phase("verify"):
-            features, logits = self.verifying.verify(state, tree, slots)
-        with self.ops.phase("accept"):
-            accepted = self._accept(tree, logits, uniforms)
-        with self.ops.phase("commit"):
-            commit(self.verifying, state, tree, features, accepted, self.source)
-            self.finite.end()
+    def _verify(self, drafted: Drafted, slots: int | None) -> tuple[Tensor, Tensor]:
+        return self.verifying.verify(self.state, drafted[0], slots)
 
-    def _uniforms(self) -> Tensor | None:
-        """Return this step's uniforms ``[B, columns]``; None where keys decide."""
-        g, state = self.geometry, self.state
-        if g.keyed:
-            return None
-        now = state.step.clamp(max=g.tokens - 1)
-        here: Tensor = state.uniforms.index_select(1, now).squeeze(1)
-        return here
-
-    def _draft(self, uniforms: Tensor | None) -> DraftTree:
-        known = self.source.tables is not None
-        window = self.verifying.window(self.state) if known else None
-        return self.source.draft(self.state, uniforms, window)
-
-    def _accept(self, tree: DraftTree, logits: Tensor, uniforms: Tensor | None) -> Accepted:
+    def _accept(self, drafted: Drafted, logits: Tensor) -> Accepted:
+        tree, uniforms = drafted
         self.finite.note(logits, logits=True)
         if self.greedy and self.rule.relaxed:
             return accept_greedy(tree, logits, self.rule)
@@ -210,3 +124,6 @@ class Engine(EngineBase):
             )
             accepted = replace(accepted, price=price)
         return accepted
+
+    def _commit(self, drafted: Drafted, features: Tensor, accepted: Accepted) -> None:
+        commit(self.verifying, self.state, drafted[0], features, accepted, self.source)

@@ -1,4 +1,4 @@
-"""Makes the engine that serves a strategy, by where its drafts come from."""
+"""Makes the engine that serves a strategy, by what is registered for the source of its drafts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
+from lantern_accel.decoding import selfdraft as selfdraft
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.selfdraft import SelfEngine
+from lantern_accel.decoding.sources.base import serving
+from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import AdaptiveSource, Sampling, SelfDrafts, Strategy, Window
+from lantern_accel.strategy.values import AdaptiveSource, Sampling, Strategy
 
 
 def engine_for(
@@ -27,29 +27,23 @@ def engine_for(
     neighbours: Tensor | None = None,
     copy: Any = None,
 ) -> EngineBase:
-    """Return the engine of a strategy; ``drafter`` is left alone by strategies that need none.
+    """Return the engine of a strategy, whose drafts may have several lengths.
 
-    ``copy``: the target with weights in fewer bits, for strategies that draft with it.
-
-    Raises :class:`StrategyError` as the engines do.
+    Arguments, and what is raised, as :class:`.StepEngine` has them.
     """
-    tree = strategy.tree
+    tree, shorter = strategy.tree, []
     if isinstance(tree, AdaptiveSource) and tree.draft_lengths:
-        tokens = target.config.num_tokens
         every = [one.length for one in tree.draft_lengths]
-        lengths = [length for length in every if length <= tokens] or every
-        one = strategy.model_copy(update={"tree": tree.of_length(lengths[-1])})
-        longest = engine_for(
-            target, drafter, ops, one, sampling, batch=batch, neighbours=neighbours, copy=copy
-        )
-        engines = {length: longest.shorter(tree.of_length(length)) for length in lengths[:-1]}
-        return AdaptiveEngine({**engines, lengths[-1]: longest}, strategy)
-    if isinstance(tree, Window):
-        return JacobiEngine(target, ops, strategy, sampling, batch=batch, neighbours=neighbours)
-    if isinstance(tree, SelfDrafts):
-        if copy is None:
-            raise StrategyError(
-                f"the strategy {strategy.name!r} drafts with a copy of the target, and none was given"
-            )
-        return SelfEngine(target, copy, ops, strategy, sampling, batch=batch)
-    return Engine(target, drafter, ops, strategy, sampling, batch=batch, neighbours=neighbours)
+        lengths = [length for length in every if length <= target.config.num_tokens] or every
+        shorter = [tree.of_length(length) for length in lengths[:-1]]
+        tree = tree.of_length(lengths[-1])
+    made = serving(tree)
+    kind: type[StepEngine] = made if issubclass(made, StepEngine) else Engine
+    one = strategy if tree is strategy.tree else strategy.model_copy(update={"tree": tree})
+    longest = kind(
+        target, drafter, ops, one, sampling, batch=batch, neighbours=neighbours, copy=copy
+    )
+    if one is strategy:
+        return longest
+    engines = [*(longest.shorter(source) for source in shorter), longest]
+    return AdaptiveEngine(dict(zip(lengths, engines, strict=True)), strategy)

@@ -31,6 +31,10 @@ class Geometry:
     ``spread``: nodes of a longer step on the same buffers, among whose slots tokens may lie; ``keyed``:
     no uniforms, since tokens are compared with what the seed or the likeliest code decides
     (:mod:`~.invariant`).
+
+    ``in_place``: the drafts of a window, each in the slot of its position in the image. Of these
+    ``siblings`` drafts have no slot of their own in the image, at most ``widest`` of one draft; ``kept``
+    distributions are kept per image; ``passes`` are recalled.
     """
 
     batch: int
@@ -49,6 +53,11 @@ class Geometry:
     test_columns: int = 0
     keyed: bool = False
     spread: int = 0
+    in_place: bool = False
+    siblings: int = 0
+    widest: int = 0
+    kept: int = 0
+    passes: int = 0
 
     @property
     def columns(self) -> int:
@@ -61,13 +70,21 @@ class Geometry:
 
     @property
     def image_slots(self) -> int:
-        """Slots after the prompt: every image token but the last, and the nodes of one tree."""
+        """Slots after the prompt: every image token but the last, and the nodes of one tree.
+
+        In place: the image, one scratch slot per sibling, and the trash slot.
+        """
+        if self.in_place:
+            return self.tokens + self.siblings + 1
         return self.tokens - 1 + self.ahead
 
     @property
     def ahead(self) -> int:
-        """Slots behind an image's committed positions that a step writes and sees."""
-        return max(self.nodes, self.spread)
+        """Slots behind an image's committed positions that a step writes and sees.
+
+        In place: those of its nodes and the trash slot.
+        """
+        return self.nodes + 1 if self.in_place else max(self.nodes, self.spread)
 
     @property
     def target_slots(self) -> int:
@@ -115,8 +132,8 @@ def geometry_of(
 ) -> Geometry:
     """Return the sizes of an engine; nothing is allocated.
 
-    Raises :class:`StrategyError` where the strategy needs a drafter that is not there, has a tree that
-    is deeper than the image has tokens, or a setting that the codebook cannot serve.
+    Raises :class:`StrategyError` where the strategy needs a drafter that is not there, drafts more in a
+    row than the image has tokens, or has a setting that the codebook cannot serve.
     """
     config, tree = target.config, strategy.tree
     if not tree.needs_drafter:
@@ -129,21 +146,20 @@ def geometry_of(
     nodes, depth = tree_size(tree)
     if depth >= config.num_tokens:
         raise StrategyError(
-            f"the tree is {depth} drafts deep, but an image has {config.num_tokens} tokens; "
-            "choose a shallower tree"
+            f"a step is {depth} drafts deep and has {depth + 1} tokens, but an image has "
+            f"{config.num_tokens} tokens; choose a shallower tree or a shorter window"
         )
     check(strategy, sampling, config.vocab_size)
     tables = tables_of(tree)
-    if tables is None:
-        assert isinstance(tree, DynamicTree)
-        scratch, tests, drafts = tree.depth * tree.top_k, tree.top_k * depth, 0
-    elif drafter is None:
-        scratch, tests, drafts = 0, sum(tables.max_children), 0
-    else:
-        scratch = sum(len(level) for level in tables.inner[1:])
+    scratch = tests = drafts = 0
+    if isinstance(tree, DynamicTree):
+        scratch, tests = tree.depth * tree.top_k, tree.top_k * depth
+    elif tables is not None:
         tests = sum(tables.max_children)
-        widths = zip(tables.inner, tables.max_children, strict=True)
-        drafts = sum(len(level) * width for level, width in widths)
+        if drafter is not None:
+            scratch = sum(len(level) for level in tables.inner[1:])
+            widths = zip(tables.inner, tables.max_children, strict=True)
+            drafts = sum(len(level) * width for level, width in widths)
     keyed = strategy.invariant or sampling.greedy
     if keyed:
         tests = drafts = 0

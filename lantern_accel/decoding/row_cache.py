@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.logits import REFERENCE, Draws
 from lantern_accel.decoding.rule import TINY
-from lantern_accel.decoding.window import WindowState
+from lantern_accel.decoding.state import WindowState
 from lantern_accel.device.plan import Lookup
 from lantern_accel.device.sampling import SamplingOps
 

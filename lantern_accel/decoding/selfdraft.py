@@ -14,13 +14,17 @@ a fixed number of passes. Source of the idea, for language models: QuantSpec (ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.jacobi import JacobiEngine
-from lantern_accel.decoding.target import Target
+from lantern_accel.decoding.sources.base import register
+from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import DraftSource, Sampling, SelfDrafts, Strategy, Window
 
 #: Buffers of a request that the copy takes from the target's state in every step.
@@ -36,6 +40,7 @@ def _checked(length: int) -> Window:
     return window.model_copy(update={"length": length})
 
 
+@register(SelfDrafts)
 class SelfEngine(JacobiEngine):
     """Decodes ``batch`` images a call: drafts by a copy of the target, then a check by the target.
 
@@ -52,51 +57,49 @@ class SelfEngine(JacobiEngine):
     def __init__(
         self,
         target: Target,
-        copy: Target,
+        drafter: Drafter | None,
         ops: TensorOps,
         strategy: Strategy,
         sampling: Sampling,
         *,
         batch: int = 1,
+        copy: Target | None = None,
         longest: SelfEngine | None = None,
+        **more: Any,
     ) -> None:
-        """``longest``: an engine of more drafts, whose buffers and copy this one steps on."""
         drafts = strategy.tree
         assert isinstance(drafts, SelfDrafts)
+        if copy is None and longest is None:
+            raise StrategyError(
+                f"the strategy {strategy.name!r} drafts with a copy of the target, and none was given"
+            )
         super().__init__(
-            target,
-            ops,
-            strategy.model_copy(update={"tree": _checked(drafts.length + 1)}),
-            sampling,
-            batch=batch,
-            longest=longest,
+            target, None, ops, strategy, sampling, batch=batch, longest=longest, **more
         )
-        self.strategy, self.drafts_by, self.guesses = strategy, drafts, drafts.copy_passes
+        self.drafts_by, self.guesses = drafts, drafts.copy_passes
         if longest is not None:
             self.copy, self.positions = longest.copy, longest.positions
             return
         own = Window(length=drafts.window) if drafts.window else _checked(1)
-        self.copy = JacobiEngine(
-            copy,
-            ops,
-            strategy.model_copy(update={"tree": own}),
-            sampling,
-            batch=batch,
-            cache=self.verifying.cache,
-        )
+        one = strategy.model_copy(update={"tree": own})
+        cache = self.verifying.cache
+        assert copy is not None
+        self.copy = JacobiEngine(copy, None, ops, one, sampling, batch=batch, cache=cache)
         positions = torch.arange(
             self.geometry.tokens + 1, dtype=ops.index, device=self.ahead.device
         )
         self.positions = positions.unsqueeze(0).clone()  # no view, which some devices make anew
 
-    def shorter(self, source: DraftSource) -> JacobiEngine:
-        plain = not isinstance(source, SelfDrafts)
-        one = self.strategy.model_copy(update={"tree": _checked(1) if plain else source})
+    @staticmethod
+    def window_of(source: DraftSource) -> Window:
+        return _checked(source.size[0])
+
+    def shorter(self, source: DraftSource) -> EngineBase:
+        if isinstance(source, SelfDrafts):
+            return super().shorter(source)
+        one = self.strategy.model_copy(update={"tree": _checked(1)})
         ops, batch, target = self.ops, self.geometry.batch, self.verifying.target
-        if plain:
-            return JacobiEngine(target, ops, one, self.sampling, batch=batch, longest=self)
-        copy = self.copy.verifying.target
-        return SelfEngine(target, copy, ops, one, self.sampling, batch=batch, longest=self)
+        return JacobiEngine(target, None, ops, one, self.sampling, batch=batch, longest=self)
 
     def moves(self) -> dict[str, Callable[[], None]]:
         return {}  # the copy drafts anew
@@ -125,15 +128,14 @@ class SelfEngine(JacobiEngine):
         own: int = copy.state.nbytes + copy.runtime_params.nbytes + copy.finite.nbytes
         return super().nbytes + own
 
-    def prefill(self) -> None:
-        """Run the prompt through the target and draw the first token. No value is read by the host."""
-        copy = self.copy
-        _, logits = self.verifying.prefill(self.state)
-        self.begin(logits)
+    def begin(self, logits: Tensor) -> None:
+        super().begin(logits)
         # The same noise on the same logits: the same token, and what the copy's first drafts follow.
-        copy.begin(logits)
+        self.copy.begin(logits)
+
+    def _first_drafts(self, features: Tensor) -> None:
         if self.drafts_by.window:
-            copy.drafts.draft(copy.state.length, back=1)
+            self.copy._first_drafts(features)
 
     def step(self, slots: int | None = None) -> None:
         """Draft by the copy, check by the target. No value is read by the host.

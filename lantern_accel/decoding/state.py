@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
 
-__all__ = ["Geometry", "RequestState", "State"]
+__all__ = ["Geometry", "RequestState", "State", "WindowState", "state_of"]
 
 
 class RequestState:
@@ -104,3 +104,47 @@ class State(RequestState):
         super().reset()
         self.slot_of.copy_(self._slots.expand_as(self.slot_of))
         self.place_of.copy_(self._slots.expand_as(self.place_of))
+
+
+class WindowState(RequestState):
+    """The state of steps over windows: everything lies at its position of the image.
+
+    ``length`` is the last known token, whose keys and values the next pass writes; behind it ``tokens``
+    has drafts. ``newest [B]``: the last position that a pass has predicted. ``q`` float32 ``[B, K + 1,
+    V]``: the distributions of positions, a ring of K and a trash row: what drafts were drawn from, or
+    where noise decides what a pass gave, which fresh drafts follow. It is as wide as the vocabulary of
+    *codes*: 64 positions of 16,384 codes are 4 MiB per image, as much as one pass's own distributions.
+    Of the last M passes ``row_keys`` integer ``[B, M, L]`` says which position each row is of and which
+    token it followed, as one number; ``row_previous`` the token before that; and what the pass gave:
+    ``row_tokens``, the token that it chose, or its row ``row_probs [B, M, L, V]``.
+    """
+
+    def __init__(
+        self, g: Geometry, condition: Tensor, index: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(g, condition, index, device)
+        self.newest = self._ints(g.batch)
+        self.q = self._floats(g.batch, g.kept + 1, g.vocab) if g.kept else self._floats(0)
+        held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
+        # Half the bytes do: what is drawn from them is what they are after this rounding.
+        rows = (0, 0, 0) if g.keyed else held
+        self.row_probs = self._floats(*rows, g.vocab, dtype=torch.bfloat16)
+        self.row_keys, self.row_previous = self._ints(*held), self._ints(*held)
+        self.row_tokens = self._ints(*held) if g.keyed else self._ints(0, 0, 0)
+
+    def rewind(self, position: int, pending: int) -> None:
+        super().rewind(position, pending)
+        self.newest.fill_(position)  # what is known there does not change the time
+
+
+def state_of(
+    g: Geometry,
+    condition: Tensor,
+    dtype: torch.dtype,
+    index: torch.dtype,
+    device: torch.device,
+) -> State | WindowState:
+    """Return the buffers of steps of these sizes; ``dtype``: the weights'."""
+    if g.in_place:
+        return WindowState(g, condition, index, device)
+    return State(g, condition, dtype, index, device)

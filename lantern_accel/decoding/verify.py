@@ -111,17 +111,28 @@ class Verifying:
         window = tree.window or self.window(state)
         cells = (state.length.unsqueeze(1) + tree.ahead()).clamp(max=g.tokens - 1)
         cells, following = cells.chunk(2, dim=1)
+        seen = min(slots or g.target_slots, g.target_slots)
+        visible = self._visible(state, tree, window.before, seen)
+        return self.run(state, tree.tokens, cells, following, window.slots + g.prefix, visible)
+
+    def run(
+        self,
+        state: RequestState,
+        tokens: Tensor,
+        cells: Tensor,
+        following: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Run nodes ``tokens [B, T]`` in one pass; features ``[R, T, D]`` and guided logits [B, T, V].
+
+        ``cells [B, T]``: which image tokens they are, and ``following`` those after them; ``slots [B,
+        T]``: where in the cache they are written; ``visible`` bool ``[M, T, n]``: what each sees of the
+        first n slots.
+        """
         cos, sin = self.branches.image_rotary(self.target, state.start, cells)
-        visible = self._visible(
-            state, tree, window.before, min(slots or g.target_slots, g.target_slots)
-        )
         mask = self.ops.mask(visible.unsqueeze(1), self.target.weight.dtype)
-        at = Pass(
-            cos,
-            sin,
-            self.branches.spread(mask),
-            self.cache,
-            self.ops.address(self.cache, self._rows(window.slots + g.prefix)),
-        )
-        states, features = self._states(self.target.embed_tokens(self._rows(tree.tokens)), at)
+        address = self.ops.address(self.cache, self._rows(slots))
+        at = Pass(cos, sin, self.branches.spread(mask), self.cache, address)
+        states, features = self._states(self.target.embed_tokens(self._rows(tokens)), at)
         return states, self.guidance(self.target.head(features), following)

@@ -1,9 +1,8 @@
 """Sources of drafts: one file each, with the same methods and one registration.
 
-``none`` drafts nothing, ``drafter`` a drafter's chain or tree. Windows and drafts of the model's own
-weights have engines of their own, which :mod:`lantern_accel.decoding.engines` knows. A source of
-another package is a :class:`~lantern_accel.strategy.sources.DraftSource` and a subclass of
-:class:`Drafts` with :func:`register`.
+``none`` drafts nothing, ``drafter`` a drafter's chain or tree, ``window`` the model's own earlier
+guesses. A source of another package is a :class:`~lantern_accel.strategy.sources.DraftSource` and a
+subclass of :class:`Drafts` with :func:`register`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from lantern_accel.decoding.sources.base import (
     Drafts,
     Kept,
     Setting,
-    drafts_of,
     register,
+    serving,
 )
 
-__all__ = ["CertainDrafts", "Drafts", "Kept", "Setting", "drafts_of", "register"]
+__all__ = ["CertainDrafts", "Drafts", "Kept", "Setting", "register", "serving"]

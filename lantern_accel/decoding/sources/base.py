@@ -22,6 +22,7 @@ from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import DraftSource
 
 Value = TypeVar("Value", bound=DraftSource)
+Serving = TypeVar("Serving", bound=type[Any])
 
 
 @dataclass(frozen=True)
@@ -136,26 +137,30 @@ class CertainDrafts(Drafts[Value]):
         return self.tree(torch.cat((state.root.unsqueeze(1), self.guess(state)), 1), None, window)
 
 
-Maker = Callable[[Setting[Value]], Drafts[Value]]
-_MAKERS: dict[type[DraftSource], Callable[[Setting[Any]], Drafts[Any]]] = {}
+#: What serves each source: a subclass of :class:`Drafts`, or an engine with steps of its own.
+_SERVED: dict[type[DraftSource], type[Any]] = {}
 
 
-def register(source: type[DraftSource]) -> Callable[[type[Drafts[Value]]], type[Drafts[Value]]]:
-    """Say what a source does in a step: ``@register(MySource)`` above a subclass of :class:`Drafts`."""
+def register(source: type[DraftSource]) -> Callable[[Serving], Serving]:
+    """Say what serves a source: ``@register(MySource)`` above a subclass of :class:`Drafts`.
 
-    def registered(made: type[Drafts[Value]]) -> type[Drafts[Value]]:
-        _MAKERS[source] = made
+    A source whose steps are of another form registers a subclass of
+    :class:`~lantern_accel.decoding.step_engine.StepEngine`.
+    """
+
+    def registered(made: Serving) -> Serving:
+        _SERVED[source] = made
         return made
 
     return registered
 
 
-def drafts_of(given: Setting[DraftSource]) -> Drafts[DraftSource]:
-    """Return the drafts of a source; raises StrategyError where nobody has registered what it does."""
-    maker = _MAKERS.get(type(given.source))
-    if maker is None:
+def serving(source: DraftSource) -> type[Any]:
+    """Return what was registered for a source; raises StrategyError where that is nothing."""
+    made = _SERVED.get(type(source))
+    if made is None:
         raise StrategyError(
-            f"nothing is registered that makes drafts of the kind {given.source.kind!r}; register it "
+            f"nothing is registered that makes drafts of the kind {source.kind!r}; register it "
             "with lantern_accel.decoding.sources.register"
         )
-    return maker(given)
+    return made

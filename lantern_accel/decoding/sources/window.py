@@ -19,12 +19,14 @@ from torch import Tensor
 
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.draft_init import DraftInitializer
+from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, compare, couple, leading
 from lantern_accel.decoding.pricing import window_prices
 from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.siblings import Siblings, Tried
-from lantern_accel.decoding.window import Ring, WindowGeometry, WindowState
+from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.window import Ring
 from lantern_accel.strategy.values import Window
 
 #: Shares of a sibling's own distribution, its left neighbour's and the one above it, by measurement
@@ -42,7 +44,7 @@ class WindowSetting:
 
     engine: EngineBase
     window: Window
-    geometry: WindowGeometry
+    geometry: Geometry
     state: WindowState
     ring: Ring
     initial: DraftInitializer

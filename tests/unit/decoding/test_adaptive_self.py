@@ -88,7 +88,7 @@ def test_one_length_decodes_as_those_drafts_alone() -> None:
         strategy = Strategy(tree=self_drafted((1, 2, 6), "int6", window))
         adaptive = moving(target, strategy, sampling, copy=copy, batch=2, rule=Walk(6))
         tree = SelfDrafts(length=5, weights="int6", window=window)
-        alone = SelfEngine(target, copy, ops, Strategy(tree=tree), sampling, batch=2)
+        alone = SelfEngine(target, None, ops, Strategy(tree=tree), sampling, batch=2, copy=copy)
         one, other = run(adaptive), run(alone)
         assert torch.equal(one.tokens, other.tokens) and torch.equal(one.steps, other.steps)
 

@@ -96,7 +96,7 @@ def test_one_length_decodes_as_the_window_alone() -> None:
     strategy = Strategy(tree=adaptive_window((1, 6)))
     adaptive = moving(target, strategy, sampling, batch=2, rule=Walk(6))
     window = adaptive_window((1, 6)).model_copy(update={"draft_lengths": ()})
-    alone = JacobiEngine(target, TensorOps(), Strategy(tree=window), sampling, batch=2)
+    alone = JacobiEngine(target, None, TensorOps(), Strategy(tree=window), sampling, batch=2)
     features, mask = captions(target, 2)
     condition = torch.cat((features, target.unconditional(2)))
     with torch.inference_mode():
@@ -113,7 +113,7 @@ def test_exact_prices_are_those_of_the_window_alone() -> None:
     one = asked.model_copy(update={"tree": asked.tree.of_length(6)})
     engines = (
         moving(target, asked, sampling, batch=2, neighbours=table, rule=Walk(6)),
-        JacobiEngine(target, TensorOps(), one, sampling, batch=2, neighbours=table),
+        JacobiEngine(target, None, TensorOps(), one, sampling, batch=2, neighbours=table),
     )
     prices: dict[str, list[Tensor]] = {"exact": [], "bound": []}
     features, mask = captions(target, 2)

@@ -208,7 +208,8 @@ def test_what_a_step_needs_lies_in_the_first_slots(
 def any_path(engine: Engine, share: float) -> Callable[..., Accepted]:
     generator = torch.Generator().manual_seed(3)
 
-    def accept(tree: Any, logits: Tensor, uniforms: Tensor | None) -> Accepted:
+    def accept(drafted: tuple[Any, Tensor | None], logits: Tensor) -> Accepted:
+        tree, _ = drafted
         batch, depth = len(logits), engine.geometry.depth
         path = torch.zeros(batch, depth + 1, dtype=torch.int64)
         length = torch.zeros(batch, dtype=torch.int64)

@@ -224,7 +224,7 @@ def test_ties_that_are_broken_otherwise_are_seen(
 
 
 def _users_of_distributions() -> list[Any]:
-    from lantern_accel.decoding import base, engine
+    from lantern_accel.decoding import engine, step_engine
     from lantern_accel.decoding.sources import drafter, window
 
-    return [base, drafter, engine, window]
+    return [drafter, engine, step_engine, window]

@@ -186,14 +186,15 @@ def engine_on(
     """Build the real engine on a tiny model, with the passes' logits read off a table."""
     target, _ = tiny_models(0, vocab=VOCAB, grid=2, prefix=2, dim=8)
     strategy = Strategy(tree=window, coupling=coupling)
-    engine = JacobiEngine(target, TensorOps(), strategy, SAMPLING, batch=images)
+    engine = JacobiEngine(target, None, TensorOps(), strategy, SAMPLING, batch=images)
     state, chain = engine.state, engine.forward.chain
     depths = engine.forward.depths
 
     def prefill(_: Any) -> tuple[None, Tensor]:
         return None, table.logits[0, VOCAB, 0].expand(images, -1)
 
-    def forward(length: Tensor, start: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+    def verify(_: Any, tokens: Tensor) -> tuple[None, Tensor]:
+        length = state.length
         place = (length.unsqueeze(1) + depths).clamp(max=TOKENS)
         before = state.tokens.gather(1, (length - 1).clamp(min=0).unsqueeze(1))[:, 0]
         before = torch.where(length > 0, before, VOCAB)
@@ -202,10 +203,10 @@ def engine_on(
         previous = torch.cat((previous, tokens.index_select(1, extra - 1)), dim=1)
         following = (place + 1).clamp(max=TOKENS)
         table.last = table.logits[following, previous, tokens]
-        return table.last
+        return None, table.last
 
     engine.verifying.prefill = prefill  # type: ignore[method-assign,assignment]
-    engine.forward.logits = forward  # type: ignore[method-assign]
+    engine.forward.verify = verify  # type: ignore[method-assign,assignment]
     return engine
 
 
@@ -358,7 +359,7 @@ def test_a_transformers_images_follow_its_joint_law(name: str, coupling: Couplin
     sampling = Sampling(top_k=3, cfg_scale=2.0)
     images = 20_000
     strategy = Strategy(tree=WINDOWS[name], coupling=coupling)
-    engine = JacobiEngine(target, TensorOps(), strategy, sampling, batch=images)
+    engine = JacobiEngine(target, None, TensorOps(), strategy, sampling, batch=images)
     observed = counted(engine)
     every = torch.tensor(list(itertools.product(range(VOCAB), repeat=TOKENS)))
     features, mask = captions(target, 1)

@@ -67,7 +67,8 @@ def test_any_pattern_of_acceptance_keeps_the_table(
     engine = engine_of(models, Strategy(tree=TREES[tree]), SAMPLED, batch=4)
     generator = torch.Generator().manual_seed(5)
 
-    def accept(tree, logits, uniforms):  # type: ignore[no-untyped-def]
+    def accept(drafted, logits):  # type: ignore[no-untyped-def]
+        tree, _ = drafted
         batch, depth = len(logits), engine.geometry.depth
         path, length = torch.zeros(batch, depth + 1, dtype=torch.int64), torch.zeros(batch).long()
         for image in range(batch):

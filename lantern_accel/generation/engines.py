@@ -201,7 +201,7 @@ class Engines:
             check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
             target, drafter = self.model.family.fitted(self.model, shape)
             copy = self.copy(strategy, shape)
-            self._make_room(batch, strategy, sampling, (target, drafter))
+            self._make_room(batch, strategy, sampling, shape)
             k = strategy.neighbours
             with explained(self.backend):
                 engine = engine_for(
@@ -372,12 +372,12 @@ class Engines:
             ) from error
 
     def _make_room(
-        self, batch: int, strategy: Strategy, sampling: Sampling, parts: tuple[Any, Any]
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable
     ) -> None:
         """Release kept engines, the oldest first, until a new one fits; raise where none does."""
         text = self.model.text
         while True:
-            found = self.capacity.fit(batch, strategy, sampling, parts=parts)
+            found = self.capacity.fit(batch, strategy, sampling, shape=shape)
             if found.batch < batch and text is not None:
                 # An encoder that stayed goes first: it is only read again.
                 text.release()

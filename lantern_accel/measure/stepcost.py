@@ -34,7 +34,8 @@ from lantern_accel.measure.phases import LaunchCounter
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Ceilings, Environment, is_measured
 from lantern_accel.measure.work import step_needs
-from lantern_accel.memory.limits import fit_engine, free_bytes, size
+from lantern_accel.memory.capacity import Capacity
+from lantern_accel.memory.limits import free_bytes, size
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.records import Record
 from lantern_accel.strategy.trees import (
@@ -263,7 +264,8 @@ class Timed:
 def _timed(
     backend: Backend, model: RandomModel, cost: Cost, strategy: Strategy, sampling: Sampling
 ) -> Iterator[Timed]:
-    fit_engine(backend, model.target, model.drafter, strategy, sampling, cost.batch).check(backend)
+    capacity = Capacity(model, backend, model.target.weight.dtype)
+    capacity.fit(cost.batch, strategy, sampling).check(backend)
     timed = Timed(backend, model.engine(backend, strategy, sampling, cost.batch), cost.kind)
     replay = timed.replay
     cost.operators, cost.captured = timed.operators, replay.captured

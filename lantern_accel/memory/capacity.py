@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
 from lantern_accel.memory.footprint import copy_bytes, nodes_of
-from lantern_accel.memory.limits import Fit, fit_engine, free_bytes
+from lantern_accel.memory.limits import Fit, free_bytes, most_images
 from lantern_accel.memory.plan import Planner
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 
@@ -24,7 +25,7 @@ class Capacity:
         self.model, self.backend, self.dtype = model, backend, dtype
         #: Weights of the copies to draft with that are held already (:class:`SelfDrafts`).
         self.copies: frozenset[str] = frozenset()
-        self._planner = Planner(model.manifest, dtype=dtype, runtime=0)
+        self._planner = Planner(model.manifest, dtype=dtype, runtime=0, ops=backend)
 
     def copy_bytes(self, strategy: Strategy) -> int:
         """Return the bytes of the copy that a strategy drafts with, 0 where it is held or none."""
@@ -33,11 +34,13 @@ class Capacity:
             return 0
         return copy_bytes(self.model.target, tree)
 
-    def beside(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
-        """Return the bytes of a copy to draft with, the neighbour table and the largest workspace."""
-        plan = self._planner.plan(strategy, sampling, batch=batch)
+    def needed(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> int:
+        """Return the bytes of buffers, a copy to draft with, tables and the largest workspace."""
+        plan = self._planner.plan(strategy, sampling, batch=batch, shape=shape)
         copy = self.copy_bytes(strategy)
-        return copy + plan.tables + max(plan.workspace.values())
+        return copy + plan.buffers + plan.tables + max(plan.workspace.values())
 
     def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
         t: Any = self.model.manifest.target
@@ -70,27 +73,20 @@ class Capacity:
         strategy: Strategy,
         sampling: Sampling,
         *,
-        parts: tuple[Any, Any] | None = None,
+        shape: Hashable = None,
         spare: int = 0,
     ) -> Fit:
         """Return how many of ``batch`` images fit what the device has left, workspace included.
 
         Where a bound far above the truth fits, nothing is counted: tracing without data makes torch
-        load 60 MB of itself. ``parts``: target and drafter fitted to a size of picture; None: the
-        model's own. ``spare``: bytes that are held now and can be given up.
+        load 60 MB of itself. ``shape``: of the picture; None: the usual one. ``spare``: bytes that are
+        held now and can be given up.
         """
         free = free_bytes(self.backend.memory())
         if free is None or self._bound(batch, strategy, sampling) < free + spare:
             return Fit(batch, batch)
 
-        target, drafter = parts or (self.model.target, self.model.drafter)
-        return fit_engine(
-            self.backend,
-            target,
-            drafter,
-            strategy,
-            sampling,
-            batch,
-            beside=lambda images: self.beside(images, strategy, sampling),
-            spare=spare,
-        )
+        def needed(images: int) -> int:
+            return self.needed(images, strategy, sampling, shape)
+
+        return Fit(batch, most_images(needed, free + spare, batch), needed(batch), free)

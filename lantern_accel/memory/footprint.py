@@ -8,7 +8,7 @@ which are computed, but no workspace.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lantern_accel.checkpoints.loading import without_data
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.families.base import PARTS, Family, Model
@@ -145,8 +146,14 @@ def measure(
     *,
     batch: int,
     dtype: torch.dtype,
+    ops: TensorOps | None = None,
+    shape: Hashable = None,
 ) -> Footprint:
-    """Return what decoding ``batch`` images at once holds, without allocating it."""
+    """Return what decoding ``batch`` images at once holds, without allocating it.
+
+    ``ops``: an open device's, whose layout buffers have; None: the reference's. ``shape``: of the
+    picture; None: the usual one.
+    """
     layers = manifest.target.n_layer
     taps = len(getattr(manifest.drafter, "taps", ()))
     traced = min(max(TRACED_LAYERS, taps), layers)
@@ -162,14 +169,18 @@ def measure(
     model = Model(small, target, drafter, vq, None, "", kind)
     workspace: dict[str, int] = {}
     with torch.inference_mode(), META:
-        fitted = kind.fitted(model, kind.usual_shape(model))
+        fitted = kind.fitted(model, kind.usual_shape(model) if shape is None else shape)
         table = None
         if strategy.neighbours:
-            shape = (fitted[0].config.vocab_size, strategy.neighbours)
-            table = torch.zeros(shape, dtype=torch.int32)
-        engine = engine_for(
-            *fitted, Shapes(), strategy, sampling, batch=batch, neighbours=table, copy=fitted[0]
-        )
+            rows = fitted[0].config.vocab_size
+            table = torch.zeros(rows, strategy.neighbours, dtype=torch.int32)
+
+        def engine_on(ops: TensorOps | None) -> EngineBase:
+            parts = (*fitted, Shapes(ops), strategy, sampling)
+            return engine_for(*parts, batch=batch, neighbours=table, copy=fitted[0])
+
+        engine = engine_on(None)
+        held = engine if ops is None else engine_on(ops)
         together = min(batch, kind.pixels_together(model) or batch)
         tokens = torch.zeros(together, engine.geometry.tokens, dtype=torch.int64)
         phases: dict[str, Callable[[], object]] = {
@@ -187,11 +198,11 @@ def measure(
     if isinstance(strategy.tree, SelfDrafts):
         whole = _build(kind, manifest, "target", dtype)
         weights["copy"] = copy_bytes(whole, strategy.tree)
-    cache = engine.verifying.cache.layout.nbytes
+    cache = held.verifying.cache.layout.nbytes
     full = cache // traced * layers
     return Footprint(
         weights=weights,
-        buffers=engine.nbytes - cache + full,
+        buffers=held.nbytes - cache + full,
         tables=0 if table is None else table.numel() * table.dtype.itemsize,
         workspace=workspace,
     )

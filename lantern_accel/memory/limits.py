@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import TypeVar
 
 import torch
-from torch import nn
 
-from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
 from lantern_accel.errors import DeviceMemoryError, DoesNotFitError
 from lantern_accel.families.base import Found
-from lantern_accel.memory.footprint import Shapes, weight_bytes
-from lantern_accel.strategy.values import Sampling, Strategy
-
-Part = TypeVar("Part", bound=nn.Module)
+from lantern_accel.memory.footprint import weight_bytes
 
 
 def free_bytes(use: MemoryUse) -> int | None:
@@ -65,51 +57,6 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
 
 
 # --- buffers ------------------------------------------------------------------------------------
-
-
-def without_memory(module: Part) -> Part:
-    """Copy a module onto the ``meta`` device."""
-    tensors = [*module.parameters(), *module.buffers()]
-    memo = {
-        id(t): nn.Parameter(t.to("meta"), requires_grad=False)
-        if isinstance(t, nn.Parameter)
-        else t.to("meta")
-        for t in tensors
-    }
-    for part in module.modules():
-        packed = vars(part).get("packed")
-        if packed is not None:  # a weight in the device's order; its shape is the parameter's
-            memo[id(packed)] = None  # type: ignore[assignment]
-    ops = vars(module).get("ops")
-    if ops is not None:
-        memo[id(ops)] = ops
-    return copy.deepcopy(module, memo)
-
-
-def engine_bytes(
-    backend: Backend,
-    target: nn.Module,
-    drafter: nn.Module | None,
-    strategy: Strategy,
-    sampling: Sampling,
-    batch: int,
-) -> int:
-    """Return the bytes of an engine's caches and state on this device, without making them."""
-    meta = torch.device("meta")
-    shapes = Shapes(backend)
-    vocab: int = target.config.vocab_size  # type: ignore[assignment, union-attr]
-    table = torch.empty(vocab, strategy.neighbours, dtype=torch.int32, device=meta)
-    engine = engine_for(
-        without_memory(target),
-        None if drafter is None else without_memory(drafter),
-        shapes,
-        strategy,
-        sampling,
-        batch=batch,
-        neighbours=table if strategy.neighbours else None,
-        copy=without_memory(target),
-    )
-    return engine.nbytes
 
 
 def most_images(needed: Callable[[int], int], free: int, limit: int) -> int:
@@ -162,33 +109,6 @@ class Fit:
                 f"{backend.device} has {size(self.free or 0)} free{_total(backend.memory())}; "
                 f"{self.advice}"
             )
-
-
-def fit_engine(
-    backend: Backend,
-    target: nn.Module,
-    drafter: nn.Module | None,
-    strategy: Strategy,
-    sampling: Sampling,
-    batch: int,
-    *,
-    beside: Callable[[int], int] = lambda batch: 0,
-    spare: int = 0,
-) -> Fit:
-    """Return how many images of a batch fit, by their engine's buffers and what is ``beside`` them.
-
-    ``spare``: bytes that are held now and can be given up.
-    """
-    free = free_bytes(backend.memory())
-    if free is None:
-        return Fit(batch, batch)
-
-    @cache
-    def needed(images: int) -> int:
-        buffers = engine_bytes(backend, target, drafter, strategy, sampling, images)
-        return buffers + beside(images)
-
-    return Fit(batch, most_images(needed, free + spare, batch), needed(batch), free)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from pydantic import Field
 
 from lantern_accel._version import __version__
 from lantern_accel.device.backend import DTYPES, Backend
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
 from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
@@ -104,13 +105,15 @@ class Planner:
         runtime_measured: bool = False,
         device: str = "",
         capacity: int | None = None,
+        ops: TensorOps | None = None,
     ) -> None:
+        """``ops``: an open device's, whose layout buffers have; None: the reference's."""
         self.manifest = manifest
         self.family = family(manifest.family)
         self.dtype = dtype
         self.text_bytes, self.text_device = text_bytes, text_device
         self.runtime, self.runtime_measured = runtime, runtime_measured
-        self.device, self.capacity = device, capacity
+        self.device, self.capacity, self.ops = device, capacity, ops
         self._seen: dict[Any, Footprint] = {}
 
     def strategy(self, name: str | None = None, **changes: Any) -> Strategy:
@@ -135,15 +138,19 @@ class Planner:
         batch: int = 1,
         dtype: torch.dtype | None = None,
         text_device: Literal["device", "cpu"] | None = None,
+        shape: Hashable = None,
     ) -> MemoryPlan:
-        """Return the plan for one batch size; what is left None is the model's or the planner's."""
+        """Return the plan for one batch size; what is left None is the model's or the planner's.
+
+        ``shape``: of the picture.
+        """
         strategy = strategy or self.strategy()
         sampling = sampling or self.manifest.defaults.sampling
         dtype = dtype or self.dtype
         where = text_device or self.text_device
-        key = (strategy.model_dump_json(), sampling.model_dump_json(), batch, dtype)
+        key = (strategy.model_dump_json(), sampling.model_dump_json(), batch, dtype, shape)
         if key not in self._seen:
-            self._seen[key] = self._measure(strategy, sampling, batch, dtype)
+            self._seen[key] = self._measure(strategy, sampling, batch, dtype, shape)
         found = self._seen[key]
         workspace = dict(found.workspace)
         if self.text_bytes and where == "device":
@@ -167,7 +174,12 @@ class Planner:
         )
 
     def _measure(
-        self, strategy: Strategy, sampling: Sampling, batch: int, dtype: torch.dtype
+        self,
+        strategy: Strategy,
+        sampling: Sampling,
+        batch: int,
+        dtype: torch.dtype,
+        shape: Hashable,
     ) -> Footprint:
         """Return what decoding holds; for ``auto`` the most of its windows, chains and tree.
 
@@ -177,10 +189,13 @@ class Planner:
         if strategy.name == AUTO and self.manifest.drafter is not None:
             tried.append(strategy.model_copy(update={"tree": adaptive_chain(AUTO_CHAINS)}))
             tried.append(self.strategy("eagle"))
-        found = (
-            measure(self.family, self.manifest, one, sampling, batch=batch, dtype=dtype)
-            for one in tried
-        )
+        more: dict[str, Any] = {
+            "batch": batch,
+            "dtype": dtype,
+            "ops": self.ops,
+            "shape": shape,
+        }
+        found = (measure(self.family, self.manifest, one, sampling, **more) for one in tried)
         return max(found, key=lambda one: one.buffers + max(one.workspace.values(), default=0))
 
     def largest_batch(

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel._version import __version__
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
 from lantern_accel.errors import LanternWarning
-from lantern_accel.files import cache_dir, is_regular, write_json
+from lantern_accel.files import cache_dir, read_text_file, write_json
 from lantern_accel.strategy.values import Strategy
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def read_choice(key: dict[str, Any]) -> Choice | None:
 
     A file that is damaged or was changed is no choice.
     """
-    found = _read(choice_path(key), Choice)
+    path = choice_path(key)
+    found = _read(path, Choice)
     if found is not None and found.key == key and found.whole:
         return found
     return next((one for one in _shipped(Choice) if one.key == key and one.whole), None)
@@ -180,10 +181,8 @@ def write_choice(choice: Choice) -> Path:
 def _read(path: Path, kind: type[Record]) -> Record | None:
     """Return the record of a file; None for a pipe, a damaged file and another kind of record."""
     try:
-        if not is_regular(path):
-            return None
-        return kind.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, ValueError):
+        return kind.model_validate_json(read_text_file(path))
+    except (OSError, ValueError):  # pydantic's complaint is a ValueError
         return None
 
 

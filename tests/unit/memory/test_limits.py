@@ -16,7 +16,8 @@ from lantern_accel.device.backend import Backend, MemoryUse, Replay
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.memory.limits import engine_bytes, free_bytes, most_images, size, weights_bytes
+from lantern_accel.memory.limits import free_bytes, most_images, size, weights_bytes
+from lantern_accel.memory.plan import Planner
 from lantern_accel.models.locate import find_model
 from lantern_accel.strategy.values import STRATEGIES
 
@@ -43,15 +44,16 @@ def limit(monkeypatch: pytest.MonkeyPatch, **use: int) -> None:
     )
 
 
+def planner(pipeline: Pipeline) -> Planner:
+    return Planner(pipeline.model.manifest, dtype=torch.float32, ops=pipeline.backend)
+
+
 def test_buffers_are_counted_without_making_them(pipeline: Pipeline) -> None:
     sampling = pipeline.sampling()
     for name in STRATEGIES:
         for batch in (1, 3):
             strategy = pipeline.strategy(name)
-            model = pipeline.model
-            counted = engine_bytes(
-                pipeline.backend, model.target, model.drafter, strategy, sampling, batch
-            )
+            counted = planner(pipeline).plan(strategy, sampling, batch=batch).buffers
             assert counted == pipeline.engine(batch, strategy, sampling).engine.nbytes
 
 
@@ -119,13 +121,10 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
     small: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = small
-    strategy, sampling, model = pipeline.strategy(), pipeline.sampling(), pipeline.model
+    strategy, sampling = pipeline.strategy(), pipeline.sampling()
 
     def need(batch: int) -> int:
-        buffers = engine_bytes(
-            pipeline.backend, model.target, model.drafter, strategy, sampling, batch
-        )
-        return buffers + pipeline.engines.capacity.beside(batch, strategy, sampling)
+        return pipeline.engines.capacity.needed(batch, strategy, sampling)
 
     limit(monkeypatch, free=need(5) + 1)
     pipeline.generate("dog face", num_images=5, batch_size=5, seed=0)
@@ -139,10 +138,8 @@ def test_a_batch_that_does_not_fit_names_the_one_that_does(
 def test_kept_engines_make_room_for_a_new_one(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy, sampling, model = pipeline.strategy("vanilla"), pipeline.sampling(), pipeline.model
-    each = engine_bytes(pipeline.backend, model.target, None, strategy, sampling, 1)
-
-    whole = 3 * each + pipeline.engines.capacity.beside(3, strategy, sampling)
+    strategy, sampling = pipeline.strategy("vanilla"), pipeline.sampling()
+    whole = pipeline.engines.capacity.needed(3, strategy, sampling)
 
     def memory(backend: Backend) -> MemoryUse:
         used = sum(ready.engine.nbytes for ready in pipeline.engines.ready)

@@ -162,7 +162,7 @@ class Painter:
 
     def _picture(self, item: Item, tokens: Tensor, shape: Hashable) -> Image:
         """Draw tokens, in float32 on the host where pictures must not depend on the device."""
-        from lantern_accel.generation.batches import pictures
+        from lantern_accel.generation.result import pictures
 
         if self._host is None:
             made = self.pipeline.picture(tokens, shape, item.prompt, item.seed + item.index)

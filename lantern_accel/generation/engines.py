@@ -29,7 +29,7 @@ from lantern_accel.errors import (
     NotCapturableError,
     NotFiniteError,
 )
-from lantern_accel.families.base import Model
+from lantern_accel.families.base import Model, Rows
 from lantern_accel.files import cache_dir
 from lantern_accel.memory.capacity import Capacity
 from lantern_accel.memory.limits import free_bytes
@@ -54,6 +54,11 @@ class CapturedEngine:
     prefill: Replay
     step: Replay
     steps: Mapping[int, Callable[[], None]]
+
+    def begin(self, rows: Rows, seed: int, images: Sequence[int]) -> None:
+        """Run the prompts of a batch, ``rows``; ``seed`` and ``images`` pick each image's randomness."""
+        uniforms = self.engine.randomness(seed, list(images))
+        self.engine.start(rows.condition, rows.mask, uniforms, self.prefill)
 
     def release(self) -> None:
         """Free what the captured functions hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,15 +10,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lantern_accel._version import __version__
 from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.engine import Decoded
+from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError
 from lantern_accel.families.base import Conditions, Model, Prompt, Rows, Size
-from lantern_accel.generation.auto import Auto, Timed
-from lantern_accel.generation.batches import pictures
+from lantern_accel.generation.auto import Auto, Timed, describe_auto
 from lantern_accel.generation.engines import CapturedEngine, Engines
-from lantern_accel.generation.request import DEFAULT_STRATEGY
+from lantern_accel.generation.request import DEFAULT_STRATEGY, GenerationRequest
+from lantern_accel.generation.result import (
+    GenerationResult,
+    GenerationStats,
+    PhaseSeconds,
+    pictures,
+)
 from lantern_accel.memory.capacity import Capacity
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
@@ -32,6 +41,9 @@ from lantern_accel.strategy.values import (
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+#: What is shown where nothing of a picture is decided yet.
+EMPTY = 0xF0
 
 
 class Loaded:
@@ -119,6 +131,90 @@ class Loaded:
         with self.backend.trim_memory():
             return self.model.family.pixels(self.model, tokens, shape).cpu()
 
+    @inferring
+    def partial_picture(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image, int] | None:
+        """Return a picture of an image's known tokens, and how many of its pixel rows are real.
+
+        ``tokens`` int64 ``[known]``, row by row from the top. The tokenizer's decoder looks at a whole
+        picture, so what is below the last finished row is filled with that row, decoded, and then painted
+        over; colours of the finished rows still change a little when the rest is known. None before the
+        first row is finished, and where a picture is not one grid of rows.
+        """
+        target, _ = self.model.family.fitted(self.model, shape)
+        if above_of(target.config) is not None:
+            return None
+        total, row = int(target.config.num_tokens), row_of(target.config)
+        rows = len(tokens) // row
+        if not rows:
+            return None
+        full = torch.empty(total, dtype=torch.int64)
+        full[: rows * row] = tokens[: rows * row]
+        for at in range(rows, total // row):  # an end of a row keeps its column
+            full[at * row : (at + 1) * row] = tokens[(rows - 1) * row : rows * row]
+        pixels = self.pixels(full.unsqueeze(0), shape)
+        real = pixels.shape[1] * rows * row // total
+        pixels[:, real:] = EMPTY
+        return pictures(pixels)[0], real
+
+    def finished(
+        self,
+        request: GenerationRequest,
+        used: Strategy,
+        parts: Sequence[Decoded],
+        images: list[Image],
+        seconds: PhaseSeconds,
+        *,
+        batch: int,
+        slots: int,
+        buffers: int,
+        columns: int,
+    ) -> GenerationResult:
+        """Return the result of a request: its images, and what its batches counted.
+
+        ``used``: what the request's strategy stood for; ``parts``: the batches; ``batch``: images decoded
+        together, in ``slots`` rows; ``buffers``: bytes of the engine; ``columns``: images of each prompt.
+        """
+        rounding = self.model.rounding
+        steps = sum(int(p.steps.sum()) for p in parts)
+        tokens = sum(p.tokens.numel() for p in parts)
+        count = sum(len(p.tokens) for p in parts)
+        histogram = sum((p.histogram.sum(0) for p in parts[1:]), parts[0].histogram.sum(0))
+        busy = seconds.prefill + seconds.decode
+        drawn = torch.cat([p.tokens for p in parts]).clone()
+        digest = hashlib.sha256(drawn.long().contiguous().numpy().tobytes()).hexdigest()
+        auto = describe_auto(used, slots) if request.strategy.name == AUTO else None
+        stats = GenerationStats(
+            tokens=tokens,
+            tokens_sha256=digest,
+            steps=steps,
+            step_compression=(tokens - count) / steps if steps else 1.0,
+            accepted_histogram=histogram.tolist(),
+            total_variation=sum(float(p.price.sum()) for p in parts) / tokens
+            + (0.0 if rounding is None else rounding.total_variation),
+            rounding=rounding,
+            seconds=seconds,
+            tokens_per_second=None if self.backend.simulated else tokens / busy if busy else 0.0,
+            images=count,
+            prompts=list(request.prompts),
+            device=str(self.backend.device),
+            device_name=self.backend.facts().name,
+            simulated=self.backend.simulated,
+            backend=self.backend.name,
+            backend_version=self.backend.version,
+            dtype=str(self.dtype).removeprefix("torch."),
+            model=self.model.manifest.name,
+            weights_hash=self.model.weights_hash,
+            strategy=used,
+            auto=auto,
+            sampling=request.sampling,
+            seed=request.seed,
+            batch_size=batch,
+            buffers_bytes=buffers,
+            lantern_accel=__version__,
+            torch=torch.__version__,
+        )
+        return GenerationResult(images, drawn, stats, columns)
+
     # --- engines -------------------------------------------------------------------------------
 
     def release_engines(self) -> None:
@@ -151,16 +247,15 @@ class Loaded:
             batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
         )
 
-    def settled(
-        self,
-        ready: CapturedEngine,
-        rows: Rows,
-        strategy: Strategy,
-        sampling: Sampling,
-        shape: Hashable,
+    @inferring
+    def engine_for(
+        self, rows: Rows, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable
     ) -> CapturedEngine:
-        """Return the engine that serves: where nothing is known of auto's steps, they are timed first."""
-        batch = ready.engine.geometry.batch
+        """Return the engine that decodes ``rows``.
+
+        Where nothing is known of auto's steps, they are timed on these rows first.
+        """
+        ready = self.engine(batch, strategy, sampling, shape)
         if not self.auto.unsettled(ready.engine, strategy, batch, sampling):
             return ready
         found: list[Timed] = []
@@ -181,14 +276,9 @@ class Loaded:
             except DoesNotFitError:  # not beside the first
                 continue
             assert isinstance(one.engine, AdaptiveEngine)
-            if (
-                one.engine.usable is not None
-            ):  # lengths are still to come: they are timed with these
-                return self.engines.get(
-                    batch, self.auto.resolve(strategy, batch, sampling), sampling, shape
-                )
-            uniforms = one.engine.randomness(0, list(range(batch)))
-            begin = partial(one.engine.start, rows.condition, rows.mask, uniforms, one.prefill)
+            if one.engine.usable is not None:  # more lengths are to come: they are timed with these
+                return self.engine(batch, strategy, sampling, shape)
+            begin = partial(one.begin, rows, 0, range(batch))
             found.append(self.auto.timed(one.engine, begin))
         self.auto.settle(found, strategy, batch, sampling)
         tree = self.auto.resolve(strategy, batch, sampling).tree

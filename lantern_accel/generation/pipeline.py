@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +23,11 @@ from lantern_accel.errors import (
     BackendError,
     DeviceLostError,
     DoesNotFitError,
+    LanternError,
     RequestError,
     shown,
 )
 from lantern_accel.families.base import Model, Prompt, Rows
-from lantern_accel.generation.auto import describe_auto
-from lantern_accel.generation.batches import first, pictures, reporter
 from lantern_accel.generation.engines import CapturedEngine, explained, of_image
 from lantern_accel.generation.loaded import Loaded
 from lantern_accel.generation.notebook import bar, notebook
@@ -36,12 +38,10 @@ from lantern_accel.generation.request import (
     wanted_images,
 )
 from lantern_accel.generation.request_lock import RequestLock
-from lantern_accel.generation.result import GenerationResult, PhaseSeconds, generation_stats
+from lantern_accel.generation.result import GenerationResult, PhaseSeconds, pictures
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.stream import Stream
-from lantern_accel.generation.warming import warm
 from lantern_accel.strategy.values import (
-    AUTO,
     Sampling,
     Strategy,
 )
@@ -53,6 +53,18 @@ __all__ = ["CapturedEngine", "Pipeline", "Prompt"]
 
 #: Gets the index of a batch's first image among those that are drawn, and the batch's images.
 OnImages = Callable[[int, "list[Image]"], None]
+
+
+def _reporter(
+    report: Callable[[int, int], None] | None, before: int, images: int, count: int, size: int
+) -> Callable[[int], None] | None:
+    """Turn a batch's progress, tokens of ``size`` known by its slowest image, into the request's.
+
+    ``before``: images of earlier batches; ``images``: of this one; ``count``: of the request.
+    """
+    if report is None:
+        return None
+    return lambda known: report(before * size + known * images, count * size)
 
 
 class Pipeline(Loaded):
@@ -134,7 +146,37 @@ class Pipeline(Loaded):
         settings = self.sampling(**sampling)
         with self.request_lock.hold():
             self.engines.warmed, self.engines.patience = [], math.inf
-            self.engines.warmed = warm(self, batches, strategies, settings, on_bucket)
+            done: list[str] = []
+            for batch, given in itertools.product(batches, strategies):
+                began = time.perf_counter()
+                done.append(self._warm(batch, given, settings))
+                if on_bucket is not None:
+                    on_bucket(done[-1], time.perf_counter() - began)
+            self.engines.warmed = done
+
+    def _warm(self, batch: int, given: str | Strategy, sampling: Sampling) -> str:
+        """Make the engine of a batch and rehearse what a request does on it; return the bucket's name."""
+        shape = self.model.family.usual_shape(self.model)
+        chosen = self.strategy(given)
+        if isinstance(given, str):
+            chosen = self.tuned(chosen, sampling.temperature)
+            chosen = self.fitted(chosen, batch, batch, sampling)
+        size = self.engines.padded(batch, chosen, sampling)
+        ready = self.engine(size, chosen, sampling, shape)
+        engine, state, model = ready.engine, ready.engine.state, self.model
+        condition, mask = torch.zeros_like(state.condition), torch.ones_like(state.prefix_mask)
+        # A model whose captions come from a file knows none of the examples.
+        with contextlib.suppress(LanternError, IndexError):
+            example = model.family.examples(model.manifest)[0]
+            made = self.conditions([example]).pick([0] * engine.geometry.batch)
+            rows = model.family.rows(model, made, sampling)
+            if (rows.condition.shape, rows.mask.shape) == (condition.shape, mask.shape):
+                condition, mask = rows.condition, rows.mask
+        uniforms = engine.randomness(0, [0] * engine.geometry.batch)
+        with explained(self.backend):
+            decoded = engine.rehearse(condition, mask, uniforms, ready.prefill, ready.step)
+            self.pixels(decoded.tokens, shape)
+        return f"{chosen.name} x {size}"
 
     # --- generation ----------------------------------------------------------------------------
 
@@ -228,29 +270,26 @@ class Pipeline(Loaded):
                 chosen = self.auto.resolve(strategy, size, sampling)
                 self.engines.expect([(size, times)], chosen, sampling, shape)
             for chunk, size in zip(chunks, sizes, strict=True):
-                ready = self.engine(size, strategy, sampling, shape)
                 spare = size - len(chunk)
                 full = [*chunk, *[chunk[-1]] * spare]
                 picked = conditions.pick([index // request.num_images for index in full])
                 rows = self.model.family.rows(self.model, picked, sampling)
-                ready = self.settled(ready, rows, strategy, sampling, shape)
+                ready = self.engine_for(rows, size, strategy, sampling, shape)
                 engine = ready.engine
                 buffers = max(buffers, engine.nbytes)
-                uniforms = engine.randomness(request.seed, full)
                 with watch() as prefill:
-                    engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
+                    ready.begin(rows, request.seed, full)
                     if spare:  # rows that nobody asked for are finished
                         engine.leave_out(len(chunk))
-                report = reporter(
-                    on_progress, len(images), len(chunk), engine.geometry.tokens, len(wanted)
-                )
+                part = len(images), len(chunk), len(wanted)
+                report = _reporter(on_progress, *part, size=engine.geometry.tokens)
                 with watch() as decode, of_image(chunk):
                     done = engine.run(ready.steps, report)
                 used = used or self.auto.resolve(strategy, size, sampling)
                 self.auto.learn(engine, strategy, size, sampling)
                 with watch() as drawing:
                     made = self._pictures(done.tokens, shape, request, chunk)
-                done = first(done, len(chunk))
+                done = Decoded(**{name: value[: len(chunk)] for name, value in vars(done).items()})
                 for name, one in (("prefill", prefill), ("decode", decode), ("pixels", drawing)):
                     spent[name] += one.seconds
                 if on_images is not None:
@@ -258,15 +297,18 @@ class Pipeline(Loaded):
                 images += made
                 parts.append(done)
                 self._otherwise = None  # this device serves
-        seconds = PhaseSeconds(text=text.seconds, total=total.seconds, **spent)
         assert used is not None  # a request has one image at least
-        served = request.model_copy(update={"strategy": used})
-        stats = generation_stats(self, served, parts, seconds, batch, buffers)
-        if strategy.name == AUTO:
-            stats = stats.model_copy(update={"auto": describe_auto(used, sizes[0])})
-        drawn = torch.cat([p.tokens for p in parts]).clone()
-        columns = request.num_images if only is None else 0
-        return GenerationResult(images, drawn, stats, columns)
+        return self.finished(
+            request,
+            used,
+            parts,
+            images,
+            PhaseSeconds(text=text.seconds, total=total.seconds, **spent),
+            batch=batch,
+            slots=sizes[0],
+            buffers=buffers,
+            columns=request.num_images if only is None else 0,
+        )
 
     def _pictures(
         self, tokens: Tensor, shape: Hashable, request: GenerationRequest, chunk: Sequence[int]
@@ -281,17 +323,16 @@ class Pipeline(Loaded):
         # All rows, for another number of images would be compiled anew.
         return pictures(self.pixels(tokens, shape)[: len(chunk)])
 
-    def _rows(
-        self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling, seed: int
-    ) -> tuple[CapturedEngine, Rows, Tensor]:
-        """Return what one batch of prompts starts from: an engine, its rows and its uniforms."""
+    def _begun(
+        self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling
+    ) -> tuple[CapturedEngine, Rows]:
+        """Return the engine of one batch of prompts, and what its images start from."""
         conditions = self.conditions(prompts)
         self.engines.patience = math.inf  # what is measured is measured with all of its lengths
-        ready = self.engine(len(prompts), strategy, sampling, conditions.shape)
         rows = self.model.family.rows(self.model, conditions, sampling)
         with explained(self.backend):
-            ready = self.settled(ready, rows, strategy, sampling, conditions.shape)
-        return ready, rows, ready.engine.randomness(seed, list(range(len(prompts))))
+            ready = self.engine_for(rows, len(prompts), strategy, sampling, conditions.shape)
+        return ready, rows
 
     @inferring
     def draw_tokens(
@@ -310,12 +351,9 @@ class Pipeline(Loaded):
         each image's randomness; ``on_progress`` gets the tokens known of the slowest image.
         """
         with self.request_lock.hold(), explained(self.backend):
-            ready = self.engine(len(images), strategy, sampling, shape)
-            ready = self.settled(ready, rows, strategy, sampling, shape)
-            engine = ready.engine
-            given = engine.randomness(seed, list(images))
-            engine.start(rows.condition, rows.mask, given, ready.prefill)
-            return engine.run(ready.steps, on_progress).tokens
+            ready = self.engine_for(rows, len(images), strategy, sampling, shape)
+            ready.begin(rows, seed, images)
+            return ready.engine.run(ready.steps, on_progress).tokens
 
     @inferring
     def decode_only(
@@ -333,10 +371,10 @@ class Pipeline(Loaded):
         ``exact_price``: price relaxation exactly, on the host's time, in place of a step's bound.
         """
         with self.request_lock.hold():
-            ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed)
+            ready, rows = self._begun(prompts, strategy, sampling)
             engine = ready.engine
             with explained(self.backend), self.backend.stopwatch() as watch:
-                engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
+                ready.begin(rows, seed, range(len(prompts)))
                 engine.accounting = "exact" if exact_price else "bound"
                 try:
                     decoded = engine.run(engine.steps if exact_price else step or ready.steps)
@@ -350,8 +388,8 @@ class Pipeline(Loaded):
     ) -> dict[int, list[float]]:
         """Time the steps of every length of a window with several, in turns: milliseconds by length."""
         with self.request_lock.hold():
-            ready, rows, uniforms = self._rows(prompts, strategy, sampling, seed=0)
+            ready, rows = self._begun(prompts, strategy, sampling)
             assert isinstance(ready.engine, AdaptiveEngine)
             with explained(self.backend):
-                ready.engine.start(rows.condition, rows.mask, uniforms, ready.prefill)
+                ready.begin(rows, 0, range(len(prompts)))
                 return ready.engine.calibrate(self.backend.stopwatch, rounds=rounds)

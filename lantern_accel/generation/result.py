@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
 import io
 from collections.abc import Sequence
@@ -13,9 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from lantern_accel._version import __version__
 from lantern_accel.errors import RequestError
-from lantern_accel.generation.rounded_weights import RoundingPrice
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -23,12 +20,33 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from lantern_accel.decoding.engine import Decoded
-    from lantern_accel.generation.loaded import Loaded
-    from lantern_accel.generation.request import GenerationRequest
-
 #: Version of the JSON that ``--stats`` writes.
 STATS_SCHEMA = 1
+
+
+class RoundingPrice(Frozen):
+    """What rounded weights cost per token, and along which images that was measured."""
+
+    weights: str = Field(description="int8, int6 or int4")
+    bits_per_weight: float
+    by_image: tuple[float, ...] = Field(
+        min_length=1, description="total variation per token of each image, from the full weights"
+    )
+    tokens: int = Field(ge=1, description="tokens per image")
+    sampling: Sampling = Field(description="what both models were sampled with")
+
+    @property
+    def total_variation(self) -> float:
+        """The mean over images."""
+        return sum(self.by_image) / len(self.by_image)
+
+    def text(self) -> str:
+        """Say it in a line."""
+        return (
+            f"{self.weights} weights: total variation {self.total_variation:.4f} per token from the full "
+            f"ones ({min(self.by_image):.4f} to {max(self.by_image):.4f} by image, {len(self.by_image)} "
+            "images at the model's own sampling)"
+        )
 
 
 class PhaseSeconds(Frozen):
@@ -154,60 +172,18 @@ class GenerationResult:
         return save_images(self.images, path)
 
 
-def generation_stats(
-    pipeline: Loaded,
-    request: GenerationRequest,
-    parts: list[Decoded],
-    seconds: PhaseSeconds,
-    batch: int,
-    buffers: int,
-) -> GenerationStats:
-    """Count what a request's batches made; ``parts`` are the batches, ``buffers`` their bytes."""
-    import torch
-
-    rounding = pipeline.model.rounding
-    steps = sum(int(p.steps.sum()) for p in parts)
-    tokens = sum(p.tokens.numel() for p in parts)
-    images = sum(len(p.tokens) for p in parts)
-    histogram = sum((p.histogram.sum(0) for p in parts[1:]), parts[0].histogram.sum(0))
-    busy = seconds.prefill + seconds.decode
-    drawn = torch.cat([p.tokens for p in parts]).long().contiguous().numpy()
-    return GenerationStats(
-        tokens=tokens,
-        tokens_sha256=hashlib.sha256(drawn.tobytes()).hexdigest(),
-        steps=steps,
-        step_compression=(tokens - images) / steps if steps else 1.0,
-        accepted_histogram=histogram.tolist(),
-        total_variation=sum(float(p.price.sum()) for p in parts) / tokens
-        + (0.0 if rounding is None else rounding.total_variation),
-        rounding=rounding,
-        seconds=seconds,
-        tokens_per_second=None if pipeline.backend.simulated else tokens / busy if busy else 0.0,
-        images=images,
-        prompts=list(request.prompts),
-        device=str(pipeline.backend.device),
-        device_name=pipeline.backend.facts().name,
-        simulated=pipeline.backend.simulated,
-        backend=pipeline.backend.name,
-        backend_version=pipeline.backend.version,
-        dtype=str(pipeline.dtype).removeprefix("torch."),
-        model=pipeline.model.manifest.name,
-        weights_hash=pipeline.model.weights_hash,
-        strategy=request.strategy,
-        sampling=request.sampling,
-        seed=request.seed,
-        batch_size=batch,
-        buffers_bytes=buffers,
-        lantern_accel=__version__,
-        torch=torch.__version__,
-    )
-
-
 def png_bytes(image: Image) -> bytes:
     """Return a picture as PNG."""
     stream = io.BytesIO()
     image.save(stream, format="png")
     return stream.getvalue()
+
+
+def pictures(pixels: Tensor) -> list[Image]:
+    """Turn pixels, uint8 ``[n, H, W, 3]``, into pictures."""
+    from PIL import Image as pillow
+
+    return [pillow.fromarray(one.numpy()) for one in pixels]
 
 
 def image_grid(images: Sequence[Image], columns: int) -> Image:

@@ -29,7 +29,7 @@ from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt
 from lantern_accel.files import cache_dir
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.generation.rounded_weights import RoundingPrice
+from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.nn.rounding import Rounding
 from lantern_accel.nn.transformer import pack, rounded_copy
 from lantern_accel.strategy.values import Sampling, Strategy

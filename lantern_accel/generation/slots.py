@@ -84,11 +84,10 @@ class Slots:
     def _open(self, strategy: Strategy, conditions: Conditions) -> Strategy:
         """Make both engines; return what the strategy stands for at this batch."""
         pipeline, sampling, size, shape = self.pipeline, self.sampling, self.size, self.shape
-        ready = pipeline.engine(size, strategy, sampling, shape)
         many = conditions.pick([0] * size)
         rows = pipeline.model.family.rows(pipeline.model, many, sampling)
         with explained(self.backend):
-            ready = pipeline.settled(ready, rows, strategy, sampling, shape)
+            ready = pipeline.engine_for(rows, size, strategy, sampling, shape)
         chosen = pipeline.auto.resolve(strategy, size, sampling)
         self.single = ready
         if size > 1:
@@ -178,20 +177,15 @@ class Slots:
         ``rows``: of this one image; ``seed, index`` pick its random stream.
         """
         row = self.free[0]
-        engine, single = self.engine, self.single.engine
         if not self._rows:
             self._begin()
         with explained(self.backend):
+            self.single.begin(rows, seed, [index])
             if self.size > 1:
-                noise = single.randomness(seed, [index])
-                single.start(rows.condition, rows.mask, noise, self.single.prefill)
-                self._copy(single, row)
-            else:
-                noise = engine.randomness(seed, [index])
-                engine.start(rows.condition, rows.mask, noise, self.ready.prefill)
-        finite, place = engine.finite, self._places[row][1]
+                self._copy(self.single.engine, row)
+        finite, place = self.engine.finite, self._places[row][1]
         # Else a device that replays nothing would show what the last image left.
-        now = torch.stack((engine.state.length, finite.count)).index_select(1, place)
+        now = torch.stack((self.engine.state.length, finite.count)).index_select(1, place)
         finite.report.index_copy_(1, place, now)
         self._rows[row] = _Row()
         own = getattr(self._policy, "own", None)

@@ -6,19 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from lantern_accel.decoding.engine import Decoded
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import RequestError
-from lantern_accel.generation.partial import partial_picture
-from lantern_accel.generation.result import (
-    GenerationResult,
-    PhaseSeconds,
-    generation_stats,
-    png_bytes,
-)
+from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
 from lantern_accel.generation.slots import Slots
 
 if TYPE_CHECKING:
@@ -137,7 +130,7 @@ class Stream:
                     share = known * (self._partials + 1) // slots.tokens
                     image_, rows = None, 0
                     if share > shown.get(index, 0):
-                        made = partial_picture(pipeline, slots.so_far(row), conditions.shape)
+                        made = pipeline.partial_picture(slots.so_far(row), conditions.shape)
                         if made is not None:
                             shown[index] = share
                             image_, rows = made
@@ -183,14 +176,15 @@ class Stream:
         return made
 
     def _finish(self, slots: Slots, done: dict[int, tuple[Decoded, Any]], total: float) -> None:
-        request = self.request
-        ordered = [done[index] for index in range(request.count)]
-        served = request.model_copy(update={"strategy": slots.strategy})
-        parts = [decoded for decoded, _ in ordered]
-        seconds = PhaseSeconds(total=total, **self._seconds)
-        stats = generation_stats(
-            self._pipeline, served, parts, seconds, slots.size, slots.engine.nbytes
+        ordered = [done[index] for index in range(self.request.count)]
+        self._result = self._pipeline.finished(
+            self.request,
+            slots.strategy,
+            [decoded for decoded, _ in ordered],
+            [image for _, image in ordered if image is not None],
+            PhaseSeconds(total=total, **self._seconds),
+            batch=slots.size,
+            slots=slots.size,
+            buffers=slots.engine.nbytes,
+            columns=self.request.num_images,
         )
-        tokens = torch.cat([one.tokens for one in parts])
-        images = [image for _, image in ordered if image is not None]
-        self._result = GenerationResult(images, tokens, stats, request.num_images)

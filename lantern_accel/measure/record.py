@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, StringConstraints, field_validator, mode
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.device.conformance import Report as ConformanceReport
-from lantern_accel.generation.rounded_weights import RoundingPrice
+from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.measure.store import LONGEST_NAME
 from lantern_accel.quality.interval import Interval as Interval
 from lantern_accel.records import NOT_MEASURED as NOT_MEASURED

@@ -8,11 +8,12 @@ from typing import Any
 
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, write_json, write_whole
+from lantern_accel.measure import intervals, samples
 from lantern_accel.measure.record import PHASES, Interval, Quality, Run
 from lantern_accel.report import writing
 from lantern_accel.report.comparison import Comparison
 from lantern_accel.report.offers import Offer, told_terms
-from lantern_accel.report.protocol_text import PROTOCOL_TEXT
+from lantern_accel.report.rows import PERCENTILES
 from lantern_accel.report.telling import QUESTION, first_screen, projection_error
 
 KINDS = (".html", ".md", ".json")
@@ -55,29 +56,24 @@ def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
 
 def page(comparison: Comparison, runs: Sequence[Run]) -> str:
     """Return the self-contained HTML page."""
+    environment = _environment(html_page=True)
     from lantern_accel.report.drawing import palette_css, strategy_role
     from lantern_accel.report.figures import figures
 
-    environment = _environment(html_page=True)
-    return str(
-        environment.get_template("report.html.j2").render(
-            **_context(comparison),
-            css=palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8"),
-            figures=figures(comparison, runs),
-            strategies=list(
-                dict.fromkeys(row.strategy for s in comparison.models for row in s.rows)
-            ),
-            role=strategy_role,
-        )
+    return _rendered(
+        environment,
+        "report.html.j2",
+        comparison,
+        css=palette_css() + "\n" + (TEMPLATES / "report.css").read_text(encoding="utf-8"),
+        figures=figures(comparison, runs),
+        strategies=list(dict.fromkeys(row.strategy for s in comparison.models for row in s.rows)),
+        role=strategy_role,
     )
 
 
 def markdown(comparison: Comparison) -> str:
     """Return the Markdown text: the same tables, no plots."""
-    text = str(
-        _environment(html_page=False).get_template("report.md.j2").render(**_context(comparison))
-    )
-    return text
+    return _rendered(_environment(html_page=False), "report.md.j2", comparison)
 
 
 def answer(comparison: Comparison) -> str:
@@ -86,26 +82,39 @@ def answer(comparison: Comparison) -> str:
     return told.partition("\n")[2].strip()
 
 
-def _context(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "c": comparison,
-        "question": QUESTION,
-        "first": {s.model: first_screen(comparison, s) for s in comparison.models},
-        "terms": told_terms(comparison.terms),
-        "unrun": [gap for gap in comparison.gaps if gap.device],
-        "gaps": [gap for gap in comparison.gaps if not gap.device],
-        "many_temperatures": {
-            s.model: len({row.temperature for row in s.rows}) > 1 for s in comparison.models
-        },
-        "recorded": {
-            run.name: run.recorded_as for run in comparison.runs if run.recorded_as != run.name
-        },
-        "projection_errors": {s.model: projection_error(s) for s in comparison.models},
-        "pictures": PICTURES,
-        "protocol": PROTOCOL_TEXT,
-        "phases": PHASES,
-        "marks": MARKS,
-    }
+def _rendered(environment: Any, template: str, comparison: Comparison, **more: Any) -> str:
+    models = comparison.models
+    text = environment.get_template(template).render(
+        c=comparison,
+        question=QUESTION,
+        first={s.model: first_screen(comparison, s) for s in models},
+        terms=told_terms(comparison.terms),
+        unrun=[gap for gap in comparison.gaps if gap.device],
+        gaps=[gap for gap in comparison.gaps if not gap.device],
+        many_temperatures={s.model: len({r.temperature for r in s.rows}) > 1 for s in models},
+        recorded={r.name: r.recorded_as for r in comparison.runs if r.recorded_as != r.name},
+        projection_errors={s.model: projection_error(s) for s in models},
+        pictures=PICTURES,
+        protocol=_protocol(environment),
+        phases=PHASES,
+        marks=MARKS,
+        **more,
+    )
+    return str(text)
+
+
+def _protocol(environment: Any) -> list[list[str]]:
+    """Return how figures are made: names, each with its paragraph."""
+    text = environment.get_template("protocol.j2").render(
+        gain=samples.GAIN,
+        most_warmups=samples.MOST_WARMUPS,
+        quick_warmups=samples.QUICK_WARMUPS,
+        resamples=intervals.RESAMPLES,
+        same=intervals.SAME,
+        fewest=intervals.FEWEST,
+        percentiles=[f"p{p}" for p in PERCENTILES],
+    )
+    return [" ".join(one.split("\n")).split(": ", 1) for one in text.strip().split("\n\n")]
 
 
 def _environment(*, html_page: bool) -> Any:
@@ -121,19 +130,22 @@ def _environment(*, html_page: bool) -> Any:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals["grouped"] = _grouped
+    names = (
+        "number",
+        "percent",
+        "reading",
+        "interval",
+        "span",
+        "reason",
+        "judged",
+        "times",
+        "listed",
+    )
     environment.filters.update(
-        number=writing.number,
-        percent=writing.percent,
-        reading=writing.reading,
-        interval=writing.interval,
-        span=writing.span,
-        reason=writing.reason,
-        judged=writing.judged,
+        {name: getattr(writing, name) for name in (*names, "size", "joined")}
+    )
+    environment.filters.update(
         compared=lambda word: writing.judged(word, writing.AMONG_DEVICES),
-        times=writing.times,
-        listed=writing.listed,
-        size=writing.size,
-        joined=writing.joined,
         coded=_coded,
         command=_command,
         cell=lambda text: str(text).replace("|", "\\|").replace("\n", " "),

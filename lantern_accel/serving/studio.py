@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import DeviceLostError, RequestError, noted
 from lantern_accel.families.base import Conditions, Rows
-from lantern_accel.generation.partial import partial_picture
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.serving.body import ImageRequest
 from lantern_accel.serving.metrics import Metrics
@@ -411,7 +410,7 @@ class Studio:
         due = -(-tokens * (picture.partials + 1) // (wanted + 1))
         if known < due:
             return
-        made = partial_picture(self.pipeline, slots.so_far(row), picture.conditions.shape)
+        made = self.pipeline.partial_picture(slots.so_far(row), picture.conditions.shape)
         if made is None:  # no row is finished yet
             return
         event = Partial(picture.index, picture.partials, made[0], known, tokens)

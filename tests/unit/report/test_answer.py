@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.runs import invented_cell, invented_price, invented_run, strategies
 
-from lantern_accel.generation.rounded_weights import RoundingPrice
+from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.measure.record import Run, Session
 from lantern_accel.report.answer import Answer, setting
 from lantern_accel.report.comparison import Comparison, compare

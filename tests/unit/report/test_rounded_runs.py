@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.runs import SHAPES, invented_run
 
-from lantern_accel.generation.rounded_weights import RoundingPrice
+from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.measure.record import Run
 from lantern_accel.report import render
 from lantern_accel.report.comparison import compare

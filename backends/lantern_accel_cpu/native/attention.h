@@ -178,10 +178,11 @@ INLINE void pick_values(int m, const float* p, int64_t ldp, const T* v, const in
         pick_values<M - 1, C>(m, p, ldp, v, slots, n, stride, scale, out, ldo);
 }
 
-// Queries [from, to) of one row and head. q: float32 [count][q_stride ...], scaled; out: as q.
+// Queries [from, to) of one row and head. q: float32 [count][q_stride ...], scaled; out: as q. `far`: keys and
+// values are in no cache.
 template <class T, class A>
 void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const Cache& cache, const Seen& s,
-                 int32_t row, int32_t count, int32_t from, int32_t to, A* out, int64_t out_stride) {
+                 int32_t row, int32_t count, int32_t from, int32_t to, A* out, int64_t out_stride, bool far) {
     int64_t d = cache.width, n = s.found[row], whole = (n + W - 1) / W * W;
     const int32_t* slots = s.slots + int64_t(row) * s.capacity;
     int32_t m = to - from;
@@ -190,7 +191,7 @@ void attend_head(const float* q, int64_t q_stride, const T* k, const T* v, const
         if (d % (2 * W) == 0) {
             const float* keep = s.keep + (int64_t(row) * count + from) * s.padded;
             attend_pairs(q + from * q_stride, q_stride, k, v, k + cache.head, d, cache.slot, slots, n, keep, s.padded, m,
-                         out + from * out_stride, out_stride);
+                         out + from * out_stride, out_stride, far);
             return;
         }
 #endif
@@ -253,14 +254,14 @@ INLINE int attend_chunks(const Cache& cache, const Mask& mask) {
 
 template <class T, class A>
 void attend_chunk(const float* q, const T* k, const T* v, const Cache& cache, const Mask& mask, const Seen& s,
-                  int chunk, A* out, int64_t out_stride) {
+                  int chunk, A* out, int64_t out_stride, bool far) {
     int32_t blocks = (mask.count + QUERIES - 1) / QUERIES, block = chunk % blocks;
     int32_t head = chunk / blocks % cache.heads, row = chunk / blocks / cache.heads;
     int32_t from = mask.count * block / blocks, to = mask.count * (block + 1) / blocks;
     int64_t first = int64_t(row) * mask.count, d = cache.width, wide = cache.heads * d;
     int64_t at = s.row_of[row] * cache.row + head * cache.head;
     attend_head(q + first * wide + head * d, wide, k + at, v + at, cache, s, row, mask.count, from, to,
-                out + first * out_stride + head * d, out_stride);
+                out + first * out_stride + head * d, out_stride, far);
 }
 
 template <class T> struct AttendJob {
@@ -275,7 +276,7 @@ template <class T> struct AttendJob {
         AttendJob& job = *(AttendJob*)self;
         const Attend& g = *job.given;
         attend_chunk(job.q, (const T*)g.k, (const T*)g.v, g.cache, g.mask, job.s, chunk, (T*)g.out,
-                     int64_t(g.cache.heads) * g.cache.width);
+                     int64_t(g.cache.heads) * g.cache.width, false);
     }
 };
 

@@ -132,13 +132,16 @@ INLINE void pick_pairs(int m, const bf16* p, int64_t ldp, const bf16* v, const i
 }
 
 constexpr int SCORED = 8, WEIGHTED = 6;  // queries whose sums the registers hold
+// Keys that come from main memory are fetched so many blocks ahead as well: the values' loop is too short to
+// fetch all of them. More queries than FEW multiply long enough.
+constexpr int FEW = 8, BLOCKS_AHEAD = 4;
 
 // `m` queries of `width` d, a multiple of 2 W, over the slots; arguments as attend_head's. keep [m][ld]; `after`:
-// the keys that are read next.
+// the keys that are read next; `far`: they are in no cache.
 template <class A>
 void attend_pairs(const float* q, int64_t q_stride, const bf16* k, const bf16* v, const bf16* after, int64_t d, int64_t stride,
                   const int32_t* slots, int64_t found, const float* keep, int64_t ld, int32_t m, A* out,
-                  int64_t out_stride) {
+                  int64_t out_stride, bool far) {
     int64_t whole = (found + W - 1) / W * W;
     size_t queries = size_t(m) * d * sizeof(bf16), keys = size_t(d) / 2 * W * sizeof(uint32_t);
     size_t scores = size_t(m) * ld * sizeof(float), weights = size_t(m) * ld * sizeof(bf16);
@@ -154,6 +157,9 @@ void attend_pairs(const float* q, int64_t q_stride, const bf16* k, const bf16* v
     for (int64_t i = 0; i < whole; i += W) {
         keys_across(k, slots + i, stride, d / 2, across);
         soon(v, slots + i, W, stride, d);
+        int64_t ahead = i + BLOCKS_AHEAD * W;
+        if (far && m < FEW && ahead < whole) soon(k, slots + ahead, W, stride, d);
+        if (far && m < FEW && ahead >= whole && ahead < 2 * whole) soon(after, slots + ahead - whole, W, stride, d);
         for (int32_t t = 0, blocks = (m + SCORED - 1) / SCORED, b = 0; b < blocks; ++b) {
             int32_t some = m * (b + 1) / blocks - t;
             pick_scores<SCORED>(some, turned + t * d, d, across, p + t * ld + i, ld);

@@ -9,6 +9,8 @@ namespace {
 
 enum Step { QKV, ATTEND, OUT, GATE, DOWN, STEPS };
 
+constexpr int64_t FAR_KEYS = 16 << 20;  // bytes of keys and values that a pass finds in no cache
+
 template <class T> struct TrunkJob {
     typedef typename Activation<T>::type A;
     const Trunk* given;
@@ -28,6 +30,7 @@ template <class T> struct TrunkJob {
     int32_t done_taps;
     bool whole_gates;  // panels of gates and of ups are apart
     bool whole_heads;  // vectors lie in one head
+    bool far;          // the keys and values of all layers are more than caches keep from pass to pass
 
     void norm(const void* given_weight, float eps, const void* before) {
         const T* weight = (const T*)given_weight;
@@ -163,7 +166,7 @@ template <class T> struct TrunkJob {
         const Block& b = given->blocks[layer];
         if (step == ATTEND)
             return attend_chunk(q, (const T*)b.k, (const T*)b.v, given->cache, mask, s, chunk, mixed,
-                                ld_wide);
+                                ld_wide, far);
         const char* next = after(layer, step, chunk);
         switch (step) {
             case QKV: return qkv(b, chunk, next);
@@ -233,6 +236,9 @@ template <class T> void trunk_of(const Trunk& g, const Seen& s, int32_t seeing) 
     job.ld_hidden = even(job.hidden);
     job.whole_gates = job.hidden % PANEL == 0;
     job.whole_heads = g.cache.width % W == 0;
+    int64_t seen_slots = 0;
+    for (int32_t r = 0; r < seeing; ++r) seen_slots += s.found[r];
+    job.far = seen_slots * g.layers * job.wide * 2 * int64_t(sizeof(T)) > FAR_KEYS;
     job.q_scale = 1.0f / sqrtf(float(g.cache.width));
     float* f = (float*)scratch(0, job.m * (job.dim + job.wide + 2 * job.hidden) * sizeof(float));
     job.state = f;

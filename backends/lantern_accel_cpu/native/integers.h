@@ -48,7 +48,7 @@ INLINE I dot_bytes(I sum, U codes, U numbers) {  // codes below 64: no pair of p
     __m256i pairs = _mm256_maddubs_epi16((__m256i)codes, (__m256i)numbers);
     return sum + (I)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
-#define APART 0, 4, 1, 5, 2, 6, 3, 7
+#define APART 0, 4, 1, 5, 2, 6, 3, 7, 8, 9, 10, 11, 12, 13, 14, 15
 #endif
 typedef int8_t Small __attribute__((vector_size(WIDTH)));
 
@@ -72,15 +72,6 @@ INLINE F multiply_add(F a, F b, F c) {
 #endif
 }
 
-INLINE float largest(F x) {
-#if WIDTH == 16
-    return _mm512_reduce_max_ps((__m512)x);
-#else
-    __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
-    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
-#endif
-}
 INLINE int32_t total(I x) {
 #if WIDTH == 16
     return _mm512_reduce_add_epi32((__m512i)x);
@@ -89,6 +80,14 @@ INLINE int32_t total(I x) {
     half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
 #endif
+}
+
+INLINE Small apart(Small bytes) {
+    __m128i all = _mm_setzero_si128();
+    memcpy(&all, &bytes, sizeof bytes);
+    all = _mm_shuffle_epi8(all, _mm_setr_epi8(APART));
+    memcpy(&bytes, &all, sizeof bytes);
+    return bytes;
 }
 
 // Round rows of x to 8 bits by spans, in the order that products with weights of a kind take; nothing where `to` is
@@ -118,7 +117,7 @@ template <class A> void to_bytes(const A* x, int64_t ldx, int64_t m, int64_t k, 
                     I number = (I)(get(from + i * W) * turn + 12582912.0f) - 0x4b400000;  // to the nearest
                     sum += number;
                     Small bytes = __builtin_convertvector(number, Small);
-                    if (kept != INT8) bytes = SHUFFLED_AS(Small, bytes, bytes, APART);
+                    if (kept != INT8) bytes = apart(bytes);
                     memcpy(out + i * W, &bytes, sizeof bytes);
                 }
                 to.sum[(r * to.spans + s) * AT_ONCE + g] = total(sum);

@@ -130,8 +130,7 @@ INLINE float soften(float* p, const float* keep, int64_t n) {
         F s = load<F>(p + i) + (load<F>(keep + i) - 1.0f) * 1e30f;
         most = larger(most, s);
     }
-    float top = most[0];
-    for (int i = 1; i < W; ++i) top = top > most[i] ? top : most[i];
+    float top = largest(most);
     F sum{};
     for (int64_t i = 0; i < n; i += W) {
         F e = exponential(load<F>(p + i) - top) * load<F>(keep + i);

@@ -7,6 +7,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if WIDTH > 4
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -113,20 +116,40 @@ INLINE F sums(F (&a)[W]) {
     return a[0];
 }
 
+// The sum and the largest of all lanes.
+#if WIDTH == 16
+INLINE float total(F x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE float largest(F x) { return _mm512_reduce_max_ps((__m512)x); }
+#elif WIDTH == 8
 INLINE float total(F x) {
-    float s = 0;
-    for (int i = 0; i < W; ++i) s += x[i];
-    return s;
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
+INLINE float largest(F x) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
+#else
+INLINE float total(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+INLINE float largest(F x) {
+    float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
+    return a > b ? a : b;
+}
+#endif
 
-INLINE F larger(F a, F b) {
-    U more = (U)(a > b);
-    return (F)(((U)a & more) | ((U)b & ~more));
-}
-INLINE F smaller(F a, F b) {
-    U less = (U)(a < b);
-    return (F)(((U)a & less) | ((U)b & ~less));
-}
+// a > b ? a : b, and a < b ? a : b.
+#if WIDTH == 16
+INLINE F larger(F a, F b) { return (F)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE F smaller(F a, F b) { return (F)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif WIDTH == 8
+INLINE F larger(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE F smaller(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+INLINE F larger(F a, F b) { return a > b ? a : b; }
+INLINE F smaller(F a, F b) { return a < b ? a : b; }
+#endif
 
 // exp to about 1e-7, after Cephes' expf; arguments are held between -87.3 and 88.3. exp(0) is 1.
 INLINE F exponential(F x) {

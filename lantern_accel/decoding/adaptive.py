@@ -28,6 +28,8 @@ from lantern_accel.strategy.values import DraftLength, Sampling, Strategy, with_
 
 #: A length that promises less than this share of the best one's speed is not timed again.
 HOPELESS = 0.8
+#: How often a length that looks so is timed again before.
+AGAIN = 2
 #: Milliseconds that are timed at least, by as many short steps in a row, and the most steps.
 TIMED_MS, MOST_TIMED = 5.0, 8
 
@@ -190,11 +192,13 @@ class AdaptiveEngine(EngineBase):
         for number in range(rounds + 1):
             for length in list(lengths):
                 times.setdefault(length, []).append(self._timed(length, watch))
-                promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
                 if length == 1 or not (number or self.untimed):  # a first step may be slow
                     continue
-                best = max(promise, key=lambda one: promise[one])
-                if promise[length] < HOPELESS * promise[best]:
+                for _ in range(AGAIN):  # so may any on a busy machine
+                    if not (best := _better(length, times, worth)):
+                        break
+                    times[length].append(self._timed(length, watch))
+                if best := _better(length, times, worth):
                     past = length > best
                     lengths = [n for n in lengths if n < length or (n > length and not past)]
                     if past:
@@ -221,3 +225,12 @@ class AdaptiveEngine(EngineBase):
             for _ in range(count):
                 self.step()
         return 1e3 * all_.seconds / count
+
+
+def _better(
+    length: int, times: Mapping[int, Sequence[float]], worth: Mapping[int, float]
+) -> int | None:
+    """Return the length of the best speed where this one promises far less; None where it does not."""
+    promise = {n: worth.get(n, 1.0) / min(found) for n, found in times.items()}
+    best = max(promise, key=lambda one: promise[one])
+    return best if promise[length] < HOPELESS * promise[best] else None

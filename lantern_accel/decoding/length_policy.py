@@ -260,15 +260,15 @@ def costs_of(
     """Return the lengths that were timed, with their costs relative to the shortest's step.
 
     ``times``: of every length round by round. A cost is the least time over the least of the shortest's:
-    whatever else a machine does makes times long, and never short. No longer window is taken to cost
-    less than a shorter one.
+    whatever else a machine does makes times long, and never short. For the same reason no length is
+    taken to cost more than a longer one.
     """
     known = sorted((p for p in draft_lengths if times.get(p.length)), key=lambda one: one.length)
     if not known:
         return tuple(draft_lengths)
     plain = min(times[known[0].length])
-    least, out = 1.0, []
-    for one in known:
-        least = max(least, min(times[one.length]) / plain)
+    least, out = math.inf, []
+    for one in reversed(known):
+        least = min(least, max(1.0, min(times[one.length]) / plain))
         out.append(one.model_copy(update={"cost": least}))
-    return tuple(out)
+    return tuple(reversed(out))

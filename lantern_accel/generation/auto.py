@@ -331,7 +331,7 @@ class Auto:
         def holds(tree: SelfDrafts) -> bool:
             return self.holds(usual.model_copy(update={"tree": tree}))
 
-        found = likely_copies(times, rows, windows.draft_lengths, tokens, holds)
+        found = likely_copies(times, rows, windows.draft_lengths, tokens, holds, windows.plain)
         good = [one.tree for one in found if one.speedup >= ENOUGH]
         return [usual.model_copy(update={"tree": tree}) for tree in good]
 

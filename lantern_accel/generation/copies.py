@@ -32,12 +32,12 @@ WINDOWS, DRAFTS = (0, 2, 4, 8), (2, 4, 6, 8, 12, 16)
 #: window have not settled when its passes are over.
 SETTLED = 0.93
 #: Weights whose products are timed: as many as no cache holds, or all of a small model's.
-TIMED_WEIGHTS, ROUNDS = 1 << 26, 3
+TIMED_WEIGHTS, ROUNDS = 1 << 26, 5
 #: What a copy rounded by groups must promise over one rounded by rows, which is made in half the time: a
 #: process makes its copy before the first image.
 MAKING = 1.03
 
-#: Milliseconds of products with a part of the target's weights, by what these are kept in and by rows.
+#: Milliseconds of products with the target's weights, by what these are kept in and by rows.
 ProductTimes = Mapping[str, Mapping[int, float]]
 
 
@@ -58,27 +58,27 @@ def product_times(
 ) -> ProductTimes:
     """Time products of ``rows`` activations with full weights and with codes, least of several.
 
-    Codes are zeros: a product takes the same time whatever they are.
+    A part of a large model's weights is multiplied, and counts for all. The kinds take turns, since the
+    pace of memory changes. Codes are zeros: a product takes the same time whatever they are.
     """
+    every = sorted(projections(target), key=lambda one: -one.weight.numel())
     parts: list[Projection] = []
-    for part in sorted(projections(target), key=lambda one: -one.weight.numel()):
+    for part in every:
         if sum(one.weight.numel() for one in parts) < TIMED_WEIGHTS:
             parts.append(part)
+    share = sum(one.weight.numel() for one in every) / sum(one.weight.numel() for one in parts)
     device = parts[0].weight.device
-    times: dict[str, dict[int, float]] = {}
-    for name in (FULL, *ROUNDINGS):
-        how = ROUNDINGS.get(name)
-        made = [one if how is None else _zeros(one, ops, how) for one in parts]
-        times[name] = dict.fromkeys(rows, math.inf)
+    made = {FULL: parts}
+    made |= {name: [_zeros(one, ops, how) for one in parts] for name, how in ROUNDINGS.items()}
+    times = {name: dict.fromkeys(rows, math.inf) for name in made}
+    for count in rows:
+        given = [torch.ones(count, one.in_features, dtype=dtype, device=device) for one in parts]
         for _ in range(ROUNDS + 1):  # the first finds nothing in the caches
-            for count in rows:
-                given = [
-                    torch.ones(count, one.in_features, dtype=dtype, device=device) for one in made
-                ]
+            for name, weights in made.items():
                 with watch() as spent:
-                    for one, x in zip(made, given, strict=True):
+                    for one, x in zip(weights, given, strict=True):
                         one(x, ops)
-                times[name][count] = min(times[name][count], 1e3 * spent.seconds)
+                times[name][count] = min(times[name][count], 1e3 * share * spent.seconds)
     return times
 
 
@@ -122,20 +122,23 @@ def likely_copies(
     timed: Sequence[DraftLength],
     tokens: int,
     holds: Callable[[SelfDrafts], bool],
+    step: float | None = None,
 ) -> list[Likely]:
     """Return the drafts by a copy that promise most, and the next best by the same copy.
 
     The second has another window of its own; none where no copy fits.
 
     ``times``: of :func:`product_times`, where one node of every image has ``rows`` rows; ``timed``: of
-    the target's windows; ``tokens``: of an image.
+    the target's windows; ``tokens``: of an image; ``step``: milliseconds of a plain step, whose products
+    alone count where it is not known.
     """
-    plain = times[FULL][rows]
+    plain = step or times[FULL][rows]
 
     def pass_cost(name: str, nodes: int) -> float:
         # What is no product costs a copy as much as the target.
-        rest = max(0.0, check_cost(timed, nodes) - times[FULL][rows * nodes] / plain)
-        return times[name][rows * nodes] / plain + rest
+        own = times[name][rows * nodes]
+        spared = (times[FULL][rows * nodes] - own) / plain
+        return max(own / plain, check_cost(timed, nodes) - spared)
 
     found: list[Likely] = []
     for name, rate in USUAL_RATES.items():

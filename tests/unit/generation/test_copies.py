@@ -128,9 +128,18 @@ def test_products_of_every_kind_are_timed_and_nothing_is_kept(
     assert {name: set(one) for name, one in found.items()} == {
         name: {2, 8} for name in ("full", *ROUNDINGS)
     }
-    assert found["full"] == {2: 1e3, 8: 2e3}, "the least of the rounds"
+    turns = len(found) * (copies.ROUNDS + 1)
+    assert found["full"] == {2: 1e3, 8: 1e3 * (1 + turns)}, "the least of the rounds, in turns"
     assert set(shapes) == {(2, 70), (8, 70), (2, 40), (8, 40)}
     monkeypatch.setattr(copies, "TIMED_WEIGHTS", 1)
     shapes.clear()
-    copies.product_times(target, REFERENCE, torch.float32, [2], lambda: Watch(lambda: None))
+    seconds = iter(range(1, 1000))
+    found = copies.product_times(target, REFERENCE, torch.float32, [2], lambda: Watch(lambda: None))
     assert set(shapes) == {(2, 70)}, "the largest alone"
+    assert found["full"][2] == pytest.approx(1e3 * (70 * 40 + 40 * 9) / (70 * 40)), "counts for all"
+
+
+def test_what_a_plain_step_takes_beside_its_products_is_not_spared() -> None:
+    known = times(int8=0.5, int6=0.41, int4=0.28)
+    alone, within = best(known, 2, TIMED, 256, fits), best(known, 2, TIMED, 256, fits, 2.0)
+    assert alone is not None and within is not None and within.speedup < alone.speedup

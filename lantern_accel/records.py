@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 #: How the text begins that stands for a figure.
@@ -31,3 +35,9 @@ def first_wrong(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a JSON value in its canonical form."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

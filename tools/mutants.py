@@ -39,10 +39,10 @@ TESTS = {
     "decoding/maximal_coupling.py": ["tests/unit/decoding/test_jacobi.py",
                              "tests/unit/decoding/test_jacobi_exactness.py"],
     "decoding/": DECODING,
-    "quality/": ["tests/unit/quality", "tests/unit/evaluation", "tests/unit/measure/test_intervals.py"],
+    "quality/": ["tests/unit/quality", "tests/unit/evaluation"],
     "measure/": ["tests/unit/measure", "tests/unit/report", "tests/unit/test_mutants.py"],
 }  # fmt: skip
-STATISTICS = ("intervals.py", "price.py")
+STATISTICS = ("price.py",)
 COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from lantern_accel.device.backend import Backend
-from lantern_accel.measure.intervals import relative_spread
 from lantern_accel.measure.record import Environment
 from lantern_accel.measure.rounds import interleave
 from lantern_accel.measure.store import Keeper
+from lantern_accel.quality.interval import relative_spread
 
 Done = dict[str, float]
 """How much a run did, by unit: ``{"tokens": 256, "steps": 80}``."""

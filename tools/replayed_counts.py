@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.length_policy import FixedLength
 from lantern_accel.errors import RequestError
 from lantern_accel.strategy.values import ChainTree, SelfDrafts, Strategy, Window
-from lantern_accel.tuning.auto import Steady
 
 #: An image's steps in order: where each began, in tokens known, and what it brought.
 Steps = list[tuple[int, int]]
@@ -105,7 +105,7 @@ class Recorder:
                     found[image].append((a, b - a))
 
         given = [self.prompts[number]] * self.batch
-        engine.chosen = Steady(length)
+        engine.chosen = FixedLength(length)
         try:
             self.pipeline.decode_only(given, strategy, sampling, seed, step=step)
         finally:

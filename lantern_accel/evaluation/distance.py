@@ -10,8 +10,8 @@ from torch import Tensor
 from lantern_accel.evaluation.interchange import psnr
 from lantern_accel.evaluation.schema import Memorisation, Nearest, StrategyDistance
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.features import EfficientNetLite0, in_parts, to_pixels
 from lantern_accel.quality.interval import mean
-from lantern_accel.quality.maps import FeatureNet, in_parts, to_pixels
 from lantern_accel.quality.set_metrics import kernel_distance, permutation_test
 from lantern_accel.strategy.values import Strategy
 
@@ -32,7 +32,7 @@ def distances(
     prompts: Sequence[str | int],
     named: Sequence[Strategy],
     seed: int,
-    net: FeatureNet | None,
+    net: EfficientNetLite0 | None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[StrategyDistance]:
     """Compare each strategy with vanilla decoding; the first row is vanilla under another seed."""

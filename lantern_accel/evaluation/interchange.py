@@ -10,7 +10,7 @@ from torch import Tensor
 from lantern_accel.device.backend import inferring
 from lantern_accel.evaluation.schema import Interchange
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.quality.maps import FeatureNet, in_parts, to_pixels
+from lantern_accel.quality.features import EfficientNetLite0, in_parts, to_pixels
 from lantern_accel.quality.scoring import tokens_of
 
 
@@ -27,7 +27,7 @@ def interchange(
     codes: Tensor,
     ks: Sequence[int],
     seed: int,
-    net: FeatureNet | None,
+    net: EfficientNetLite0 | None,
 ) -> list[Interchange]:
     """Replace every code by a random one of its ``k`` nearest, for each k, and by any code at all.
 

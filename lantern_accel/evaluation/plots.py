@@ -169,7 +169,7 @@ def pair_sheet(
     samples: NDArray[np.uint8], nearest: NDArray[np.uint8], path: Path, columns: int = 10
 ) -> None:
     """Write samples above their nearest training images as one PNG."""
-    from lantern_accel.quality.sheet import save_grid
+    from lantern_accel.quality.imageset import save_grid
 
     save_grid(np.concatenate([samples, nearest], axis=1), path, columns=columns)
 

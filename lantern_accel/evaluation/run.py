@@ -24,8 +24,8 @@ from lantern_accel.evaluation.tables import write_tables
 from lantern_accel.evaluation.text import text_ambiguity
 from lantern_accel.files import read_text_file, write_json
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.features import MEASURES, MISSING, is_there, load_network, to_pixels
 from lantern_accel.quality.imageset import ImageSet, Source, read_images
-from lantern_accel.quality.maps import MISSING, NETWORK, FeatureNet, to_pixels
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
 from lantern_accel.quality.style import check_matplotlib
@@ -52,7 +52,7 @@ class Evaluator:
         self.pipeline, self.settings, self.out = pipeline, settings, out
         self.folder, self.source, self.plots = images, source, plots
         self.say = Progress() if progress is None else progress
-        self.net = FeatureNet.load()
+        self.net = load_network() if is_there() else None
         self.report = self._report()
         self._sets: dict[str, ImageSet] = {}
 
@@ -63,7 +63,7 @@ class Evaluator:
             weights_hash=self.pipeline.model.weights_hash,
             settings=self.settings,
             environment=environment(self.pipeline),
-            features=NETWORK if self.net is not None else None,
+            features=MEASURES if self.net is not None else None,
         )
         if not self.out.is_file():
             return fresh

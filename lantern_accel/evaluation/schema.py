@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from lantern_accel.evaluation.suite.protocol import Protocol
 from lantern_accel.quality.interval import Interval
-from lantern_accel.quality.scores import Ambiguity, Likelihood
+from lantern_accel.quality.scoring import Ambiguity, Likelihood
 from lantern_accel.records import Record
 from lantern_accel.strategy.values import Strategy
 

@@ -12,7 +12,7 @@ import random
 import statistics
 from collections import Counter, defaultdict
 
-from lantern_accel.quality.scores import Ambiguity
+from lantern_accel.quality.scoring import Ambiguity
 
 ORDER = 5
 SOURCE = (

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Decoded
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.measure import intervals
 from lantern_accel.measure.record import Distance, NotMeasured, Quality, Strip, not_measured
 from lantern_accel.quality import features as network_features
+from lantern_accel.quality import interval as intervals
 from lantern_accel.quality.set_metrics import METRIC, kernel_distance, permutation_test
 from lantern_accel.strategy.values import Exact, Strategy
 
@@ -169,8 +169,7 @@ class PriceStudy:
     ) -> intervals.Array:
         key = strategy.model_copy(update={"name": ""}).model_dump_json(), seed
         if key not in self._features:
-            found = network_features.features(network, self.draw(strategy, seed).pixels)
-            self._features[key] = found.double().numpy()
+            self._features[key] = network.vectors(self.draw(strategy, seed).pixels)
             self.beat(f"price: features of {strategy.name}")
         return self._features[key]
 

@@ -14,8 +14,8 @@ from typing import Literal
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.files import read_text_file
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.measure.intervals import digest
 from lantern_accel.measure.record import PromptSet
+from lantern_accel.records import digest
 
 #: Prompts that a run draws from at most; a longer file is known by its digest.
 USED = 64

@@ -32,9 +32,14 @@ from lantern_accel.measure.record import (
     is_measured,
     not_measured,
 )
-from lantern_accel.measure.remaining import MOST_SAMPLES, Countdown, seconds_left
 from lantern_accel.measure.request import Request
-from lantern_accel.measure.rounds import about, interleave
+from lantern_accel.measure.rounds import (
+    MOST_SAMPLES,
+    about,
+    countdown,
+    interleave,
+    seconds_left,
+)
 from lantern_accel.quality.features import is_there
 from lantern_accel.strategy.values import Strategy
 
@@ -289,10 +294,10 @@ class Profiler:
         images = self.request.plan.quality_images
         self.say(f"price: {images} images per strategy{self._left()}")
         pieces = images_for(self._relaxed(temperature), images)
-        countdown = Countdown(pieces, time.perf_counter())
+        began = time.perf_counter()
 
         def tell(text: str) -> None:
-            left = countdown.left(study.drawn, time.perf_counter())
+            left = countdown(pieces, study.drawn, time.perf_counter() - began)
             self.say(text if left is None else f"{text}; {about(left)} left")
 
         study = PriceStudy(

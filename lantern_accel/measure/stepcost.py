@@ -29,7 +29,6 @@ from lantern_accel.families.random_weights import RandomModel, random_model, siz
 from lantern_accel.measure import store, work
 from lantern_accel.measure.ceilings import measure_ceilings
 from lantern_accel.measure.environment import describe
-from lantern_accel.measure.intervals import relative_spread
 from lantern_accel.measure.phases import LaunchCounter
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Ceilings, Environment, is_measured
@@ -37,6 +36,7 @@ from lantern_accel.measure.work import step_needs
 from lantern_accel.memory.capacity import Capacity
 from lantern_accel.memory.limits import free_bytes, size
 from lantern_accel.nn.rounding import FULL, rounding
+from lantern_accel.quality.interval import relative_spread
 from lantern_accel.records import Record
 from lantern_accel.strategy.trees import (
     EAGLE2_TREE,

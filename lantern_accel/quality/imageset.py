@@ -1,4 +1,4 @@
-"""Reads captioned images: a folder with ``captions.jsonl``, one line per image.
+"""Reads captioned images, and writes many as one: a folder with ``captions.jsonl``, a line per image.
 
 ``{"file": "a.png", "prompt": "a red heart"}``; for a class-conditional model the prompt is the class
 id. The middle of every image is cut out in the shape of the model's pictures, then resized.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import UnreadableFile, read_bytes_file, read_text_file
+from lantern_accel.files import UnreadableFile, read_bytes_file, read_text_file, write_whole
 
 CAPTIONS = "captions.jsonl"
 
@@ -105,3 +105,14 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
         why = next(iter(skipped.items()), ("the list", "it is empty"))
         raise DataError(f"no image in {folder} could be read (the first, {why[0]}: {why[1]})")
     return ImageSet(np.stack(pixels), prompts, skipped)
+
+
+def save_grid(images: NDArray[np.uint8], path: Path, columns: int = 12) -> None:
+    """Write images uint8 ``[n, H, W, 3]`` as one PNG, ``columns`` wide."""
+    count, height, width, _ = images.shape
+    rows = -(-count // columns)
+    sheet = np.full((rows * height, columns * width, 3), 200, np.uint8)
+    for i, image in enumerate(images):
+        y, x = divmod(i, columns)
+        sheet[y * height : (y + 1) * height, x * width : (x + 1) * width] = image
+    write_whole(path, lambda stream: Image.fromarray(sheet).save(stream, format="PNG"))

@@ -5,18 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.backend import inferring
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.quality.scores import Ambiguity, Likelihood
+from lantern_accel.records import Record
 from lantern_accel.strategy.values import Sampling
 
 #: Sampling under which rows with and without the prompt are made, as guidance needs them.
 GUIDED = Sampling(cfg_scale=2.0)
 #: Logits of one pass over a batch; bounds its memory at many tokens.
 LOGITS_AT_ONCE = 1 << 26
+
+
+class Likelihood(Record):
+    """Mean negative log-likelihood of real images, nats per token, without guidance."""
+
+    images: str = Field(description="which images")
+    count: int
+    nll: float
+    perplexity: float
+
+
+class Ambiguity(Record):
+    """How flat next-token distributions are, teacher-forced, at temperature 1 without filters."""
+
+    of: str = Field(description="which tokens")
+    source: str = Field(description="where the figures come from")
+    cfg: float | None = None
+    positions: int
+    vocabulary: int
+    top1_mean: float
+    top1_median: float
+    top1_below_tenth: float = Field(description="share of positions whose likeliest token is < 0.1")
+    top10_mass: float
+    entropy: float = Field(description="nats; ln(vocabulary) is uniform")
 
 
 def encode_images(pipeline: Pipeline, pixels: Tensor, batch: int = 16) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from lantern_accel.measure.intervals import Verdict, unpaired_ratio
-from lantern_accel.measure.intervals import verdict as judge
 from lantern_accel.measure.record import Cell, Interval, NotMeasured, Run
+from lantern_accel.quality.interval import Verdict, unpaired_ratio
+from lantern_accel.quality.interval import verdict as judge
 from lantern_accel.records import Record
 from lantern_accel.report.names import differences
 from lantern_accel.report.offers import cell_of

@@ -16,8 +16,6 @@ from pydantic import Field
 from lantern_accel._version import __version__
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.device.datasheets import DeviceProfile, all_profiles
-from lantern_accel.measure.intervals import Verdict, unpaired_ratio
-from lantern_accel.measure.intervals import verdict as judge
 from lantern_accel.measure.record import (
     NOT_MEASURED,
     PROTOCOL,
@@ -31,6 +29,8 @@ from lantern_accel.measure.record import (
     Session,
     Strip,
 )
+from lantern_accel.quality.interval import Verdict, unpaired_ratio
+from lantern_accel.quality.interval import verdict as judge
 from lantern_accel.records import Record
 from lantern_accel.report.answer import Answers, answer_all
 from lantern_accel.report.names import readable

@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import Field
 
 from lantern_accel.errors import RequestError, did_you_mean, shown
-from lantern_accel.measure import intervals
 from lantern_accel.measure.record import (
     Cell,
     Interval,
@@ -24,6 +23,7 @@ from lantern_accel.measure.record import (
     Reading,
     Run,
 )
+from lantern_accel.quality import interval as intervals
 from lantern_accel.records import Record
 from lantern_accel.report.rows import Row, readings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import statistics
 
-from lantern_accel.measure.intervals import FEWEST
 from lantern_accel.measure.record import Run, is_measured
+from lantern_accel.quality.interval import FEWEST
 from lantern_accel.report.writing import percent
 
 #: Others' share of the host's cores above which a run is called disturbed.

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from lantern_accel.measure import intervals
-from lantern_accel.measure.intervals import Verdict
 from lantern_accel.measure.record import (
     PHASES,
     STEP_PHASES,
@@ -23,6 +21,8 @@ from lantern_accel.measure.record import (
     is_measured,
     not_measured,
 )
+from lantern_accel.quality import interval as intervals
+from lantern_accel.quality.interval import Verdict
 from lantern_accel.records import Record
 from lantern_accel.report.writing import percent
 from lantern_accel.strategy.values import (

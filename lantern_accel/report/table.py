@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lantern_accel.measure.intervals import paired, relative_spread, speed_ratio, verdict
 from lantern_accel.measure.record import STEP_PHASES, Cell, Run
+from lantern_accel.quality.interval import paired, relative_spread, speed_ratio, verdict
 from lantern_accel.report.rows import row_of, twin_of, unsettled
 from lantern_accel.report.writing import judged
 

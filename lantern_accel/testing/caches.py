@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 
@@ -21,20 +19,19 @@ NOT_JUDGED = "attention fails by itself, so what it sees was not judged (attenti
 LAYERS, ROWS, CAPACITY, HEADS, WIDTH = 2, 4, 29, 3, 16
 
 
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def dtypes_of(backend: Backend) -> list[torch.dtype]:
     return [dtype for name, dtype in DTYPES.items() if backend.support(name)]
 
 
-def filled(backend: Backend, dtype: torch.dtype) -> tuple[KVCache, Tensor, Tensor]:
-    """Return a cache with known random content, and that content: k, v [layers, R, L, H, d]."""
+def filled(backend: Backend, dtype: torch.dtype, sign: int = 1) -> tuple[KVCache, Tensor, Tensor]:
+    """Return a cache with known random content, and that content: k, v [layers, R, L, H, d].
+
+    ``sign``: 1, or -1 for another content.
+    """
     layout = backend.kv_layout(LAYERS, ROWS, CAPACITY, HEADS, WIDTH, dtype)
     cache = backend.allocate(layout)
-    k = normal(1, LAYERS, ROWS, CAPACITY, HEADS, WIDTH).to(dtype)
-    v = normal(2, LAYERS, ROWS, CAPACITY, HEADS, WIDTH).to(dtype)
+    k = sign * tiny.normal(1, LAYERS, ROWS, CAPACITY, HEADS, WIDTH).to(dtype)
+    v = sign * tiny.normal(2, LAYERS, ROWS, CAPACITY, HEADS, WIDTH).to(dtype)
     slots = torch.arange(CAPACITY, device=backend.device).expand(ROWS, -1)
     address = backend.address(cache, slots)
     for layer in range(LAYERS):
@@ -66,7 +63,7 @@ def _seen(backend: Backend, cache: KVCache, k: Tensor, v: Tensor) -> str:
     What is read must be what attention reads: compared with float64, within attention's tolerance.
     """
     dtype = cache.layout.dtype
-    q = normal(4, ROWS, 5, HEADS, WIDTH).to(dtype)
+    q = tiny.normal(4, ROWS, 5, HEADS, WIDTH).to(dtype)
     seen = torch.zeros(ROWS, 1, 5, cache.layout.capacity, dtype=torch.bool)
     seen[..., :CAPACITY] = True
     mask = backend.mask(seen.to(backend.device), dtype)
@@ -101,14 +98,9 @@ def _blind(backend: Backend, dtype: torch.dtype) -> bool:
     try:
         found = []
         for sign in (1, -1):
-            cache, k, v = filled(backend, dtype)
-            slots = torch.arange(CAPACITY, device=backend.device).expand(ROWS, -1)
-            address = backend.address(cache, slots)
-            for layer in range(LAYERS):
-                new = (sign * k[layer]).to(backend.device), (sign * v[layer]).to(backend.device)
-                backend.write(cache, layer, address, *new)
+            cache, _, _ = filled(backend, dtype, sign)
             every = torch.ones(ROWS, 1, 5, cache.layout.capacity, dtype=torch.bool)
-            q = normal(4, ROWS, 5, HEADS, WIDTH).to(dtype).to(backend.device)
+            q = tiny.normal(4, ROWS, 5, HEADS, WIDTH).to(dtype).to(backend.device)
             mask = backend.mask(every.to(backend.device), dtype)
             found.append(backend.attend(q, cache, 0, mask).cpu())
         return torch.equal(*found)
@@ -136,7 +128,7 @@ def sentinels(backend: Backend) -> Measured:
     """Overwrite two slots a row, through int64 addresses; the others stay."""
     cache, k, v = filled(backend, torch.float32)
     slots = torch.tensor([[3, 7], [0, 27], [5, 6], [28, 1]], device=backend.device)
-    new = normal(3, ROWS, 2, HEADS, WIDTH)
+    new = tiny.normal(3, ROWS, 2, HEADS, WIDTH)
     backend.write(
         cache, 1, backend.address(cache, slots), new.to(backend.device), new.to(backend.device)
     )
@@ -152,60 +144,39 @@ def sentinels(backend: Backend) -> Measured:
 
 
 def slots(backend: Backend) -> Measured:
-    """Decode: a slot that holds a committed position is never written again, and none is shared."""
-    steps = 0
-    for strategy in ("eagle", "lantern++"):
-        engine = tiny.tiny_engine(backend, strategy, batch=2)
-        tiny.start(engine, seed=3)
-        g, state = engine.geometry, engine.state
-        assert isinstance(state, State)
-        branches = engine.verifying.branches
-        for _ in range(g.tokens):
-            table = state.slot_of.cpu()
-            if not torch.equal(table.sort(dim=1).values, torch.arange(g.image_slots).expand(2, -1)):
-                raise Failed(f"after {steps} steps two positions share a slot")
-            known = branches.rows(state.slot_of) + g.prefix
-            before = backend.read(engine.verifying.cache, 0, known)
-            length = state.length.clone().cpu()
-            engine.step()
-            steps += 1
-            after = backend.read(engine.verifying.cache, 0, known)
-            if _rewritten(before, after, length):
-                raise Failed(f"step {steps} wrote to a slot of a committed position")
-            if int(state.length.min()) >= g.tokens - 1:
-                break
-    steps += sum(_window_slots(backend, strategy) for strategy in ("scd", "sjd-pac"))
+    """Decode: a slot that holds a known position is never written again, and none is shared."""
+    steps = sum(_slots(backend, name) for name in ("eagle", "lantern++", "scd", "sjd-pac"))
     return Measured(f"{steps} steps wrote to free slots alone")
 
 
-def _rewritten(before: Sequence[Tensor], after: Sequence[Tensor], length: Tensor) -> bool:
-    """Return whether the first ``length [B]`` slots of a row of keys or values changed."""
-    return any(
-        not torch.equal(old[row, :count].cpu(), new[row, :count].cpu())
-        for old, new in zip(before, after, strict=True)
-        for row, count in enumerate(length.tolist() * (len(old) // len(length)))
-    )
-
-
-def _window_slots(backend: Backend, strategy: str) -> int:
-    """Show the same of a window, whose positions have slots of their own; return its steps."""
+def _slots(backend: Backend, strategy: str) -> int:
+    """Show it of one strategy; return its steps. Positions of a window have slots of their own."""
     engine = tiny.tiny_engine(backend, strategy, batch=2)
     tiny.start(engine, seed=3)
     g, state, steps = engine.geometry, engine.state, 0
-    slots = torch.arange(g.prefix, g.prefix + g.tokens, dtype=backend.index, device=backend.device)
-    known = slots.expand(g.rows, -1)
+    known = torch.arange(g.prefix, g.prefix + g.tokens, dtype=backend.index, device=backend.device)
+    known = known.expand(g.rows, -1)
     while int(state.length.min()) < g.tokens - 1 and steps < g.tokens:
+        if isinstance(state, State):
+            table = state.slot_of.cpu()
+            if not torch.equal(table.sort(dim=1).values, torch.arange(g.image_slots).expand(2, -1)):
+                raise Failed(f"{strategy}: after {steps} steps two positions share a slot")
+            known = engine.verifying.branches.rows(state.slot_of) + g.prefix
         before = backend.read(engine.verifying.cache, 0, known)
-        length = state.length.clone().cpu()  # its own keys are written by the step
+        length = state.length.cpu().clone()
         engine.step()
         steps += 1
         after = backend.read(engine.verifying.cache, 0, known)
-        if _rewritten(before, after, length):
-            raise Failed(f"{strategy}, step {steps} wrote to a slot of a known position")
-        if not all(
-            new[row, int(length[row % g.batch])].any() for new in after for row in range(g.rows)
-        ):
-            raise Failed(f"{strategy}, step {steps} left the last token's slot empty")
+        for row in range(g.rows):
+            count = int(length[row % g.batch])
+            if any(
+                not torch.equal(old[row, :count].cpu(), new[row, :count].cpu())
+                for old, new in zip(before, after, strict=True)
+            ):
+                raise Failed(f"{strategy}, step {steps} wrote to a slot of a known position")
+            # A window's step writes the last token's own keys and values.
+            if not isinstance(state, State) and not all(new[row, count].any() for new in after):
+                raise Failed(f"{strategy}, step {steps} left the last token's slot empty")
     return steps
 
 
@@ -219,7 +190,7 @@ def attention(backend: Backend) -> Measured:
         visible = torch.zeros(ROWS, 1, nodes, cache.layout.capacity, dtype=torch.bool)
         visible[..., :11] = True
         visible[..., 12 : 12 + nodes] = tree.visible
-        q = normal(5, ROWS, nodes, HEADS, WIDTH).to(dtype)
+        q = tiny.normal(5, ROWS, nodes, HEADS, WIDTH).to(dtype)
         mask = backend.mask(visible.to(backend.device), dtype)
         got = backend.attend(q.to(backend.device), cache, 1, mask)
         want = _attended(q, k[1], v[1], visible)
@@ -268,10 +239,16 @@ def addresses(backend: Backend) -> Measured:
     return Measured(f"{count} buffers keep their address")
 
 
-CHECKS: dict[str, Callable[[Backend], Measured]] = {
-    "kv.round_trip": round_trip,
-    "kv.sentinels": sentinels,
-    "kv.slots": slots,
-    "kv.addresses": addresses,
-    "attention.float64": attention,
-}
+def separate(backend: Backend) -> Measured:
+    """Show that keys and values of each layer are tensors of their own, which can be donated."""
+    layout = backend.kv_layout(3, 2, 16, 2, 8, torch.float32)
+    with torch.inference_mode(False), torch.no_grad():
+        cache = backend.allocate(layout)
+    for side in ("keys", "values"):
+        for layer, tensor in enumerate(getattr(cache, side)):
+            if tensor._is_view():
+                raise Failed(
+                    f"the {side} of layer {layer} are a view of a larger tensor: every write in a "
+                    "compiled step copies all of it; allocate one tensor per layer"
+                )
+    return Measured(f"{len(cache.buffers)} tensors, none a view")

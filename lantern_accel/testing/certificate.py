@@ -6,21 +6,183 @@ import importlib.metadata
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.device.backend import CAPABILITIES, Backend, DeviceFacts
 from lantern_accel.device.conformance import Outcome, Report
+from lantern_accel.device.entry_points import why
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec
+from lantern_accel.families.catalogue import published
+from lantern_accel.families.random_weights import random_model, sized
 from lantern_accel.families.registry import broken_families
 from lantern_accel.files import write_json, write_whole
+from lantern_accel.memory.footprint import Shapes
 from lantern_accel.records import Record
-from lantern_accel.testing.coverage import Member, members
-from lantern_accel.testing.kernels import Kernels, count_kernels
+from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.testing import tiny
+from lantern_accel.testing.trace import Recorder
+
+# --- the interface --------------------------------------------------------------------------------
+
+RECOMMENDED = {
+    "priority": "0, like the CPU's: `auto` then takes the first by name",
+    "compute_dtypes": "float32 only: twice the bytes of bfloat16",
+    "support": "capture is answered with no",
+    "operators": "None: every operator is believed to have a kernel",
+    "checks": "no checks of your own kernels",
+    "capture": "eager: Python dispatches thousands of operators per step",
+    "explain": "the vendor's own error reaches the user",
+    "memory": "unknown: a request that does not fit is found out by failing",
+    "reset_peak_memory": "no new peak: peaks are those of the whole process",
+    "counters": "none: nothing shows that replay recompiles",
+    "close": "nothing is given back",
+    "host_copy": "a blocking copy per read: the device waits for the host",
+    "attend": "`scaled_dot_product_attention` over the whole cache, empty slots included",
+}
+"""Members that have a reference, and what it hides or costs; docs/porting.md lists every member."""
+
+#: What has no reference, and what a backend does not write.
+REQUIRED = (
+    "name",
+    "summary",
+    "version",
+    "api_version",
+    "device",
+    "probe",
+    "open",
+    "facts",
+    "synchronize",
+)
+NOT_OVERRIDDEN = ("listen", "listener")
+
+
+class Member(Record):
+    """A member of the backend interface, and whose it is."""
+
+    name: str
+    level: Literal["recommended", "optional"]
+    written: bool
+    reference: str = ""
+
+
+def members(backend: Backend, spec: BackendSpec | None = None) -> list[Member]:
+    """Return every member that has a reference, the recommended ones first."""
+    owners: list[tuple[object, type]] = [(backend, Backend), (backend, TensorOps)]
+    if spec is not None:
+        owners.insert(0, (spec, BackendSpec))
+    found = []
+    for one, kind in owners:
+        known = {*vars(kind), *vars(kind).get("__annotations__", {})}
+        for name in sorted(known):
+            if name.startswith("_") or name in REQUIRED or name in NOT_OVERRIDDEN:
+                continue
+            made = name in vars(one) or getattr(type(one), name) is not getattr(kind, name)
+            found.append(
+                Member(
+                    name=name,
+                    level="recommended" if name in RECOMMENDED else "optional",
+                    written=made,
+                    reference=RECOMMENDED.get(name, ""),
+                )
+            )
+    return sorted(found, key=lambda member: member.level, reverse=True)
+
+
+# --- kernels --------------------------------------------------------------------------------------
+
+#: What is counted: no drafts, a tree, relaxed acceptance, and a window.
+STRATEGIES = ("vanilla", "eagle2", "lantern++", "scd")
+
+
+class Kernels(Record):
+    """The kernels of one decoding step; ``kernels`` None: they could not be counted, ``why`` says so."""
+
+    model: str
+    strategy: str
+    dtype: str
+    nodes: int = Field(0, description="positions that the target judges per step and image")
+    kernels: int | None = None
+    why: str = Field(
+        "", description="what was counted in place of the backend's operations, and why"
+    )
+
+
+@contextmanager
+def without_data(backend: Backend) -> Iterator[None]:
+    """Let a backend make tensors of shapes only inside the block, with weights as they are."""
+    own: dict[str, Any] = {k: v for k, v in vars(backend).items() if k in ("device", "pack")}
+    backend.device = torch.device("meta")
+    # Packing reads weights, and these have no data; put back when the block ends.
+    backend.pack = lambda weight: weight  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del backend.pack
+        vars(backend).update(own)
+
+
+def count_kernels(backend: Backend) -> list[Kernels]:
+    """Count a step of every family's tiny model and of the first published one, in the best dtype.
+
+    The backend's layout and operations are used on the ``meta`` device, and the reference operations
+    where those do not run without data. A kernel that is called by address is not seen: it counts as
+    the operators that stand in for it.
+    """
+    dtype, large = backend.dtypes().compute, published()[0].name
+
+    def tiny_sized(family: str, strategy: str) -> Callable[[Any], EngineBase]:
+        def make(ops: Any) -> EngineBase:
+            engine = tiny.tiny_engine(ops, strategy, dtype=dtype, family=family)
+            tiny.load(engine, 0)
+            return engine
+
+        return make
+
+    def full_sized(strategy: str) -> Callable[[Any], EngineBase]:
+        manifest = sized(large)
+        chosen = choose_strategy(manifest.defaults, strategy)
+        sampling = manifest.defaults.sampling
+        return lambda ops: random_model(manifest, ops, dtype).engine(ops, chosen, sampling)
+
+    todo = [(f"tiny {one}", name, tiny_sized(one, name)) for one, name in tiny.cases(STRATEGIES)]
+    todo += [(large, name, full_sized(name)) for name in STRATEGIES]
+    kind = str(dtype).removeprefix("torch.")
+    with without_data(backend):
+        return [
+            _count(backend, Kernels(model=model, strategy=name, dtype=kind), make)
+            for model, name, make in todo
+        ]
+
+
+def _count(backend: Backend, found: Kernels, make: Callable[[Any], EngineBase]) -> Kernels:
+    """Count one step of the engine that ``make`` gives, first as the backend would run it."""
+    for ops in (backend, Shapes(backend)):
+        try:
+            engine = make(ops)
+            found.nodes = engine.geometry.nodes
+            recorder = Recorder(torch.device("meta"))
+            with recorder:
+                engine.step()
+        except Exception as error:  # a kernel that takes no tensor without data, for example
+            known = f"not counted ({why(error)[:200]})"
+            found.why = found.why or f"the backend's operations do not run without data: {known}"
+            continue
+        found.kernels = recorder.launched
+        if ops is not backend:
+            found.why = f"reference operations in the backend's layout; {found.why}"
+        break
+    return found
+
+
+# --- the certificate ------------------------------------------------------------------------------
 
 
 class Certificate(Record):
@@ -58,12 +220,12 @@ def certify(
     """Make the certificate of a backend that is open; ``known``: every check there is for it."""
     ran = {outcome.name for outcome in report.outcomes}
     not_run = [name for name in known if name not in ran]
-    verdict, why = _verdict(report, not_run)
+    verdict, reason = _verdict(report, not_run)
     with backend.inference():
         kernels = count_kernels(backend)
     return Certificate(
         verdict=verdict,
-        why=why,
+        why=reason,
         command=command or _command(),
         made=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         seconds=sum(outcome.seconds for outcome in report.outcomes),

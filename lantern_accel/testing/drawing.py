@@ -1,16 +1,14 @@
-"""Compares filters, guidance and draws of a device with float64 on the host."""
+"""Compares filters, guidance, running sums and draws of a device with float64 on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.sampling import Filter
 from lantern_accel.testing.result import Failed, Measured, within
+from lantern_accel.testing.tiny import normal
 
 #: A small vocabulary, and LlamaGen's.
 VOCABS = (48, 16384)
@@ -21,10 +19,6 @@ FILTERS = (
     Filter(1.0, top_k=30, top_p=0.8),
     Filter(1.0, top_k=12, top_p=0.95, p_first=True),
 )
-
-
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _on(given: Filter, device: torch.device) -> Filter:
@@ -41,7 +35,7 @@ def filters(backend: Backend) -> Measured:
     """Filter logits by every setting: the same codes stay as in float64, with the same mass."""
     worst = 0.0
     for vocab in VOCABS:
-        logits = 3 * _random(vocab, 2, 3, vocab)
+        logits = 3 * normal(vocab, 2, 3, vocab)
         for given in FILTERS:
             want = REFERENCE.filter(logits.double(), given)
             got = backend.filter(logits.to(backend.device), _on(given, backend.device)).cpu()
@@ -64,7 +58,7 @@ def guidance(backend: Backend) -> Measured:
     token = torch.tensor([[0, 1, 2], [2, 0, 1]])
     for image_scale in (None, 1.3):
         rows = images * (2 if image_scale is None else 3)
-        logits = _random(rows, rows, count, vocab)
+        logits = normal(rows, rows, count, vocab)
         for penalties in (None, (kind, penalty)):
             want = REFERENCE.guide(logits.double(), token, scale.double(), image_scale, penalties)
             to = backend.device
@@ -84,7 +78,7 @@ def draws(backend: Backend) -> Measured:
     """Draw one code, and several without replacement: each lies where its uniform points."""
     drawn = 0
     for vocab in VOCABS:
-        weights = (4 * _random(vocab, 16, vocab)).softmax(-1)
+        weights = (4 * normal(vocab, 16, vocab)).softmax(-1)
         weights[:, ::3] = 0.0
         u = torch.rand(16, 4, generator=torch.Generator().manual_seed(vocab)).clamp(max=0.999999)
         given, at = weights.to(backend.device), u.to(backend.device)
@@ -108,8 +102,35 @@ def draws(backend: Backend) -> Measured:
     return Measured(f"{drawn} draws lie where their uniforms point")
 
 
-CHECKS: dict[str, Callable[[Backend], Measured]] = {
-    "draw.filter": filters,
-    "draw.guidance": guidance,
-    "draw.codes": draws,
-}
+#: Codes of the vocabularies that draws are checked on, LlamaGen's and Anole's among them.
+SUMMED = (48, 1000, 16384, 65536)
+
+
+def scan(backend: Backend) -> Measured:
+    """Sum weights up and draw by them: never falling, the same every time, and no code without weight."""
+    drawn = 0
+    for vocab in SUMMED:
+        for rows in (1, 3):
+            sharp = 6 * normal(vocab + rows, rows, vocab)
+            weights = sharp.softmax(-1)
+            weights[:, ::3] = 0.0  # as the filters leave them
+            given = weights.to(backend.device)
+            first = backend.scan(given).cpu()
+            for _ in range(10):
+                if not torch.equal(backend.scan(given).cpu(), first):
+                    raise Failed(f"{vocab} codes, {rows} rows: the same weights give other sums")
+            if not bool((first.diff(dim=-1) >= 0).all()):
+                raise Failed(f"{vocab} codes, {rows} rows: the running sums fall")
+            exact = weights.double().cumsum(-1)
+            within(float((first - exact).abs().max()), 1e-5, f"running sums of {vocab} codes")
+            uniforms = torch.rand(512, generator=torch.Generator().manual_seed(vocab))
+            for row in range(rows):
+                codes = torch.searchsorted(first[row], uniforms * first[row, -1], right=True)
+                if not bool((weights[row, codes] > 0).all()):
+                    raise Failed(f"{vocab} codes, {rows} rows: a code without weight was drawn")
+                low = exact[row, codes] - weights[row, codes].double()
+                aim = uniforms.double() * exact[row, -1]
+                off = torch.maximum(low - aim, aim - exact[row, codes]).max()
+                within(float(off), 1e-5, f"draws from {vocab} codes")
+                drawn += len(codes)
+    return Measured(f"{drawn} draws from sums that never fall and repeat bit for bit")

@@ -18,7 +18,7 @@ from lantern_accel.device.conformance import Outcome as Outcome
 from lantern_accel.device.conformance import Report as Report
 from lantern_accel.errors import DeviceRequestError, LanternWarning, did_you_mean
 from lantern_accel.families.registry import families
-from lantern_accel.testing import buckets, buffers, caches, device, drawing, numeric, static
+from lantern_accel.testing import caches, device, drawing, numeric, replay, static
 from lantern_accel.testing.result import (
     Failed,
     Measured,
@@ -36,13 +36,47 @@ Check = Callable[[Backend], Measured]
 
 #: Every check by name; the part before the dot is its group.
 CHECKS: dict[str, Check] = {
-    **static.CHECKS,
-    **buffers.CHECKS,
-    **caches.CHECKS,
-    **numeric.CHECKS,
-    **drawing.CHECKS,
-    **buckets.CHECKS,
-    **device.CHECKS,
+    "static.host_read": static.rule("host_read", "no host read"),
+    "static.dynamic_shape": static.rule("dynamic_shape", "no data-dependent shape"),
+    "static.float64": static.rule("float64", "no float64"),
+    "static.other_device": static.rule("other_device", "no tensor of another device"),
+    "static.device_generator": static.rule("device_generator", "no device generator"),
+    "static.operators": static.operators,
+    "static.dtypes": static.rule(
+        "dtypes", "only dtypes that the backend's kernels take", always=False
+    ),
+    "static.indices": static.rule(
+        "indices", "no integers wider than the device's indices", always=False
+    ),
+    "static.one_graph": static.one_graph,
+    "static.kernels": static.kernels,
+    "static.views": static.views,
+    "static.buffers": static.buffers,
+    "kv.separate": caches.separate,
+    "kv.round_trip": caches.round_trip,
+    "kv.sentinels": caches.sentinels,
+    "kv.slots": caches.slots,
+    "kv.addresses": caches.addresses,
+    "attention.float64": caches.attention,
+    "accept.ties": numeric.ties,
+    "accept.decisions": numeric.decisions,
+    "draw.scan": drawing.scan,
+    "draw.filter": drawing.filters,
+    "draw.guidance": drawing.guidance,
+    "draw.codes": drawing.draws,
+    "decode.greedy": numeric.greedy,
+    "decode.seeds": numeric.seeds,
+    "decode.allowed": numeric.allowed,
+    "decode.distribution": numeric.distribution,
+    "decode.interrupted": numeric.interrupted,
+    "decode.weights_from_outside": numeric.weights_from_outside,
+    "replay.eager": replay.eager,
+    "replay.buckets": replay.buckets,
+    "replay.kind": replay.kind,
+    "replay.stable": replay.stable,
+    "device.stopwatch": device.stopwatch,
+    "device.memory": device.memory,
+    "device.energy": device.energy,
 }
 
 

@@ -1,10 +1,9 @@
-"""The numeric core: acceptance, draws, decoding and replay, each against a reference."""
+"""The numeric core: acceptance and decoding, each against a reference."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,12 +14,12 @@ from lantern_accel.decoding.logits import REFERENCE, Filters
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
-from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.backend import Backend
 from lantern_accel.strategy.trees import parse_tree, tree_paths
-from lantern_accel.strategy.values import SELF, STRATEGIES, Coupling, LanternPP, Sampling
+from lantern_accel.strategy.values import SELF, Coupling, LanternPP, Sampling
 from lantern_accel.testing import tiny
-from lantern_accel.testing.caches import normal
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing, within
+from lantern_accel.testing.tiny import normal
 
 #: Strategies whose output is the target's, token by token.
 EXACT = ("eagle", "eagle2", "sjd", "scd", "scd-gumbel", "sjd-pac", SELF)
@@ -93,78 +92,33 @@ def decisions(backend: Backend) -> Measured:
     return Measured(f"{compared} walks decided alike")
 
 
-def _run(
-    engine: tiny.TinyEngine,
-    seed: int,
-    prefill: Callable[[], None] | None = None,
-    step: Callable[[], None] | None = None,
-) -> Tensor:
-    tiny.start(engine, seed, prefill)
-    return engine.run(step).tokens
-
-
-#: Codes of the vocabularies that draws are checked on, LlamaGen's and Anole's among them.
-VOCABS = (48, 1000, 16384, 65536)
-
-
-def scan(backend: Backend) -> Measured:
-    """Sum weights up and draw by them: never falling, the same every time, and no code without weight."""
-    drawn = 0
-    for vocab in VOCABS:
-        for rows in (1, 3):
-            sharp = 6 * normal(vocab + rows, rows, vocab)
-            weights = sharp.softmax(-1)
-            weights[:, ::3] = 0.0  # as the filters leave them
-            given = weights.to(backend.device)
-            first = backend.scan(given).cpu()
-            for _ in range(10):
-                if not torch.equal(backend.scan(given).cpu(), first):
-                    raise Failed(f"{vocab} codes, {rows} rows: the same weights give other sums")
-            if not bool((first.diff(dim=-1) >= 0).all()):
-                raise Failed(f"{vocab} codes, {rows} rows: the running sums fall")
-            exact = weights.double().cumsum(-1)
-            within(float((first - exact).abs().max()), 1e-5, f"running sums of {vocab} codes")
-            uniforms = torch.rand(512, generator=torch.Generator().manual_seed(vocab))
-            for row in range(rows):
-                codes = torch.searchsorted(first[row], uniforms * first[row, -1], right=True)
-                if not bool((weights[row, codes] > 0).all()):
-                    raise Failed(f"{vocab} codes, {rows} rows: a code without weight was drawn")
-                low = exact[row, codes] - weights[row, codes].double()
-                aim = uniforms.double() * exact[row, -1]
-                off = torch.maximum(low - aim, aim - exact[row, codes]).max()
-                within(float(off), 1e-5, f"draws from {vocab} codes")
-                drawn += len(codes)
-    return Measured(f"{drawn} draws from sums that never fall and repeat bit for bit")
-
-
 def greedy(backend: Backend) -> Measured:
     """Decode greedily in float32: every exact strategy gives vanilla's tokens."""
-    compared = 0
-    for family, strategy in tiny.cases(("vanilla", *EXACT)):
-        doing(f"{family}, {strategy}")
-        engine = tiny.tiny_engine(backend, strategy, batch=2, temperature=0.0, family=family)
-        got = _run(engine, 4)
-        if strategy == "vanilla":
-            want = got
-        elif not torch.equal(got, want):
-            raise Failed(f"{family}: {strategy} is not vanilla token for token in float32")
-        compared += strategy != "vanilla"
-    return Measured(f"{compared} exact strategies give vanilla's tokens")
+    count = _like_vanilla(backend, "is not vanilla token for token", batch=2, temperature=0.0)
+    return Measured(f"{count} exact strategies give vanilla's tokens")
 
 
 def seeds(backend: Backend) -> Measured:
     """Sample in float32: a seed gives the same tokens under every exact strategy, and in a batch."""
+    count = _like_vanilla(backend, "does not draw vanilla's tokens", batch=3, temperature=1.0)
+    return Measured(f"{count} exact strategies draw vanilla's tokens")
+
+
+def _like_vanilla(backend: Backend, wrong: str, *, batch: int, temperature: float) -> int:
+    """Return how many exact strategies were compared with vanilla decoding of their family."""
     compared = 0
     for family, strategy in tiny.cases(("vanilla", *EXACT)):
         doing(f"{family}, {strategy}")
-        engine = tiny.tiny_engine(backend, strategy, batch=3, family=family)
-        got = _run(engine, 4)
+        engine = tiny.tiny_engine(
+            backend, strategy, batch=batch, temperature=temperature, family=family
+        )
+        got = tiny.decoded(engine, 4)
         if strategy == "vanilla":
             want = got
         elif not torch.equal(got, want):
-            raise Failed(f"{family}: {strategy} does not draw vanilla's tokens in float32")
+            raise Failed(f"{family}: {strategy} {wrong} in float32")
         compared += strategy != "vanilla"
-    return Measured(f"{compared} exact strategies draw vanilla's tokens")
+    return compared
 
 
 def allowed(backend: Backend) -> Measured:
@@ -176,7 +130,7 @@ def allowed(backend: Backend) -> Measured:
         if rule is None:
             continue
         doing(f"{family}, {strategy}")
-        tokens = _run(engine, 5).cpu()
+        tokens = tiny.decoded(engine, 5).cpu()
         penalty = rule.penalty.cpu()[rule.kind.cpu().long()]
         wrong = (penalty.gather(1, tokens.t()) < 0).nonzero()
         if len(wrong):
@@ -221,31 +175,6 @@ def _misfit(a: Tensor, b: Tensor) -> float:
     return float(z)
 
 
-def replay(backend: Backend) -> Measured:
-    """Compare the captured step with the eager one, for two prompts: a stale replay shows."""
-    for family, strategy in tiny.cases(STRATEGIES):
-        doing(f"{family}, {strategy}: capture")
-        engine = tiny.tiny_engine(backend, strategy, family=family)
-        tiny.start(engine, 9)
-        captured = [
-            recorded(backend, engine.prefill, "prefill"),
-            recorded(backend, engine.step, "step"),
-        ]
-        doing(f"{family}, {strategy}: replay")
-        try:
-            results = [(_run(engine, seed, *captured), _run(engine, seed)) for seed in (0, 1)]
-        finally:
-            for one in captured:
-                one.release()
-        for seed, (got, want) in enumerate(results):
-            if not torch.equal(got, want):
-                raise Failed(
-                    f"{family}, {strategy}: the replayed step differs from the eager one (prompt "
-                    f"{seed})"
-                )
-    return Measured("replay equals eager for two prompts per family and strategy")
-
-
 class _Cancelled(Exception):
     """What the check raises in place of a user's Ctrl-C."""
 
@@ -276,9 +205,9 @@ def interrupted(backend: Backend) -> Measured:
             engine.step()
 
         with contextlib.suppress(_Cancelled):
-            _run(engine, 1, None, step)
+            tiny.decoded(engine, 1, None, step)
         for seed, tokens in zip((1, 2, 3), want, strict=True):
-            if not torch.equal(_run(engine, seed), tokens):
+            if not torch.equal(tiny.decoded(engine, seed), tokens):
                 raise Failed(
                     f"a request was cancelled after {at} steps, and request {seed} after it differs "
                     "from a fresh engine's: what it left behind is read (see HostCopy.clear)"
@@ -290,21 +219,7 @@ def weights_from_outside(backend: Backend) -> Measured:
     """Decode with weights made outside of any inference mode, as a loaded model's are."""
     with torch.inference_mode(False), torch.no_grad():
         model = tiny.tiny_model(backend, backend.device, torch.float32)
-    outside = _run(tiny.tiny_engine(backend, "lantern++", model=model), 3)
-    if not torch.equal(outside, _run(tiny.tiny_engine(backend, "lantern++"), 3)):
+    outside = tiny.decoded(tiny.tiny_engine(backend, "lantern++", model=model), 3)
+    if not torch.equal(outside, tiny.decoded(tiny.tiny_engine(backend, "lantern++"), 3)):
         raise Failed("weights made inside the inference mode give other tokens than those outside")
     return Measured("weights made outside the inference mode decode like those made inside")
-
-
-CHECKS: dict[str, Callable[[Backend], Measured]] = {
-    "accept.ties": ties,
-    "accept.decisions": decisions,
-    "draw.scan": scan,
-    "decode.greedy": greedy,
-    "decode.seeds": seeds,
-    "decode.allowed": allowed,
-    "decode.distribution": distribution,
-    "decode.interrupted": interrupted,
-    "decode.weights_from_outside": weights_from_outside,
-    "replay.eager": replay,
-}

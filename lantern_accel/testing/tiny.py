@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.base import EngineBase
+from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.neighbours import neighbour_table
-from lantern_accel.device.backend import Backend
+from lantern_accel.device.backend import Backend, Replay, recorded
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Conditions
@@ -65,6 +67,11 @@ def tiny_model(
     table = neighbour_table(torch.randn(vocab, 4, generator=generator), min(TABLE, vocab - 2))
     model.neighbours = table.to(device)
     return model
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    """Return float32 normal numbers on the host, the same for a seed."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def cases(strategies: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -144,6 +151,21 @@ def start(engine: TinyEngine, seed: int, prefill: Callable[[], None] | None = No
     (prefill or engine.prefill)()
 
 
+@contextmanager
+def captured(
+    backend: Backend, engine: TinyEngine, seed: int = 9
+) -> Iterator[tuple[Replay, Replay]]:
+    """Capture prefill and step of an engine with a request loaded; released after the block."""
+    start(engine, seed)
+    prefill = recorded(backend, engine.prefill, "prefill")
+    step = recorded(backend, engine.step, "step")
+    try:
+        yield prefill, step
+    finally:
+        prefill.release()
+        step.release()
+
+
 def load(engine: TinyEngine, seed: int, *, alike: bool = False) -> None:
     """Load random prompts, fixed by ``seed``; ``alike``: one prompt for all images."""
     model: TinyModel = vars(engine)["model"]
@@ -159,3 +181,14 @@ def load(engine: TinyEngine, seed: int, *, alike: bool = False) -> None:
         model, Conditions(given, made.mask.to(weight.device), made.shape), engine.sampling
     )
     engine.load(rows.condition, rows.mask, engine.randomness(seed, list(range(batch))))
+
+
+def decoded(
+    engine: TinyEngine,
+    seed: int,
+    prefill: Callable[[], None] | None = None,
+    step: Steps | None = None,
+) -> Tensor:
+    """Return the tokens of the request of ``seed``; ``prefill`` and ``step`` replay captured ones."""
+    start(engine, seed, prefill)
+    return engine.run(step).tokens

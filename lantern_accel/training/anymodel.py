@@ -23,8 +23,8 @@ from lantern_accel.families.base import Conditions, Family, Size
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.features import to_pixels
 from lantern_accel.quality.imageset import read_images
-from lantern_accel.quality.maps import to_pixels
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import GUIDED, encode_images
 from lantern_accel.strategy.values import Sampling

@@ -16,8 +16,8 @@ from lantern_accel.families.llamagen.text import PAD_ID, TextEncoderConfig, plac
 from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.families.tokenizer import read_tokenizer
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.features import to_pixels
 from lantern_accel.quality.imageset import read_images
-from lantern_accel.quality.maps import to_pixels
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import encode_images
 from lantern_accel.training.common import held_out, seed_everything

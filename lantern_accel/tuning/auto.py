@@ -14,16 +14,10 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.engine import Decoded
-from lantern_accel.decoding.length_policy import (
-    Block,
-    LengthPolicy,
-    costs_of,
-    usual_tokens_per_step,
-)
+from lantern_accel.decoding.length_policy import FixedLength, costs_of, usual_tokens_per_step
 from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.auto import Timed, prune_lengths
@@ -31,6 +25,7 @@ from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import batch_prompts, new_cell
+from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import (
     AUTO,
@@ -39,11 +34,12 @@ from lantern_accel.strategy.values import (
     Sampling,
     SelfDrafts,
     Strategy,
+    Tree,
     adaptive_chain,
     adaptive_window,
     with_tokens_per_step,
 )
-from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts
+from lantern_accel.tuning.search import PLAIN, Evidence, Search, chosen
 
 #: Images decoded together while tokens per step are counted, and rounds in which all lengths are timed.
 COUNTED, TIMED = 8, 12
@@ -58,10 +54,8 @@ COPIES = (("int8", 0), ("int8", 4), ("int6", 4), ("int4", 0))
 PAYS = 1.02
 
 
-class Counted(BaseModel):
+class Counted(Record):
     """Tokens that were gained and steps that they took."""
-
-    model_config = ConfigDict(extra="forbid")
 
     gained: int = 0
     steps: int = 0
@@ -71,39 +65,26 @@ class Counted(BaseModel):
         return max(1.0, self.gained / self.steps) if self.steps else 1.0
 
 
-class AutoEvidence(BaseModel):
+#: Milliseconds of steps, by batch and length.
+Times = dict[int, dict[int, list[float]]]
+
+
+class AutoEvidence(Evidence):
     """Everything that was measured so far; kept until the choices are made, so that a run goes on."""
 
-    model_config = ConfigDict(extra="forbid")
-
     kind: Literal["lantern_accel.choosing"] = "lantern_accel.choosing"
-    schema_version: Literal[1] = 1
-    settings: dict[str, Any]
-    worth: dict[int, Counted] = {}
-    times: dict[int, dict[int, list[float]]] = {}
-    chain_tokens_per_step: dict[int, Counted] = {}
-    chain_times: dict[int, dict[int, list[float]]] = {}
-    copy_counts: dict[str, dict[int, list[int]]] = {}
-    copy_times: dict[str, dict[int, dict[int, list[float]]]] = {}
-    finals: dict[int, dict[str, Cell]] = {}
+    worth: dict[int, Counted] = Field(default_factory=dict)
+    times: Times = Field(default_factory=dict)
+    chain_tokens_per_step: dict[int, Counted] = Field(default_factory=dict)
+    chain_times: Times = Field(default_factory=dict)
+    copy_counts: dict[str, dict[int, list[int]]] = Field(default_factory=dict)
+    copy_times: dict[str, Times] = Field(default_factory=dict)
+    finals: dict[int, dict[str, Cell]] = Field(default_factory=dict)
 
     def tokens_per_step(self, chains: bool = False) -> dict[int, float]:
         """Return what a step of each length brings, of windows or of chains."""
         worth = self.chain_tokens_per_step if chains else self.worth
         return {length: one.tokens_per_step for length, one in worth.items()}
-
-
-class Steady:
-    """A rule that keeps one length."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def begin(self) -> int:
-        return self.length
-
-    def observe(self, block: Block) -> int:
-        return self.length
 
 
 class AutoTuner(Search[AutoEvidence]):
@@ -122,10 +103,14 @@ class AutoTuner(Search[AutoEvidence]):
         self.asked, self.sampling, self.batches = asked, sampling, list(batches)
         self.budget, self.began = budget, time.perf_counter()
         tokens = pipeline.model.manifest.target.num_tokens
+        drafter = pipeline.model.drafter is not None
         self.lengths = [one for one in AUTO_LENGTHS if one <= tokens]
-        self.chain_lengths: list[int] = []
-        if pipeline.model.drafter is not None:
-            self.chain_lengths = [one for one in AUTO_CHAINS if one <= tokens]
+        self.chain_lengths = [one for one in AUTO_CHAINS if drafter and one <= tokens]
+        #: Sources with every length on one state, without costs, under other names than auto's.
+        self.windows = self._named("windows", adaptive_window(self.lengths))
+        self.chains = None
+        if self.chain_lengths:
+            self.chains = self._named("chains", adaptive_chain(self.chain_lengths))
         #: Drafts by a copy of the target, where some may pay, by how the copy drafts.
         self.copies: dict[str, Strategy] = {}
         if (usual := pipeline.auto.copies(asked)) is not None:
@@ -133,134 +118,113 @@ class AutoTuner(Search[AutoEvidence]):
                 most: Any = usual.tree
                 passes = ceil(most.length / usual_tokens_per_step(window)) if window else 0
                 own = {"weights": weights, "window": window, "passes": passes}
-                tree = most.model_copy(update=own)
                 name = f"self, {weights}" + (f", windows of {window}" if window else "")
+                tree = most.model_copy(update=own)
                 self.copies[name] = usual.model_copy(update={"tree": tree})
+        settings = {"lengths": [self.lengths, self.chain_lengths]}
         key = pipeline.auto.key(asked, 0, sampling)
-        given = tuning_prompts(pipeline, prompts)
-        lengths = [self.lengths, self.chain_lengths]
-        fresh = AutoEvidence(settings={"key": key, "prompts": given, "lengths": lengths})
-        super().__init__(pipeline, key, fresh, given, say)
+        super().__init__(pipeline, key, AutoEvidence, settings, prompts, say)
 
-    @property
-    def windows(self) -> Strategy:
-        """Every length on one state, without costs, under another name than auto's."""
-        return self.asked.model_copy(
-            update={"name": "windows", "tree": adaptive_window(self.lengths)}
-        )
+    def _named(self, name: str, tree: Tree) -> Strategy:
+        return self.asked.model_copy(update={"name": name, "tree": tree})
 
-    @property
-    def chains(self) -> Strategy:
-        """The drafter's chains of every length on one state, likewise."""
-        update = {"name": "chains", "tree": adaptive_chain(self.chain_lengths)}
-        return self.asked.model_copy(update=update)
-
-    def _decode(self, batch: int, strategy: Strategy, rule: LengthPolicy, seed: int) -> Decoded:
-        prompts = batch_prompts(self.prompts, batch, seed)
+    def _counted(self, strategy: Strategy, length: int) -> Counted:
+        """Decode each prompt once with drafts of one length; return what they brought."""
+        batch = min(COUNTED, len(self.prompts))
         shape = self.pipeline.model.family.usual_shape(self.pipeline.model)
         engine = self.pipeline.engine(batch, strategy, self.sampling, shape).engine
         assert isinstance(engine, AdaptiveEngine)
-        engine.chosen = rule
+        found = Counted()
+        engine.chosen = FixedLength(length)
         try:
-            done, _ = self.pipeline.decode_only(prompts, strategy, self.sampling, seed)
+            for seed in range(max(1, len(self.prompts) // batch)):
+                prompts = batch_prompts(self.prompts, batch, seed)
+                done, _ = self.pipeline.decode_only(prompts, strategy, self.sampling, seed)
+                found.steps += int(done.steps.sum())
+                found.gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
         finally:
             engine.chosen = None
-        return done
+        return found
 
     def count(self) -> None:
         """Count tokens per step of every length, over each prompt once."""
-        batch = min(COUNTED, len(self.prompts))
-        rounds = max(1, len(self.prompts) // batch)
         e = self.evidence
-        both = [(self.windows, self.lengths, e.worth, "windows of {}")]
-        if self.chain_lengths:
-            both.append(
-                (self.chains, self.chain_lengths, e.chain_tokens_per_step, "chains of {} tokens")
-            )
+        sources = [(self.windows, self.lengths, e.worth, "windows of {}")]
+        if self.chains is not None:
+            chains = e.chain_tokens_per_step
+            sources.append((self.chains, self.chain_lengths, chains, "chains of {} tokens"))
         todo = [
             (strategy, length, worth, name.format(length))
-            for strategy, lengths, worth, name in both
+            for strategy, lengths, worth, name in sources
             for length in lengths
             if length > 1 and length not in worth
         ]
         for number, (strategy, length, worth, name) in enumerate(todo, 1):
             began = time.perf_counter()
-            found = Counted()
-            for seed in range(rounds):
-                done = self._decode(batch, strategy, Steady(length), seed)
-                found.steps += int(done.steps.sum())
-                found.gained += done.tokens.shape[0] * (done.tokens.shape[1] - 1)
-            worth[length] = found
+            worth[length] = self._counted(strategy, length)
             self.keep()
             needs = (time.perf_counter() - began) * (len(todo) - number)
-            left = about(needs)
             self._check_left(needs, "counting the other drafts")
-            self.say(f"{name}: {found.tokens_per_step:.2f} tokens per step, {left} left here")
-        for _, _, worth, _ in both:
+            rate = worth[length].tokens_per_step
+            self.say(f"{name}: {rate:.2f} tokens per step, {about(needs)} left here")
+        for _, _, worth, _ in sources:
             worth[1] = Counted(gained=1, steps=1)
-        self._count_copies(batch, rounds)
-
-    def _count_copies(self, batch: int, rounds: int) -> None:
-        """Count the tokens per step of drafts by copies, of the most drafts; those that do not fit go."""
         for name, strategy in list(self.copies.items()):
-            counts = self.evidence.copy_counts.get(name)
-            if counts is None:
-                tree: Any = strategy.tree
-                self.say(f"{name}: the copy is made once, and its drafts are counted")
-                counts = {tree.length + 1: [0, 0]}
-                try:
-                    for seed in range(rounds):
-                        done = self._decode(batch, strategy, Steady(tree.length + 1), seed)
-                        counts[tree.length + 1][0] += done.tokens.shape[0] * (
-                            done.tokens.shape[1] - 1
-                        )
-                        counts[tree.length + 1][1] += int(done.steps.sum())
-                except DoesNotFitError as error:
-                    self.say(f"{name} is left out: {error}")
-                    del self.copies[name]
-                    continue
-                self.evidence.copy_counts[name] = counts
-                self.keep()
-                gained, steps = counts[tree.length + 1]
-                self.say(f"{name}: {gained / steps:.2f} tokens per step of {tree.length} drafts")
+            if name not in e.copy_counts:
+                self._count_copy(name, strategy)
 
-    def time(self, batch: int) -> dict[int, list[float]]:
-        """Time steps of every length at a batch, in turns; lengths that cannot pay are left out."""
-        return self._timed(batch, self.windows, self.evidence.times)
+    def _count_copy(self, name: str, strategy: Strategy) -> None:
+        """Count the tokens per step of a copy's most drafts; one that does not fit is left out."""
+        tree: Any = strategy.tree
+        self.say(f"{name}: the copy is made once, and its drafts are counted")
+        try:
+            found = self._counted(strategy, tree.length + 1)
+        except DoesNotFitError as error:
+            self.say(f"{name} is left out: {error}")
+            del self.copies[name]
+            return
+        self.evidence.copy_counts[name] = {tree.length + 1: [found.gained, found.steps]}
+        self.keep()
+        rate = found.gained / found.steps
+        self.say(f"{name}: {rate:.2f} tokens per step of {tree.length} drafts")
 
-    def _timed(
-        self, batch: int, strategy: Strategy, known: dict[int, dict[int, list[float]]]
-    ) -> dict[int, list[float]]:
-        if batch not in known:
+    def _with_costs(
+        self,
+        batch: int,
+        strategy: Strategy,
+        times: Times,
+        worth: dict[int, float] | None = None,
+    ) -> Strategy:
+        """Return a source with the costs of its lengths at a batch, timed in turns where they are not.
+
+        ``worth``: tokens per step by length. Lengths that promise too little to be timed get no cost, and
+        never run.
+        """
+        if batch not in times:
             prompts = batch_prompts(self.prompts, batch, 0)
-            known[batch] = self.pipeline.step_times(prompts, strategy, self.sampling, TIMED)
+            times[batch] = self.pipeline.step_times(prompts, strategy, self.sampling, TIMED)
             self.keep()
-        return known[batch]
+        tree: Any = strategy.tree
+        costs = with_tokens_per_step(costs_of(tree.draft_lengths, times[batch]), worth or {})
+        known = {one.length: one for one in costs}
+        every = tuple(known.get(one.length, one) for one in tree.draft_lengths)
+        return strategy.model_copy(
+            update={"tree": tree.model_copy(update={"draft_lengths": every})}
+        )
 
     def candidates(self, batch: int) -> dict[str, Strategy]:
         """Return who runs in the final of a batch, plain decoding first."""
-        times = self.time(batch)
-        draft_lengths = with_tokens_per_step(
-            costs_of(adaptive_window(self.lengths).draft_lengths, times),
-            self.evidence.tokens_per_step(),
-        )
-        window = self.windows.model_copy(update={"tree": prune_lengths(self.asked, draft_lengths)})
+        e = self.evidence
+        timed: Any = self._with_costs(batch, self.windows, e.times, e.tokens_per_step()).tree
+        lengths = tuple(one for one in timed.draft_lengths if one.cost is not None)
+        window = self.windows.model_copy(update={"tree": prune_lengths(self.asked, lengths)})
         found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: window}
-        if self.chain_lengths:
-            times = self._timed(batch, self.chains, self.evidence.chain_times)
-            chain = adaptive_chain(self.chain_lengths)
-            worth = self.evidence.tokens_per_step(chains=True)
-            known = {
-                p.length: p
-                for p in with_tokens_per_step(costs_of(chain.draft_lengths, times), worth)
-            }
-            # Those that promised too little to be timed have no cost, and never run.
-            every = tuple(known.get(one.length, one) for one in chain.draft_lengths)
-            chain = chain.model_copy(update={"draft_lengths": every})
-            found["chains"] = self.chains.model_copy(update={"tree": chain})
+        if self.chains is not None:
+            worth = e.tokens_per_step(chains=True)
+            found["chains"] = self._with_costs(batch, self.chains, e.chain_times, worth)
         if (drafts := self._best_copy(batch)) is not None:
             found["self"] = drafts
-        near = min(draft_lengths, key=lambda p: abs(p.length - TREE_NODES))
+        near = min(lengths, key=lambda p: abs(p.length - TREE_NODES))
         if self.pipeline.model.drafter is not None and (near.cost or 1.0) < TREE_WORTH:
             name = "lantern++" if self.asked.acceptance.relaxed else "eagle"
             tree = self.pipeline.strategy(name, tv_budget=self.asked.tv_budget)
@@ -269,17 +233,14 @@ class AutoTuner(Search[AutoEvidence]):
 
     def _best_copy(self, batch: int) -> Strategy | None:
         """Return the drafts by a copy that promise a batch most; None where none promise anything."""
-        found: list[Timed] = []
-        for name, strategy in self.copies.items():
-            times = self._timed(batch, strategy, self.evidence.copy_times.setdefault(name, {}))
-            tree: Any = strategy.tree
-            known = {one.length: one for one in costs_of(tree.draft_lengths, times)}
-            every = tuple(known.get(one.length, one) for one in tree.draft_lengths)
-            timed = strategy.model_copy(
-                update={"tree": tree.model_copy(update={"draft_lengths": every})}
-            )
-            counts = self.evidence.copy_counts[name]
-            found.append(Timed(strategy=timed, counts=counts).weighed())
+        e = self.evidence
+        found = [
+            Timed(
+                strategy=self._with_costs(batch, one, e.copy_times.setdefault(name, {})),
+                counts=e.copy_counts[name],
+            ).weighed()
+            for name, one in self.copies.items()
+        ]
         best = max(found, key=lambda one: one.promise(batch), default=None)
         return None if best is None or best.promise(batch) <= 1 else best.strategy
 
@@ -291,17 +252,12 @@ class AutoTuner(Search[AutoEvidence]):
                 for name, one in self.candidates(batch).items()
             }
         cells = self.evidence.finals[batch]
-        self._check_budget(batch, repeats)
-        self.race(cells, repeats)
-        return cells
-
-    def _check_budget(self, batch: int, repeats: int) -> None:
-        if self.budget is None:
-            return
         tokens = self.pipeline.model.manifest.target.num_tokens
         plain = min(self.evidence.times[batch].get(1, [0.0]))
         need = 2 * (repeats + 1) * plain * 1e-3 * tokens
         self._check_left(need, f"the final of batch {batch}")
+        self.race(cells, repeats)
+        return cells
 
     def _check_left(self, need: float, what: str) -> None:
         """Raise RequestError where ``what``, which takes ``need`` seconds, is more than is left."""
@@ -351,8 +307,6 @@ def tune_auto(
     check_clock(pipeline.backend)
     sampling = pipeline.sampling(temperature=temperature)
     tuner = AutoTuner(pipeline, asked, sampling, prompts, batches, budget, say)
-    if tuner.evidence.worth:
-        say("going on with what was measured before")
     tuner.count()
     choices = []
     for number, batch in enumerate(tuner.batches, 1):

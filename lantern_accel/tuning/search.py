@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Generic, Literal, TypeVar
 
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure import store
@@ -14,33 +12,49 @@ from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import interleave
 from lantern_accel.measure.samples import take_sample, warm_sample
+from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice, Measured, choice_path, write_choice
 from lantern_accel.strategy.values import Strategy
 
 #: The candidate that all are compared with.
 PLAIN = "vanilla"
-Evidence = TypeVar("Evidence", bound=BaseModel)
 
 
-class Search(Generic[Evidence]):
+class Evidence(Record):
+    """What a search has measured so far; ``settings`` tell whether a file is of the same search."""
+
+    kind: str
+    schema_version: Literal[1] = 1
+    settings: dict[str, Any]
+
+
+EvidenceT = TypeVar("EvidenceT", bound=Evidence)
+
+
+class Search(Generic[EvidenceT]):
     """The search for one key's choice: its candidates' cells, and everything measured so far.
 
-    ``evidence`` has a field ``settings``, by which a file of the same search is known.
+    ``kind``: of the evidence, and ``settings`` what it depends on beside the key and the prompts. These
+    default to the half of the built-in ones that nothing is reported on.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
         key: dict[str, Any],
-        fresh: Evidence,
+        kind: type[EvidenceT],
+        settings: Mapping[str, Any],
         prompts: Sequence[Prompt] | None,
         say: Callable[[str], None],
     ) -> None:
-        self.pipeline, self.say = pipeline, say
-        self.prompts = tuning_prompts(pipeline, prompts)
+        self.pipeline, self.key, self.say = pipeline, key, say
+        self.prompts = list(built_in_prompts(pipeline, "tuning") if prompts is None else prompts)
+        fresh = kind.model_validate({"settings": {"key": key, "prompts": self.prompts, **settings}})
         self.path: Path = choice_path(key).with_suffix(".partial")
-        self.evidence = store.resume_own(self.path, fresh, lambda one: one.settings)  # type: ignore[attr-defined]
+        self.evidence = store.resume_own(self.path, fresh, lambda one: one.settings)
         self.keep = store.Keeper(self.path, self.evidence)
+        if self.evidence != fresh:
+            say("going on with what was measured before")
 
     def sample(self, cell: Cell) -> None:
         """Decode once more with a cell's strategy, and keep the figures."""
@@ -72,11 +86,6 @@ class Search(Generic[Evidence]):
     def finish(self) -> None:
         """Forget what was measured on the way: the choices are kept."""
         self.path.unlink(missing_ok=True)
-
-
-def tuning_prompts(pipeline: Pipeline, prompts: Sequence[Prompt] | None) -> list[Prompt]:
-    """Return the prompts to tune on: the half of the built-in ones that nothing is reported on."""
-    return list(built_in_prompts(pipeline, "tuning") if prompts is None else prompts)
 
 
 def chosen(

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.state import State
@@ -28,12 +28,13 @@ from lantern_accel.measure.environment import describe
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import new_cell, ready_of, take_sample
+from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.sources import chain_paths
 from lantern_accel.strategy.trees import tree_paths
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree, Strategy
-from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts
+from lantern_accel.tuning.search import PLAIN, Evidence, Search, chosen
 
 #: Siblings per node of the measuring tree, by depth.
 PROBE = (5, 3, 2, 2, 1, 1)
@@ -89,10 +90,8 @@ def probe_paths(widths: Sequence[int]) -> tuple[TreePath, ...]:
     return tuple(sorted(set(paths), key=lambda p: (len(p), p)))
 
 
-class Candidate(BaseModel):
+class Candidate(Record):
     """One tree: predicted and, for the best few, measured."""
-
-    model_config = ConfigDict(extra="forbid")
 
     paths: tuple[TreePath, ...]
     depth: int
@@ -107,19 +106,19 @@ class Candidate(BaseModel):
         return self.expected_tokens / self.predicted_ms
 
 
-class TreeEvidence(BaseModel):
+def _no_counts() -> list[list[float]]:
+    return [[0.0] * width for width in PROBE]
+
+
+class TreeEvidence(Evidence):
     """What a run has measured so far, kept next to its result until it is complete."""
 
-    model_config = ConfigDict(extra="forbid")
-
     kind: Literal["lantern_accel.tuning"] = "lantern_accel.tuning"
-    schema_version: Literal[1] = 1
-    settings: dict[str, Any]
     prompts: int = 0
-    taken: list[list[float]]
-    visits: list[list[float]]
-    costs: list[dict[str, float]] = []
-    finalists: dict[str, Cell] = {}
+    taken: list[list[float]] = Field(default_factory=_no_counts)
+    visits: list[list[float]] = Field(default_factory=_no_counts)
+    costs: list[dict[str, float]] = Field(default_factory=list)
+    finalists: dict[str, Cell] = Field(default_factory=dict)
 
 
 class TreeTuner(Search[TreeEvidence]):
@@ -134,16 +133,10 @@ class TreeTuner(Search[TreeEvidence]):
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.strategy, self.temperature = strategy, temperature
-        self.key = pipeline.auto.tree_key(strategy, temperature)
-        given = tuning_prompts(pipeline, prompts)
-        settings = {"key": self.key, "prompts": given, "temperature": temperature}
-        settings |= {"probe": list(PROBE), "timed": [list(pair) for pair in TIMED]}
-        fresh = TreeEvidence(
-            settings=settings,
-            taken=[[0.0] * width for width in PROBE],
-            visits=[[0.0] * width for width in PROBE],
-        )
-        super().__init__(pipeline, self.key, fresh, given, say)
+        key = pipeline.auto.tree_key(strategy, temperature)
+        settings = {"temperature": temperature, "probe": list(PROBE)}
+        settings["timed"] = [list(pair) for pair in TIMED]
+        super().__init__(pipeline, key, TreeEvidence, settings, prompts, say)
 
     def measure_rates(self) -> list[list[float]]:
         """Measure how often the sibling of each rank is accepted, given that its parent was.
@@ -178,7 +171,7 @@ class TreeTuner(Search[TreeEvidence]):
         cell = new_cell(self.strategy.override(tree=tree), 1, self.temperature)
         ready = ready_of(self.pipeline, cell)
         engine: EngineBase = ready.engine
-        taken, visits = ([[0.0] * width for width in PROBE] for _ in range(2))
+        taken, visits = _no_counts(), _no_counts()
 
         def watched() -> None:
             # A device that tells lengths late runs a step more on an image that is complete: no visit.
@@ -249,9 +242,6 @@ def tune_tree(
     """
     check_clock(pipeline.backend)
     tuner = TreeTuner(pipeline, strategy, temperature, prompts, say)
-    if tuner.evidence.prompts:
-        done = tuner.evidence
-        say(f"going on after {done.prompts} prompts and {len(done.costs)} timed trees")
     rates = tuner.measure_rates()
     costs = tuner.measure_costs(rates)
     candidates = _candidates(rates, costs)

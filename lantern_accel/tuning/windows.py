@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
@@ -20,7 +20,7 @@ from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import new_cell
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import Strategy, Window
-from lantern_accel.tuning.search import PLAIN, Search, chosen, tuning_prompts
+from lantern_accel.tuning.search import PLAIN, Evidence, Search, chosen
 
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Siblings of the first drafts, for strategies that try some.
@@ -30,15 +30,11 @@ HOPELESS = 0.7
 FINALISTS = 3
 
 
-class WindowEvidence(BaseModel):
+class WindowEvidence(Evidence):
     """What was measured so far, by batch and window; kept until the choices are made."""
 
-    model_config = ConfigDict(extra="forbid")
-
     kind: Literal["lantern_accel.windows"] = "lantern_accel.windows"
-    schema_version: Literal[1] = 1
-    settings: dict[str, Any]
-    cells: dict[int, dict[str, Cell]] = {}
+    cells: dict[int, dict[str, Cell]] = Field(default_factory=dict)
 
 
 def windows(strategy: Strategy, tokens: int) -> list[list[Window]]:
@@ -74,9 +70,7 @@ class WindowTuner(Search[WindowEvidence]):
         self.strategy, self.temperature = strategy, temperature
         self.sampling = pipeline.sampling(temperature=temperature)
         key = pipeline.auto.key(strategy, 0, self.sampling)
-        given = tuning_prompts(pipeline, prompts)
-        fresh = WindowEvidence(settings={"key": key, "prompts": given})
-        super().__init__(pipeline, key, fresh, given, say)
+        super().__init__(pipeline, key, WindowEvidence, {}, prompts, say)
 
     def search(self, batch: int) -> dict[str, Cell]:
         """Try every window of a batch once, plain decoding first; return their cells."""
@@ -117,7 +111,7 @@ class WindowTuner(Search[WindowEvidence]):
         """Race the best windows of a batch with plain decoding; keep and return the fastest."""
         began = time.perf_counter()
         cells = self.search(batch)
-        tried = sorted((n for n in cells if n != PLAIN), key=lambda n: -_speed(cells[n]))
+        tried = sorted((n for n in cells if n != PLAIN), key=lambda n: -cells[n].tokens_per_second)
         if not tried:
             raise RequestError(
                 f"not one window fits at a batch of {batch}; tune a smaller batch, or draw with vanilla"
@@ -126,15 +120,11 @@ class WindowTuner(Search[WindowEvidence]):
         left = about((repeats - 1) * len(racing) * (time.perf_counter() - began) / len(cells))
         self.say(f"batch {batch}: the final takes {left}")
         self.race(racing, repeats)
-        winner = max(tried[:FINALISTS], key=lambda name: _speed(cells[name]))
+        winner = max(tried[:FINALISTS], key=lambda name: cells[name].tokens_per_second)
         key = self.pipeline.auto.key(self.strategy, batch, self.sampling)
         choice = chosen(key, cells[winner].strategy, winner, cells)
         self.say(f"batch {batch}: {winner}, {choice.speedup:.2f}x plain decoding")
         return choice
-
-
-def _speed(cell: Cell) -> float:
-    return cell.tokens_per_second
 
 
 @inferring
@@ -155,8 +145,6 @@ def tune_windows(
     """
     check_clock(pipeline.backend)
     tuner = WindowTuner(pipeline, strategy, temperature, prompts, say)
-    if tuner.evidence.cells:
-        say("going on with what was measured before")
     choices = [tuner.choose(batch, repeats) for batch in batches]
     tuner.finish()
     return choices

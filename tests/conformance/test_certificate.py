@@ -11,7 +11,7 @@ from lantern_accel.cli import main
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
-from lantern_accel.testing import CHECKS, kernels
+from lantern_accel.testing import CHECKS, certificate
 from lantern_accel.testing.certificate import Certificate, certify, markdown
 from lantern_accel.testing.kit import conform
 from lantern_accel_cpu.backend import DeviceBackend
@@ -19,7 +19,7 @@ from lantern_accel_cpu.backend import DeviceBackend
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "STRATEGIES", ("vanilla",))
+    monkeypatch.setattr(certificate, "STRATEGIES", ("vanilla",))
 
 
 def report(*outcomes: Outcome, simulated: bool = False) -> Report:
@@ -117,7 +117,7 @@ def test_kernels_are_counted_in_the_backend_s_layout(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(DeviceBackend, "write", write)
     with open_backend("cpu") as backend, backend.inference():
-        counted = kernels.count_kernels(backend)
+        counted = certificate.count_kernels(backend)
         assert backend.device.type == "cpu" and "pack" not in vars(backend)
     assert seen and all(seen)
     assert all(one.kernels and not one.why for one in counted), counted
@@ -136,7 +136,7 @@ def test_operations_that_take_no_tensor_without_data_are_said_to_be_replaced(
 
     monkeypatch.setattr(DeviceBackend, "attend", attend)
     with open_backend("cpu") as backend, backend.inference():
-        counted = kernels.count_kernels(backend)
+        counted = certificate.count_kernels(backend)
     assert all(one.kernels for one in counted)
     assert all("reference operations in the backend's layout" in one.why for one in counted)
 

@@ -11,7 +11,6 @@ from typing import Any
 from PIL import Image
 
 from lantern_accel.device.backend import DeviceFacts
-from lantern_accel.measure.intervals import digest
 from lantern_accel.measure.record import (
     Ceilings,
     Cell,
@@ -31,6 +30,7 @@ from lantern_accel.measure.record import (
     Warmup,
     Work,
 )
+from lantern_accel.records import digest
 from lantern_accel.strategy.values import (
     DynamicTree,
     Sampling,

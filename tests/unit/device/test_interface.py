@@ -12,7 +12,7 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import backend_specs, open_backend
 from lantern_accel.device.spec import BackendSpec
-from lantern_accel.testing.coverage import NOT_OVERRIDDEN, RECOMMENDED, REQUIRED, members
+from lantern_accel.testing.certificate import NOT_OVERRIDDEN, RECOMMENDED, REQUIRED, members
 
 ROOT = Path(__file__).parents[3]
 TUTORIAL = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from lantern_accel.evaluation.distance import nearest_images
 from lantern_accel.evaluation.interchange import interchange, psnr
 from lantern_accel.evaluation.run import evaluate
 from lantern_accel.evaluation.text import NGram, text_ambiguity
-from lantern_accel.quality.maps import FeatureNet, to_pixels
+from lantern_accel.quality.features import is_there, load_network, to_pixels
 from lantern_accel.quality.scoring import _logits, likelihood
 
 
@@ -108,9 +108,9 @@ def test_the_nearest_image_is_found_across_parts() -> None:
 
 
 def test_feature_distances_tell_like_from_unlike() -> None:
-    net = FeatureNet.load()
-    if net is None:
+    if not is_there():
         pytest.skip("the extra eval is not installed")
+    net = load_network()
     disc = torch.full((1, 64, 64, 3), 255, dtype=torch.uint8)
     disc[:, 16:48, 16:48] = torch.tensor([200, 20, 20], dtype=torch.uint8)
     near, far = disc.clone(), disc.clone()

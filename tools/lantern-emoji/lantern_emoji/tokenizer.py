@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.files import write_json
-from lantern_accel.quality.maps import MISSING, FeatureNet
+from lantern_accel.quality.features import MISSING, is_there, load_network
+from lantern_accel.quality.imageset import save_grid
 from lantern_accel.quality.progress import Progress
-from lantern_accel.quality.sheet import save_grid
 from lantern_accel.training.common import TrainConfig, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import load_tokenizer, save_tokenizer
@@ -150,7 +150,7 @@ class TokenizerTask(Task):
         if config.scene_share > 0 and data.coverage is not None:
             found = draw_scenes(data, 4000, config.seed + 1)
             self.scenes = [scene for scene in found if scene.split == "train"]
-        self.net = FeatureNet.load() if config.perceptual > 0 else None
+        self.net = load_network() if config.perceptual > 0 and is_there() else None
         if config.perceptual > 0 and self.net is None:
             raise DataError(MISSING)
         if self.net is not None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.vq import VQConfig, VQModel
-from lantern_accel.quality.maps import FeatureNet
+from lantern_accel.quality import features
 from lantern_accel.quality.progress import LineProgress, Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import load_tokenizer
@@ -141,7 +141,7 @@ def test_a_decoder_alone_leaves_every_code_as_it_was(tmp_path: Path) -> None:
 def test_a_perceptual_loss_without_its_network_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FeatureNet, "load", classmethod(lambda cls: None))
+    monkeypatch.setattr(features, "PACKAGE", "a_package_that_nobody_has")
     with pytest.raises(DataError, match=r"lantern-accel\[eval\]"):
         train_tokenizer(config(perceptual=0.1), squares(), tmp_path)
 

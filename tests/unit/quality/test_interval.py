@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lantern_accel.measure import intervals as statistics
 from lantern_accel.measure.record import Interval
+from lantern_accel.quality import interval as statistics
 
 
 def test_a_median_and_its_interval() -> None:

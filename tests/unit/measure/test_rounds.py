@@ -6,7 +6,7 @@ import pytest
 from support.runs import invented_cell, strategies
 
 from lantern_accel.measure.record import Cell, Plan, Warmup
-from lantern_accel.measure.remaining import COLD, WARM, Countdown, request_seconds, seconds_left
+from lantern_accel.measure.rounds import COLD, WARM, countdown, request_seconds, seconds_left
 
 PLAN = Plan(quick=True, samples=10, seconds=0, quality_images=0)
 
@@ -64,7 +64,6 @@ def test_it_shrinks_while_samples_are_taken() -> None:
 
 
 def test_a_countdown_knows_nothing_before_the_first_piece() -> None:
-    one = Countdown(10, now=100.0)
-    assert one.left(0, 105.0) is None
-    assert one.left(2, 106.0) == 24.0
-    assert one.left(12, 106.0) == 0.0
+    assert countdown(10, 0, 5.0) is None
+    assert countdown(10, 2, 6.0) == 24.0
+    assert countdown(10, 12, 6.0) == 0.0

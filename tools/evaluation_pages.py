@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lantern_accel.evaluation.frontier import chosen
+from lantern_accel.evaluation.parts import chosen
 from lantern_accel.evaluation.schema import Evaluation, FrontierPoint
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.quality.interval import Interval

@@ -87,8 +87,7 @@ def evaluate(
         check_target(plots / "a.png")
     with load.opened() as pipeline:
         if grid is not None:
-            from lantern_accel.evaluation.grid import draw_grid
-            from lantern_accel.evaluation.prompts import FORTY
+            from lantern_accel.evaluation.grid import FORTY, draw_grid
 
             draw_grid(
                 pipeline,

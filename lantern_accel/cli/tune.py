@@ -52,55 +52,38 @@ def tune(
 
     If it is interrupted, run the same command again to go on.
     """
-    from lantern_accel.errors import StrategyError
     from lantern_accel.files import check_target, write_json
-    from lantern_accel.strategy.values import StaticTree, Window
 
     if output is not None:
         check_target(output)
     sizes = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     strategy_words([strategy])
-    given: dict[str, Any] = {"temperature": temperature, "repeats": repeats, "say": note}
     with load.opened() as pipeline:
-        auto = strategy == "auto"
+        # torch, which the device precedes
+        from lantern_accel.generation.auto import describe_auto
+        from lantern_accel.strategy.choices import choices_dir
+        from lantern_accel.strategy.values import AUTO, StaticTree, Window
+        from lantern_accel.tuning import search_for
+        from lantern_accel.tuning.windows import words
+
+        auto = strategy == AUTO
         changes = {"relaxed": relaxed or None, "tv_budget": tv_budget} if auto else {}
         asked = pipeline.strategy(strategy, **changes)
-        # Each kind imports torch, which the device precedes.
-        if auto:
-            from lantern_accel.generation.auto import describe_auto
-            from lantern_accel.tuning.auto import tune_auto
-
-            choices, evidence = tune_auto(
-                pipeline, asked, batches=sizes, budget=max_seconds, **given
-            )
-            said = [describe_auto(one.strategy) for one in choices]
-            report = evidence.model_dump(mode="json")
-        elif isinstance(asked.tree, Window):
-            from lantern_accel.tuning.windows import tune_windows, words
-
-            choices, report = tune_windows(pipeline, asked, batches=sizes, **given), {}
-            said = [words(cast("Window", one.strategy.tree)) for one in choices]
-        elif isinstance(asked.tree, StaticTree):
-            from lantern_accel.tuning.trees import tune_tree
-
-            found = tune_tree(pipeline, asked, **given)
-            if output is not None:
-                write_json(output, found.sealed().model_dump(mode="json"))
-            return _tell_tree(found)
-        else:
-            raise StrategyError(
-                f"{strategy} has no static tree and no window to tune; choose auto, eagle, lantern++ or "
-                "scd"
-            )
-    from lantern_accel.strategy.choices import choices_dir
-
-    for size, text, choice in zip(sizes, said, choices, strict=True):
+        search = search_for(
+            pipeline, asked, temperature=temperature, budget=max_seconds, say=note
+        )
+        tree = isinstance(asked.tree, StaticTree)
+        choices = search.run([1] if tree else sizes, repeats)
+        if output is not None:
+            write_json(output, search.written(choices))
+    if tree:
+        return _tell_tree(choices[0])
+    for size, choice in zip(sizes, choices, strict=True):
+        chosen = choice.strategy
+        text = describe_auto(chosen) if auto else words(cast("Window", chosen.tree))
         speed = f"{text}; measured {choice.speedup:.2f}x plain decoding"
         say(speed, label=f"batch {size}", style="bold green")
     say(str(choices_dir()), label="kept in", style="bold")
-    if output is not None:
-        made = [one.sealed().model_dump(mode="json") for one in choices]
-        write_json(output, {**report, "choices": made})
 
 
 def _tell_tree(found: Any) -> None:

@@ -14,10 +14,8 @@ from torch import Tensor
 from lantern_accel._version import __version__
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.evaluation import plots
-from lantern_accel.evaluation.distance import distances, memorisation
-from lantern_accel.evaluation.frontier import frontier
-from lantern_accel.evaluation.interchange import interchange
-from lantern_accel.evaluation.prompts import FORTY
+from lantern_accel.evaluation.grid import FORTY
+from lantern_accel.evaluation.parts import distances, frontier, interchange, memorisation
 from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings, Suite
 from lantern_accel.evaluation.suite.run import SuiteRequest, SuiteRun
 from lantern_accel.evaluation.tables import write_tables

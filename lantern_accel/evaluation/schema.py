@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from lantern_accel.evaluation.suite.protocol import Protocol
+from lantern_accel.evaluation.suite.protocol import Protocol, PublishedRow
 from lantern_accel.quality.interval import Interval
 from lantern_accel.quality.scoring import Ambiguity, Likelihood
 from lantern_accel.records import Record
@@ -160,21 +160,6 @@ class Row(Record):
     speed: Speed
     metrics: dict[str, Reading]
     details: dict[str, Any] = Field(default_factory=dict)
-
-
-class PublishedRow(Record):
-    """A row that somebody else published; never comparable unless protocol and model agree."""
-
-    method: str
-    model: str
-    source: str
-    exact: bool
-    drafter: bool
-    hardware: str | None = None
-    speedup: float | None = None
-    tokens_per_step: float | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
-    note: str = ""
 
 
 class Suite(Record):

@@ -10,7 +10,8 @@ drafter, its chains and, where it could pay, a tree.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from math import ceil
 from typing import Any, Literal
 
@@ -18,10 +19,8 @@ from pydantic import Field
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.length_policy import FixedLength, costs_of, usual_tokens_per_step
-from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError
 from lantern_accel.generation.auto import Timed, prune_lengths
-from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import batch_prompts, new_cell
@@ -31,10 +30,8 @@ from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
     AUTO_LENGTHS,
-    Sampling,
     SelfDrafts,
     Strategy,
-    Tree,
     adaptive_chain,
     adaptive_window,
     with_tokens_per_step,
@@ -88,45 +85,52 @@ class AutoEvidence(Evidence):
 
 
 class AutoTuner(Search[AutoEvidence]):
-    """Measures for one pipeline and one temperature; a run that was interrupted goes on."""
+    """Chooses what auto, exact or relaxed, decodes with, for each batch.
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        asked: Strategy,
-        sampling: Sampling,
-        prompts: Sequence[Prompt] | None,
-        batches: Sequence[int],
-        budget: float | None = None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.asked, self.sampling, self.batches = asked, sampling, list(batches)
-        self.budget, self.began = budget, time.perf_counter()
-        tokens = pipeline.model.manifest.target.num_tokens
-        drafter = pipeline.model.drafter is not None
-        self.lengths = [one for one in AUTO_LENGTHS if one <= tokens]
-        self.chain_lengths = [one for one in AUTO_CHAINS if drafter and one <= tokens]
-        #: Sources with every length on one state, without costs, under other names than auto's.
-        self.windows = self._named("windows", adaptive_window(self.lengths))
-        self.chains = None
-        if self.chain_lengths:
-            self.chains = self._named("chains", adaptive_chain(self.chain_lengths))
-        #: Drafts by a copy of the target, where some may pay, by how the copy drafts.
-        self.copies: dict[str, Strategy] = {}
-        if (usual := pipeline.auto.copies(asked)) is not None:
-            for weights, window in COPIES:
-                most: Any = usual.tree
-                passes = ceil(most.length / usual_tokens_per_step(window)) if window else 0
-                own = {"weights": weights, "window": window, "passes": passes}
-                name = f"self, {weights}" + (f", windows of {window}" if window else "")
-                tree = most.model_copy(update=own)
-                self.copies[name] = usual.model_copy(update={"tree": tree})
-        settings = {"lengths": [self.lengths, self.chain_lengths]}
-        key = pipeline.auto.key(asked, 0, sampling)
-        super().__init__(pipeline, key, AutoEvidence, settings, prompts, say)
+    Raises RequestError where the budget is too short for a final.
+    """
 
-    def _named(self, name: str, tree: Tree) -> Strategy:
-        return self.asked.model_copy(update={"name": name, "tree": tree})
+    kind = AutoEvidence
+
+    @cached_property
+    def lengths(self) -> dict[str, list[int]]:
+        """The lengths of windows, and of the drafter's chains where there is one."""
+        tokens = self.pipeline.model.manifest.target.num_tokens
+        drafter = self.pipeline.model.drafter is not None
+        return {
+            "windows": [one for one in AUTO_LENGTHS if one <= tokens],
+            "chains": [one for one in AUTO_CHAINS if drafter and one <= tokens],
+        }
+
+    @cached_property
+    def sources(self) -> dict[str, Strategy]:
+        """Windows and chains with every length on one state, without costs."""
+        made = {"windows": adaptive_window, "chains": adaptive_chain}
+        return {
+            name: self.strategy.model_copy(update={"name": name, "tree": made[name](lengths)})
+            for name, lengths in self.lengths.items()
+            if lengths
+        }
+
+    @cached_property
+    def copies(self) -> dict[str, Strategy]:
+        """Drafts by a copy of the target, where some may pay, by how the copy drafts."""
+        usual = self.pipeline.auto.copies(self.strategy)
+        found: dict[str, Strategy] = {}
+        for weights, window in COPIES if usual is not None else ():
+            assert usual is not None
+            most: Any = usual.tree
+            passes = ceil(most.length / usual_tokens_per_step(window)) if window else 0
+            own = {"weights": weights, "window": window, "passes": passes}
+            name = f"self, {weights}" + (f", windows of {window}" if window else "")
+            found[name] = usual.model_copy(update={"tree": most.model_copy(update=own)})
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        return {"lengths": list(self.lengths.values())}
+
+    def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return self.evidence.model_dump(mode="json") | super().written(choices)
 
     def _counted(self, strategy: Strategy, length: int) -> Counted:
         """Decode each prompt once with drafts of one length; return what they brought."""
@@ -146,29 +150,26 @@ class AutoTuner(Search[AutoEvidence]):
             engine.chosen = None
         return found
 
-    def count(self) -> None:
+    def prepare(self) -> None:
         """Count tokens per step of every length, over each prompt once."""
         e = self.evidence
-        sources = [(self.windows, self.lengths, e.worth, "windows of {}")]
-        if self.chains is not None:
-            chains = e.chain_tokens_per_step
-            sources.append((self.chains, self.chain_lengths, chains, "chains of {} tokens"))
+        counts = {"windows": e.worth, "chains": e.chain_tokens_per_step}
         todo = [
-            (strategy, length, worth, name.format(length))
-            for strategy, lengths, worth, name in sources
-            for length in lengths
-            if length > 1 and length not in worth
+            (name, length)
+            for name in self.sources
+            for length in self.lengths[name]
+            if length > 1 and length not in counts[name]
         ]
-        for number, (strategy, length, worth, name) in enumerate(todo, 1):
+        for number, (name, length) in enumerate(todo, 1):
             began = time.perf_counter()
-            worth[length] = self._counted(strategy, length)
+            found = counts[name][length] = self._counted(self.sources[name], length)
             self.keep()
             needs = (time.perf_counter() - began) * (len(todo) - number)
             self._check_left(needs, "counting the other drafts")
-            rate = worth[length].tokens_per_step
-            self.say(f"{name}: {rate:.2f} tokens per step, {about(needs)} left here")
-        for _, _, worth, _ in sources:
-            worth[1] = Counted(gained=1, steps=1)
+            rate = f"{found.tokens_per_step:.2f} tokens per step, {about(needs)} left here"
+            self.say(f"{name} of {length}{' tokens' if name == 'chains' else ''}: {rate}")
+        for name in self.sources:
+            counts[name][1] = Counted(gained=1, steps=1)
         for name, strategy in list(self.copies.items()):
             if name not in e.copy_counts:
                 self._count_copy(name, strategy)
@@ -215,19 +216,20 @@ class AutoTuner(Search[AutoEvidence]):
     def candidates(self, batch: int) -> dict[str, Strategy]:
         """Return who runs in the final of a batch, plain decoding first."""
         e = self.evidence
-        timed: Any = self._with_costs(batch, self.windows, e.times, e.tokens_per_step()).tree
+        windows = self.sources["windows"]
+        timed: Any = self._with_costs(batch, windows, e.times, e.tokens_per_step()).tree
         lengths = tuple(one for one in timed.draft_lengths if one.cost is not None)
-        window = self.windows.model_copy(update={"tree": prune_lengths(self.asked, lengths)})
+        window = windows.model_copy(update={"tree": prune_lengths(self.strategy, lengths)})
         found = {PLAIN: self.pipeline.strategy(PLAIN), AUTO: window}
-        if self.chains is not None:
+        if chains := self.sources.get("chains"):
             worth = e.tokens_per_step(chains=True)
-            found["chains"] = self._with_costs(batch, self.chains, e.chain_times, worth)
+            found["chains"] = self._with_costs(batch, chains, e.chain_times, worth)
         if (drafts := self._best_copy(batch)) is not None:
             found["self"] = drafts
         near = min(lengths, key=lambda p: abs(p.length - TREE_NODES))
         if self.pipeline.model.drafter is not None and (near.cost or 1.0) < TREE_WORTH:
-            name = "lantern++" if self.asked.acceptance.relaxed else "eagle"
-            tree = self.pipeline.strategy(name, tv_budget=self.asked.tv_budget)
+            name = "lantern++" if self.strategy.acceptance.relaxed else "eagle"
+            tree = self.pipeline.strategy(name, tv_budget=self.strategy.tv_budget)
             found[name] = self.pipeline.tuned(tree, self.sampling.temperature)
         return found
 
@@ -269,8 +271,8 @@ class AutoTuner(Search[AutoEvidence]):
             )
 
     def choose(self, batch: int, repeats: int) -> Choice:
-        """Measure one batch and keep what auto is to decode it with."""
-        cells = self.final(batch, repeats)
+        """Measure one batch and keep what auto is to decode it with; a large one is decoded once."""
+        cells = self.final(batch, repeats if batch < 8 else 1)
         plain = cells[PLAIN].tokens_per_second
         best = max(cells, key=lambda name: cells[name].tokens_per_second)
         if cells[best].tokens_per_second < PAYS * plain:
@@ -278,46 +280,16 @@ class AutoTuner(Search[AutoEvidence]):
         strategy = cells[best].strategy
         if best in (AUTO, "chains", "self"):
             strategy = strategy.model_copy(update={"name": AUTO})
-        key = self.pipeline.auto.key(self.asked, batch, self.sampling)
-        choice = chosen(key, strategy, best, cells)
+        choice = chosen(self.key(batch), strategy, best, cells)
         self.pipeline.auto.keep(choice)
         words = ", ".join(f"{n} {c.tokens_per_second / plain:.2f}x" for n, c in cells.items())
         self.say(f"batch {batch}: {best} ({words})")
         return choice
 
-
-@inferring
-def tune_auto(
-    pipeline: Pipeline,
-    asked: Strategy,
-    *,
-    temperature: float | None = None,
-    batches: Sequence[int] = BATCHES,
-    prompts: Sequence[Prompt] | None = None,
-    repeats: int = 3,
-    budget: float | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> tuple[list[Choice], AutoEvidence]:
-    """Choose what auto decodes with, for each batch, and keep it in the cache.
-
-    ``asked``: auto, exact or relaxed; ``prompts`` default to the half of the built-in ones that nothing
-    is reported on; ``budget``: seconds at most. Returns the choices and their evidence. Raises
-    RequestError where the budget is too short for a final.
-    """
-    check_clock(pipeline.backend)
-    sampling = pipeline.sampling(temperature=temperature)
-    tuner = AutoTuner(pipeline, asked, sampling, prompts, batches, budget, say)
-    tuner.count()
-    choices = []
-    for number, batch in enumerate(tuner.batches, 1):
-        began = time.perf_counter()
-        choices.append(tuner.choose(batch, repeats if batch < 8 else 1))
-        spent = time.perf_counter() - began
-        if number < len(tuner.batches):  # a batch takes about as long as its images do
-            ahead = sum(tuner.batches[number:]) / batch
-            say(f"{about(spent * min(ahead, 8 * (len(tuner.batches) - number)))} left at most")
-    tuner.finish()
-    used = (choice.strategy.tree for choice in choices)
-    held = frozenset(tree.weights for tree in used if isinstance(tree, SelfDrafts))
-    pipeline.engines.keep_copies(held)
-    return choices, tuner.evidence
+    def run(self, batches: Sequence[int] = BATCHES, repeats: int = 3) -> list[Choice]:
+        """Choose for each batch, then let go of the copies that no choice drafts with."""
+        choices = super().run(batches, repeats)
+        used = (choice.strategy.tree for choice in choices)
+        held = frozenset(tree.weights for tree in used if isinstance(tree, SelfDrafts))
+        self.pipeline.engines.keep_copies(held)
+        return choices

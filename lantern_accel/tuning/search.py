@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from lantern_accel.device.backend import check_clock
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure import store
 from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
-from lantern_accel.measure.rounds import interleave
+from lantern_accel.measure.rounds import about, interleave
 from lantern_accel.measure.samples import take_sample, warm_sample
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice, Measured, choice_path, write_choice
@@ -31,30 +34,77 @@ class Evidence(Record):
 EvidenceT = TypeVar("EvidenceT", bound=Evidence)
 
 
-class Search(Generic[EvidenceT]):
-    """The search for one key's choice: its candidates' cells, and everything measured so far.
+class Search(ABC, Generic[EvidenceT]):
+    """Finds what one strategy decodes with here, and keeps it in the cache; an interrupted one goes on.
 
-    ``kind``: of the evidence, and ``settings`` what it depends on beside the key and the prompts. These
-    default to the half of the built-in ones that nothing is reported on.
+    ``prompts`` default to the half of the built-in ones that nothing is reported on; ``budget``: seconds
+    at most, for those searches that ask.
     """
+
+    #: What it measures is kept as.
+    kind: type[EvidenceT]
 
     def __init__(
         self,
         pipeline: Pipeline,
-        key: dict[str, Any],
-        kind: type[EvidenceT],
-        settings: Mapping[str, Any],
-        prompts: Sequence[Prompt] | None,
-        say: Callable[[str], None],
+        strategy: Strategy,
+        *,
+        temperature: float | None = None,
+        prompts: Sequence[Prompt] | None = None,
+        budget: float | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.pipeline, self.key, self.say = pipeline, key, say
+        self.pipeline, self.strategy, self.say = pipeline, strategy, say
+        self.budget, self.began = budget, time.perf_counter()
+        self.sampling = pipeline.sampling(temperature=temperature)
+        self.temperature = self.sampling.temperature
         self.prompts = list(built_in_prompts(pipeline, "tuning") if prompts is None else prompts)
-        fresh = kind.model_validate({"settings": {"key": key, "prompts": self.prompts, **settings}})
+        key = self.key(0)
+        settings = {"key": key, "prompts": self.prompts, **self.settings()}
+        fresh = self.kind.model_validate({"settings": settings})
         self.path: Path = choice_path(key).with_suffix(".partial")
         self.evidence = store.resume_own(self.path, fresh, lambda one: one.settings)
         self.keep = store.Keeper(self.path, self.evidence)
         if self.evidence != fresh:
             say("going on with what was measured before")
+
+    def key(self, batch: int) -> dict[str, Any]:
+        """Return what the choice for a batch depends on; 0: what was measured for all of them."""
+        return self.pipeline.auto.key(self.strategy, batch, self.sampling)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the evidence depends on besides the key and the prompts."""
+        return {}
+
+    def prepare(self) -> None:
+        """Measure what holds for all batches."""
+
+    @abstractmethod
+    def choose(self, batch: int, repeats: int) -> Choice:
+        """Measure one batch, keep its choice and return it."""
+
+    def run(self, batches: Sequence[int] = (1,), repeats: int = 3) -> list[Choice]:
+        """Choose for each batch; finalists are decoded with ``repeats`` times.
+
+        Raises BackendError on a simulated device, whose times say nothing.
+        """
+        check_clock(self.pipeline.backend)
+        choices: list[Choice] = []
+        with self.pipeline.backend.inference():
+            self.prepare()
+            for number, batch in enumerate(batches, 1):
+                began = time.perf_counter()
+                choices.append(self.choose(batch, repeats))
+                spent = time.perf_counter() - began
+                if number < len(batches):  # a batch takes about as long as its images do
+                    ahead = min(sum(batches[number:]) / batch, 8 * (len(batches) - number))
+                    self.say(f"{about(spent * ahead)} left at most")
+        self.path.unlink(missing_ok=True)  # the choices are kept
+        return choices
+
+    def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Return choices, and what more is told of them, as ``tune -o`` writes it."""
+        return {"choices": [one.sealed().model_dump(mode="json") for one in choices]}
 
     def sample(self, cell: Cell) -> None:
         """Decode once more with a cell's strategy, and keep the figures."""
@@ -82,10 +132,6 @@ class Search(Generic[EvidenceT]):
             self.sample(cell)
             if say is not None:
                 say(sum(len(one.samples) for one in entries), repeats * len(entries))
-
-    def finish(self) -> None:
-        """Forget what was measured on the way: the choices are kept."""
-        self.path.unlink(missing_ok=True)
 
 
 def chosen(

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -22,8 +22,6 @@ from pydantic import Field
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import TreeTables
-from lantern_accel.device.backend import check_clock
-from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
@@ -33,13 +31,14 @@ from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.sources import chain_paths
 from lantern_accel.strategy.trees import tree_paths
 from lantern_accel.strategy.values import Path as TreePath
-from lantern_accel.strategy.values import StaticTree, Strategy
+from lantern_accel.strategy.values import StaticTree
 from lantern_accel.tuning.search import PLAIN, Evidence, Search, chosen
 
 #: Siblings per node of the measuring tree, by depth.
 PROBE = (5, 3, 2, 2, 1, 1)
 #: Trees whose steps are timed to fit the cost model, by (nodes, depth).
 TIMED = ((1, 1), (2, 2), (4, 4), (4, 2), (8, 3), (8, 6), (16, 4), (24, 6), (40, 5))
+FINALISTS = 4
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 60)
 
 
@@ -122,21 +121,47 @@ class TreeEvidence(Evidence):
 
 
 class TreeTuner(Search[TreeEvidence]):
-    """Measures one strategy's trees on one device; a run that was interrupted goes on."""
+    """Finds the static tree with the most tokens per second for a strategy, at batch 1.
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        strategy: Strategy,
-        temperature: float,
-        prompts: Sequence[Prompt] | None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.strategy, self.temperature = strategy, temperature
-        key = pipeline.auto.tree_key(strategy, temperature)
-        settings = {"temperature": temperature, "probe": list(PROBE)}
-        settings["timed"] = [list(pair) for pair in TIMED]
-        super().__init__(pipeline, key, TreeEvidence, settings, prompts, say)
+    The choice's evidence has the acceptance ``rates`` by depth and sibling rank, the ``costs`` of timed
+    trees (nodes, depth, tests, ms per step), the 20 best ``candidates`` and the ``environment``.
+    """
+
+    kind = TreeEvidence
+
+    def key(self, batch: int) -> dict[str, Any]:
+        return self.pipeline.auto.tree_key(self.strategy, self.temperature)
+
+    def settings(self) -> dict[str, Any]:
+        timed = [list(pair) for pair in TIMED]
+        return {"temperature": self.temperature, "probe": list(PROBE), "timed": timed}
+
+    def choose(self, batch: int, repeats: int) -> Choice:
+        """Measure rates and costs, race the best trees by them, and keep the fastest."""
+        rates = self.measure_rates()
+        costs = self.measure_costs(rates)
+        candidates = _candidates(rates, costs)
+        best = candidates[:FINALISTS]
+        cells = self.finalists(best, repeats)
+        for candidate in best:
+            cell = cells[_words(candidate.paths)]
+            candidate.measured_tokens_per_second = cell.tokens_per_second
+            candidate.measured_compression = cell.step_compression
+        winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
+        environment = describe(self.pipeline.backend, self.pipeline.dtype)
+        return chosen(
+            self.key(batch),
+            self.strategy.override(tree=StaticTree(name="tuned", paths=winner.paths)),
+            _words(winner.paths),
+            cells,
+            rates=rates,
+            costs=costs,
+            candidates=[one.model_dump(mode="json") for one in candidates[:20]],
+            environment=environment.model_dump(mode="json"),
+        )
+
+    def written(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return choices[0].sealed().model_dump(mode="json")
 
     def measure_rates(self) -> list[list[float]]:
         """Measure how often the sibling of each rank is accepted, given that its parent was.
@@ -221,49 +246,6 @@ class TreeTuner(Search[TreeEvidence]):
     def _cell(self, paths: tuple[TreePath, ...]) -> Cell:
         tree = StaticTree(name="candidate", paths=paths)
         return new_cell(self.strategy.override(tree=tree), 1, self.temperature)
-
-
-def tune_tree(
-    pipeline: Pipeline,
-    strategy: Strategy,
-    *,
-    temperature: float = 1.0,
-    prompts: Sequence[Prompt] | None = None,
-    finalists: int = 4,
-    repeats: int = 5,
-    say: Callable[[str], None] = lambda text: None,
-) -> Choice:
-    """Find the static tree with the most tokens per second for a strategy, and keep it in the cache.
-
-    ``prompts`` default to the half of the built-in ones that nothing is reported on. A run that was
-    interrupted goes on from the last prompt, tree or decoding that it measured. The choice's evidence
-    has the acceptance ``rates`` by depth and sibling rank, the ``costs`` of timed trees (nodes, depth,
-    tests, ms per step), the 20 best ``candidates`` and the ``environment``.
-    """
-    check_clock(pipeline.backend)
-    tuner = TreeTuner(pipeline, strategy, temperature, prompts, say)
-    rates = tuner.measure_rates()
-    costs = tuner.measure_costs(rates)
-    candidates = _candidates(rates, costs)
-    best = candidates[:finalists]
-    cells = tuner.finalists(best, repeats)
-    for candidate in best:
-        cell = cells[_words(candidate.paths)]
-        candidate.measured_tokens_per_second = cell.tokens_per_second
-        candidate.measured_compression = cell.step_compression
-    winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
-    found = chosen(
-        tuner.key,
-        strategy.override(tree=StaticTree(name="tuned", paths=winner.paths)),
-        _words(winner.paths),
-        cells,
-        rates=rates,
-        costs=costs,
-        candidates=[one.model_dump(mode="json") for one in candidates[:20]],
-        environment=describe(pipeline.backend, pipeline.dtype).model_dump(mode="json"),
-    )
-    tuner.finish()
-    return found
 
 
 def _added(above: list[list[float]], below: list[list[float]]) -> list[list[float]]:

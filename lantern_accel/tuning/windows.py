@@ -7,14 +7,11 @@ lengths are measured rather than computed: each is tried once, and the best few 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from lantern_accel.device.backend import check_clock, inferring
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
-from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import new_cell
@@ -55,22 +52,17 @@ def words(window: Window) -> str:
 
 
 class WindowTuner(Search[WindowEvidence]):
-    """Measures one strategy's windows for one pipeline; a run that was interrupted goes on."""
+    """Finds the window of a strategy with the most tokens per second for each batch.
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        strategy: Strategy,
-        temperature: float,
-        prompts: Sequence[Prompt] | None = None,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        if not isinstance(strategy.tree, Window) or strategy.tree.draft_lengths:
-            raise StrategyError(f"the strategy {strategy.name!r} has no window to tune")
-        self.strategy, self.temperature = strategy, temperature
-        self.sampling = pipeline.sampling(temperature=temperature)
-        key = pipeline.auto.key(strategy, 0, self.sampling)
-        super().__init__(pipeline, key, WindowEvidence, {}, prompts, say)
+    Raises :class:`StrategyError` for a strategy without a window, and RequestError where no window fits.
+    """
+
+    kind = WindowEvidence
+
+    def settings(self) -> dict[str, Any]:
+        if not isinstance(self.strategy.tree, Window) or self.strategy.tree.draft_lengths:
+            raise StrategyError(f"the strategy {self.strategy.name!r} has no window to tune")
+        return {}
 
     def search(self, batch: int) -> dict[str, Cell]:
         """Try every window of a batch once, plain decoding first; return their cells."""
@@ -121,30 +113,6 @@ class WindowTuner(Search[WindowEvidence]):
         self.say(f"batch {batch}: the final takes {left}")
         self.race(racing, repeats)
         winner = max(tried[:FINALISTS], key=lambda name: cells[name].tokens_per_second)
-        key = self.pipeline.auto.key(self.strategy, batch, self.sampling)
-        choice = chosen(key, cells[winner].strategy, winner, cells)
+        choice = chosen(self.key(batch), cells[winner].strategy, winner, cells)
         self.say(f"batch {batch}: {winner}, {choice.speedup:.2f}x plain decoding")
         return choice
-
-
-@inferring
-def tune_windows(
-    pipeline: Pipeline,
-    strategy: Strategy,
-    *,
-    temperature: float = 1.0,
-    batches: Sequence[int] = (1,),
-    prompts: Sequence[Prompt] | None = None,
-    repeats: int = 3,
-    say: Callable[[str], None] = lambda text: None,
-) -> list[Choice]:
-    """Find the window with the most tokens per second for each batch, and keep it in the cache.
-
-    ``prompts`` default to the half of the built-in ones that nothing is reported on. Raises
-    :class:`StrategyError` for a strategy without a window, and RequestError where no window fits.
-    """
-    check_clock(pipeline.backend)
-    tuner = WindowTuner(pipeline, strategy, temperature, prompts, say)
-    choices = [tuner.choose(batch, repeats) for batch in batches]
-    tuner.finish()
-    return choices

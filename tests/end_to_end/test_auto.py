@@ -202,13 +202,12 @@ def test_tuning_goes_on_and_its_choice_is_used(tiny_model, own, monkeypatch):
     with load(tiny_model) as pipeline:
         asked = pipeline.strategy("auto")
         with pytest.raises(KeyboardInterrupt):
-            tuning.tune_auto(pipeline, asked, batches=[1], prompts=prompts, repeats=1, say=say)
+            tuning.AutoTuner(pipeline, asked, prompts=prompts, say=say).run([1], 1)
         (partial,) = (own / "choices").glob("*.partial")
         assert len(json.loads(partial.read_text())["worth"]) == 2
         told = []
-        found, evidence = tuning.tune_auto(
-            pipeline, asked, batches=[1, 2], prompts=prompts, repeats=1, say=told.append
-        )
+        tuner = tuning.AutoTuner(pipeline, asked, prompts=prompts, say=told.append)
+        found, evidence = tuner.run([1, 2], 1), tuner.evidence
         assert told[0] == "going on with what was measured before"
         assert not any(text.startswith(("windows of 2:", "windows of 4:")) for text in told)
         assert not partial.exists()
@@ -223,7 +222,7 @@ def test_a_budget_too_short_for_a_final_says_so(tiny_model, own):
     with load(tiny_model) as pipeline:
         asked = pipeline.strategy("auto")
         with pytest.raises(RequestError, match="is too short"):
-            tuning.tune_auto(pipeline, asked, batches=[1], prompts=["red heart"], budget=1e-3)
+            tuning.AutoTuner(pipeline, asked, prompts=["red heart"], budget=1e-3).run([1])
 
 
 def test_a_choice_may_be_plain_decoding(tiny_model, own):

@@ -296,9 +296,8 @@ def test_tuning_counts_times_and_races_copies(
     told: list[str] = []
     with load(tiny_model) as pipeline:
         asked = pipeline.strategy("auto")
-        found, evidence = tuning.tune_auto(
-            pipeline, asked, batches=[1, 2], prompts=["red heart"], repeats=1, say=told.append
-        )
+        tuner = tuning.AutoTuner(pipeline, asked, prompts=["red heart"], say=told.append)
+        found, evidence = tuner.run([1, 2], 1), tuner.evidence
         names = {f"self, {w}" + (f", windows of {n}" if n else "") for w, n in tuning.COPIES}
         assert set(evidence.copy_counts) == names == set(evidence.copy_times)
         assert all("self" in [m.strategy.name for m in one.measured] for one in found)

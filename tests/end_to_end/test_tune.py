@@ -97,7 +97,7 @@ def test_a_damaged_tree_is_not_used(tiny_model, tmp_path, monkeypatch):
 def test_a_tree_of_another_version_is_refused_with_a_warning(tiny_model, tmp_path, monkeypatch):
     small(monkeypatch, tmp_path)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        found = tune.tune_tree(pipe, pipe.strategy("eagle"), prompts=["dog face"], repeats=1)
+        (found,) = tune.TreeTuner(pipe, pipe.strategy("eagle"), prompts=["dog face"]).run(repeats=1)
         stored = choices.choice_path(found.key)
         for name, value in (("torch", "1.0"), ("weights_hash", "other"), ("backend", "cpu 9")):
             stored.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def test_a_tree_of_another_version_is_refused_with_a_warning(tiny_model, tmp_pat
 def test_a_shipped_tree_is_found(tiny_model, tmp_path, monkeypatch):
     small(monkeypatch, tmp_path)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
-        found = tune.tune_tree(pipe, pipe.strategy("eagle"), prompts=["dog face"], repeats=1)
+        (found,) = tune.TreeTuner(pipe, pipe.strategy("eagle"), prompts=["dog face"]).run(repeats=1)
         choices.choice_path(found.key).unlink()
         (tmp_path / "profiles/choices").mkdir(parents=True)
         (tmp_path / "profiles/choices/cpu.json").write_text(found.sealed().model_dump_json())
@@ -131,7 +131,7 @@ def test_an_interrupted_run_measures_nothing_twice(tiny_model, tmp_path, monkeyp
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
         strategy = pipe.strategy("eagle")
         whole = []
-        tune.tune_tree(pipe, strategy, prompts=prompts, repeats=2, say=whole.append)
+        tune.TreeTuner(pipe, strategy, prompts=prompts, say=whole.append).run(repeats=2)
         first, left = [], after
 
         def stop(text):
@@ -142,9 +142,9 @@ def test_an_interrupted_run_measures_nothing_twice(tiny_model, tmp_path, monkeyp
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            tune.tune_tree(pipe, strategy, prompts=prompts, repeats=2, say=stop)
+            tune.TreeTuner(pipe, strategy, prompts=prompts, say=stop).run(repeats=2)
         rest = []
-        tune.tune_tree(pipe, strategy, prompts=prompts, repeats=2, say=rest.append)
+        tune.TreeTuner(pipe, strategy, prompts=prompts, say=rest.append).run(repeats=2)
     kind = lambda lines: [line.split(":")[0] for line in lines]  # noqa: E731
     measured = kind(first) + [k for k in kind(rest) if not k.startswith("going on")]
     # Lines of repeats that were complete before are said again; nothing else is.
@@ -189,7 +189,7 @@ def test_a_step_on_a_complete_image_is_no_refused_visit(tiny_model, tmp_path, mo
         monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path / kind.__name__))
         with lantern_accel.load(tiny_model, device="cpu", dtype="float32") as pipeline:
             monkeypatch.setattr(pipeline.backend, "host_copy", kind)
-            tuner = tune.TreeTuner(pipeline, pipeline.strategy("eagle"), 1.0, ["red heart"])
+            tuner = tune.TreeTuner(pipeline, pipeline.strategy("eagle"), prompts=["red heart"])
             tuner.measure_rates()
             found.append((tuner.evidence.visits, tuner.evidence.taken))
     assert found[0] == found[1] and found[0][0][0][0] > 0

@@ -23,7 +23,7 @@ def test_what_is_tried(tiny_model):
         assert all(w.length > len(w.siblings) for row in rows for w in row)
         assert tuning.words(rows[-1][-1]) == "window:16,siblings=4.2.1"
         with pytest.raises(StrategyError, match="'eagle' has no window to tune"):
-            tuning.WindowTuner(pipe, pipe.strategy("eagle"), 1.0, ["dog face"])
+            tuning.WindowTuner(pipe, pipe.strategy("eagle"), prompts=["dog face"])
 
 
 def test_the_fastest_window_is_kept_and_used(command, tiny_model, tmp_path, monkeypatch):
@@ -78,10 +78,10 @@ def test_a_window_that_does_not_fit_is_left_out_and_a_run_goes_on(
     monkeypatch.setattr(search, "take_sample", small)
     with lantern_accel.load(tiny_model, device="cpu") as pipe:
         scd = pipe.strategy("scd")
-        again = {"prompts": ["dog face"], "repeats": 1, "say": said.append}
+        again = {"prompts": ["dog face"], "say": said.append}
         with pytest.raises(KeyboardInterrupt):
-            tuning.tune_windows(pipe, scd, **again)
-        (choice,) = tuning.tune_windows(pipe, scd, **again)
+            tuning.WindowTuner(pipe, scd, **again).run(repeats=1)
+        (choice,) = tuning.WindowTuner(pipe, scd, **again).run(repeats=1)
     assert sum("vanilla" in line for line in said) == 1, "measured once, although it was stopped"
     assert any("window:4 is left out: too large" in line for line in said)
     assert {m.strategy.tree.length for m in choice.measured[1:]} == {2, 3}

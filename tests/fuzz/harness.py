@@ -170,7 +170,7 @@ def _reach(*args: Any, **kwargs: Any) -> Any:
 WORK = (
     "lantern_accel.measure.run.Profiler.measure",
     "lantern_accel.tuning.trees.TreeTuner.measure_rates",
-    "lantern_accel.tuning.auto.AutoTuner.count",
+    "lantern_accel.tuning.auto.AutoTuner.prepare",
     "lantern_accel.tuning.windows.WindowTuner.search",
     "lantern_accel.measure.stepcost.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +10,23 @@ import numpy as np
 import torch
 
 from lantern_accel.evaluation.schema import Metric, Reading, Speed
-from lantern_accel.evaluation.suite import networks as known
 from lantern_accel.evaluation.suite.drawing import Chunk
-from lantern_accel.evaluation.suite.networks import FeatureNetwork
-from lantern_accel.evaluation.suite.pictures import prepared, read_picture
+from lantern_accel.evaluation.suite.networks import (
+    FeatureNetwork,
+    Scorer,
+    load_network,
+    load_scorer,
+)
+from lantern_accel.evaluation.suite.pictures import (
+    Advance,
+    Real,
+    kept_path,
+    look_once,
+    prepared,
+    read_picture,
+    stats_of,
+)
 from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
-from lantern_accel.evaluation.suite.reference import Advance, Real, look_once
-from lantern_accel.evaluation.suite.scorers import Scorer, load_scorer
 from lantern_accel.evaluation.suite.weights import Tell, Unavailable
 from lantern_accel.files import read_json_file, write_json
 from lantern_accel.quality.interval import mean, paired, share
@@ -31,6 +39,9 @@ from lantern_accel.quality.set_metrics import (
 from lantern_accel.records import not_measured
 
 SCORERS = {"clip": "CLIP score", "hpsv2": "HPSv2", "imagereward": "ImageReward"}
+DISTANCES = ("fid", "fid_infinity", "kid")
+COVERING = ("precision", "recall")
+MOMENTS_ONLY = "the reference has moments and no images"
 #: Kernel matrices of more images would take gigabytes.
 MOST_KID = 10_000
 #: Pictures that a scorer sees together.
@@ -70,7 +81,7 @@ class Tools:
                 continue
             try:
                 if name not in made:
-                    made[name] = known.load_network(name, given, device, tell)
+                    made[name] = load_network(name, given, device, tell)
                 setattr(tools, role, made[name])
             except Unavailable as reason:
                 tools.reasons[role] = str(reason)
@@ -139,26 +150,39 @@ def measure(
     """
     p, found = tools.protocol, dict[str, Reading]()
     if tools.network is None:
-        for key in ("fid", "fid_infinity", "kid", "inception_score"):
-            found[key] = not_measured(tools.reasons["network"])
+        found |= _none((*DISTANCES, "inception_score"), tools.reasons["network"])
     else:
         seen = look_once(paths, tools.network, p.preprocessing, folder, "features", advance)
         found |= _distances(seen.features, real, resamples)
-        found["inception_score"] = _tried(
-            lambda: (
-                not_measured(f"{tools.network and tools.network.name} has no classes")
-                if seen.logits is None
-                else inception_score(seen.logits, p.is_splits)
-            )
-        )
-    found |= _covering(paths, folder, tools, covered, advance)
+        if seen.logits is None:
+            found |= _none(("inception_score",), f"{tools.network.name} has no classes")
+        else:
+            logits = seen.logits
+            found["inception_score"] = _tried(lambda: inception_score(logits, p.is_splits))
+    if tools.manifold is None:
+        found |= _none(COVERING, tools.reasons["manifold"])
+    elif isinstance(covered, str) or covered.features is None:
+        found |= _none(COVERING, covered if isinstance(covered, str) else MOMENTS_ONLY)
+    else:
+        rule = p.manifold_preprocessing
+        seen = look_once(paths, tools.manifold, rule, folder, "features", advance)
+        try:
+            both = precision_recall(seen.features, covered.features, p.k)
+            found |= dict(zip(COVERING, both, strict=True))
+        except ValueError as error:  # so few images have none
+            found |= _none(COVERING, str(error))
     for key in SCORERS:
         if key not in tools.scorers:
-            found[key] = not_measured(tools.reasons[key])
+            found |= _none((key,), tools.reasons[key])
             continue
         scores = _scores(paths, prompts, folder, key, tools.scorers[key], p.clip_preprocessing)
         found[key] = mean(scores)
     return found
+
+
+def _none(keys: Sequence[str], reason: str) -> dict[str, str]:
+    """Return columns that could not be measured."""
+    return dict.fromkeys(keys, not_measured(reason))
 
 
 def _tried(figure: Callable[[], Reading]) -> Reading:
@@ -169,36 +193,15 @@ def _tried(figure: Callable[[], Reading]) -> Reading:
         return not_measured(str(error))
 
 
-def _distances(features: np.ndarray, real: Real | str, resamples: int) -> dict[str, Reading]:
+def _distances(features: np.ndarray, real: Real | str, resamples: int) -> Mapping[str, Reading]:
     if isinstance(real, str):
-        return dict.fromkeys(("fid", "fid_infinity", "kid"), not_measured(real))
+        return _none(DISTANCES, real)
     both = frechet(features, real.moments, resamples)
-    found: dict[str, Reading] = {"fid": both.value, "fid_infinity": both.infinity}
-    if real.features is None:
-        found["kid"] = not_measured("the reference has moments and no images")
-    else:
+    kid: Reading = not_measured(MOMENTS_ONLY)
+    if real.features is not None:
         ours, theirs = (x[:MOST_KID].astype(np.float64) for x in (features, real.features))
-        found["kid"] = unpaired_distance(ours, theirs)
-    return found
-
-
-def _covering(
-    paths: Sequence[Path], folder: Path, tools: Tools, covered: Real | str, advance: Advance
-) -> dict[str, Reading]:
-    both = ("precision", "recall")
-    p = tools.protocol
-    if tools.manifold is None:
-        return dict.fromkeys(both, not_measured(tools.reasons["manifold"]))
-    if isinstance(covered, str):
-        return dict.fromkeys(both, not_measured(covered))
-    if covered.features is None:
-        return dict.fromkeys(both, not_measured("the reference has moments and no images"))
-    rule = p.manifold_preprocessing
-    seen = look_once(paths, tools.manifold, rule, folder, "features", advance)
-    try:
-        return dict(zip(both, precision_recall(seen.features, covered.features, p.k), strict=True))
-    except ValueError as error:
-        return dict.fromkeys(both, not_measured(str(error)))
+        kid = unpaired_distance(ours, theirs)
+    return {"fid": both.value, "fid_infinity": both.infinity, "kid": kid}
 
 
 def _scores(
@@ -210,9 +213,8 @@ def _scores(
     rule: Preprocessing,
 ) -> list[float]:
     """Return a score per picture, from ``folder`` where it was stored for the same ones."""
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    of = json.dumps([scorer.name, scorer.note, rule.model_dump(mode="json"), list(prompts), stats])
-    path = folder / f"{key}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.json"
+    depends = [scorer.name, scorer.note, rule.model_dump(mode="json"), list(prompts)]
+    path = kept_path(folder, key, [*depends, stats_of(paths)], ".json")
     try:
         stored = [float(one) for one in read_json_file(path)]
         if len(stored) == len(paths):

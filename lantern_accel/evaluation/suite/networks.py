@@ -1,24 +1,62 @@
-"""Feature networks of FID, KID, the Inception score, precision and recall, from kept libraries.
+"""The networks that judge a suite's pictures: features for FID and the like, and scores of prompts.
 
-``inception`` is torch-fidelity's, ``vgg16`` torchvision's; ``efficientnet`` is this package's own, whose
-weights come with the extra ``quality``: it shows that a suite runs, and no paper's figure can be
-compared with its own.
+``inception`` is torch-fidelity's, ``vgg16`` torchvision's, CLIP and HPSv2 are read through open_clip;
+``efficientnet`` is this package's own, whose weights come with the extra ``quality``: it shows that a
+suite runs, and no paper's figure can be compared with its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from lantern_accel.evaluation.suite.protocol import Protocol as PaperProtocol
 from lantern_accel.evaluation.suite.weights import Tell, Unavailable, weights_file
 from lantern_accel.quality import features as lite
 
 INSTALL = "pip install 'lantern-accel[metrics]'"
+
+
+def library(module: str) -> Any:
+    """Import a library; raises :class:`Unavailable` with what brings it."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:
+        # RuntimeError: a torchvision that was built for another torch fails to register its operators.
+        raise Unavailable(missing(module.partition(".")[0], error)) from None
+
+
+def missing(module: str, error: Exception) -> str:
+    """Return why a library cannot be used, and what brings it."""
+    why = f"{module} cannot be imported ({error})"[:200]
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        of = "" if error.name.split(".")[0] == module else f", which {module} needs,"
+        why = f"{error.name}{of} is not installed"
+    return (
+        f"{why}; `{INSTALL}` brings it, where PyTorch publishes a torchvision for your torch "
+        "(https://pytorch.org/get-started)"
+    )
+
+
+@contextmanager
+def weights_of(path: Path, network: str) -> Iterator[None]:
+    """Raise :class:`Unavailable` for whatever a file that holds something else makes of loading it."""
+    try:
+        yield
+    except Exception as error:
+        raise Unavailable(f"the weights {path} are not {network}'s ({error})"[:300]) from None
+
+
+# --- features -----------------------------------------------------------------------------------------
 
 
 class FeatureNetwork(Protocol):
@@ -46,18 +84,11 @@ class Inception:
     side = 299
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        try:
-            from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-        except ImportError as error:
-            raise Unavailable(missing("torch_fidelity", error)) from None
+        made = library("torch_fidelity.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
         wanted = ["2048", "logits_unbiased"]
-        try:
+        with weights_of(path, "Inception"):
             torch.load(path, weights_only=True)  # the library would run a file that is a program
-            self._net = FeatureExtractorInceptionV3(
-                "lantern", wanted, feature_extractor_weights_path=str(path)
-            ).to(device)
-        except Exception as error:  # whatever a file that holds something else makes of it
-            raise Unavailable(f"the weights {path} are not Inception's ({error})"[:300]) from None
+            self._net = made("lantern", wanted, feature_extractor_weights_path=str(path)).to(device)
         self._device = device
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -74,15 +105,9 @@ class Vgg16:
     _DEVIATION = (0.229, 0.224, 0.225)
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        try:
-            from torchvision.models import vgg16
-        except (ImportError, RuntimeError) as error:
-            raise Unavailable(missing("torchvision", error)) from None
-        net: Any = vgg16()
-        try:
+        net: Any = library("torchvision").models.vgg16()
+        with weights_of(path, "VGG16"):
             net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        except Exception as error:  # whatever a file that holds something else makes of it
-            raise Unavailable(f"the weights {path} are not VGG16's ({error})"[:300]) from None
         self._net, self._device = net.eval().requires_grad_(False).to(device), device
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -123,30 +148,120 @@ def load_network(
     """Return a feature network by name; raises :class:`Unavailable` with the reason."""
     if name == "efficientnet":
         return EfficientNet(device)
-    module = "torch_fidelity" if name == "inception" else "torchvision"
-    check_library(module)  # before hundreds of megabytes
+    library("torch_fidelity" if name == "inception" else "torchvision")  # before large files
     path = weights_file(name, given, tell)
     return Inception(path, device) if name == "inception" else Vgg16(path, device)
 
 
-def check_library(module: str) -> None:
-    """Raise :class:`Unavailable` where a library cannot be imported."""
-    import importlib
-
-    try:
-        importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:
-        # RuntimeError: a torchvision that was built for another torch fails to register its operators.
-        raise Unavailable(missing(module, error)) from None
+# --- scores ---------------------------------------------------------------------------------------------
 
 
-def missing(module: str, error: Exception) -> str:
-    """Return why a library cannot be used, and what brings it."""
-    why = f"{module} cannot be imported ({error})"[:200]
-    if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        of = "" if error.name.split(".")[0] == module else f", which {module} needs,"
-        why = f"{error.name}{of} is not installed"
-    return (
-        f"{why}; `{INSTALL}` brings it, where PyTorch publishes a torchvision for your torch "
-        "(https://pytorch.org/get-started)"
+class Scorer(Protocol):
+    """Pictures and prompts to scores; ``name`` goes into the table, next to ``note``."""
+
+    @property
+    def name(self) -> str:
+        """Of the scorer, in words."""
+
+    @property
+    def note(self) -> str:
+        """What a reader of its column must know."""
+
+    def __call__(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
+        """Return a score per picture."""
+
+
+class OpenClip:
+    """Cosine similarity of a picture and a text in an open_clip model, times ``scale``."""
+
+    def __init__(
+        self,
+        model: str,
+        path: Path,
+        device: torch.device,
+        *,
+        name: str,
+        note: str = "",
+        prefix: str = "",
+        scale: float = 1.0,
+        quick_gelu: bool = False,
+        whole: bool = False,
+    ) -> None:
+        """``whole``: the longer side is resized to the input and the rest padded; else it is cropped."""
+        open_clip = library("open_clip")
+        with weights_of(path, model):
+            net, _, self._prepare = open_clip.create_model_and_transforms(
+                model,
+                pretrained=None,
+                force_quick_gelu=quick_gelu,
+                image_resize_mode="longest" if whole else None,
+            )
+            open_clip.load_checkpoint(net, str(path))
+        self._net: Any = net.eval().requires_grad_(False).to(device)
+        self._tokens = open_clip.get_tokenizer(model)
+        self._device, self._prefix, self._scale = device, prefix, scale
+        self.name, self.note = name, note
+
+    def __call__(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
+        pixels = torch.stack([self._prepare(image) for image in images]).to(self._device)
+        text = self._tokens([self._prefix + prompt for prompt in prompts]).to(self._device)
+        with torch.no_grad():
+            seen = self._net.encode_image(pixels, normalize=True)
+            read = self._net.encode_text(text, normalize=True)
+            scores = self._scale * (seen * read).sum(dim=-1)
+        return [float(one) for one in scores.cpu()]
+
+
+class ImageReward:
+    """ImageReward's own package, which nobody keeps up: used where it is installed and works."""
+
+    name = "ImageReward 1.0"
+    note = "the package image-reward"
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        try:
+            import ImageReward as package
+
+            self._model: Any = package.load(str(path), device=str(device))
+        except Exception as error:  # it needs old releases of others, and fails in many ways
+            raise Unavailable(f"the package image-reward cannot be used ({error})"[:300]) from None
+
+    def __call__(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> list[float]:
+        pairs = zip(images, prompts, strict=True)
+        with torch.no_grad():
+            return [float(self._model.score(prompt, image)) for image, prompt in pairs]
+
+
+def load_scorer(
+    key: str,
+    protocol: PaperProtocol,
+    given: Mapping[str, Path],
+    device: torch.device,
+    tell: Tell,
+) -> Scorer:
+    """Return the scorer of ``clip``, ``hpsv2`` or ``imagereward``; raises :class:`Unavailable`."""
+    if key == "imagereward":
+        if importlib.util.find_spec("ImageReward") is None:
+            raise Unavailable("the package image-reward, which nobody keeps up, is not installed")
+        return ImageReward(weights_file("imagereward", given, tell), device)
+    library("open_clip")
+    if key == "hpsv2":
+        return OpenClip(
+            "ViT-H-14",
+            weights_file("hpsv2", given, tell),
+            device,
+            name="HPSv2.1 (CLIP ViT-H/14 through open_clip)",
+            note="cosine similarity; the package hpsv2 resizes tensors, open_clip pictures",
+            whole=True,
+        )
+    prefix = protocol.clip_prefix
+    return OpenClip(
+        protocol.clip,
+        weights_file(protocol.clip, given, tell),
+        device,
+        name=f"CLIP {protocol.clip} (OpenAI's weights through open_clip)",
+        note="cosine similarity times 100" + (f", captions after {prefix!r}" if prefix else ""),
+        prefix=prefix,
+        scale=100.0,
+        quick_gelu=True,
     )

@@ -1,20 +1,36 @@
-"""From a picture's file to what a network sees, by the protocol's rule."""
+"""Pictures as a network sees them: prepared by the protocol's rule, kept, and real ones for reference.
+
+Real ones come from a folder, from ADM's reference batch, or were stored before.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
-from collections.abc import Iterator, Sequence
+import json
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from lantern_accel.errors import DataError
+from lantern_accel.evaluation.suite.networks import FeatureNetwork
 from lantern_accel.evaluation.suite.protocol import Preprocessing
-from lantern_accel.files import read_bytes_file
+from lantern_accel.files import read_bytes_file, write_whole
+from lantern_accel.quality.set_metrics import Reference
 
+Features = NDArray[np.float32]
+Advance = Callable[[int], None]
+#: Pictures that a network sees together.
+BATCH = 32
 _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
     "bicubic": Image.Resampling.BICUBIC,
@@ -89,3 +105,171 @@ def batches(
             modes[path] = mode
     if held:
         yield torch.stack(held), modes
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a network makes of pictures: features ``[n, d]``, logits, and modes other than RGB."""
+
+    features: Features
+    logits: Features | None
+    modes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Real:
+    """The reference of a suite: features (None: only moments are known) and their moments."""
+
+    features: Features | None
+    moments: Reference
+    about: dict[str, Any]
+
+
+def look(
+    paths: Sequence[Path],
+    network: FeatureNetwork,
+    rule: Preprocessing,
+    advance: Advance = lambda count: None,
+) -> Seen:
+    """Return what a network sees in picture files; raises :class:`DataError` for unreadable ones."""
+    features, logits = [], []
+    modes: Counter[str] = Counter()
+    with torch.no_grad():
+        for pixels, odd in batches(paths, rule, network.side, BATCH):
+            found, classes = network(pixels)
+            features.append(found.float())
+            logits += [] if classes is None else [classes.float()]
+            modes.update(odd.values())
+            advance(len(pixels))
+    return Seen(
+        torch.cat(features).numpy(), torch.cat(logits).numpy() if logits else None, dict(modes)
+    )
+
+
+def identity(network: FeatureNetwork, rule: Preprocessing) -> dict[str, Any]:
+    """Return what features depend on besides the pictures."""
+    return {"network": network.name, "preprocessing": rule.model_dump(mode="json")}
+
+
+def stats_of(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
+    """Return what pictures are known by: names, sizes and times of change."""
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def kept_path(folder: Path, of: str, depends: list[Any], suffix: str) -> Path:
+    """Return the file that keeps what was made ``of`` pictures and ``depends`` on these values."""
+    key = json.dumps(depends, sort_keys=True)
+    return folder / f"{of}-{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
+
+
+def look_once(
+    paths: Sequence[Path],
+    network: FeatureNetwork,
+    rule: Preprocessing,
+    folder: Path,
+    of: str,
+    advance: Advance = lambda count: None,
+) -> Seen:
+    """Return what a network sees in pictures, from ``folder`` where it was stored for the same ones.
+
+    ``of`` says which pictures these are; they are known by their sizes and times of change.
+    """
+    path = kept_path(folder, of, [identity(network, rule), stats_of(paths)], ".npz")
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            modes = json.loads(str(stored["modes"]))
+            logits = stored.get("logits")
+            return Seen(stored["features"], logits, modes)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        pass
+    seen = look(paths, network, rule, advance)
+    arrays: dict[str, Any] = {
+        "features": seen.features,
+        "modes": np.array(json.dumps(seen.modes)),
+    }
+    if seen.logits is not None:
+        arrays["logits"] = seen.logits
+    write_whole(path, lambda stream: np.savez(stream, **arrays))
+    return seen
+
+
+def save_reference(path: Path, features: Features, about: dict[str, Any]) -> None:
+    """Store features of real images with what they depend on, for ``--reference``."""
+    text = np.array(json.dumps(about))
+    write_whole(path, lambda stream: np.savez(stream, features=features, about=text))
+
+
+def read_reference(
+    path: Path, network: FeatureNetwork, rule: Preprocessing, advance: Advance = lambda count: None
+) -> Real:
+    """Read stored features, or ADM's reference batch (``arr_0``, with ``mu`` and ``sigma``).
+
+    Raises :class:`DataError` for a file that is neither, and for one that was made with another
+    network or preprocessing than the suite's.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored if name not in ("mu_s", "sigma_s")}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "it is no .npz of arrays"
+        raise DataError(f"--reference {path} cannot be read ({why})") from None
+    if "features" in arrays and "about" in arrays:
+        return _stored(path, arrays, identity(network, rule))
+    if "arr_0" in arrays:
+        return _adm(path, arrays, network, rule, advance)
+    raise DataError(
+        f"--reference {path} has {', '.join(sorted(arrays)) or 'nothing'}; it takes what "
+        "--save-reference writes, or ADM's batch with arr_0"
+    )
+
+
+def _stored(path: Path, arrays: dict[str, Any], wanted: dict[str, Any]) -> Real:
+    try:
+        about = dict(json.loads(str(arrays["about"])))
+        features = np.asarray(arrays["features"], dtype=np.float32)
+        moments = Reference.of_features(features)
+    except ValueError:
+        raise DataError(f"--reference {path} is damaged; make it anew") from None
+    for name in wanted:
+        if about.get(name) != wanted[name]:
+            raise DataError(
+                f"--reference {path} was made with another {name}: {_short(about.get(name))}, and "
+                f"this suite has {_short(wanted[name])}; make it anew, or choose that protocol"
+            )
+    return Real(features, moments, about)
+
+
+def _adm(
+    path: Path,
+    arrays: dict[str, Any],
+    network: FeatureNetwork,
+    rule: Preprocessing,
+    advance: Advance,
+) -> Real:
+    images = arrays["arr_0"]
+    if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8 or len(images) < 2:
+        raise DataError(f"--reference {path}: arr_0 is no set of pictures, uint8 [n, h, w, 3]")
+    moments = None
+    if "mu" in arrays and "sigma" in arrays:
+        if "Inception" not in network.name or rule.to_network != "network":
+            raise DataError(
+                f"--reference {path} has the moments of Inception with its own resizing, and this suite "
+                f"has {network.name} with {rule.text()}; choose --protocol adm"
+            )
+        moments = Reference.of_moments(arrays["mu"], arrays["sigma"])
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(images), BATCH):
+            part = [
+                np.array(prepared(Image.fromarray(one), rule, network.side))
+                for one in images[start : start + BATCH]
+            ]
+            found.append(network(torch.from_numpy(np.stack(part)).permute(0, 3, 1, 2))[0].float())
+            advance(len(part))
+    features = torch.cat(found).numpy()
+    about = {"source": path.name, "images": len(images), "moments": "stored" if moments else "ours"}
+    return Real(features, moments or Reference.of_features(features), about)
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)[:200]

@@ -24,17 +24,15 @@ from lantern_accel.evaluation.suite.drawing import (
     save_geneval,
 )
 from lantern_accel.evaluation.suite.measuring import Tools, measure, speed_of, unknown_speed
-from lantern_accel.evaluation.suite.networks import FeatureNetwork
-from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
-from lantern_accel.evaluation.suite.published import published_rows
-from lantern_accel.evaluation.suite.reference import (
+from lantern_accel.evaluation.suite.networks import FeatureNetwork, Scorer
+from lantern_accel.evaluation.suite.pictures import (
     Real,
     identity,
     look_once,
     read_reference,
     save_reference,
 )
-from lantern_accel.evaluation.suite.scorers import Scorer
+from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol, published_rows
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.set_metrics import FID_RESAMPLES, Reference

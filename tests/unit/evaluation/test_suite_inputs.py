@@ -12,17 +12,19 @@ from PIL import Image
 from torch import Tensor
 
 from lantern_accel.errors import DataError, RequestError
-from lantern_accel.evaluation.suite import networks, scorers, weights
+from lantern_accel.evaluation.suite import networks, weights
 from lantern_accel.evaluation.suite.captions import class_prompts, read_captions, read_prompts
-from lantern_accel.evaluation.suite.pictures import batches, prepared, read_picture
-from lantern_accel.evaluation.suite.protocol import ADM, LANTERN, PROTOCOLS, Preprocessing
-from lantern_accel.evaluation.suite.reference import (
+from lantern_accel.evaluation.suite.pictures import (
+    batches,
     identity,
     look,
     look_once,
+    prepared,
+    read_picture,
     read_reference,
     save_reference,
 )
+from lantern_accel.evaluation.suite.protocol import ADM, LANTERN, PROTOCOLS, Preprocessing
 from lantern_accel.evaluation.suite.weights import WEIGHTS, Unavailable, read_given, weights_file
 
 RULE = Preprocessing(crop="none", size=8, to_network="network")
@@ -305,6 +307,6 @@ def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, n
     with pytest.raises(Unavailable, match=r"torchvision.* is not installed; `pip install"):
         networks.load_network(name, {}, torch.device("cpu"), print)
     with pytest.raises(Unavailable, match=r"torchvision, which open_clip needs, is not installed"):
-        scorers.load_scorer("clip", LANTERN, {}, torch.device("cpu"), print)
+        networks.load_scorer("clip", LANTERN, {}, torch.device("cpu"), print)
     with pytest.raises(Unavailable, match=r"image-reward.* is not installed"):
-        scorers.load_scorer("imagereward", LANTERN, {}, torch.device("cpu"), print)
+        networks.load_scorer("imagereward", LANTERN, {}, torch.device("cpu"), print)

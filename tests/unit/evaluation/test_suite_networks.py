@@ -11,10 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lantern_accel.evaluation.suite.networks import Inception
+from lantern_accel.evaluation.suite.networks import Inception, OpenClip
+from lantern_accel.evaluation.suite.pictures import look
 from lantern_accel.evaluation.suite.protocol import SJD
-from lantern_accel.evaluation.suite.reference import look
-from lantern_accel.evaluation.suite.scorers import OpenClip
 from lantern_accel.evaluation.suite.weights import Unavailable
 from lantern_accel.quality.set_metrics import Reference, Sample, inception_score, precision_recall
 

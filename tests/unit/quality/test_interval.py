@@ -7,6 +7,7 @@ import pytest
 
 from lantern_accel.measure.record import Interval
 from lantern_accel.quality import interval as statistics
+from lantern_accel.records import digest
 
 
 def test_a_median_and_its_interval() -> None:
@@ -72,5 +73,5 @@ def test_a_percentile_needs_samples_beyond_it() -> None:
 
 
 def test_a_digest_is_of_the_value_not_of_its_spelling() -> None:
-    assert statistics.digest({"b": 1, "a": 2}) == statistics.digest({"a": 2, "b": 1})
-    assert statistics.digest(["a", "b"]) != statistics.digest(["b", "a"])
+    assert digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+    assert digest(["a", "b"]) != digest(["b", "a"])

@@ -16,7 +16,7 @@ from lantern_accel.errors import DataError, RequestError, did_you_mean
 if TYPE_CHECKING:
     from lantern_accel.evaluation.suite.captions import Captioned
     from lantern_accel.evaluation.suite.protocol import Protocol
-    from lantern_accel.evaluation.suite.run import SuiteRequest
+    from lantern_accel.evaluation.suite.request import SuiteRequest
     from lantern_accel.generation.pipeline import Pipeline
 
 SUITES = ("coco", "imagenet", "prompts")
@@ -242,7 +242,7 @@ def request(
 ) -> SuiteRequest:
     """Return the suite's request on a loaded model, its strategies resolved and tried."""
     from lantern_accel.evaluation.suite.captions import class_prompts
-    from lantern_accel.evaluation.suite.run import SuiteRequest, choose_strategies
+    from lantern_accel.evaluation.suite.request import SuiteRequest, choose_strategies
 
     asked, target = ready.asked, pipeline.model.manifest.target
     of_classes = getattr(target, "conditioning", "text") == "class"

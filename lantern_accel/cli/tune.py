@@ -69,9 +69,7 @@ def tune(
         auto = strategy == AUTO
         changes = {"relaxed": relaxed or None, "tv_budget": tv_budget} if auto else {}
         asked = pipeline.strategy(strategy, **changes)
-        search = search_for(
-            pipeline, asked, temperature=temperature, budget=max_seconds, say=note
-        )
+        search = search_for(pipeline, asked, temperature=temperature, budget=max_seconds, say=note)
         tree = isinstance(asked.tree, StaticTree)
         choices = search.run([1] if tree else sizes, repeats)
         if output is not None:

@@ -49,6 +49,14 @@ from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import Sampling, StaticTree, Strategy, named_strategy
 
 COMMAND = "lantern-accel stepcost"
+#: Columns of the table: the field of a row, and how it is written.
+COLUMNS = {
+    "step": ("step", ""), "batch": ("batch", ""), "nodes": ("nodes", ""), "ms": ("ms", ".3f"),
+    "±": ("spread", ".0%"), "over vanilla": ("over_vanilla", ".2f"),
+    "floor ms": ("floor_ms", ".3f"), "of the floor": ("of_floor", ".0%"),
+    "operators": ("operators", ""), "conversion": ("conversion", ".2f"),
+    "speed-up": ("speedup", ".2f"),
+}  # fmt: skip
 
 
 # --- the record -----------------------------------------------------------------------------------
@@ -139,40 +147,24 @@ class StepCost(Record):
                 ("read", c.read_bytes_per_s, 1e9, "GB/s"),
                 ("products", c.matmul_flops[dtype], 1e12, f"TFLOP/s in {dtype}"),
             )
-            lines.append(
-                ", ".join(
-                    f"{name} {value / unit:.3g} {words}"
-                    if is_measured(value)
-                    else f"{name} {value}"
-                    for name, value, unit, words in figures
-                )
+            parts = (
+                f"{name} {value / unit:.3g} {words}" if is_measured(value) else f"{name} {value}"
+                for name, value, unit, words in figures
             )
+            lines.append(", ".join(parts))
         if (weights := self.settings.get("weights", FULL)) != FULL:
             lines.append(f"{weights} weights, random ones: what rounding costs is not measured")
         if self.acceptance is not None:
             a = self.acceptance
             lines.append(f"tokens per step: {a.tokens_per_step:g} ({a.source})")
-        lines += [
-            "",
-            "| step | batch | nodes | ms | ± | over vanilla | floor ms | of the floor | operators "
-            "| conversion | speed-up |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
-        ]
+        lines += ["", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         for row in self.rows():
-
-            def text(key: str, form: str, row: dict[str, Any] = row) -> str:
-                return "" if row[key] is None else format(row[key], form)
-
-            lines.append(
-                f"| {row['step']} | {row['batch']} | {row['nodes']} | {row['ms']:.3f} "
-                f"| {text('spread', '.0%')} | {row['over_vanilla']:.2f} | {text('floor_ms', '.3f')} "
-                f"| {text('of_floor', '.0%')} | {row['operators']} | {text('conversion', '.2f')} "
-                f"| {text('speedup', '.2f')} |"
-            )
+            cells = ("" if row[k] is None else format(row[k], f) for k, f in COLUMNS.values())
+            lines.append(f"| {' | '.join(cells)} |")
         for cost in self.costs:
             if cost.phase_ms:
-                parts = ", ".join(f"{name} {ms:.3f}" for name, ms in cost.phase_ms.items())
-                lines.append(f"\n{cost.label}, batch {cost.batch}, ms by phase: {parts}")
+                phases = ", ".join(f"{name} {ms:.3f}" for name, ms in cost.phase_ms.items())
+                lines.append(f"\n{cost.label}, batch {cost.batch}, ms by phase: {phases}")
         return "\n".join(lines)
 
 
@@ -193,7 +185,10 @@ def bush(nodes: int) -> StaticTree:
 
 
 class Timed:
-    """One captured function of an engine, timed from the middle of an image, in the bucket of there."""
+    """One captured function of an engine, timed from the middle of an image, in the bucket of there.
+
+    ``operators`` are those of one eager call.
+    """
 
     def __init__(self, backend: Backend, engine: EngineBase, kind: str) -> None:
         self.backend, self.engine, self.kind = backend, engine, kind
@@ -236,12 +231,6 @@ class Timed:
         if hasattr(state, "pending_count"):
             state.pending_count.fill_(1)
 
-    def needs(self) -> tuple[float, float]:
-        """Return operations and bytes that this kind of step needs at least."""
-        found = step_needs(self.engine)
-        parts = [found["verify"]] if self.kind == "verify" else list(found.values())
-        return sum(ops for ops, _ in parts), sum(nbytes for _, nbytes in parts)
-
     def ms(self) -> float:
         """Time a few steps and return the milliseconds of one."""
         self._rewind()
@@ -264,13 +253,15 @@ class Timed:
 def _timed(
     backend: Backend, model: RandomModel, cost: Cost, strategy: Strategy, sampling: Sampling
 ) -> Iterator[Timed]:
+    """Capture a kind of step, and note what it needs, inside the block."""
     capacity = Capacity(model, backend, model.target.weight.dtype)
     capacity.fit(cost.batch, strategy, sampling).check(backend)
     timed = Timed(backend, model.engine(backend, strategy, sampling, cost.batch), cost.kind)
-    replay = timed.replay
+    replay, needs = timed.replay, step_needs(timed.engine)
     cost.operators, cost.captured = timed.operators, replay.captured
     cost.capture_seconds, cost.capture_bytes = replay.seconds, replay.nbytes
-    cost.floor_flops, cost.floor_bytes = timed.needs()
+    parts = [needs["verify"]] if cost.kind == "verify" else needs.values()
+    cost.floor_flops, cost.floor_bytes = (sum(figures) for figures in zip(*parts, strict=True))
     try:
         yield timed
     finally:
@@ -280,33 +271,29 @@ def _timed(
 # --- a measurement --------------------------------------------------------------------------------
 
 
-def _windows(length: int) -> Strategy:
-    """Return scd with windows of ``length`` tokens."""
-    named = named_strategy("scd", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
-    return named.override(window=length)
-
-
 def plan(
     strategy: Strategy, batches: Sequence[int], nodes: Sequence[int], drafter: bool = True
 ) -> list[tuple[Cost, Strategy]]:
     """List what is measured: per batch vanilla, verification by node count, the whole step.
 
-    Without a drafter, whole steps of windows by their length.
+    Without a drafter, whole steps of scd's windows by their length.
     """
-    vanilla = Strategy(name="vanilla")
+    windows = named_strategy("scd", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     found = []
     for batch in batches:
-        found.append((Cost(kind="vanilla", label="vanilla", batch=batch, nodes=1), vanilla))
-        for count in nodes if not drafter else ():
-            cost = Cost(kind="step", label=f"scd {count}", batch=batch, nodes=count)
-            found.append((cost, _windows(count)))
-        if not drafter:
-            continue
+        cost = Cost(kind="vanilla", label="vanilla", batch=batch, nodes=1)
+        found.append((cost, Strategy(name="vanilla")))
         for count in nodes:
-            cost = Cost(kind="verify", label=f"verify {count}", batch=batch, nodes=count)
-            found.append((cost, Strategy(name="verify", tree=bush(count))))
-        count = tree_size(strategy.tree)[0]
-        found.append((Cost(kind="step", label=strategy.name, batch=batch, nodes=count), strategy))
+            if drafter:
+                cost = Cost(kind="verify", label=f"verify {count}", batch=batch, nodes=count)
+                found.append((cost, Strategy(name="verify", tree=bush(count))))
+            else:
+                cost = Cost(kind="step", label=f"scd {count}", batch=batch, nodes=count)
+                found.append((cost, windows.override(window=count)))
+        if drafter:
+            count = tree_size(strategy.tree)[0]
+            cost = Cost(kind="step", label=strategy.name, batch=batch, nodes=count)
+            found.append((cost, strategy))
     return found
 
 
@@ -351,18 +338,16 @@ def run_stepcost(
         report.ceilings = measure_ceilings(backend, dtype, say)
         keep()
     known = {cost.key: cost for cost in report.costs}
-    todo = [
-        (cost, chosen)
-        for cost, chosen in plan(strategy, batches, nodes, model.drafter is not None)
-        if len(known.get(cost.key, cost).ms) < repeats
-    ]
-    for batch in dict.fromkeys(cost.batch for cost, _ in todo):
-        base_cost, vanilla = plan(strategy, [batch], ())[0]
+    for batch in batches:
+        (base_cost, vanilla), *rest = plan(strategy, [batch], nodes, model.drafter is not None)
+        every = [(base_cost, vanilla), *rest]
+        todo = [(c, s) for c, s in every if len(known.get(c.key, c).ms) < repeats]
+        if not todo:
+            continue
         with _timed(backend, model, base_cost, vanilla, sampling) as base:
-            for cost, chosen in ((c, s) for c, s in todo if c.batch == batch):
+            for cost, chosen in todo:
                 say(f"{cost.label}, batch {batch}: capture")
-                if cost.kind == "vanilla":
-                    cost = base_cost
+                if cost is base_cost:
                     cost.ms = cost.vanilla_ms = [base.ms() for _ in range(repeats)]
                     cost.phase_ms = base.phase_ms()
                 else:
@@ -407,14 +392,19 @@ def read_acceptance(path: Path, strategy: str) -> Acceptance:
     )
 
 
-def default_sampling(text: bool, cfg_scale: float | None, top_k: int | None) -> Sampling:
-    """Return the papers' sampling for text- or class-conditional models, with overrides."""
+def sampling_of(manifest: Any, cfg_scale: float | None, top_k: int | None) -> Sampling:
+    """Return the papers' sampling for text- or class-conditional models, with overrides.
+
+    A model without guidance keeps its own: half the rows of other models.
+    """
     if cfg_scale is not None and not math.isfinite(cfg_scale):
         raise RequestError(f"the guidance scale is {cfg_scale}; give a finite number")
-    return Sampling(
-        cfg_scale=(7.5 if text else 4.0) if cfg_scale is None else cfg_scale,
-        top_k=(1000 if text else 0) if top_k is None else top_k,
-    )
+    found: Sampling = manifest.defaults.sampling
+    if found.guided or cfg_scale is not None:
+        text = getattr(manifest.target, "conditioning", "text") == "text"
+        found = Sampling(cfg_scale=7.5 if text else 4.0, top_k=1000 if text else 0)
+    given = {"cfg_scale": cfg_scale, "top_k": top_k}
+    return found.model_copy(update={k: v for k, v in given.items() if v is not None})
 
 
 def make_model(
@@ -462,12 +452,8 @@ def measure(
     if tree is not None:
         chosen = chosen.override(tree=parse_tree(tree))
     manifest = sized(name)
-    config, own = manifest.target, manifest.defaults.sampling
-    text = getattr(config, "conditioning", "text") == "text"
-    sampling = default_sampling(text, cfg_scale, top_k)
-    if not own.guided and cfg_scale is None:  # half the rows of other models
-        sampling = own if top_k is None else own.model_copy(update={"top_k": top_k})
-    check_settings(chosen, sampling, config.vocab_size)
+    sampling = sampling_of(manifest, cfg_scale, top_k)
+    check_settings(chosen, sampling, manifest.target.vocab_size)
     say(f"random weights of {name}")
     model = make_model(backend, name, dtype, max(chosen.neighbours, 1), weights)
     return run_stepcost(backend, model, chosen, sampling, weights=weights, say=say, **measuring)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lantern_accel.quality.interval import SAME
 from lantern_accel.measure.record import PHASES, Distance, Interval, Quality, Run, is_measured
+from lantern_accel.quality.interval import SAME
 from lantern_accel.report import projection
 from lantern_accel.report.answer import at_setting
 from lantern_accel.report.comparison import Comparison, ModelSection

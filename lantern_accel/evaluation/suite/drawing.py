@@ -20,11 +20,12 @@ from PIL.Image import Image
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import DataError
+from lantern_accel.evaluation.suite.captions import digest
+from lantern_accel.evaluation.suite.request import SuiteRequest
 from lantern_accel.files import read_json_file, write_json, write_whole
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.strategy.values import Strategy
 
-Say = Callable[[str], None]
 #: Of a request's figures, those that say how it ran; the rest is in the suite or in the chunk.
 _LEFT_OUT = ("prompts", "strategy", "sampling", "tokens_sha256", "accepted_histogram", "auto")
 
@@ -47,12 +48,14 @@ class Chunk:
 
 
 class Drawn:
-    """The folder of one suite on one model."""
+    """The folder of one suite on one model: a picture per prompt and strategy, a record per chunk."""
 
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+    def __init__(self, pipeline: Pipeline, request: SuiteRequest) -> None:
         """Raise :class:`DataError` for a folder that holds pictures of another model, seed or prompts."""
-        self.folder, path = folder, folder / "suite.json"
-        wanted = json.loads(json.dumps(identity))
+        self.pipeline, self.request, self.folder = pipeline, request, request.work
+        self.prompts = request.prompts
+        folder, path = self.folder, self.folder / "suite.json"
+        wanted = json.loads(json.dumps(self._identity()))
         if not path.is_file():
             if folder.is_dir() and any(folder.iterdir()):
                 raise DataError(
@@ -75,6 +78,23 @@ class Drawn:
                 f"{str(wanted.get(first))[:60]}); name another folder with --work, or delete it"
             )
 
+    def _identity(self) -> dict[str, Any]:
+        """Return all that the pictures depend on, the strategy excepted."""
+        p, r = self.pipeline, self.request
+        return {
+            "model": p.model.manifest.name,
+            "weights_hash": p.model.weights_hash,
+            "backend": p.backend.name,
+            "device": p.backend.facts().name,
+            "dtype": str(p.dtype).removeprefix("torch."),
+            "seed": r.seed,
+            "sampling": r.sampling.model_dump(mode="json"),
+            "chunk": r.chunk,
+            "batch": r.batch,
+            "images_per_prompt": r.per_prompt,
+            "prompts": digest(self.prompts),
+        }
+
     def of(self, strategy: Strategy, label: str) -> Path:
         """Return the folder of a strategy's pictures, made if it is not there."""
         text = strategy.model_dump_json()
@@ -84,15 +104,66 @@ class Drawn:
             _write(place / "strategy.json", json.loads(text))
         return place
 
+    def paths(self, folder: Path) -> list[Path]:
+        """Return the files of a strategy's pictures, in the order of the prompts."""
+        return [folder / f"{i:06d}.png" for i in range(len(self.prompts))]
+
+    def records(self, folder: Path) -> list[tuple[int, Path, Chunk | None]]:
+        """Return each chunk's start and its record; None where it is absent, damaged or shorter."""
+        found = []
+        for start in range(0, len(self.prompts), self.request.chunk):
+            path = folder / f"chunk-{start:06d}.json"
+            try:
+                chunk: Chunk | None = Chunk(**read_json_file(path))
+            except (OSError, ValueError, TypeError):
+                chunk = None
+            if chunk and chunk.images != min(self.request.chunk, len(self.prompts) - start):
+                chunk = None
+            found.append((start, path, chunk))
+        return found
+
+    def draw(
+        self, strategy: Strategy, folder: Path, advance: Callable[[int], None] = lambda count: None
+    ) -> list[Chunk]:
+        """Draw what is not in the folder yet; return the records of all chunks.
+
+        A chunk counts as drawn when its record is there, which is written after its pictures; a picture
+        that was deleted since is drawn again with its chunk.
+        """
+        r, paths, found, first = self.request, self.paths(folder), [], True
+        for start, record, done in self.records(folder):
+            here = paths[start : start + r.chunk]
+            if done is None or not all(path.is_file() for path in here):
+                made = self.pipeline.generate(
+                    list(self.prompts[start : start + r.chunk]),
+                    strategy=strategy,
+                    sampling=r.sampling,
+                    seed=seed_of(r.seed, start),
+                    batch_size=r.batch,
+                )
+                for path, image in zip(here, made.images, strict=True):
+                    _save(image, path)
+                stats = made.stats
+                done = Chunk(
+                    images=stats.images,
+                    tokens=stats.tokens,
+                    steps=stats.steps,
+                    seconds=stats.seconds.prefill + stats.seconds.decode,
+                    total_variation=stats.total_variation,
+                    warm=not first,
+                    simulated=stats.simulated,
+                    details=stats.model_dump(mode="json", exclude=set(_LEFT_OUT)),
+                )
+                _write(record, done.__dict__)
+                first = False
+            found.append(done)
+            advance(len(here))
+        return found
+
 
 def seed_of(seed: int, start: int) -> int:
     """Return the seed of the request that draws the chunk from ``start`` on."""
     return (seed * 1_000_003 + start) % SEEDS
-
-
-def picture_paths(folder: Path, count: int) -> list[Path]:
-    """Return the files of a strategy's pictures, in the order of the prompts."""
-    return [folder / f"{i:06d}.png" for i in range(count)]
 
 
 def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
@@ -117,74 +188,6 @@ def drawn_pictures(label: str, folder: Path, count: int) -> list[Path]:
 
 def _split(name: str) -> list[str]:
     return [part for part in re.split(r"([0-9]+)", name) if part]
-
-
-def draw(
-    pipeline: Pipeline,
-    prompts: Sequence[str | int],
-    strategy: Strategy,
-    sampling: Sampling,
-    folder: Path,
-    *,
-    seed: int,
-    chunk: int,
-    batch: int,
-    advance: Callable[[int], None] = lambda count: None,
-) -> list[Chunk]:
-    """Draw what is not in the folder yet; return the records of all chunks.
-
-    A chunk counts as drawn when its record is there, which is written after its pictures; a picture
-    that was deleted since is drawn again with its chunk.
-    """
-    paths, found, first = picture_paths(folder, len(prompts)), [], True
-    for start in range(0, len(prompts), chunk):
-        wanted, record = prompts[start : start + chunk], folder / f"chunk-{start:06d}.json"
-        done = _read(record, len(wanted))
-        if done is None or not all(path.is_file() for path in paths[start : start + chunk]):
-            made = pipeline.generate(
-                list(wanted),
-                strategy=strategy,
-                sampling=sampling,
-                seed=seed_of(seed, start),
-                batch_size=batch,
-            )
-            for path, image in zip(paths[start:], made.images, strict=False):
-                _save(image, path)
-            stats = made.stats
-            done = Chunk(
-                images=stats.images,
-                tokens=stats.tokens,
-                steps=stats.steps,
-                seconds=stats.seconds.prefill + stats.seconds.decode,
-                total_variation=stats.total_variation,
-                warm=not first,
-                simulated=stats.simulated,
-                details=stats.model_dump(mode="json", exclude=set(_LEFT_OUT)),
-            )
-            _write(record, done.__dict__)
-            first = False
-        found.append(done)
-        advance(len(wanted))
-    return found
-
-
-def records(folder: Path, count: int, chunk: int) -> list[Chunk] | None:
-    """Return the records of a strategy that was drawn before; None where any is missing."""
-    found = [
-        _read(folder / f"chunk-{start:06d}.json", min(chunk, count - start))
-        for start in range(0, count, chunk)
-    ]
-    whole = [one for one in found if one is not None]
-    return whole if len(whole) == len(found) else None
-
-
-def _read(path: Path, images: int) -> Chunk | None:
-    """Return a chunk's record; None where there is none, or a damaged or shorter one."""
-    try:
-        found = Chunk(**read_json_file(path))
-    except (OSError, ValueError, TypeError):
-        return None
-    return found if found.images == images else None
 
 
 def _save(image: Image, path: Path) -> None:

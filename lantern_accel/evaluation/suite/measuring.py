@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from lantern_accel.errors import DataError
 from lantern_accel.evaluation.schema import Metric, Reading, Speed
 from lantern_accel.evaluation.suite.drawing import Chunk
 from lantern_accel.evaluation.suite.networks import (
@@ -18,19 +18,24 @@ from lantern_accel.evaluation.suite.networks import (
     load_scorer,
 )
 from lantern_accel.evaluation.suite.pictures import (
-    Advance,
     Real,
+    identity,
     kept_path,
     look_once,
     prepared,
     read_picture,
+    read_reference,
+    save_reference,
     stats_of,
 )
-from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
-from lantern_accel.evaluation.suite.weights import Tell, Unavailable
+from lantern_accel.evaluation.suite.protocol import Preprocessing
+from lantern_accel.evaluation.suite.request import SuiteRequest
+from lantern_accel.evaluation.suite.weights import Unavailable
 from lantern_accel.files import read_json_file, write_json
 from lantern_accel.quality.interval import mean, paired, share
+from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.set_metrics import (
+    Reference,
     frechet,
     inception_score,
     precision_recall,
@@ -48,54 +53,84 @@ MOST_KID = 10_000
 SCORED = 16
 
 
-@dataclass
-class Tools:
-    """The networks of a suite's metrics; those that could not be had, with reasons."""
+class Judges:
+    """The networks of a suite's metrics and what they see of the real images, or why these are absent."""
 
-    protocol: Protocol
-    network: FeatureNetwork | None = None
-    manifold: FeatureNetwork | None = None
-    scorers: dict[str, Scorer] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def load(
-        cls,
-        protocol: Protocol,
-        given: Mapping[str, Path],
+    def __init__(
+        self,
+        request: SuiteRequest,
         device: torch.device,
-        tell: Tell,
-        networks: Mapping[str, FeatureNetwork] | None = None,
-        scorers: Mapping[str, Scorer] | None = None,
+        progress: Progress,
         skip: Mapping[str, str] | None = None,
-    ) -> Tools:
-        """Load what the protocol names; ``networks`` and ``scorers`` stand in their place.
+    ) -> None:
+        """Load what the protocol names; the request's own networks stand in their place.
 
         ``skip``: keys (``features``, ``clip``, ...) that are left out, with reasons.
         """
-        tools = cls(protocol, reasons=dict(skip or {}))
-        made: dict[str, FeatureNetwork] = dict(networks or {})
-        for role, name in (("network", protocol.network), ("manifold", protocol.manifold)):
-            if "features" in tools.reasons:
-                tools.reasons[role] = tools.reasons["features"]
+        r, p = request, request.protocol
+        self.request, self.protocol, self.say = request, p, progress
+        self.reasons = dict(skip or {})
+        self.network: FeatureNetwork | None = None
+        self.manifold: FeatureNetwork | None = None
+        self.scorers: dict[str, Scorer] = {}
+        made: dict[str, FeatureNetwork] = dict(r.networks)
+        for role, name in (("network", p.network), ("manifold", p.manifold)):
+            if "features" in self.reasons:
+                self.reasons[role] = self.reasons["features"]
                 continue
             try:
                 if name not in made:
-                    made[name] = load_network(name, given, device, tell)
-                setattr(tools, role, made[name])
+                    made[name] = load_network(name, r.weights, device, progress.log)
+                setattr(self, role, made[name])
             except Unavailable as reason:
-                tools.reasons[role] = str(reason)
+                self.reasons[role] = str(reason)
         for key in SCORERS:
-            if key in tools.reasons:
+            if key in self.reasons:
                 continue
             try:
-                if scorers is not None and key in scorers:
-                    tools.scorers[key] = scorers[key]
-                else:
-                    tools.scorers[key] = load_scorer(key, protocol, given, device, tell)
+                self.scorers[key] = r.scorers.get(key) or load_scorer(
+                    key, p, r.weights, device, progress.log
+                )
             except Unavailable as reason:
-                tools.reasons[key] = str(reason)
-        return tools
+                self.reasons[key] = str(reason)
+        #: The real images as the networks of FID and of precision and recall see them.
+        self.real = self._real("network", self.network, p.preprocessing)
+        self.covered: Real | str = self.real
+        if (p.manifold, p.manifold_preprocessing) != (p.network, p.preprocessing):
+            self.covered = self._real("manifold", self.manifold, p.manifold_preprocessing)
+
+    def _real(self, role: str, network: FeatureNetwork | None, rule: Preprocessing) -> Real | str:
+        """Return the real images as a network sees them, or why there are none."""
+        r, paths = self.request, self.request.captioned.images
+        if network is None:
+            return self.reasons[role]
+        # A stored reference is FID's; precision and recall may need another network's features.
+        if r.reference is not None and (role == "network" or paths is None):
+            self.say.start("reference")
+            try:
+                return read_reference(r.reference, network, rule, self.say.advance)
+            except DataError as error:
+                if role == "network":
+                    raise
+                return str(error)
+            finally:
+                self.say.finish()
+        if paths is None:
+            return "there are no real images; name them with --images or --reference"
+        if len(paths) < 2:
+            return "one real image is no set of images"
+        self.say.start("real images", len(paths))
+        seen = look_once(paths, network, rule, r.work, "reference", self.say.advance)
+        self.say.finish()
+        about = {
+            "images": len(paths),
+            "left_out": dict(r.captioned.left_out),
+            "not_rgb": seen.modes,
+            **identity(network, rule),
+        }
+        if r.save_reference is not None and role == "network":
+            save_reference(r.save_reference, seen.features, about)
+        return Real(seen.features, Reference.of_features(seen.features), about)
 
     def columns(self) -> list[Metric]:
         """Return the columns, measured or not, in the order of the table."""
@@ -132,52 +167,56 @@ class Tools:
             )
         return found
 
-
-def measure(
-    paths: Sequence[Path],
-    prompts: Sequence[str | int],
-    folder: Path,
-    tools: Tools,
-    real: Real | str,
-    covered: Real | str,
-    resamples: int,
-    advance: Advance = lambda count: None,
-) -> dict[str, Reading]:
-    """Return a strategy's figure in every column.
-
-    ``real`` and ``covered``: the real images as the networks of FID and of precision and recall see
-    them, or why there are none. ``folder`` keeps features and scores for the next run.
-    """
-    p, found = tools.protocol, dict[str, Reading]()
-    if tools.network is None:
-        found |= _none((*DISTANCES, "inception_score"), tools.reasons["network"])
-    else:
-        seen = look_once(paths, tools.network, p.preprocessing, folder, "features", advance)
-        found |= _distances(seen.features, real, resamples)
-        if seen.logits is None:
-            found |= _none(("inception_score",), f"{tools.network.name} has no classes")
+    def measure(self, paths: Sequence[Path], folder: Path) -> dict[str, Reading]:
+        """Return a strategy's figure in every column; ``folder`` keeps features for the next run."""
+        p, found = self.protocol, dict[str, Reading]()
+        advance, covered = self.say.advance, self.covered
+        if self.network is None:
+            found |= _none((*DISTANCES, "inception_score"), self.reasons["network"])
         else:
-            logits = seen.logits
-            found["inception_score"] = _tried(lambda: inception_score(logits, p.is_splits))
-    if tools.manifold is None:
-        found |= _none(COVERING, tools.reasons["manifold"])
-    elif isinstance(covered, str) or covered.features is None:
-        found |= _none(COVERING, covered if isinstance(covered, str) else MOMENTS_ONLY)
-    else:
-        rule = p.manifold_preprocessing
-        seen = look_once(paths, tools.manifold, rule, folder, "features", advance)
+            seen = look_once(paths, self.network, p.preprocessing, folder, "features", advance)
+            found |= _distances(seen.features, self.real, self.request.resamples)
+            if seen.logits is None:
+                found |= _none(("inception_score",), f"{self.network.name} has no classes")
+            else:
+                logits = seen.logits
+                found["inception_score"] = _tried(lambda: inception_score(logits, p.is_splits))
+        if self.manifold is None:
+            found |= _none(COVERING, self.reasons["manifold"])
+        elif isinstance(covered, str) or covered.features is None:
+            found |= _none(COVERING, covered if isinstance(covered, str) else MOMENTS_ONLY)
+        else:
+            rule = p.manifold_preprocessing
+            seen = look_once(paths, self.manifold, rule, folder, "features", advance)
+            try:
+                both = precision_recall(seen.features, covered.features, p.k)
+                found |= dict(zip(COVERING, both, strict=True))
+            except ValueError as error:  # so few images have none
+                found |= _none(COVERING, str(error))
+        for key in SCORERS:
+            if key in self.scorers:
+                found[key] = mean(self._scores(paths, folder, key, self.scorers[key]))
+            else:
+                found |= _none((key,), self.reasons[key])
+        return found
+
+    def _scores(self, paths: Sequence[Path], folder: Path, key: str, scorer: Scorer) -> list[float]:
+        """Return a score per picture, from ``folder`` where it was stored for the same ones."""
+        rule, prompts = self.protocol.clip_preprocessing, self.request.prompts
+        depends = [scorer.name, scorer.note, rule.model_dump(mode="json"), prompts]
+        path = kept_path(folder, key, [*depends, stats_of(paths)], ".json")
         try:
-            both = precision_recall(seen.features, covered.features, p.k)
-            found |= dict(zip(COVERING, both, strict=True))
-        except ValueError as error:  # so few images have none
-            found |= _none(COVERING, str(error))
-    for key in SCORERS:
-        if key not in tools.scorers:
-            found |= _none((key,), tools.reasons[key])
-            continue
-        scores = _scores(paths, prompts, folder, key, tools.scorers[key], p.clip_preprocessing)
-        found[key] = mean(scores)
-    return found
+            stored = [float(one) for one in read_json_file(path)]
+            if len(stored) == len(paths):
+                return stored
+        except (OSError, ValueError, TypeError):
+            pass
+        scores: list[float] = []
+        for start in range(0, len(paths), SCORED):
+            images = [prepared(read_picture(one)[0], rule, None) for one in paths[start:][:SCORED]]
+            scores += scorer(images, [str(prompt) for prompt in prompts[start:][:SCORED]])
+        write_json(path, scores)
+        return scores
 
 
 def _none(keys: Sequence[str], reason: str) -> dict[str, str]:
@@ -202,31 +241,6 @@ def _distances(features: np.ndarray, real: Real | str, resamples: int) -> Mappin
         ours, theirs = (x[:MOST_KID].astype(np.float64) for x in (features, real.features))
         kid = unpaired_distance(ours, theirs)
     return {"fid": both.value, "fid_infinity": both.infinity, "kid": kid}
-
-
-def _scores(
-    paths: Sequence[Path],
-    prompts: Sequence[str | int],
-    folder: Path,
-    key: str,
-    scorer: Scorer,
-    rule: Preprocessing,
-) -> list[float]:
-    """Return a score per picture, from ``folder`` where it was stored for the same ones."""
-    depends = [scorer.name, scorer.note, rule.model_dump(mode="json"), list(prompts)]
-    path = kept_path(folder, key, [*depends, stats_of(paths)], ".json")
-    try:
-        stored = [float(one) for one in read_json_file(path)]
-        if len(stored) == len(paths):
-            return stored
-    except (OSError, ValueError, TypeError):
-        pass
-    scores: list[float] = []
-    for start in range(0, len(paths), SCORED):
-        images = [prepared(read_picture(one)[0], rule, None) for one in paths[start:][:SCORED]]
-        scores += scorer(images, [str(prompt) for prompt in prompts[start:][:SCORED]])
-    write_json(path, scores)
-    return scores
 
 
 def unknown_speed(reason: str) -> Speed:

@@ -218,9 +218,10 @@ def test_bad_input(backend: Backend, tiny: str) -> None:
 
 
 def test_the_papers_sampling_by_kind_of_model() -> None:
-    assert stepcost.default_sampling(True, None, None) == Sampling(cfg_scale=7.5, top_k=1000)
-    assert stepcost.default_sampling(False, None, None) == Sampling(cfg_scale=4.0)
-    assert stepcost.default_sampling(False, 2.0, 5) == Sampling(cfg_scale=2.0, top_k=5)
+    text, classes = sized("anole-7b"), sized("llamagen-xl-384")
+    assert stepcost.sampling_of(text, None, None) == Sampling(cfg_scale=7.5, top_k=1000)
+    assert stepcost.sampling_of(classes, None, None) == Sampling(cfg_scale=4.0)
+    assert stepcost.sampling_of(classes, 2.0, 5) == Sampling(cfg_scale=2.0, top_k=5)
     chosen = named_strategy("lantern++", static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     assert stepcost.plan(chosen, (1,), (8,))[-1][0].nodes == 58
 

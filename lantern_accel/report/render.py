@@ -8,8 +8,9 @@ from typing import Any
 
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, write_json, write_whole
-from lantern_accel.measure import intervals, samples
+from lantern_accel.measure import samples
 from lantern_accel.measure.record import PHASES, Interval, Quality, Run
+from lantern_accel.quality import interval as intervals
 from lantern_accel.report import writing
 from lantern_accel.report.comparison import Comparison
 from lantern_accel.report.offers import Offer, told_terms

@@ -131,9 +131,8 @@ def target(
     choose_device(given.device, options)  # before torch: some vendors read the environment then
     import lantern_accel
     from lantern_accel.quality.progress import console_progress
-    from lantern_accel.training.captioned import run_captioned_target
     from lantern_accel.training.device import TrainDevice
-    from lantern_accel.training.target import TargetConfig
+    from lantern_accel.training.target import TargetConfig, run_captioned_target
 
     chosen = given.settings(TargetConfig, folder=folder)
     with (
@@ -196,8 +195,8 @@ def drafter(
     from lantern_accel.quality.progress import console_progress
     from lantern_accel.training.anymodel import run_model_drafter
     from lantern_accel.training.device import TrainDevice
+    from lantern_accel.training.drafter import DrafterTrainConfig
     from lantern_accel.training.folder import with_drafter
-    from lantern_accel.training.objective import DrafterTrainConfig
 
     chosen = given.settings(DrafterTrainConfig)
     from lantern_accel.generation.settings import read_size

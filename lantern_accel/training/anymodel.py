@@ -28,10 +28,15 @@ from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import GUIDED, encode_images
 from lantern_accel.strategy.values import Sampling
-from lantern_accel.training.common import held_out
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import read_drafter, train_drafter
-from lantern_accel.training.objective import DrafterTrainConfig, Features, Teacher
+from lantern_accel.training.drafter import (
+    DrafterTrainConfig,
+    Features,
+    Teacher,
+    read_drafter,
+    train_drafter,
+)
+from lantern_accel.training.loop import held_out
 
 CODES = "codes.pt"
 GIB = 1 << 30

@@ -76,18 +76,22 @@ class TrainDevice:
             run, optimizer = self._accelerator.prepare(module, optimizer)
         return (self.backend.compile(run) if compile else run), optimizer
 
-    def backward(self, loss: Tensor) -> None:
-        """Compute gradients, averaged over all processes."""
+    def descend(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: Tensor,
+        weights: Iterable[Tensor],
+        rate: float,
+        clip_norm: float,
+    ) -> None:
+        """Take the optimizer's step at ``rate``: gradients averaged over all processes, and clipped."""
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         if self._accelerator is not None:
             self._accelerator.backward(loss)
         else:
             loss.backward()  # type: ignore[no-untyped-call]
         self.backend.flush()
-
-    def update(
-        self, optimizer: torch.optim.Optimizer, weights: Iterable[Tensor], clip_norm: float
-    ) -> None:
-        """Clip the gradients, take the optimizer's step and clear them."""
         nn.utils.clip_grad_norm_(list(weights), clip_norm)
         optimizer.step()
         self.backend.flush()

@@ -1,36 +1,291 @@
 """Training the drafter by EAGLE's recipe, on the features of a frozen target.
 
-The embedding comes from the target and stays frozen, as does the head. The loss is in
-:mod:`lantern_accel.training.objective`.
+The embedding comes from the target and stays frozen, as does the head. Loss (LANTERN's code): SmoothL1
+between predicted and true next feature, plus 0.1 times the cross-entropy between the head's
+distributions; uniform noise on the input features. ``"lantern"`` adds the share of drafts that relaxed
+acceptance would refuse; ``coupled`` takes both distributions as guidance makes them; ``predicted_share``
+feeds predictions, as deeper drafts are.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
+from lantern_accel.decoding.logits import guide
+from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.decoding.rows import Allowed
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.keys import load_float
 from lantern_accel.files import write_json
+from lantern_accel.nn.transformer import Projection
 from lantern_accel.quality.progress import Progress
-from lantern_accel.training.common import read_made, seed_everything
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.loop import Task, run
-from lantern_accel.training.objective import (
-    DrafterLoss,
-    DrafterTrainConfig,
-    Features,
-    Teacher,
-    neighbourhoods,
-)
+from lantern_accel.training.loop import Task, TrainConfig, read_made, run, seed_everything
 from lantern_accel.training.target import write_weights
+
+
+class DrafterTrainConfig(TrainConfig):
+    """Settings of the drafter trainer."""
+
+    start_from: str | None = Field(
+        None, description="folder, in the training folder, of a drafter to continue from"
+    )
+    n_layer: int = Field(
+        1, ge=1, description="decoder blocks, at least those of start_from's drafter; EAGLE has one"
+    )
+    text_dropout: float = Field(0.1, ge=0, lt=1, description="share of unconditional examples")
+    noise: float = Field(0.2, ge=0, description="width of the uniform noise on input features")
+    feature_weight: float = Field(1.0, ge=0)
+    token_weight: float = Field(0.1, ge=0)
+    objective: Literal["plain", "lantern"] = Field(
+        "plain", description="lantern: also lower the share that relaxed acceptance refuses"
+    )
+    lantern_weight: float = Field(0.2, ge=0, description="weight of that share")
+    lantern_k: int = Field(10, ge=1, description="neighbours that may count for a drafted code")
+    lantern_lambda: float = Field(4.0, ge=1, description="bound: lambda times the code's own mass")
+    coupled: bool = Field(
+        False,
+        description="learn guided distributions: every image with and without its prompt (LANTERN's "
+        "coupled CFG loss)",
+    )
+    cfg_scale: float = Field(3.0, gt=1, description="guidance that coupled rows are joined with")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="filter of both sides in the share that is refused"
+    )
+    predicted_share: float = Field(
+        0.0, ge=0, lt=1, description="share of positions that are fed the drafter's own prediction"
+    )
+    taps: tuple[int, ...] = Field(
+        (),
+        description="blocks of the target, from 1, whose states are read as well as its last (EAGLE-3)",
+    )
+    images_at_once: int = Field(
+        8, ge=1, description="images that a loaded model draws together to learn from"
+    )
+    kept_gib: float = Field(
+        2.0,
+        ge=0,
+        description="host memory that keeps a loaded model's states, so that none is computed twice",
+    )
+    evaluate_every: int = Field(500, ge=1)
+    evaluate_batches: int = Field(4, ge=1, description="held-out batches per evaluation")
+    compile: bool = True
+
+
+@dataclass(frozen=True)
+class Features:
+    """One batch of a frozen target, on its device.
+
+    ``codes`` int64 ``[B, n]``; ``states`` float32 ``[B, prefix + n - 1, D]``, the target's states
+    after the final norm over prompt and image, those of taps before them in the last dimension;
+    ``mask`` bool ``[B, prefix]``, None: no padding; ``condition``: what the target was given, for a
+    drafter that reads the prompt's own tokens.
+    """
+
+    codes: Tensor
+    states: Tensor
+    mask: Tensor | None
+    condition: Tensor | None = None
+
+
+class Teacher(Protocol):
+    """The part of a frozen target that a drafter's loss reads."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def output(self) -> Projection: ...
+
+    def head(self, features: Tensor) -> Tensor: ...
+
+    def allowed(self) -> Allowed | None: ...
+
+
+def neighbourhoods(codebook: Tensor, k: int) -> Tensor:
+    """Return float32 ``[V, V]`` with a 1 in column x for each of the ``k`` nearest codes of x."""
+    table = neighbour_table(codebook.cpu(), k).long()
+    size = len(codebook)
+    return torch.zeros(size, size).scatter_(0, table.t(), 1.0)
+
+
+def relaxed_mass(p: Tensor, near: Tensor, lam: float) -> Tensor:
+    """Return LANTERN++'s accepted mass of each code, about ``min(p + neighbours' p, lambda p)``.
+
+    ``p [..., V]``, ``near [V, V]`` of :func:`neighbourhoods`. The rule itself takes whole neighbours
+    only, so this is its upper bound; it is continuous, which training needs.
+    """
+    return torch.minimum(p + p @ near.to(p.dtype), lam * p)
+
+
+def nucleus(p: Tensor, top_p: float, halvings: int = 16) -> Tensor:
+    """Return ``p [..., V]`` cut to the likeliest codes that hold ``top_p`` of it, renormalised.
+
+    The cut is found by bisection, since sorting every position costs more than the rest of a step; it
+    is off by codes whose mass is within ``2**-halvings`` of the largest. Gradients pass what is kept.
+    """
+    if top_p >= 1:
+        return p
+    with torch.no_grad():
+        low, high = torch.zeros_like(p[..., :1]), p.amax(-1, keepdim=True)
+        for _ in range(halvings):
+            middle = (low + high) / 2
+            enough = torch.where(p >= middle, p, 0.0).sum(-1, keepdim=True) >= top_p
+            low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+        kept = p >= low
+    cut = torch.where(kept, p, 0.0)
+    return cut / cut.sum(-1, keepdim=True)
+
+
+@torch.no_grad()
+def head_matrix(gpt: Teacher) -> Tensor:
+    """Return the target's head as float32 ``[V, D]``, in whatever order a backend keeps it."""
+    weight = gpt.output.weight
+    unit = torch.eye(gpt.config.dim, dtype=weight.dtype, device=weight.device)
+    return gpt.head(unit.unsqueeze(0))[0].t().contiguous()
+
+
+class FrozenHead(nn.Module):
+    """The target's head in float32, for the ``codes`` of it alone (None: all).
+
+    Heads of several layers (``head_layers``) have a GELU between each two.
+    """
+
+    def __init__(self, gpt: Teacher, codes: Tensor | None) -> None:
+        super().__init__()
+        *first, last = getattr(gpt, "head_layers", (gpt.output,))
+        self.first = nn.ModuleList(_frozen(layer, gpt) for layer in first)
+        weight: Tensor
+        bias: Tensor | None = None
+        if first:
+            made = _frozen(last, gpt)
+            weight, bias = made.weight, made.bias
+        else:  # a family may keep more rows than it has codes
+            weight = head_matrix(gpt)
+        if codes is not None:
+            weight, bias = weight[codes], None if bias is None else bias[codes]
+        self.register_buffer("weight", weight.detach())
+        self.register_buffer("bias", None if bias is None else bias.detach())
+        self.weight: Tensor
+        self.bias: Tensor | None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32 logits ``[..., V]`` of features ``[..., D]``."""
+        for layer in self.first:
+            features = F.gelu(layer(features))
+        return F.linear(features, self.weight, self.bias).float()
+
+
+@torch.no_grad()
+def _frozen(layer: Projection, gpt: Any) -> nn.Linear:
+    """Return a projection in float32, in torch's order."""
+    weight = layer.weight if layer.packed is None else gpt.ops.unpack(layer.packed)
+    rows, columns = weight.shape
+    made = nn.Linear(columns, rows, layer.bias is not None, weight.device)
+    made.weight.copy_(weight)
+    if layer.bias is not None:
+        made.bias.copy_(layer.bias)
+    return made.requires_grad_(False)
+
+
+def choices(gpt: Teacher) -> tuple[Tensor | None, Tensor | None]:
+    """Return where there is something to draft: positions of the loss, and the codes there.
+
+    Both int64, ascending; None: all. Position i predicts image token ``i + 1``. Where a model's
+    grammar leaves one code, such as the end of a row, decoding forces it and nothing is guessed.
+    """
+    allowed = gpt.allowed()
+    if allowed is None:
+        return None, None
+    may = allowed.penalty == 0
+    free = may.sum(1) > 1
+    positions = free[allowed.kind.long()][1:].nonzero().flatten()
+    return positions, may[free].any(0).nonzero().flatten()
+
+
+class DrafterLoss(nn.Module):
+    """The recipe's loss on one batch; also top-1 and top-3 agreement with the target's argmax."""
+
+    def __init__(
+        self,
+        drafter: Any,
+        gpt: Teacher,
+        config: DrafterTrainConfig,
+        near: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.config = config
+        positions, codes = choices(gpt)
+        self.head, self.dim = FrozenHead(gpt, codes), int(gpt.config.dim)
+        self.register_buffer("near", near)
+        self.register_buffer("positions", positions)
+        self.positions: Tensor | None
+        self.near: Tensor | None
+
+    def forward(
+        self,
+        codes: Tensor,
+        states: Tensor,
+        noise: Tensor,
+        mask: Tensor | None,
+        condition: Tensor | None = None,
+        own: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss and ``[top-1, top-3, refused]``; of a drafter with taps ``D`` is wider.
+
+        ``codes [B, n]``; ``states, noise [B, prefix + n - 1, D]`` of the target over prompt and
+        image; ``mask`` bool ``[B, prefix - 1]``; ``condition``: the target's; ``own`` bool
+        ``[B, prefix + n - 2]``: positions that are fed the drafter's prediction. Drafter position p
+        predicts the feature at p + 1. Coupled: the second half of the rows are those of the first
+        without a prompt, and guidance joins the two.
+        """
+        config = self.config
+        prefix = states.shape[1] - codes.shape[1] + 1
+        fed = self.drafter.fused((states + noise)[:, :-1])
+        states = states[..., -self.dim :]  # the taps' come first
+        if own is not None:
+            with torch.no_grad():
+                predicted = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
+            predicted = torch.cat((fed[:, :1], predicted[:, :-1].to(fed.dtype)), dim=1)
+            fed = torch.where(own.unsqueeze(-1), predicted, fed)
+        out = self.drafter.forward_image(condition, codes[:, :-1], fed, mask)
+        # Positions from the first image token on; the prompt's are never drafted from.
+        guess, truth = out[:, prefix - 1 :], states[:, prefix:]
+        loss = config.feature_weight * F.smooth_l1_loss(guess.float(), truth.float())
+        if self.positions is not None:
+            guess, truth = (x.index_select(1, self.positions) for x in (guess, truth))
+        logits, goal = self.head(guess), self.head(truth)
+        if config.coupled:
+            scale = logits.new_full((len(logits) // 2, 1), config.cfg_scale)
+            logits, goal = guide(logits, scale), guide(goal, scale)
+        p = goal.softmax(-1)
+        soft = -(p * logits.log_softmax(-1)).sum(-1).mean()
+        loss = loss + config.token_weight * soft
+        refused = loss.new_zeros(())
+        if self.near is not None:
+            accepted = relaxed_mass(nucleus(p, config.top_p), self.near, config.lantern_lambda)
+            drawn = nucleus(logits.softmax(-1), config.top_p)
+            refused = 1.0 - torch.minimum(drawn, accepted).sum(-1).mean()
+            loss = loss + config.lantern_weight * refused
+        best = goal.argmax(-1, keepdim=True)
+        top = logits.detach().topk(3, dim=-1).indices == best
+        figures = (top[..., 0].float().mean(), top.any(-1).float().mean(), refused.detach().float())
+        return loss, torch.stack(figures)
+
+
+# --- training -------------------------------------------------------------------------------------
 
 
 class FeatureSource(Protocol):
@@ -128,8 +383,6 @@ class DrafterTask(Task):
 
     def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
         """Take one optimizer step."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         config = self.config
         batch = self.source.draw(config.batch_size, rng, heldout=False, coupled=config.coupled)
         generator = torch.Generator().manual_seed(rng.getrandbits(62))
@@ -140,8 +393,7 @@ class DrafterTask(Task):
             loss, figures = self.run(
                 batch.codes, batch.states, noise, self._mask(batch), batch.condition, own
             )
-        self.device.backward(loss)
-        self.device.update(self.optimizer, self.trained, self.config.clip_norm)
+        self.device.descend(self.optimizer, loss, self.trained, rate, config.clip_norm)
         return {"loss": float(loss.detach()), "top3": float(figures[1])}
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Training the target: a text-conditional LlamaGen GPT on VQ tokens, with its text encoder."""
+"""Trains a target: a text-conditional LlamaGen GPT on VQ tokens, with its text encoder.
+
+One of your own learns from a folder of captioned images, with another model's image tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,32 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lantern_accel.errors import DataError
 from lantern_accel.families.llamagen.keys import load_float
+from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
-from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
+from lantern_accel.families.llamagen.text import PAD_ID, TextEncoder, TextEncoderConfig, place
+from lantern_accel.families.llamagen.words import normalise
+from lantern_accel.families.tokenizer import read_tokenizer
 from lantern_accel.files import write_json, write_whole
+from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.nn.transformer import PrefixRotary
+from lantern_accel.quality.features import to_pixels
+from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.progress import Progress
-from lantern_accel.training.common import TrainConfig, read_made
+from lantern_accel.quality.scoring import encode_images
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.loop import Task, run
+from lantern_accel.training.folder import save_tokenizer
+from lantern_accel.training.loop import (
+    Task,
+    TrainConfig,
+    held_out,
+    move_average,
+    read_made,
+    run,
+    seed_everything,
+)
+from lantern_accel.training.words import save_text_tokenizer, train_text_tokenizer
 
 
 class TargetConfig(TrainConfig):
@@ -201,19 +221,14 @@ class TargetTask(Task):
     def step(self, index: int, rate: float, done: float, rng: random.Random) -> dict[str, float]:
         """Take one optimizer step."""
         config = self.config
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         batch = self.train.draw(config.batch_size, rng)
         drop = torch.tensor([rng.random() < config.text_dropout for _ in range(len(batch[0]))])
         ids, mask, codes, dropped = self.device.to(*batch, drop)
         with self.device.autocast():
             loss = self.loss(ids, mask, dropped, codes)
-        self.device.backward(loss)
-        self.device.update(self.optimizer, self.model.parameters(), config.clip_norm)
-        decay = min(config.ema, (2 + index) / (11 + index))
-        with torch.no_grad():
-            for name, weight in self.model.named_parameters():
-                self.average[name].lerp_(weight, 1 - decay)
+        weights = dict(self.model.named_parameters())
+        self.device.descend(self.optimizer, loss, weights.values(), rate, config.clip_norm)
+        move_average(self.average, weights, config.ema, index)
         return {"loss": float(loss.detach())}
 
     def state(self) -> dict[str, Any]:
@@ -305,3 +320,84 @@ def read_target(folder: Path) -> TextTarget:
     for part, name in ((model.gpt, "target"), (model.text, "text")):
         load_float(part, folder / f"{name}.safetensors")
     return model
+
+
+# --- on a folder of captioned images --------------------------------------------------------------
+
+
+class Captioned:
+    """Images by their codes, int64 ``[n, grid * grid]``, each with its caption."""
+
+    def __init__(
+        self, captions: Sequence[str], codes: Tensor, tokenizer: Any, text: TextEncoderConfig
+    ) -> None:
+        rows = [place(tokenizer.encode(normalise(one)).ids, text) for one in captions]
+        self._ids, self._codes = torch.tensor(rows), codes
+
+    def draw(self, size: int, rng: random.Random, *, plain: bool = False) -> tuple[Tensor, ...]:
+        """Return ``ids, mask, codes`` of images drawn at random."""
+        rows = [rng.randrange(len(self._codes)) for _ in range(size)]
+        ids = self._ids[rows]
+        return ids, ids != PAD_ID, self._codes[rows]
+
+
+def run_captioned_target(
+    pipeline: Pipeline,
+    config: TargetConfig,
+    work: Path,
+    images: Path,
+    device: TrainDevice,
+    progress: Progress | None = None,
+    *,
+    resume: bool = True,
+) -> dict[str, Any]:
+    """Train a target in ``work/target`` on the images of a folder; return the report.
+
+    ``pipeline``: a loaded text-conditional model of LlamaGen's family, whose image tokenizer turns
+    the images into codes; it is copied to ``work/tokenizer`` for the bundle. 5 % of the images, one
+    at least, are held out. Raises :class:`DataError` for another family, for class ids in place of
+    captions, and for fewer than two images.
+    """
+    say = Progress() if progress is None else progress
+    manifest = pipeline.model.manifest
+    if not isinstance(manifest, LlamaGenManifest):
+        raise DataError(
+            f"targets are trained with the image tokenizer of a LlamaGen model, and {manifest.name!r} "
+            "is not one; name another with --model"
+        )
+    side = manifest.image_size
+    found = read_images(images, side)
+    for name, why in found.skipped.items():
+        say.log(f"skipped {name}: {why}")
+    captions = [str(one) for one in found.prompts if isinstance(one, str)]
+    if len(captions) < len(found.prompts) or len(captions) < 2:
+        raise DataError(
+            f"{images} holds {len(captions)} images with captions of words out of "
+            f"{len(found.prompts)}; a text-conditional target needs 2 or more, and words for all"
+        )
+    codes = encode_images(pipeline, to_pixels(torch.from_numpy(found.pixels)))
+    path = work / "text_tokenizer.json"
+    if device.main and not (resume and path.is_file()):
+        save_text_tokenizer(train_text_tokenizer(captions), path)
+    if device.main:
+        save_tokenizer(pipeline.model.vq, work / "tokenizer")
+    device.wait()
+    tokenizer = read_tokenizer(path)
+    seed_everything(config.seed)
+    model = TextTarget.fresh(
+        config, tokenizer.get_vocab_size(), manifest.vq.codebook_size, manifest.target.grid
+    )
+    heldout, train = (
+        Captioned([captions[i] for i in part], codes[part], tokenizer, model.text.config)
+        for part in held_out(len(captions), config.seed)
+    )
+    return train_target(
+        config,
+        model,
+        train,
+        {"heldout_nll": heldout},
+        work / config.folder,
+        device,
+        progress,
+        resume=resume,
+    )

@@ -323,7 +323,7 @@ def _profile(case: Case, whole: Path, own: Path) -> int:
 def _checkpoint(case: Case, whole: Path, own: Path) -> int:
     """Continue a training checkpoint."""
     from lantern_accel.errors import LanternError
-    from lantern_accel.training.common import TrainConfig, load_checkpoint
+    from lantern_accel.training.loop import TrainConfig, load_checkpoint
 
     try:
         load_checkpoint(own / "checkpoint.pt", TrainConfig(steps=3))

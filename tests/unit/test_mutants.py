@@ -28,7 +28,7 @@ from lantern_accel.families.registry import family
 from lantern_accel.quality.set_metrics import kernel_distance
 from lantern_accel.strategy.values import Lantern, NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.tiny import tiny_model
-from lantern_accel.training.objective import DrafterTrainConfig, neighbourhoods
+from lantern_accel.training.drafter import DrafterTrainConfig, neighbourhoods
 
 Law = Callable[[Any], None]
 
@@ -237,7 +237,7 @@ MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     ),
     "refused without the drafter's nucleus": (
         the_objective_refuses_as_decoding_does,
-        "lantern_accel.training.objective",
+        "lantern_accel.training.drafter",
         "drawn = nucleus(logits.softmax(-1), config.top_p)",
         "drawn = logits.softmax(-1)",
     ),

@@ -19,7 +19,7 @@ from lantern_accel.quality.progress import (
     Progress,
     console_progress,
 )
-from lantern_accel.training.common import (
+from lantern_accel.training.loop import (
     TrainConfig,
     decaying,
     fraction_done,

@@ -60,8 +60,8 @@ def test_a_step_compiles_and_pauses_through_the_backend(monkeypatch: pytest.Monk
     model = nn.Linear(2, 1)
     before = model.weight.detach().clone()
     run, optimizer = device.prepare(model, device.adamw(model.parameters(), lr=0.1), compile=True)
-    device.backward(run(torch.ones(1, 2)).sum())
-    device.update(optimizer, model.parameters(), clip_norm=1.0)
+    loss = run(torch.ones(1, 2)).sum()
+    device.descend(optimizer, loss, model.parameters(), 0.1, clip_norm=1.0)
     assert seen == ["compile", "flush", "flush"]
     assert not torch.equal(model.weight, before)
     assert model.weight.grad is None

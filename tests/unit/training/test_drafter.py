@@ -26,17 +26,18 @@ from lantern_accel.families.registry import family
 from lantern_accel.strategy.values import LanternPP, Sampling, Tried
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.drafter import DrafterTask, train_drafter
-from lantern_accel.training.folder import with_drafter
-from lantern_accel.training.objective import (
+from lantern_accel.training.drafter import (
     DrafterLoss,
+    DrafterTask,
     DrafterTrainConfig,
     Features,
     head_matrix,
     neighbourhoods,
     nucleus,
     relaxed_mass,
+    train_drafter,
 )
+from lantern_accel.training.folder import with_drafter
 
 
 def config(**changes: object) -> DrafterTrainConfig:

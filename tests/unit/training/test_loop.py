@@ -18,8 +18,8 @@ from torch import nn
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError
 from lantern_accel.training import loop
-from lantern_accel.training.common import TrainConfig, load_checkpoint, seed_everything
 from lantern_accel.training.device import TrainDevice
+from lantern_accel.training.loop import TrainConfig, load_checkpoint, seed_everything
 
 STEPS = 60
 

@@ -24,7 +24,7 @@ from lantern_accel.models.locate import find_model, named_parts
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.anymodel import Encoded, ModelFeatures, own_images, run_model_drafter
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.objective import DrafterTrainConfig, FrozenHead
+from lantern_accel.training.drafter import DrafterTrainConfig, FrozenHead
 
 PROMPTS = ["a red cube", "two cats", "a cube on a sphere", "blue"]
 #: Pictures of a token, under which GLM-Image writes its small grid.

@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern_accel.families.llamagen.model import LlamaGenGPT
 from lantern_accel.families.registry import family
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.objective import Features
+from lantern_accel.training.drafter import Features
 from lantern_accel.training.target import TextTarget
 from lantern_emoji.batches import Batches
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from lantern_accel.errors import DataError
-from lantern_accel.training.common import seed_everything
+from lantern_accel.training.loop import seed_everything
 from lantern_accel.training.target import TargetConfig, TextTarget
 from lantern_emoji.captions import STYLES
 from lantern_emoji.grow import widen

@@ -23,10 +23,9 @@ from lantern_accel.files import write_json
 from lantern_accel.quality.features import MISSING, is_there, load_network
 from lantern_accel.quality.imageset import save_grid
 from lantern_accel.quality.progress import Progress
-from lantern_accel.training.common import TrainConfig, seed_everything
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.folder import load_tokenizer, save_tokenizer
-from lantern_accel.training.loop import Task, run
+from lantern_accel.training.loop import Task, TrainConfig, move_average, run, seed_everything
 from lantern_emoji.augment import augment, to_float
 from lantern_emoji.codebook import CodebookAverage
 from lantern_emoji.data import EmojiDataset
@@ -201,8 +200,6 @@ class TokenizerTask(Task):
         """Take one optimizer step."""
         self.model.train()
         generator = torch.Generator().manual_seed(rng.getrandbits(62))
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         pixels = self.batch(rng, generator)
         with torch.set_grad_enabled(not self.alone), self.device.autocast():
             raw = self.model.encode_latents(pixels)
@@ -231,12 +228,9 @@ class TokenizerTask(Task):
                 gap = self.net.distance(output.clamp(-1.0, 1.0), pixels).float().mean()
             loss = loss + self.config.perceptual * gap
             metrics["perceptual"] = float(gap.detach())
-        self.device.backward(loss)
-        self.device.update(self.optimizer, self.learned.values(), self.config.clip_norm)
-        decay = min(self.config.ema, (2 + index) / (11 + index))
-        with torch.no_grad():
-            for name, value in self.smooth.items():
-                value.lerp_(self.learned[name], 1 - decay)
+        weights, clip = self.learned.values(), self.config.clip_norm
+        self.device.descend(self.optimizer, loss, weights, rate, clip)
+        move_average(self.smooth, self.learned, self.config.ema, index)
         return {"loss": float(loss.detach()), "commit": float(commitment.detach()), **metrics}
 
     def evaluate(self, index: int) -> dict[str, float]:

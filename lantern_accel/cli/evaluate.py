@@ -99,20 +99,13 @@ def evaluate(
             )
             say(str(grid), label="wrote", style="bold green")
             return
-        from lantern_accel.evaluation.run import evaluate as measure
+        from lantern_accel.evaluation.run import Evaluator
 
         settings = Settings.quick(seed) if quick else Settings(seed=seed)
-        report = measure(
-            pipeline,
-            output,
-            settings,
-            images=images,
-            source=context.obj(settings.images, settings.seed) if context.obj else None,
-            plots=plots,
-            parts=tuple(part) or (PARTS if asked is None else ()),
-            suite=None if asked is None else suites.request(asked, pipeline, names, seed),
-            progress=console_progress,
-        )
+        source = context.obj(settings.images, settings.seed) if context.obj else None
+        made = None if asked is None else suites.request(asked, pipeline, names, seed)
+        run = Evaluator(pipeline, output, settings, images, source, plots, console_progress())
+        report = run.run(tuple(part) or (PARTS if asked is None else ()), made)
     for name, why in report.skipped.items():
         say(why, label=f"left out {name}", style="yellow", to_stderr=True)
     say(str(output), label="wrote", style="bold green")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +34,27 @@ class _Unmeasured(Exception):
     """A part that cannot be measured here, and why."""
 
 
+@dataclass
 class Evaluator:
-    """One model on one device under one set of settings; the report grows part by part."""
+    """Evaluates one loaded model into the file ``out``; a run that was stopped continues where it was.
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        settings: Settings,
-        out: Path,
-        *,
-        images: Path | None = None,
-        source: Source | None = None,
-        plots: Path | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.pipeline, self.settings, self.out = pipeline, settings, out
-        self.folder, self.source, self.plots = images, source, plots
-        self.say = Progress() if progress is None else progress
+    ``images``: a folder of captioned images (``lantern_accel.quality.imageset``); without one those of
+    ``source``, which a model's own trainer knows. ``plots``: a folder for pictures. Raises
+    :class:`DataError` where ``out`` holds an evaluation of another model or under other settings, and,
+    before anything is measured, where ``plots`` is given and matplotlib is not installed.
+    """
+
+    pipeline: Pipeline
+    out: Path
+    settings: Settings = field(default_factory=Settings)
+    images: Path | None = None
+    source: Source | None = None
+    plots: Path | None = None
+    say: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        if self.plots is not None:
+            check_matplotlib()
         self.net = load_network() if is_there() else None
         self.report = self._report()
         self._sets: dict[str, ImageSet] = {}
@@ -82,8 +86,12 @@ class Evaluator:
         stored.skipped = {}  # what could not be measured may be measurable by now
         return stored
 
-    def run(self, parts: tuple[str, ...] = PARTS) -> Evaluation:
-        """Measure the parts that are not in the report yet; write the report after each."""
+    def run(self, parts: tuple[str, ...] = PARTS, suite: SuiteRequest | None = None) -> Evaluation:
+        """Measure the parts that are not in the report yet, then the suite; write after each.
+
+        ``suite``: what to draw and measure for the papers' tables, which are written next to ``out``, as
+        ``.md``, ``.tex`` and ``.html``.
+        """
         own, stored = self._weights(), self.report.environment.get("weights", "full")
         if parts and own != stored:
             raise DataError(
@@ -105,21 +113,16 @@ class Evaluator:
             self.save()
         if self.plots is not None:
             plots.save_plots(self.report, self.plots)
+        if suite is not None:
+            before = self.report.suite
+            SuiteRun(self.pipeline, suite, before, self._keep_suite, self.say).run()
+        if self.report.suite is not None:
+            write_tables(self.report, self.out)
         return self.report
 
     def _weights(self) -> str:
         rounding = self.pipeline.model.rounding
         return "full" if rounding is None else str(rounding.weights)
-
-    def run_suite(self, request: SuiteRequest) -> Suite:
-        """Draw and measure a suite; the file grows by a row per strategy."""
-        return SuiteRun(
-            self.pipeline,
-            request,
-            before=self.report.suite,
-            on_row=self._keep_suite,
-            progress=self.say,
-        ).run()
 
     def _keep_suite(self, suite: Suite) -> None:
         self.report.suite = suite
@@ -131,7 +134,7 @@ class Evaluator:
 
     # --- what is measured on -------------------------------------------------------------------
 
-    def _images(self, split: str) -> ImageSet:
+    def _set(self, split: str) -> ImageSet:
         """Return captioned images of a split; your own folder counts as held out."""
         if split not in self._sets:
             self._sets[split] = self._read(split)
@@ -140,10 +143,10 @@ class Evaluator:
     def _read(self, split: str) -> ImageSet:
         model, count = self.pipeline.model, self.settings.images
         manifest, picture = model.manifest, model.family.picture(model.manifest)
-        if self.folder is not None:
+        if self.images is not None:
             if split != "heldout":
                 raise _Unmeasured("a folder of images has no training part")
-            found = read_images(self.folder, *picture)
+            found = read_images(self.images, *picture)
             for name, why in found.skipped.items():
                 self.say.log(f"skipped {name}: {why}")
             return ImageSet(found.pixels[:count], found.prompts[:count], found.skipped)
@@ -158,15 +161,15 @@ class Evaluator:
             raise _Unmeasured(str(error)) from None
 
     def _codes(self, split: str) -> tuple[ImageSet, Tensor]:
-        images = self._images(split)
+        images = self._set(split)
         return images, encode_images(self.pipeline, to_pixels(torch.from_numpy(images.pixels)))
 
     def _prompts(self, count: int) -> list[str | int]:
         target = self.pipeline.model.manifest.target
         if getattr(target, "conditioning", "text") == "class":
             return [i * 37 % target.num_classes for i in range(count)]
-        if self.folder is not None:
-            own = self._images("heldout").prompts
+        if self.images is not None:
+            own = self._set("heldout").prompts
             return [own[i % len(own)] for i in range(count)]
         chosen = FORTY[:: max(1, len(FORTY) // count)][:count]
         return [chosen[i % len(chosen)] for i in range(count)]
@@ -228,8 +231,8 @@ class Evaluator:
         return distances(self.pipeline, prompts, named, self.settings.seed, self.net, self.say.log)
 
     def _memorisation(self) -> Any:
-        heldout = self._images("heldout")
-        if self.folder is not None or self.source is None:
+        heldout = self._set("heldout")
+        if self.images is not None or self.source is None:
             raise _Unmeasured("the images that this model was trained on are not known")
         trained, names = self.source.trained_on()
         prompts = [str(p) for p in self._prompts(self.settings.memory_images)]
@@ -257,44 +260,3 @@ def environment(pipeline: Pipeline) -> dict[str, Any]:
         "dtype": str(pipeline.dtype).removeprefix("torch."),
         "weights": "full" if rounding is None else rounding.weights,
     }
-
-
-def evaluate(
-    pipeline: Pipeline,
-    out: Path,
-    settings: Settings | None = None,
-    *,
-    images: Path | None = None,
-    source: Source | None = None,
-    plots: Path | None = None,
-    parts: tuple[str, ...] = PARTS,
-    suite: SuiteRequest | None = None,
-    progress: Callable[[], Progress] | None = None,
-) -> Evaluation:
-    """Evaluate a loaded model and write ``out``; a run that was stopped continues where it was.
-
-    ``images``: a folder of captioned images (``lantern_accel.quality.imageset``); without one those of
-    ``source``, which a model's own trainer knows. ``plots``: a folder for pictures. ``suite``: what to
-    draw and measure for the papers' tables, after the parts; the tables are written next to ``out``, as
-    ``.md``, ``.tex`` and ``.html``. Raises :class:`DataError` where ``out`` holds an evaluation of
-    another model or under other settings, and, before anything is measured, where ``plots`` is given
-    and matplotlib is not installed.
-    """
-    if plots is not None:
-        check_matplotlib()
-    say = progress() if progress is not None else None
-    evaluator = Evaluator(
-        pipeline,
-        settings or Settings(),
-        out,
-        images=images,
-        source=source,
-        plots=plots,
-        progress=say,
-    )
-    evaluator.run(parts)
-    if suite is not None:
-        evaluator.run_suite(suite)
-    if evaluator.report.suite is not None:
-        write_tables(evaluator.report, out)
-    return evaluator.report

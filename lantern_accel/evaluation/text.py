@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections import Counter, defaultdict
+
+import torch
 
 from lantern_accel.quality.scoring import Ambiguity
 
@@ -74,20 +75,9 @@ def text_ambiguity(vocabulary: int, positions: int, seed: int) -> Ambiguity:
     model = NGram(tokens[:cut], size)
     places = range(cut + ORDER, len(tokens))
     chosen = random.Random(seed).sample(places, min(positions, len(places)))
-    tops, tens, entropies = [], [], []
+    figures = []
     for i in chosen:
         p = sorted(model.distribution(tokens[i - ORDER : i]), reverse=True)
-        tops.append(p[0])
-        tens.append(sum(p[:10]))
-        entropies.append(-sum(x * math.log(x) for x in p if x > 0))
-    return Ambiguity(
-        of="text: English prose",
-        source=SOURCE,
-        positions=len(chosen),
-        vocabulary=size,
-        top1_mean=statistics.mean(tops),
-        top1_median=statistics.median(tops),
-        top1_below_tenth=sum(top < 0.1 for top in tops) / len(tops),
-        top10_mass=statistics.mean(tens),
-        entropy=statistics.mean(entropies),
-    )
+        figures.append((p[0], sum(p[:10]), -sum(x * math.log(x) for x in p if x > 0)))
+    rows = torch.tensor(figures, dtype=torch.float64).t()
+    return Ambiguity.over(rows, of="text: English prose", source=SOURCE, vocabulary=size)

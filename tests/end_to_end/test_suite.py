@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import lantern_accel
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.evaluation.plots import points
-from lantern_accel.evaluation.run import evaluate
+from lantern_accel.evaluation.run import Evaluator
 from lantern_accel.evaluation.schema import Evaluation, Settings, Suite
 from lantern_accel.evaluation.suite.captions import read_captions
 from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
@@ -119,8 +119,8 @@ def without_times(suite: Suite | None) -> dict[str, Any]:
     return found
 
 
-def run(pipeline: Pipeline, out: Path, made: SuiteRequest, **more: Any) -> Evaluation:
-    return evaluate(pipeline, out, Settings.quick(), parts=(), suite=made, **more)
+def run(pipeline: Pipeline, out: Path, made: SuiteRequest) -> Evaluation:
+    return Evaluator(pipeline, out, Settings.quick()).run((), made)
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_weights_in_fewer_bits_are_rows_of_their_own_against_the_full_vanilla(
     with lantern_accel.load(tiny_model, device="cpu", dtype="float32", weights="int8") as rounded:
         found = run(rounded, out, request(rounded, real, words=["vanilla"])).suite
         with pytest.raises(DataError, match="with full weights, and the model has int8 ones"):
-            evaluate(rounded, out, Settings.quick(), parts=("likelihood",))
+            Evaluator(rounded, out, Settings.quick()).run(("likelihood",))
     assert found is not None
     assert [row.label for row in found.rows] == ["vanilla, int8 weights", "vanilla"]
     speed = found.rows[0].speed
@@ -278,9 +278,7 @@ def test_tables_are_written_in_three_forms_with_the_first_experiments(pipeline, 
     made = request(pipeline, real, words=["vanilla,lantern++"])
     lines = [json.dumps({"file": f"{i}.png", "prompt": "red heart"}) for i in range(4)]
     (real / "captions.jsonl").write_text("\n".join(lines))
-    report = evaluate(
-        pipeline, out, Settings.quick(), parts=("distances",), suite=made, images=real
-    )
+    report = Evaluator(pipeline, out, Settings.quick(), images=real).run(("distances",), made)
     assert report.distances is not None
     text = (tmp_path / "table.md").read_text()
     assert "| lantern++ |" in text

@@ -174,7 +174,6 @@ WORK = (
     "lantern_accel.tuning.windows.WindowTuner.search",
     "lantern_accel.measure.stepcost.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",
-    "lantern_accel.evaluation.run.Evaluator.run_suite",
     "lantern_accel.generation.rounding_price.rounded_model",
     "lantern_accel.serving.server.Server.run",
     "lantern_accel.distributed.fleet.connect",

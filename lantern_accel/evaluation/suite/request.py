@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -85,36 +86,30 @@ def _known(strategy: Strategy) -> str:
 def _strategy(
     pipeline: Pipeline, label: str, sampling: Sampling, batch: int, example: Prompt
 ) -> Strategy:
-    settings: dict[str, Any] = {"batch_size": batch, "sampling": sampling}
+    name, colon, text = label.partition(":")
+    asked: dict[str, Any] = {"strategy": name}
     if label.endswith(".json"):
         try:
-            strategy = Strategy.model_validate_json(read_text_file(Path(label)))
+            asked["strategy"] = Strategy.model_validate_json(read_text_file(Path(label)))
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or "it is no strategy"
             raise StrategyError(f"{label} cannot be read as a strategy ({why})") from None
-        return pipeline.request(example, strategy=strategy, **settings).strategy
-    name, colon, text = label.partition(":")
-    if name in {one.name for one in PRESETS}:
-        return pipeline.request(example, preset=name, **settings).strategy
-    if not colon:
-        return pipeline.request(example, strategy=name, **settings).strategy
-    changes: dict[str, Any] = {}
-    for pair in text.split(","):
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise RequestError(
-                f"the strategy {label!r} cannot be read; write NAME:SETTING=VALUE,SETTING=VALUE, such as "
-                "lantern++:k=10,lambda=2"
-            )
-        field_ = {"lambda": "lam"}.get(key.strip(), key.strip().replace("-", "_"))
-        changes[field_] = _value(value.strip())
-    return pipeline.request(example, strategy=name, **changes, **settings).strategy
+    elif name in {one.name for one in PRESETS}:
+        asked = {"preset": name}
+    else:
+        for pair in text.split(",") if colon else ():
+            key, _, value = (part.strip() for part in pair.partition("="))
+            if not key or not value:
+                raise RequestError(
+                    f"the strategy {label!r} cannot be read; write NAME:SETTING=VALUE,SETTING=VALUE, "
+                    "such as lantern++:k=10,lambda=2"
+                )
+            asked[{"lambda": "lam"}.get(key, key.replace("-", "_"))] = _value(value)
+    return pipeline.request(example, **asked, batch_size=batch, sampling=sampling).strategy
 
 
 def _value(text: str) -> Any:
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text

@@ -33,13 +33,11 @@ class SuiteRun:
         self,
         pipeline: Pipeline,
         request: SuiteRequest,
-        *,
-        before: Suite | None = None,
-        on_row: Callable[[Suite], None] = lambda suite: None,
-        progress: Progress | None = None,
+        before: Suite | None,
+        on_row: Callable[[Suite], None],
+        progress: Progress,
     ) -> None:
-        self.pipeline, self.request, self.on_row = pipeline, request, on_row
-        self.say = Progress() if progress is None else progress
+        self.pipeline, self.request, self.on_row, self.say = pipeline, request, on_row, progress
         r = request
         self.suite = Suite(
             name=r.name,

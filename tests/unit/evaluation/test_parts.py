@@ -17,7 +17,7 @@ import lantern_accel
 from lantern_accel.cli import main
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation.parts import interchange, nearest_images, psnr
-from lantern_accel.evaluation.run import evaluate
+from lantern_accel.evaluation.run import Evaluator
 from lantern_accel.evaluation.text import NGram, text_ambiguity
 from lantern_accel.quality.features import is_there, load_network, to_pixels
 from lantern_accel.quality.scoring import _logits, likelihood
@@ -134,4 +134,4 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
     assert not (tmp_path / "eval.json").exists()
     pipeline: Any = None  # is not touched
     with pytest.raises(DataError, match="needs matplotlib, which is not installed"):
-        evaluate(pipeline, tmp_path / "eval.json", plots=tmp_path / "plots")
+        Evaluator(pipeline, tmp_path / "eval.json", plots=tmp_path / "plots")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,7 @@ def _intervals(axis: Any, names: Sequence[str], found: Sequence[Interval], title
 
 def ambiguity(report: Evaluation) -> Any:
     """Top-1, top-10 mass and entropy: images with and without guidance, next to text."""
-    if not report.ambiguity:
-        return None
+    assert report.ambiguity
     rows = report.ambiguity
     names = [row.of if row.cfg is None else f"{row.of}, CFG {row.cfg:g}" for row in rows]
     figure, axes = panels(3)
@@ -70,8 +70,7 @@ def ambiguity(report: Evaluation) -> Any:
 
 def interchange(report: Evaluation) -> Any:
     """Damage when every code is replaced."""
-    if not report.interchange:
-        return None
+    assert report.interchange
     rows = report.interchange[1:]
     names = [row.replaced_by for row in rows]
     measured = all(row.feature_distance is not None for row in rows)
@@ -86,8 +85,7 @@ def interchange(report: Evaluation) -> Any:
 
 def frontier(report: Evaluation) -> Any:
     """Accepted length against the total variation that it costs."""
-    if not report.frontier:
-        return None
+    assert report.frontier
     figure, axes = panels(1, width=6.0, height=4.2)
     axis = axes[0]
     series: dict[str, list[tuple[float, float, str]]] = {}
@@ -124,8 +122,7 @@ def frontier(report: Evaluation) -> Any:
 
 def distances(report: Evaluation) -> Any:
     """Distance of each strategy's pictures from exact decoding's."""
-    if not report.distances:
-        return None
+    assert report.distances
     rows = report.distances
     names = ["vanilla, another seed", *(row.strategy.name for row in rows[1:])]
     figure, axes = panels(2)
@@ -155,13 +152,10 @@ def save_plots(report: Evaluation, folder: Path) -> list[Path]:
     check_matplotlib()
     written = []
     for name, make in _FIGURES.items():
-        with styled():
-            figure = make(report)
-            if figure is None:
-                continue
-            path = folder / f"{name}.png"
-            save(figure, path)
-        written.append(path)
+        if getattr(report, name):
+            with styled():
+                save(make(report), folder / f"{name}.png")
+            written.append(folder / f"{name}.png")
     return written
 
 
@@ -224,17 +218,10 @@ def picture(suite: Suite) -> bytes | None:
     """Return the plot as PNG; None where there is nothing to plot, or no matplotlib."""
     shown = [(metric, points(suite, metric)) for metric in suite.columns]
     shown = [(metric, found) for metric, found in shown if len(found) > 1]
-    if not shown:
-        return None
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    if not shown or importlib.util.find_spec("matplotlib") is None:
         return None
     with styled():
-        rows = -(-len(shown) // COLUMNS)
-        wide = min(len(shown), COLUMNS)
-        figure = Figure(figsize=(4.2 * wide, 3.4 * rows), layout="constrained")
-        axes = figure.subplots(rows, wide, squeeze=False).flatten()
+        figure, axes = panels(len(shown), columns=COLUMNS)
         for axis, (metric, found) in zip(axes, shown, strict=False):
             _panel(axis, metric, found)
         for axis in axes[len(shown) :]:

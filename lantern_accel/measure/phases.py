@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import profile, record_function
+from torch.profiler import profile, record_function, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.decoding.base import EngineBase
@@ -126,34 +126,24 @@ def write_trace(
 
     ``eager`` is the engine's Python step: a replay has no phases to name.
     """
-    seen = profile()  # every activity that this torch can see
-    step = _traced(eager, seen, pipeline.backend.synchronize)
-    with pipeline.backend.listen(record_function):
-        pipeline.decode_only(prompts, strategy, sampling, 0, step=step)
-    step(end=True)
-    with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(whole))
-        with whole.open("rb") as source:
-            write_whole(path, lambda stream: shutil.copyfileobj(source, stream))
+    plan = schedule(wait=PASSED - 1, warmup=1, active=TRACED, repeat=1)
 
+    def export(seen: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            whole = Path(folder) / "trace.json"
+            seen.export_chrome_trace(str(whole))
+            with whole.open("rb") as source:
+                write_whole(path, lambda stream: shutil.copyfileobj(source, stream))
 
-def _traced(step: Callable[[], None], seen: Any, synchronize: Callable[[], None]) -> Any:
-    """Return a step that profiles calls PASSED + 1 to PASSED + TRACED; ``end=True`` stops early."""
-    count, running = 0, False
+    # Every activity that this torch can see.
+    with profile(schedule=plan, on_trace_ready=export) as seen:
 
-    def run(*, end: bool = False) -> None:
-        nonlocal count, running
-        count += not end
-        if not running and count == PASSED + 1 and not end:
-            seen.start()
-            running = True
-        if running and (end or count > PASSED + TRACED):
-            synchronize()
-            seen.stop()
-            running = False
-        if not end:
-            with record_function("step") if running else nullcontext():
-                step()
+        def step() -> None:
+            with record_function("step"):
+                eager()
+            if seen.step_num == PASSED + TRACED - 1:  # the last that is traced
+                pipeline.backend.synchronize()
+            seen.step()
 
-    return run
+        with pipeline.backend.listen(record_function):
+            pipeline.decode_only(prompts, strategy, sampling, 0, step=step)

@@ -104,12 +104,16 @@ def styled() -> Iterator[None]:
         yield
 
 
-def panels(count: int, width: float = 4.2, height: float = 3.4) -> tuple[Any, Any]:
-    """Return a figure and its axes, ``count`` panels side by side, inches."""
+def panels(
+    count: int, width: float = 4.2, height: float = 3.4, columns: int | None = None
+) -> tuple[Any, Any]:
+    """Return a figure and its axes, ``count`` panels of inches, ``columns`` (None: all) side by side."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * count, height), layout="constrained")
-    return figure, figure.subplots(1, count, squeeze=False)[0]
+    wide = min(count, columns or count)
+    rows = -(-count // wide)
+    figure = Figure(figsize=(width * wide, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, wide, squeeze=False).flatten()
 
 
 def colour_of(strategy: str, order: int = 0) -> str:

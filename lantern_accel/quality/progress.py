@@ -33,15 +33,12 @@ class LineProgress(Progress):
     def __init__(self, every: float = 15.0, stream: IO[str] | None = None) -> None:
         self._every = every
         self._stream = stream or sys.stderr
-        self._label, self._total = "", None  # type: str, int | None
-        self._done, self._began, self._said, self._said_done = 0, 0.0, 0.0, 0
-        self._metrics: dict[str, float] = {}
 
     def start(self, label: str, total: int | None = None) -> None:
         """Begin a stage and announce it."""
         self._label, self._total, self._done, self._said_done = label, total, 0, 0
         self._began = self._said = time.monotonic()
-        self._metrics = {}
+        self._metrics: dict[str, float] = {}
         self.log(f"{label}: {total} steps" if total is not None else label)
 
     def advance(self, steps: int = 1, **metrics: float) -> None:
@@ -51,10 +48,10 @@ class LineProgress(Progress):
         now = time.monotonic()
         if now - self._said >= self._every:
             rate = (self._done - self._said_done) / (now - self._said)
-            of = f"/{self._total}" if self._total is not None else ""
-            left = ""
-            if self._total is not None and rate > 0:
-                left = f", {(self._total - self._done) / rate:.0f} s left"
+            of = left = ""
+            if self._total is not None:
+                of = f"/{self._total}"
+                left = f", {(self._total - self._done) / rate:.0f} s left" if rate > 0 else ""
             self._said, self._said_done = now, self._done
             self.log(f"{self._label} {self._done}{of} {_words(self._metrics)} ({rate:.2f}/s{left})")
 

@@ -119,14 +119,10 @@ POINTS = 15
 
 @dataclass(frozen=True)
 class Reference:
-    """What real features are known by: mean ``[d]``, and a factor ``F [m, d]`` with covariance F'F.
-
-    ``count``: images behind them; None where only the moments were given.
-    """
+    """What real features are known by: mean ``[d]``, and a factor ``F [m, d]`` with covariance F'F."""
 
     mean: Array
     factor: Array
-    count: int | None
 
     @classmethod
     def of_features(cls, features: NDArray[np.floating]) -> Reference:
@@ -137,18 +133,13 @@ class Reference:
         centred = (x - mean) / np.sqrt(n - 1)
         # The factor is read for each resample, so it has no more rows than it must.
         factor = centred if n <= d else _root(centred.T @ centred)
-        return cls(mean, factor, n)
+        return cls(mean, factor)
 
     @classmethod
     def of_moments(cls, mean: Array, covariance: Array) -> Reference:
         """Return a reference from a stored mean ``[d]`` and covariance ``[d, d]``."""
-        covariance = np.asarray(covariance, dtype=np.float64)
-        return cls(np.asarray(mean, dtype=np.float64), _root(covariance), None)
-
-    @property
-    def trace(self) -> float:
-        """The trace of the covariance."""
-        return float(np.square(self.factor).sum())
+        mean, covariance = (np.asarray(x, dtype=np.float64) for x in (mean, covariance))
+        return cls(mean, _root(covariance))
 
 
 class Sample:
@@ -162,7 +153,7 @@ class Sample:
         self._x = x - reference.mean
         self._seen = self._x @ reference.factor.T
         self._squares = np.square(self._x).sum(axis=1)
-        self._trace = reference.trace
+        self._trace = float(np.square(reference.factor).sum())
 
     def __len__(self) -> int:
         return len(self._x)
@@ -183,26 +174,10 @@ class Sample:
         return float(mean @ mean + trace + self._trace - 2.0 * cross)
 
 
-@dataclass(frozen=True)
-class Frechet:
-    """FID at all images, and extrapolated to endlessly many; the bias is the difference."""
-
-    value: Interval
-    infinity: Interval
-
-    @property
-    def bias(self) -> float:
-        """How much of the value comes from the number of images, by the extrapolation."""
-        return self.value.value - self.infinity.value
-
-
 def frechet(
-    features: NDArray[np.floating],
-    reference: Reference,
-    resamples: int = FID_RESAMPLES,
-    points: int = POINTS,
-) -> Frechet:
-    """Return the distance of features ``[n, d]`` to a reference, with 95 % intervals.
+    features: NDArray[np.floating], reference: Reference, resamples: int = FID_RESAMPLES
+) -> tuple[Interval, Interval]:
+    """Return FID of features ``[n, d]`` to a reference, and FID-infinity, with 95 % intervals.
 
     The interval is a bootstrap over generated images. A resample has fewer different images and with
     them a larger bias, so that the draws are moved to have their mean at the measured value. That of
@@ -221,17 +196,15 @@ def frechet(
             for _ in range(resamples)
         ]
     )
-    sizes = np.unique(np.linspace(max(2, n // 2), n, points).round().astype(int))
+    sizes = np.unique(np.linspace(max(2, n // 2), n, POINTS).round().astype(int))
     found = [
         sample.distance(np.isin(np.arange(n), generator.permutation(n)[:size]).astype(np.float64))
         for size in sizes
     ]
     limit, error = _intercept(1.0 / sizes, np.array(found))
     spread = 1.96 * float(np.hypot(draws.std(), error))
-    return Frechet(
-        interval(value, value + draws - draws.mean(), n),
-        Interval(value=limit, low=limit - spread, high=limit + spread, n=n),
-    )
+    infinity = Interval(value=limit, low=limit - spread, high=limit + spread, n=n)
+    return interval(value, value + draws - draws.mean(), n), infinity
 
 
 def _intercept(x: Array, y: Array) -> tuple[float, float]:

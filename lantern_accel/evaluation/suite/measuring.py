@@ -235,12 +235,12 @@ def _tried(figure: Callable[[], Reading]) -> Reading:
 def _distances(features: np.ndarray, real: Real | str, resamples: int) -> Mapping[str, Reading]:
     if isinstance(real, str):
         return _none(DISTANCES, real)
-    both = frechet(features, real.moments, resamples)
+    fid, infinity = frechet(features, real.moments, resamples)
     kid: Reading = not_measured(MOMENTS_ONLY)
     if real.features is not None:
         ours, theirs = (x[:MOST_KID].astype(np.float64) for x in (features, real.features))
         kid = unpaired_distance(ours, theirs)
-    return {"fid": both.value, "fid_infinity": both.infinity, "kid": kid}
+    return dict(zip(DISTANCES, (fid, infinity, kid), strict=True))
 
 
 def unknown_speed(reason: str) -> Speed:

@@ -82,10 +82,9 @@ def test_the_extrapolation_takes_most_of_the_bias_away() -> None:
     d, values, limits = 16, [], []
     reference = Reference.of_moments(np.zeros(d), np.eye(d))
     for _ in range(12):
-        found = frechet(rng.normal(size=(120, d)), reference, resamples=4)
-        values.append(found.value.value)
-        limits.append(found.infinity.value)
-        assert found.bias == pytest.approx(values[-1] - limits[-1])
+        value, infinity = frechet(rng.normal(size=(120, d)), reference, resamples=4)
+        values.append(value.value)
+        limits.append(infinity.value)
     assert np.mean(values) > 0.5  # the truth is 0
     assert abs(np.mean(limits)) < 0.3 * np.mean(values)
 
@@ -93,10 +92,10 @@ def test_the_extrapolation_takes_most_of_the_bias_away() -> None:
 def test_the_interval_holds_the_value_and_covers_what_other_images_give() -> None:
     rng = np.random.default_rng(6)
     reference = Reference.of_moments(np.zeros(6), np.eye(6))
-    found = frechet(rng.normal(size=(150, 6)) + 0.5, reference)
-    assert found.value.low < found.value.value < found.value.high
+    value, _ = frechet(rng.normal(size=(150, 6)) + 0.5, reference)
+    assert value.low < value.value < value.high
     others = [Sample(rng.normal(size=(150, 6)) + 0.5, reference).distance() for _ in range(40)]
-    width = found.value.high - found.value.low
+    width = value.high - value.low
     assert 0.5 < width / (3.92 * np.std(others)) < 2.0
 
 

@@ -78,7 +78,7 @@ def serve(
     from lantern_accel.errors import RequestError
 
     try:
-        import fastapi  # noqa: F401
+        import fastapi  # noqa: F401, all three are only looked for here
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:

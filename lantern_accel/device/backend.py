@@ -423,4 +423,4 @@ def inferring(function: Called) -> Called:
         with getattr(first, "backend", first).inference():
             return function(first, *args, **kwargs)
 
-    return run  # type: ignore[return-value]
+    return run  # type: ignore[return-value]  # of the same signature

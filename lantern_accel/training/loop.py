@@ -421,7 +421,7 @@ def _smooth(running: dict[str, float], metrics: dict[str, float]) -> None:
 def save_curves(curve: Sequence[Mapping[str, float]], path: Path) -> bool:
     """Plot each figure of ``curve`` over ``step`` in its own panel; return False without matplotlib."""
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401, only looked for
     except ImportError:
         return False
     names = sorted({name for point in curve for name in point} - {"step"})

@@ -121,7 +121,7 @@ def test_exact_prices_are_those_of_the_window_alone() -> None:
     with torch.inference_mode():
         for how, found in prices.items():
             for engine in engines:
-                engine.accounting = how  # type: ignore[assignment]
+                engine.accounting = how  # type: ignore[assignment]  # one of the two
                 engine.start(condition, mask, engine.randomness(5, [0, 1]))
                 found.append(engine.run().price)
     assert torch.equal(*prices["exact"]) and torch.equal(*prices["bound"])

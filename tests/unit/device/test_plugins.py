@@ -325,7 +325,7 @@ def test_gpu_is_the_best_backend_that_says_it_is_one(install: Install) -> None:
 
 def test_wrong_fields_are_named_one_by_one() -> None:
     with pytest.raises(ValidationError) as caught:
-        DeviceFacts(backnd="a", device="cpu", name="A", torch="?")  # type: ignore[call-arg]
+        DeviceFacts(backnd="a", device="cpu", name="A", torch="?")  # type: ignore[call-arg]  # the misspelling
     assert why(caught.value) == (
         "DeviceFacts: backend: field required; backnd: extra inputs are not permitted"
     )

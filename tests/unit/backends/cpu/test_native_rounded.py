@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from lantern_accel.nn.rounding import ROUNDINGS, rounded
+from lantern_accel.nn.rounding import ROUNDINGS, Rounded, rounded
 from lantern_accel_cpu.native.rounded import RoundedPanels
 from tests.support.native import draw, kernels, needs_native, threads, units
 
@@ -21,6 +22,18 @@ SIZES = [
     (34, 1024, 70),
     (100, 65, 31),
 ]
+
+
+def check_product(found: Tensor, x: Tensor, made: Rounded) -> None:
+    """Check a product with rounded weights against float64, by the roundings that it has."""
+    inputs, weight = x.shape[1], made.dense(torch.float64)
+    expected = x.double() @ weight.T
+    # A rounding a term, of numbers that 128 makes larger before it is taken off again.
+    most = x.double().abs() @ (weight.abs() + 160 * made.step.double().amax(1, True)).T
+    error = (found.double() - expected).abs()
+    out = expected.abs() * (2**-8 if x.dtype == torch.bfloat16 else 2**-23)
+    bound = most * 2**-24 * (inputs**0.5 + 8) + out + 1e-30
+    assert (error <= bound).all(), (*x.shape, len(weight), float((error / bound).max()))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -50,14 +63,7 @@ def test_products_equal_those_in_float64(unit, name, dtype):
             x = draw(3, rows, inputs, dtype=dtype)
             made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
             found = ops.linear(x, RoundedPanels.of(made), None)
-            weight = made.dense(torch.float64)
-            expected = x.double() @ weight.T
-            # A rounding a term, of numbers that 128 makes larger before it is taken off again.
-            most = x.double().abs() @ (weight.abs() + 160 * made.step.double().amax(1, True)).T
-            error = (found.double() - expected).abs()
-            out = expected.abs() * (2**-8 if dtype == torch.bfloat16 else 2**-23)
-            bound = most * 2**-24 * (inputs**0.5 + 8) + out + 1e-30
-            assert (error <= bound).all(), (rows, inputs, outputs, float((error / bound).max()))
+            check_product(found, x, made)
 
 
 @pytest.mark.parametrize("unit", units())
@@ -95,13 +101,7 @@ def test_a_copys_products_lose_nothing_where_8_bits_hold_the_activations(unit, n
             x = (whole * 2.0 ** -(3 + spans)).to(dtype)
             made = rounded(draw(4, outputs, inputs), ROUNDINGS[name])
             found = ops.linear(x, RoundedPanels.of(made, drafts=True), None)
-            weight = made.dense(torch.float64)
-            expected = x.double() @ weight.T
-            most = x.double().abs() @ (weight.abs() + 160 * made.step.double().amax(1, True)).T
-            error = (found.double() - expected).abs()
-            out = expected.abs() * (2**-8 if dtype == torch.bfloat16 else 2**-23)
-            bound = most * 2**-24 * (inputs**0.5 + 8) + out + 1e-30
-            assert (error <= bound).all(), (rows, inputs, outputs, float((error / bound).max()))
+            check_product(found, x, made)
 
 
 @pytest.mark.parametrize("unit", units())

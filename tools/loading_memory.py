@@ -22,8 +22,8 @@ from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.catalogue import entry
 from lantern_accel.families.llamagen.model import LlamaGenConfig
-from lantern_accel.families.llamagen.vq import VQModel
 from lantern_accel.families.registry import family
+from lantern_accel.nn.vq import VQModel
 
 CHILD = """
 import json, os, sys

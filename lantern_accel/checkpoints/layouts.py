@@ -21,8 +21,8 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.files import read_json_file
 from lantern_accel.records import first_wrong
 
-#: What ``lantern-accel train drafter`` leaves, beside its checkpoint.
-OWN_WEIGHTS = "drafter.safetensors"
+#: What ``lantern-accel train drafter`` leaves, beside its checkpoint: weights and their sizes.
+OWN_WEIGHTS, OWN_CONFIG = "drafter.safetensors", "drafter.json"
 
 
 def drafter_weights(path: Path) -> Path:

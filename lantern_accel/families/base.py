@@ -189,13 +189,6 @@ class Family(ABC):
     # --- required: prompts -> conditions -> rows -> pixels -----------------------------------------
 
     @abstractmethod
-    def picture(self, manifest: Any, size: Size | None = None) -> Size:
-        """Return the width and height in pixels of what is drawn; None: the model's own.
-
-        Raises :class:`RequestError` for a size that the model cannot draw.
-        """
-
-    @abstractmethod
     def examples(self, manifest: Any) -> Sequence[Prompt]:
         """Return prompts that the model can draw, for measuring when the user names none."""
 
@@ -323,6 +316,15 @@ class Family(ABC):
         place = getattr(module, "place_tables", None)
         if place is not None:
             place(device)
+
+    def picture(self, manifest: Any, size: Size | None = None) -> Size:
+        """Return the width and height in pixels of what is drawn; None: the model's own.
+
+        The default asks the manifest's ``grid``. Raises :class:`RequestError` for a size that the model
+        cannot draw.
+        """
+        rows, columns = manifest.grid(size)
+        return columns * manifest.token_pixels, rows * manifest.token_pixels
 
     def unneeded(self, part: str) -> re.Pattern[str] | None:
         """Return a pattern of keys that a part's file may hold for other parts; None: none."""

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
+from lantern_accel.errors import RequestError
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
@@ -73,6 +74,26 @@ class Manifest(Frozen):
         "decoder", description="measure neighbours where the decoder looks codes up, or on raw rows"
     )
     defaults: ModelDefaults = ModelDefaults()
+
+    @property
+    def token_pixels(self) -> int:
+        """Pixels along the side of a token."""
+        return int(self.vq.downsample)
+
+    def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        """Return rows and columns of tokens of a picture ``(width, height)`` in pixels; None: its own.
+
+        Raises :class:`RequestError` for a size that the model cannot draw: here, any other one.
+        """
+        own = self.target.height, self.target.width
+        pixels = own[1] * self.token_pixels, own[0] * self.token_pixels
+        if size not in (None, pixels):
+            assert size is not None
+            raise RequestError(
+                f"the model {self.name!r} draws {pixels[0]}x{pixels[1]} pixels only, not "
+                f"{size[0]}x{size[1]}; leave the size out"
+            )
+        return own
 
     def named(self: ManifestT, entry: ModelEntry | None) -> ManifestT:
         """Return this manifest under the name of the published model that it is; None: of none."""

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import CheckpointError, ModelError
-from lantern_accel.families.prompted import PromptedTarget
-from lantern_accel.nn.decoder import Decoder, Norms
-from lantern_accel.nn.fusion import Fusion, check_taps
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families.target import Target
+from lantern_accel.nn.decoder import Decoder
+from lantern_accel.nn.drafter import Drafter, check_taps
 from lantern_accel.nn.sizes import Sizes
-from lantern_accel.nn.transformer import REFERENCE, Pass, dense_visible
+from lantern_accel.nn.transformer import REFERENCE, Norms
 
 #: How many numbers of its target's table a drafter keeps to know it by, and of which row: the middle one.
 MARK = 8
@@ -85,16 +85,9 @@ def target_sizes(config: Any) -> dict[str, Any]:
     }
 
 
-def fitting_config(
-    config: Any, layers: int = 1, taps: Sequence[int] = (), mark: Sequence[float] = ()
-) -> PromptedDrafterConfig:
-    """Return the sizes of a drafter for a target; raises :class:`ModelError` for taps that it lacks."""
-    if max(taps, default=0) > config.n_layer:
-        raise ModelError(
-            f"the drafter cannot read the states after block {max(taps)} of {config.n_layer}; name "
-            "lower taps"
-        )
-    sizes = {**target_sizes(config), "n_layer": layers, "taps": tuple(taps), "mark": tuple(mark)}
+def fitting_config(config: Any, layers: int = 1, taps: Sequence[int] = ()) -> PromptedDrafterConfig:
+    """Return the sizes of a drafter for a target."""
+    sizes = {**target_sizes(config), "n_layer": layers, "taps": tuple(taps)}
     return PromptedDrafterConfig.model_validate(sizes)
 
 
@@ -108,33 +101,33 @@ def misfit(drafter: PromptedDrafterConfig, config: Any) -> str | None:
     return None
 
 
-def mark_of(target: PromptedTarget) -> tuple[float, ...]:
+def mark_of(target: Target) -> tuple[float, ...]:
     """Return some numbers of a target's table of words."""
     table = target.tok_embeddings.weight
     return tuple(table[len(table) // 2, :MARK].float().tolist())
 
 
-class PromptedDrafter(Fusion):
-    """Predicts the target's next feature from its last features and the token drawn from them."""
+class PromptedDrafter(Drafter):
+    """The drafter of one target, whose tables it reads."""
 
     config: PromptedDrafterConfig
     words: Tensor
     codes: Tensor
-    rope_cos: Tensor
-    rope_sin: Tensor
 
     def __init__(self, config: PromptedDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
         super().__init__()
         self.config = config
         self.ops = ops
-        self.make_fusion()
-        self.layers = config.decoder.blocks()
+        self.make_layers()
         for name in ("words", "codes", "rope_cos", "rope_sin"):
             self.register_buffer(name, None, persistent=False)
         #: The target, while the drafter is trained: in a tuple, so that it is no part of this module.
-        self.teacher: tuple[PromptedTarget, ...] = ()
+        self.teacher: tuple[Target, ...] = ()
 
-    def read(self, target: PromptedTarget) -> None:
+    def place_tables(self, device: torch.device) -> None:
+        """Make nothing: :meth:`read` takes the target's."""
+
+    def read(self, target: Target) -> None:
         """Read the tables and the positions of ``target``; no table is copied.
 
         Raises :class:`CheckpointError` where the drafter was trained on another model of these sizes.
@@ -151,47 +144,34 @@ class PromptedDrafter(Fusion):
         self.words, self.codes = target.tok_embeddings.weight.detach(), target.code_table.detach()
         self._place(target)
 
-    def _place(self, target: PromptedTarget) -> None:
+    def adopt(self, target: Target) -> None:
+        """Read the tables of the target that it is trained with, and keep some numbers to know it by."""
+        self.config = self.config.model_copy(update={"mark": mark_of(target)})
+        self.read(target)
+        self.teacher = (target,)
+
+    def _place(self, target: Target) -> None:
         """Take the target's positions from the second on; tensors of their own, as no view is kept."""
         self.rope_cos, self.rope_sin = target.rope_cos[1:].clone(), target.rope_sin[1:].clone()
 
-    def beside(self, target: PromptedTarget) -> PromptedDrafter:
+    def beside(self, target: Target) -> PromptedDrafter:
         """Return this drafter for its target at another prompt length or picture size."""
         view = copy.copy(self)
         view._buffers = dict(self._buffers)
         view._place(target)
         return view
 
-    def _run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
-        x = self.joined(embedded.to(features.dtype), features)
-        return self.config.decoder.run(self.ops, self.layers, x, at)
-
-    def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
-        """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``.
-
-        Of a drafter with taps, features of the target are ``[R, T, (taps + 1) D]``.
-        """
-        return self._run(F.embedding(codes, self.codes), features, at)
-
-    def forward_prefix(self, condition: Tensor, features: Tensor, at: Pass) -> Tensor:
-        """Run the prompt: token ids ``[R, prefix]`` and the target's features of all but the last."""
-        return self._run(F.embedding(condition[:, 1:], self.words), features, at)
-
-    def forward_image(
-        self, condition: Tensor, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None
-    ) -> Tensor:
-        """Run prompt and picture as training does: codes ``[R, n]``, features ``[R, p - 1 + n, D]``.
-
-        ``condition``: the prompts' ids ``[R, p]``, of any length; ``prefix_mask`` bool ``[R, p - 1]``,
-        False at pads.
-        """
+    def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the rows of the target that is its teacher, from the second on."""
         (target,) = self.teacher
-        prefix, length = condition.shape[1], features.shape[1]
-        words = F.embedding(condition[:, 1:], self.words)
-        embedded = torch.cat((words, F.embedding(codes, self.codes)), dim=1)
-        rows = target.rotary_rows(prefix, codes.shape[1], features.device)
-        cos, sin = (table[1:].view(1, length, 1, -1) for table in rows)
-        mask = None
-        if prefix_mask is not None:
-            mask = self.ops.mask(dense_visible(prefix_mask, length), features.dtype)
-        return self._run(embedded, features, Pass(cos, sin, mask))
+        cos, sin = target.rotary_rows(prefix + 1, count, device)
+        return cos[1:], sin[1:]
+
+    def embed(self, codes: Tensor) -> Tensor:
+        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
+        return F.embedding(codes, self.codes)
+
+    def embed_prompt(self, condition: Tensor | None, features: Tensor, length: int) -> Tensor:
+        """Embed the prompt's own tokens behind the first."""
+        assert condition is not None
+        return F.embedding(condition[:, 1:], self.words)

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from lantern_accel.checkpoints.layouts import OWN_WEIGHTS, drafter_weights, explained, read_json
+from lantern_accel.checkpoints.layouts import (
+    OWN_CONFIG,
+    OWN_WEIGHTS,
+    drafter_weights,
+    explained,
+    read_json,
+)
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.base import (
     Conditions,
-    DrafterFiles,
-    Family,
     Found,
     Model,
     Parts,
@@ -27,20 +29,18 @@ from lantern_accel.families.base import (
     Size,
     TextSource,
 )
+from lantern_accel.families.drafted_family import DraftedFamily
 from lantern_accel.families.manifest import ManifestT, check_codes
-from lantern_accel.families.prompted import PromptedTarget
 from lantern_accel.families.prompted_drafter import (
     PromptedDrafter,
     PromptedDrafterConfig,
     fitting_config,
-    mark_of,
     misfit,
 )
 from lantern_accel.families.prompts import CAPTIONS, bucket, check_texts, left_pad
 from lantern_accel.families.tokenizer import PromptText
+from lantern_accel.nn.drafter import Drafter
 
-#: The configuration beside a drafter's weights.
-OWN_CONFIG = "drafter.json"
 #: What to say where there is none: nobody has published one.
 NO_DRAFTER = "a drafter: none is published, train one with `lantern-accel train drafter`"
 _HINT = "name another with --drafter, or decode without one: --drafter none"
@@ -94,7 +94,7 @@ def check_parts(manifest: Any) -> None:
         raise ValueError(f"the drafter is of another target: {wrong}")
 
 
-class TokenFamily(Family):
+class TokenFamily(DraftedFamily):
     """A family whose prompts are token ids, left-padded to few lengths.
 
     Its manifests have ``pad``, the id that pads prompts, ``grid(size)``, a picture's rows and columns of
@@ -121,11 +121,6 @@ class TokenFamily(Family):
     def examples(self, manifest: Any) -> Sequence[Prompt]:
         """Return captions."""
         return CAPTIONS
-
-    def picture(self, manifest: Any, size: Size | None = None) -> Size:
-        """Return the width and height of a picture that the model can draw."""
-        rows, columns = manifest.grid(size)
-        return columns * manifest.token_pixels, rows * manifest.token_pixels
 
     def positions(self, target: Any) -> int:
         """Return the positions that a target was trained on: those of a prompt and of its picture."""
@@ -180,6 +175,14 @@ class TokenFamily(Family):
         shape: Hashable = (length, *grid) if names else length
         return Conditions(ids.to(device), mask.to(device), shape)
 
+    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
+        """Return target and drafter for a prompt length and a picture size; weights are shared."""
+        if shape is None:
+            return model.target, model.drafter
+        sizes = shape if isinstance(shape, tuple) else (shape,)
+        target = model.target.fitted(**dict(zip(self.shape_names, sizes, strict=True)))
+        return target, None if model.drafter is None else model.drafter.beside(target)
+
     def join(self, model: Model, conditions: Sequence[Conditions]) -> Conditions:
         """Pad prompts to the longest one's bucket."""
         longest = max(conditions, key=lambda one: one.mask.shape[1])
@@ -194,16 +197,7 @@ class TokenFamily(Family):
 class PromptedFamily(TokenFamily):
     """Trains, reads and pairs drafters of the target's own blocks; has ``manifest.drafter``."""
 
-    target_type: ClassVar[type[PromptedTarget]]
-    vq_type: ClassVar[type[nn.Module]]
-
-    def build(self, manifest: Any, part: str, ops: TensorOps) -> nn.Module:
-        """Build the target, its drafter, or what turns tokens into codes' rows."""
-        if part == "target":
-            return self.target_type(manifest.target, ops=ops)
-        if part == "drafter":
-            return PromptedDrafter(manifest.drafter, ops=ops)
-        return self.vq_type(manifest.vq)
+    drafter_type: ClassVar[type[Drafter]] = PromptedDrafter
 
     def conditions_of(
         self,
@@ -221,43 +215,17 @@ class PromptedFamily(TokenFamily):
         size = None if grid is None else (grid[1] * side, grid[0] * side)
         return self.padded(model, prompts, device, model.manifest.grid(size))
 
-    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
-        """Return target and drafter for a prompt length and a picture size; weights are shared."""
-        if shape is None:
-            return model.target, model.drafter
-        sizes = shape if isinstance(shape, tuple) else (shape,)
-        target = model.target.fitted(**dict(zip(self.shape_names, sizes, strict=True)))
-        return target, None if model.drafter is None else model.drafter.beside(target)
-
     def drafter_recipes(self, checkpoint: Checkpoint) -> Mapping[str, Recipe]:
         """Return our own names: what :meth:`drafter_files` wrote."""
         return {key: Recipe((key,)) for key in checkpoint}
 
-    def fitting_drafter(self, manifest: Any) -> Any:
-        """Return a manifest with a drafter of one block as the target's are."""
-        if manifest.drafter is not None:
-            return manifest
-        return manifest.model_copy(update={"drafter": fitting_config(manifest.target)})
+    def drafter_sizes(self, config: Any, layers: int = 1, taps: Sequence[int] = ()) -> Any:
+        """Return the sizes of blocks as the target's are, which read its tables."""
+        return fitting_config(config, layers, taps)
 
-    def fresh_drafter(
-        self, target: PromptedTarget, layers: int = 1, taps: Sequence[int] = ()
-    ) -> PromptedDrafter:
-        """Return blocks as the target's are, which read its tables."""
-        drafter = PromptedDrafter(fitting_config(target.config, layers, taps, mark_of(target)))
-        drafter.start()
-        drafter.read(target)
-        drafter.teacher = (target,)
-        return drafter.train()
-
-    def drafter_files(self, drafter: PromptedDrafter) -> DrafterFiles:
-        """Return what was trained, under our own names, and its configuration."""
-        config = drafter.config.model_dump(mode="json")
-        return DrafterFiles(dict(drafter.state_dict()), OWN_CONFIG, config)
-
-    def with_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
+    def read_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
         """Take a drafter that was trained for this model."""
-        config, weights = read_drafter(path, manifest.target)
-        return manifest.model_copy(update={"drafter": config}), weights
+        return read_drafter(path, manifest.target)
 
     def pair(self, model: Model) -> None:
         """Let the drafter read its target's tables."""

@@ -1,4 +1,4 @@
-"""Rotary tables of positions with one axis or several, and the order of rows that they expect.
+"""Rotary tables of positions with one axis or several, networks that hold them, and the order of rows.
 
 Every device turns adjacent pairs of a head. Checkpoints that turn pairs ``(i, i + r/2)`` have their rows
 reordered once, when they are read.
@@ -6,10 +6,18 @@ reordered once, when they are read.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.transformer import Pass, dense_visible
+
+PrefixRotary = Literal["zero", "identity"]
+NetworkT = TypeVar("NetworkT", bound="RotaryNetwork")
 
 
 def rotary_table(
@@ -42,6 +50,103 @@ def rotary_table(
         still = torch.zeros(len(angles), (head_dim - rotated) // 2)
         angles = torch.cat((angles, still), dim=1)
     return angles.cos().to(device), angles.sin().to(device)
+
+
+def rotary_table_2d(
+    prefix: int,
+    grid: int,
+    head_dim: int,
+    base: float = 10000.0,
+    prefix_rotary: PrefixRotary = "zero",
+) -> tuple[Tensor, Tensor]:
+    """Return LlamaGen's 2D rotary table as ``cos, sin``, float32 ``[prefix + grid*grid, d/2]``.
+
+    With ``h = d/2`` there are ``h/2`` frequencies ``base ** (-2j/h)``; the first half of the angles
+    takes the row, the second the column. Prefix rows are zero in both tables, as LlamaGen has them:
+    not the identity, so that every score that involves a prefix position is 0. ``"identity"`` lets
+    the image attend to the prompt by content.
+    """
+    half = head_dim // 2
+    freqs = 1.0 / (base ** (torch.arange(0, half, 2).float()[: half // 2] / half))
+    angles = torch.outer(torch.arange(grid).float(), freqs)
+    rows = angles[:, None, :].expand(grid, grid, -1)
+    cols = angles[None, :, :].expand(grid, grid, -1)
+    flat = torch.cat((rows, cols), dim=-1).reshape(grid * grid, half)
+    zeros = torch.zeros(prefix, half)
+    first = zeros if prefix_rotary == "zero" else torch.ones(prefix, half)
+    return torch.cat((first, flat.cos())), torch.cat((zeros, flat.sin()))
+
+
+class RotaryNetwork(nn.Module):
+    """A network with rotary tables of one prompt length and picture size.
+
+    ``config`` has ``prefix_length``, ``num_tokens``, ``head_dim`` and ``rope_base``.
+    """
+
+    config: Any
+    ops: TensorOps
+    rope_cos: Tensor
+    rope_sin: Tensor
+
+    def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them.
+
+        Here, as everywhere but in a family's own tables, they stand on one line.
+        """
+        places = torch.arange(prefix + count, device="cpu")
+        return rotary_table(places, self.config.head_dim, self.config.rope_base, device)
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make what no checkpoint holds: the rotary tables, float32 whatever the weights' dtype."""
+        c = self.config
+        cos, sin = self.rotary_rows(c.prefix_length, c.num_tokens, device)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+
+    def fitted(self: NetworkT, **sizes: int) -> NetworkT:
+        """Return this network for another prompt length or picture size; weights are shared."""
+        if all(getattr(self.config, name) == value for name, value in sizes.items()):
+            return self
+        view = copy.copy(self)
+        view._buffers = dict(self._buffers)
+        view.config = self.config.model_copy(update=sizes)
+        device = self.rope_cos.device
+        RotaryNetwork.place_tables(view, device)
+        return view
+
+    def dense_pass(self, mask: Tensor | None, prefix: int, count: int, like: Tensor) -> Pass:
+        """Return what a pass without a cache over prompt and image reads.
+
+        ``mask``: bool ``[R, prefix]``, True where the prompt has a token; ``like``: what has the pass's
+        dtype and device.
+        """
+        length = prefix + count
+        seen = None
+        if mask is not None:
+            seen = self.ops.mask(dense_visible(mask, length), like.dtype)
+        cos, sin = self.rotary_rows(prefix, count, like.device)
+        return Pass(cos.view(1, length, 1, -1), sin.view(1, length, 1, -1), seen)
+
+
+class GridNetwork(RotaryNetwork):
+    """A network whose image tokens stand in the cells of a square grid, as LlamaGen's do.
+
+    ``config`` has ``grid`` and ``prefix_rotary`` too.
+    """
+
+    def place_tables(self, device: torch.device) -> None:
+        """Make the rotary tables on the host, so that every device has the same bits."""
+        c = self.config
+        with torch.device("cpu"):
+            made = rotary_table_2d(
+                c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
+            )
+        for name, table in zip(("rope_cos", "rope_sin"), made, strict=True):
+            self.register_buffer(name, table.to(device), persistent=False)
+
+    def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the first rows of the tables: its prompts have one length."""
+        return self.rope_cos[: prefix + count], self.rope_sin[: prefix + count]
 
 
 def to_adjacent_pairs(rows: Tensor, head_dim: int, rotated: int = 0) -> Tensor:

@@ -10,16 +10,12 @@ are :meth:`Rounded.dense`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import RequestError, did_you_mean
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from lantern_accel.bounds import MOST_CODES, MOST_GRID, MOST_LAYERS
 from lantern_accel.errors import shown
@@ -44,3 +44,29 @@ class Sizes(Frozen):
             if isinstance(one, float) and not math.isfinite(one):
                 raise ValueError(f"{one} is no finite number")
         return value
+
+
+class SquareSizes(Sizes):
+    """Sizes of a network whose pictures are square."""
+
+    grid: int = Field(16, ge=1, description="tokens along one side of the image")
+
+    @property
+    def height(self) -> int:
+        """Tokens from top to bottom."""
+        return self.grid
+
+    @property
+    def width(self) -> int:
+        """Tokens from left to right."""
+        return self.grid
+
+    @property
+    def num_tokens(self) -> int:
+        """Image tokens, ``grid * grid``."""
+        return self.grid * self.grid
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens from one position to the one below it."""
+        return self.grid

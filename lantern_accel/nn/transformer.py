@@ -1,12 +1,13 @@
-"""The decoder block that LlamaGen's target and its EAGLE drafter share, and 2D rotary tables.
+"""The decoder block that all families' targets and drafters share.
 
-Source: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTERN for the drafter.
+Source of the plain block: FoundationVision/LlamaGen ``autoregressive/models/gpt.py``; jadohu/LANTERN for
+the drafter.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,47 +19,10 @@ from lantern_accel.device.operations import TensorOps, flags
 from lantern_accel.nn.rounding import Rounded, Rounding, rounded
 
 REFERENCE = TensorOps()
-
-
-PrefixRotary = Literal["zero", "identity"]
-
-
-def rotary_table_2d(
-    prefix: int,
-    grid: int,
-    head_dim: int,
-    base: float = 10000.0,
-    prefix_rotary: PrefixRotary = "zero",
-) -> tuple[Tensor, Tensor]:
-    """Return LlamaGen's 2D rotary table as ``cos, sin``, float32 ``[prefix + grid*grid, d/2]``.
-
-    With ``h = d/2`` there are ``h/2`` frequencies ``base ** (-2j/h)``; the first half of the angles
-    takes the row, the second the column. Prefix rows are zero in both tables, as LlamaGen has them:
-    not the identity, so that every score that involves a prefix position is 0. ``"identity"`` lets
-    the image attend to the prompt by content.
-    """
-    half = head_dim // 2
-    freqs = 1.0 / (base ** (torch.arange(0, half, 2).float()[: half // 2] / half))
-    angles = torch.outer(torch.arange(grid).float(), freqs)
-    rows = angles[:, None, :].expand(grid, grid, -1)
-    cols = angles[None, :, :].expand(grid, grid, -1)
-    flat = torch.cat((rows, cols), dim=-1).reshape(grid * grid, half)
-    zeros = torch.zeros(prefix, half)
-    first = zeros if prefix_rotary == "zero" else torch.ones(prefix, half)
-    return torch.cat((first, flat.cos())), torch.cat((zeros, flat.sin()))
-
-
-def grid_tables(config: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return :func:`rotary_table_2d` of a target's or drafter's sizes on ``device``.
-
-    Computed on the host, so that every device has the same bits.
-    """
-    c = config
-    with torch.device("cpu"):
-        cos, sin = rotary_table_2d(
-            c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
-        )
-    return cos.to(device), sin.to(device)
+#: The epsilon of the norms of queries and keys; fixed in every implementation.
+HEAD_NORM_EPS = 1e-5
+#: Where a block's norms stand: before attention and feed-forward, after them (Swin), or both (GLM-4).
+Norms = Literal["before", "after", "both"]
 
 
 def dense_visible(prefix_mask: Tensor, length: int) -> Tensor:
@@ -170,17 +134,43 @@ class RMSNorm(nn.Module):
         return plan.Norm(self.weight, self.eps)
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention without biases; rows of ``wqkv`` are q, k, v.
+class HeadNorm(nn.Module):
+    """LayerNorm over each head's width, with a weight and a bias a head, ``[heads, d]``."""
 
-    ``residual``: what the result is added to, where there is something.
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, head_dim))
+        self.bias = nn.Parameter(torch.zeros(heads, head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x [R, T, H, d]``."""
+        return F.layer_norm(x, x.shape[-1:], eps=HEAD_NORM_EPS) * self.weight + self.bias
+
+
+class Attention(nn.Module):
+    """Self-attention whose query heads may share keys and values; rows of ``wqkv`` are q, k, v.
+
+    The cache holds keys and values once a group. ``bias``: queries, keys and values have one;
+    ``head_norm``: queries and keys are normalised head by head before they are rotated. ``residual``:
+    what the result is added to, where there is something.
     """
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int = 0,
+        head_dim: int = 0,
+        bias: bool = False,
+        head_norm: bool = False,
+    ) -> None:
         super().__init__()
-        self.heads = heads
-        self.wqkv = Projection(dim, 3 * dim, bias=False)
-        self.wo = Projection(dim, dim, bias=False)
+        self.heads, self.kv_heads, self.biased = heads, kv_heads or heads, bias
+        d = head_dim or dim // heads
+        self.wqkv = Projection(dim, (heads + 2 * self.kv_heads) * d, bias=bias)
+        self.wo = Projection(heads * d, dim, bias=False)
+        self.qk_norm = HeadNorm(heads + self.kv_heads, d) if head_norm else None
 
     def forward(
         self,
@@ -191,16 +181,33 @@ class Attention(nn.Module):
         rotary: Any,
         residual: Tensor | None = None,
     ) -> Tensor:
-        qkv = self.wqkv(x, ops).unflatten(-1, (3, self.heads, -1))
-        if at.cache is None:
-            turned = ops.rotate(qkv[:, :, :2], rotary)
-            y = ops.attend_dense(turned[:, :, 0], turned[:, :, 1], qkv[:, :, 2], at.mask)
-        else:
+        groups, turned = self.heads // self.kv_heads, self.heads + self.kv_heads
+        qkv = self.wqkv(x, ops).unflatten(-1, (turned + self.kv_heads, -1))
+        if at.cache is not None and groups == 1 and self.qk_norm is None:
             assert at.address is not None and at.mask is not None
+            qkv = qkv.unflatten(2, (3, self.heads))
             q = ops.rotate_write(qkv, rotary, at.cache, layer, at.address)
             y = ops.attend(q, at.cache, layer, at.mask)
-        out: Tensor = self.wo(y.flatten(-2), ops, residual)
-        return out
+            return cast(Tensor, self.wo(y.flatten(-2), ops, residual))
+        qk, v = qkv[:, :, :turned], qkv[:, :, turned:]
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        qk = ops.rotate(qk.unsqueeze(2), rotary).squeeze(2)
+        q, k = qk[:, :, : self.heads], qk[:, :, self.heads :]
+        if at.cache is None:
+            if groups > 1:
+                k, v = (t.repeat_interleave(groups, dim=2) for t in (k, v))
+            y = ops.attend_dense(q, k, v, at.mask)
+        else:
+            assert at.address is not None and at.mask is not None
+            ops.write(at.cache, layer, at.address, k, v)
+            if groups > 1:  # [R, T, H, d] as [R, T * groups, kv heads, d]
+                shape = (*q.shape[:2], self.kv_heads, groups, q.shape[-1])
+                q = q.reshape(shape).transpose(2, 3).flatten(1, 2)
+            y = ops.attend(q, at.cache, layer, at.mask)
+            if groups > 1:
+                y = y.reshape(len(y), -1, groups, *y.shape[2:]).transpose(2, 3).flatten(2, 3)
+        return cast(Tensor, self.wo(y.flatten(-2), ops, residual))
 
 
 class FeedForward(nn.Module):
@@ -217,7 +224,12 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm decoder block; the drafter's block has no norm before attention."""
+    """Attention and a gated feed-forward, each added to what it read.
+
+    ``norms``: where they stand; ``input_norm``: there is one before attention, which the first block of
+    LlamaGen's drafter lacks. ``dropout``, of what is added, needs norms before alone. For the rest see
+    :class:`Attention`.
+    """
 
     def __init__(
         self,
@@ -226,32 +238,57 @@ class Block(nn.Module):
         hidden: int,
         eps: float,
         *,
+        norms: Norms = "before",
         input_norm: bool = True,
         dropout: float = 0.0,
+        **attention: Any,
     ) -> None:
         super().__init__()
+        self.norms = norms
         self.attention_norm = RMSNorm(dim, eps) if input_norm else None
-        self.attention = Attention(dim, heads)
+        self.attention = Attention(dim, heads, **attention)
         self.ffn_norm = RMSNorm(dim, eps)
         self.feed_forward = FeedForward(dim, hidden)
+        if norms == "both":
+            self.attention_post_norm = RMSNorm(dim, eps)
+            self.ffn_post_norm = RMSNorm(dim, eps)
         self.dropout = dropout
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is LlamaGen's block, which devices may have kernels for."""
+        one = self.attention
+        special = one.qk_norm is not None or one.biased or self.norms != "before"
+        square = one.wo.in_features == one.wo.out_features
+        return not special and square and one.kv_heads == one.heads
+
     def forward(self, x: Tensor, layer: int, at: Pass, ops: TensorOps, rotary: Any) -> Tensor:
+        out: Tensor
+        if self.norms == "after":
+            assert self.attention_norm is not None
+            x = x + self.attention_norm(self.attention(x, layer, at, ops, rotary), ops)
+            out = x + self.ffn_norm(self.feed_forward(x, ops), ops)
+            return out
         y = x if self.attention_norm is None else self.attention_norm(x, ops)
-        if self.training and self.dropout:
-            x = x + F.dropout(self.attention(y, layer, at, ops, rotary), self.dropout)
+        if self.norms == "both":
+            y = self.attention(y, layer, at, ops, rotary)
+            x = x + self.attention_post_norm(y, ops)
             y = self.feed_forward(self.ffn_norm(x, ops), ops)
-            return x + F.dropout(y, self.dropout)
-        x = self.attention(y, layer, at, ops, rotary, x)
-        out: Tensor = self.feed_forward(self.ffn_norm(x, ops), ops, x)
+            out = x + self.ffn_post_norm(y, ops)
+        elif self.training and self.dropout:
+            x = x + F.dropout(self.attention(y, layer, at, ops, rotary), self.dropout)
+            out = x + F.dropout(self.feed_forward(self.ffn_norm(x, ops), ops), self.dropout)
+        else:
+            x = self.attention(y, layer, at, ops, rotary, x)
+            out = self.feed_forward(self.ffn_norm(x, ops), ops, x)
         return out
 
 
 def described(blocks: nn.ModuleList) -> tuple[plan.Block, ...] | None:
-    """Return blocks as a plan has them; None where one is not a :class:`Block`."""
+    """Return blocks as a plan has them; None where one is not a plain :class:`Block`."""
     found = []
     for block in blocks:
-        if type(block) is not Block:
+        if type(block) is not Block or not block.plain:
             return None
         attention, feed, first = block.attention, block.feed_forward, block.attention_norm
         found.append(

@@ -20,11 +20,11 @@ from lantern_accel.families.llamagen.keys import load_float
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
-from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.registry import family
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
 from lantern_accel.models.bundle import read_manifest
+from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.records import first_wrong
 from lantern_accel.training.loop import TrainConfig, read_made
 

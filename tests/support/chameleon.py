@@ -7,6 +7,7 @@ index, so that they share nothing with the loader that is tested.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern_accel.families.chameleon.sizes import chameleon_vq_config
 from lantern_accel.families.chameleon.text import image_token_name
-from lantern_accel.families.chameleon.vq import ChameleonVQ, chameleon_vq_config
+from lantern_accel.nn.vq import VQModel
 
 NAMES = {
     "model.embed_tokens.weight": "tok_embeddings.weight",
@@ -197,18 +199,32 @@ def random_drafter_weights(
     return out
 
 
-def tiny_vq(seed: int, codes: int) -> ChameleonVQ:
+def tiny_vq(seed: int, codes: int) -> VQModel:
     """Draw a VQGAN of two levels: a code is 2x2 pixels."""
     torch.manual_seed(seed)
     sizes = {"ch": 32, "ch_mult": (1, 1), "num_res_blocks": 1, "z_channels": 32}
     config = chameleon_vq_config(**sizes, codebook_size=codes, codebook_dim=4)
-    return ChameleonVQ(config).eval().requires_grad_(False)
+    return VQModel(config, attend=False).eval().requires_grad_(False)
 
 
-def write_vqgan(path: Path, model: ChameleonVQ) -> None:
+def meta_names(model: VQModel) -> dict[str, Tensor]:
+    """Return a VQGAN's tensors under the names of Meta's ``vqgan.ckpt``."""
+    last = len(model.config.ch_mult) - 1
+
+    def theirs(name: str) -> str:
+        for i, part in enumerate(("block_1", "attn_1", "block_2")):
+            name = name.replace(f".mid.{i}.", f".mid.{part}.")
+        name = name.replace(".res.", ".block.").replace("encoder.conv_blocks.", "encoder.down.")
+        up = r"decoder\.conv_blocks\.(\d+)"
+        return re.sub(up, lambda found: f"decoder.up.{last - int(found[1])}", name)
+
+    return {theirs(name): tensor for name, tensor in model.state_dict().items()}
+
+
+def write_vqgan(path: Path, model: VQModel) -> None:
     """Write ``vqgan.ckpt``: the state dict, and parts of a loss that nothing needs."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = {**model.state_dict(), "loss.discriminator.main.0.weight": torch.zeros(1)}
+    state = {**meta_names(model), "loss.discriminator.main.0.weight": torch.zeros(1)}
     torch.save({"state_dict": state}, path)
 
 
@@ -242,7 +258,7 @@ def write_lumina(folder: Path, *, codes: int = 16) -> Path:
     words = "Generate an image of 16x8 8x8 according to the following prompt: a red fox"
     names = vocabulary(codes, words, lumina=True)
     weights = random_hf_weights(21, tokens=len(names))
-    picture = {f"model.vqmodel.{k}": v for k, v in tiny_vq(22, codes).state_dict().items()}
+    picture = {f"model.vqmodel.{k}": v for k, v in meta_names(tiny_vq(22, codes)).items()}
     config = hf_config(weights, 4, mask_image_logits=False, dropout=0.05)
     write_hf(folder, {**weights, **picture}, config)
     write_text_tokenizer(folder / "tokenizer.json", names)

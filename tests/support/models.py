@@ -15,8 +15,8 @@ def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool 
     from lantern_accel.families.llamagen.manifest import LlamaGenManifest
     from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
     from lantern_accel.families.llamagen.text import TextEncoder, TextEncoderConfig
-    from lantern_accel.families.llamagen.vq import VQConfig, VQModel
     from lantern_accel.families.manifest import ModelDefaults
+    from lantern_accel.nn.vq import VQConfig, VQModel
     from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
     from lantern_accel.training.words import save_text_tokenizer, train_text_tokenizer
 

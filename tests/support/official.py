@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Parts
-from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.models.locate import find_model
+from lantern_accel.nn.vq import VQConfig, VQModel
 
 
 def gpt_weights(

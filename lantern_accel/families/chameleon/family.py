@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,10 @@ from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.base import (
     Conditions,
     DrafterFiles,
-    Found,
     Model,
-    Parts,
     Rows,
-    finite_pixels,
 )
-from lantern_accel.families.chameleon.drafter import ChameleonDrafter
+from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.keys import (
     BESIDE_TARGET,
     BESIDE_VQ,
@@ -37,11 +34,13 @@ from lantern_accel.families.chameleon.keys import (
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.official import detect, published_manifest
+from lantern_accel.families.chameleon.published import ENTRIES
 from lantern_accel.families.chameleon.sizes import (
-    VQ_PREFIX,
+    chameleon_vq_config,
     drafter_config,
     drafter_said,
     fitting_drafter,
+    picture_names,
 )
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
@@ -51,23 +50,14 @@ from lantern_accel.families.chameleon.text import (
     lumina_prompt,
     lumina_unconditional,
 )
-from lantern_accel.families.chameleon.vq import (
-    ChameleonVQ,
-    chameleon_pixels_to_uint8,
-    chameleon_vq_config,
-)
-from lantern_accel.families.llamagen.drafter import start_drafter
+from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_family import TokenFamily
 from lantern_accel.families.prompts import left_pad
 from lantern_accel.families.tokenizer import PromptText
+from lantern_accel.nn.vq import VQModel
 from lantern_accel.strategy.values import Sampling
 
-if TYPE_CHECKING:
-    from lantern_accel.families.published import ModelEntry
-
-#: Pixels of the images that are decoded together: one of 512 x 512.
-PIXELS_AT_ONCE = 512 * 512
 #: Tokens of a prompt that fit beside a model's own picture in any case.
 LONG_PROMPT = 256
 
@@ -83,43 +73,23 @@ class ChameleonText(PromptText):
         return [lumina_prompt(self.tokenizer, ids, text, rows, columns, code) for text in texts]
 
 
-class ChameleonFamily(TokenFamily):
+class ChameleonFamily(VQFamily, TokenFamily):
     """Anole-7B and Lumina-mGPT-7B, and what else shares their trunk and vocabulary."""
 
     name: ClassVar[str] = "chameleon"
     manifest_type: ClassVar[type[Manifest]] = ChameleonManifest
-    text_type = ChameleonText
+    text_type, target_type, drafter_type = ChameleonText, ChameleonGPT, ChameleonDrafter
+    entries = ENTRIES
+    detect, from_entry = staticmethod(detect), staticmethod(published_manifest)
+    pixels_at_once: ClassVar[int] = 512 * 512
     #: Hugging Face's files hold target and VQGAN together.
     beside: ClassVar[Mapping[str, re.Pattern[str]]] = {"target": BESIDE_TARGET, "vq": BESIDE_VQ}
 
-    def detect(self, path: Path, parts: Parts) -> Found | None:
-        """Recognise Meta's, GAIR's, Hugging Face's and Lumina's layouts."""
-        return detect(path, parts)
-
-    def from_entry(self, entry: ModelEntry) -> Manifest:
-        """Return the manifest of a published model."""
-        return published_manifest(entry)
-
     def build(self, manifest: ChameleonManifest, part: str, ops: TensorOps) -> nn.Module:
-        """Build the trunk, its drafter or the VQGAN."""
-        if part == "target":
-            return ChameleonGPT(manifest.target, ops=ops)
-        if part == "drafter":
-            assert manifest.drafter is not None
-            return ChameleonDrafter(manifest.drafter, ops=ops)
-        return ChameleonVQ(manifest.vq)
-
-    def published(self) -> Sequence[ModelEntry]:
-        """Return what GAIR, Alpha-VLLM and LANTERN's authors published."""
-        from lantern_accel.families.chameleon.published import ENTRIES
-
-        return ENTRIES
-
-    def fitting_drafter(self, manifest: ChameleonManifest) -> ChameleonManifest:
-        """Return a manifest with a drafter of one block as the target's are."""
-        if manifest.drafter is not None:
-            return manifest
-        return manifest.model_copy(update={"drafter": fitting_drafter(manifest.target)})
+        """Build the trunk, its drafter or the VQGAN, which has attention in its middle alone."""
+        if part == "vq":
+            return VQModel(manifest.vq, attend=False)
+        return super().build(manifest, part, ops)
 
     def tiny(self) -> ChameleonManifest:
         """Return a Lumina: rows end in newlines, and guidance branches have prompts of their own."""
@@ -171,53 +141,39 @@ class ChameleonFamily(TokenFamily):
         if part == "drafter":
             assert manifest.drafter is not None
             return drafter_recipes(checkpoint, checkpoint.shape, manifest.drafter)
-        within = any(key.startswith(VQ_PREFIX) for key in checkpoint)
-        prefix = VQ_PREFIX if within else ""
-        return {
-            key.removeprefix(prefix): Recipe((key,)) for key in checkpoint if key.startswith(prefix)
-        }
+        return {name: Recipe((key,)) for name, key in picture_names(checkpoint).items()}
 
     def tokens(self, model: Model, codes: Tensor) -> Tensor:
         """End every row with the newline, where the model writes it."""
         newline = model.manifest.target.newline
         return (codes if newline is None else F.pad(codes, (0, 1), value=newline)).flatten(1)
 
-    def fresh_drafter(
-        self, target: ChameleonGPT, layers: int = 1, taps: Sequence[int] = ()
-    ) -> ChameleonDrafter:
-        """Return one block as the target's are."""
+    def drafter_sizes(
+        self, config: ChameleonConfig, layers: int = 1, taps: Sequence[int] = ()
+    ) -> ChameleonDrafterConfig:
+        """Return the sizes of one block as the target's are."""
         if layers != 1 or taps:
             raise ModelError(
                 f"drafters of the family {self.name!r} have one block and read the target's last states; "
                 "leave n_layer and taps out"
             )
-        drafter = ChameleonDrafter(fitting_drafter(target.config))
-        start_drafter(drafter, target.tok_embeddings.weight)
-        return drafter.train()
+        return fitting_drafter(config)
 
     def drafter_files(self, drafter: ChameleonDrafter) -> DrafterFiles:
         """Return LANTERN's keys and configuration."""
         weights = published_drafter(drafter.state_dict(), drafter.config)
         return DrafterFiles(weights, "config.json", drafter_said(drafter.config))
 
-    def with_drafter(
+    def read_drafter(
         self, manifest: ChameleonManifest, path: Path
-    ) -> tuple[ChameleonManifest, Path]:
+    ) -> tuple[ChameleonDrafterConfig, Path]:
         """Take LANTERN's drafter, or one that was trained here."""
         weights = drafter_weights(path)
-        config = drafter_config(open_checkpoint(weights), weights, manifest.target)
-        return manifest.model_copy(update={"drafter": config}), weights
+        return drafter_config(open_checkpoint(weights), weights, manifest.target), weights
 
     def positions(self, target: ChameleonConfig) -> int:
         """Return the trained positions: whatever a file says, those of its own picture and a prompt."""
         return max(target.max_positions, target.num_tokens + LONG_PROMPT)
-
-    def fitted(self, model: Model, shape: Hashable) -> tuple[Any, Any]:
-        """Return target and drafter for a prompt length and a picture size; weights are shared."""
-        if not isinstance(shape, tuple):
-            return model.target, model.drafter
-        drafter = None if model.drafter is None else model.drafter.fitted(*shape)
-        return model.target.fitted(*shape), drafter
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return ``[cond; uncond]``, or ``[cond; image only; uncond]`` for three-way guidance."""
@@ -243,21 +199,3 @@ class ChameleonFamily(TokenFamily):
         others, seen = left_pad(contexts, length, ids.pad)
         others, seen = others.to(condition.device), seen.to(mask.device)
         return Rows(torch.cat((condition, others)), torch.cat((mask, seen)))
-
-    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
-        """Decode codes in float32, by Chameleon's rule of rounding; newlines are dropped."""
-        c = model.manifest.target
-        rows, columns = shape[1:] if isinstance(shape, tuple) else (c.height, c.width)
-        codes = tokens.view(len(tokens), rows, -1)[:, :, :columns]
-        parts = torch.split(codes, self.pixels_together(model))
-        drawn = (finite_pixels(model.vq.decode_codes(p)) for p in parts)
-        return torch.cat([chameleon_pixels_to_uint8(one) for one in drawn])
-
-    def pixels_together(self, model: Model) -> int:
-        """Bound the decoder's activations, which would take more than decoding the tokens did."""
-        own: int = (model.manifest.target.height * model.vq.config.downsample) ** 2
-        return max(1, PIXELS_AT_ONCE // own)
-
-    def codebook(self, model: Model) -> tuple[Tensor, bool]:
-        """Return the raw rows, which is what the decoder reads."""
-        return model.vq.quantize.embedding.weight, False

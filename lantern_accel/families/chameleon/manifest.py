@@ -10,8 +10,8 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds
-from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import Manifest, ModelDefaults, check_codes
+from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.trees import MC_SIM_7B_63, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling
 
@@ -58,27 +58,14 @@ class ChameleonManifest(Manifest):
         """The id that pads prompts."""
         return self.ids.pad
 
-    @property
-    def token_pixels(self) -> int:
-        """Pixels along the side of a code."""
-        return self.vq.downsample
-
     def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
         """Return rows and columns of codes of a picture ``(width, height)`` in pixels; None: the default.
 
         Raises :class:`RequestError` for a size that the model was not trained for.
         """
-        if size is None:
-            return self.target.height, self.target.width
-        width, height = size
-        code = self.token_pixels
-        if self.variant == "anole":
-            own = (self.target.width * code, self.target.height * code)
-            if size != own:
-                raise RequestError(
-                    f"the model {self.name!r} draws {own[0]}x{own[1]} pixels only, not {width}x{height}"
-                )
-            return self.target.height, self.target.width
+        if size is None or self.variant == "anole":
+            return super().grid(size)
+        (width, height), code = size, self.token_pixels
         patch, most = 2 * code, (self.side // 2) ** 2
         wide, high = width // patch, height // patch
         fits = (

@@ -12,9 +12,7 @@ of the other pairing.
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
-from typing import Any, TypeVar
+from abc import abstractmethod
 
 import torch
 from pydantic import Field, model_validator
@@ -23,9 +21,9 @@ from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed, prefix_positions
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.prompted import TrunkTarget
+from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.rotary import rotary_table
+from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, RMSNorm, dense_visible
 
@@ -140,16 +138,8 @@ class CodeEmbedding(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-SizedT = TypeVar("SizedT", bound="Sized")
-
-
-class Sized(nn.Module, ABC):
-    """What target and drafter share: tables of one prompt length and picture size."""
-
-    config: Any
-    ops: TensorOps
-    rope_cos: Tensor
-    rope_sin: Tensor
+class CodeNetwork(RotaryNetwork):
+    """What target and drafter share: a table of all tokens, and positions from a row's first token on."""
 
     @property
     @abstractmethod
@@ -158,39 +148,24 @@ class Sized(nn.Module, ABC):
 
     def place_tables(self, device: torch.device) -> None:
         """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
-        c = self.config
-        places = torch.arange(c.prefix_length + c.num_tokens, device="cpu")
-        cos, sin = rotary_table(places, c.head_dim, c.rope_base, device)
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
-        ids = torch.tensor(c.token_ids(), dtype=self.ops.index, device=device)
+        super().place_tables(device)
+        ids = torch.tensor(self.config.token_ids(), dtype=self.ops.index, device=device)
         self.embedding.code_ids = ids
 
-    def dense(self, mask: Tensor, dtype: torch.dtype) -> Pass:
-        """Return what a pass without a cache reads; ``mask`` bool ``[R, n]``, False at left padding."""
-        c, length = self.config, mask.shape[1]
-        places = torch.arange(length, device="cpu")
-        cos, sin = rotary_table(places, c.head_dim, c.rope_base, mask.device)
-        place = prefix_positions(mask)
-        visible = self.ops.mask(dense_visible(mask, length), dtype)
+    def dense_pass(self, mask: Tensor | None, prefix: int, count: int, like: Tensor) -> Pass:
+        """Return what a pass without a cache reads; left padding has no position."""
+        if mask is None:
+            mask = torch.ones(len(like), prefix, dtype=torch.bool, device=like.device)
+        seen = F.pad(mask, (0, count), value=True)
+        cos, sin = self.rotary_rows(prefix, count, like.device)
+        place = prefix_positions(seen)
+        visible = self.ops.mask(dense_visible(seen, prefix + count), like.dtype)
         return Pass(cos[place].unsqueeze(2), sin[place].unsqueeze(2), visible)
 
-    def fitted(self: SizedT, prefix_length: int, height: int, width: int) -> SizedT:
-        """Return this model for another prompt length or picture size; weights are shared."""
-        sizes = {"prefix_length": prefix_length, "height": height, "width": width}
-        if all(getattr(self.config, name) == value for name, value in sizes.items()):
-            return self
-        view = copy.copy(self)
-        view._buffers = dict(self._buffers)
-        view.config = self.config.model_copy(update=sizes)
-        view.place_tables(self.embedding.weight.device)
-        return view
 
-
-class ChameleonGPT(Sized, TrunkTarget):
+class ChameleonGPT(CodeNetwork, Target):
     """The target model. Its features are the states after the final norm."""
 
-    #: Rows of one image have their own prompts: masks and positions are a row's, not an image's.
     own_prompts = True
     config: ChameleonConfig
     tok_embeddings: CodeEmbedding
@@ -245,18 +220,3 @@ class ChameleonGPT(Sized, TrunkTarget):
         assert self.config.text_head, "this model was loaded without the head's rows of text tokens"
         out: Tensor = self.output(features, self.ops)
         return out.float()
-
-    def forward_dense(
-        self, condition: Tensor, codes: Tensor, prefix_mask: Tensor | None = None
-    ) -> Tensor:
-        """Run prompt ids ``[R, p]`` and codes ``[R, n]`` in one pass without a cache: [R, p+n, D].
-
-        ``prefix_mask``: bool ``[R, p]``, True where the prompt has a token. Row ``p - 1 + n`` predicts
-        token n. ``p`` need not be the configured length.
-        """
-        x = torch.cat((self.embed_prefix(condition), self.embed_tokens(codes)), dim=1)
-        if prefix_mask is None:
-            prefix_mask = torch.ones_like(condition, dtype=torch.bool)
-        seen = F.pad(prefix_mask, (0, codes.shape[1]), value=True)
-        out: Tensor = self(x, self.dense(seen, x.dtype))
-        return out

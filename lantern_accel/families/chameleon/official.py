@@ -21,6 +21,7 @@ from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.sizes import (
     SHARED,
     VQ_PREFIX,
+    chameleon_vq_config,
     drafter_config,
     norm_shape,
     said_of,
@@ -28,7 +29,6 @@ from lantern_accel.families.chameleon.sizes import (
     vq_config,
 )
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
-from lantern_accel.families.chameleon.vq import chameleon_vq_config
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.tokenizer import read_vocabulary
 
@@ -80,7 +80,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         missing["vq"] = f"a picture tokenizer: put {_WHERE_VQ} into {path}, or name it with --vq"
     else:
         files["vq"] = vq_path
-        vq = vq_config(open_checkpoint(vq_path), vq_path)
+        vq = vq_config(open_checkpoint(vq_path))
         if text is None:  # how many image tokens there are, only the vocabulary says
             ids = SpecialIds(image_codes=vq.codebook_size)
         if vq.codebook_size != ids.image_codes:

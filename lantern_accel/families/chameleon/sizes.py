@@ -6,6 +6,7 @@ the norms are. Weights are not read.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.keys import DRAFTER, key_layout
 from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.chameleon.text import SpecialIds
+from lantern_accel.families.image_tokenizer import vq_names, vq_sizes
 from lantern_accel.families.layout import KeyLayout
-from lantern_accel.families.llamagen.vq import VQConfig
+from lantern_accel.nn.vq import VQConfig
 
 #: Where Hugging Face's files keep the picture tokenizer.
 VQ_PREFIX = "model.vqmodel."
@@ -174,40 +176,20 @@ def drafter_said(config: ChameleonDrafterConfig) -> dict[str, Any]:
     }
 
 
-def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
-    """Return the sizes of Chameleon's VQGAN, read off shapes; alone in a file or beside a target."""
-    prefix = VQ_PREFIX if f"{VQ_PREFIX}quantize.embedding.weight" in checkpoint else ""
+def chameleon_vq_config(**changes: object) -> VQConfig:
+    """Return the sizes of Meta's ``vqgan.ckpt`` (8192 codes of width 256), with changes."""
+    sizes: dict[str, object] = {"codebook_size": 8192, "codebook_dim": 256, "l2_norm": False}
+    return VQConfig.model_validate({**sizes, **changes})
 
-    def shape(key: str) -> tuple[int, ...]:
-        if prefix + key not in checkpoint:
-            raise CheckpointError(
-                f"{path} lacks {prefix + key}, so it is not Chameleon's VQGAN; use the one of "
-                "Chameleon's release"
-            )
-        return checkpoint.shape(prefix + key)
 
-    ch = shape("encoder.conv_in.weight")[0]
-    widths: list[int] = []
-    while f"{prefix}encoder.down.{len(widths)}.block.0.conv1.weight" in checkpoint:
-        widths.append(shape(f"encoder.down.{len(widths)}.block.0.conv1.weight")[0])
-    blocks = 0
-    while f"{prefix}encoder.down.0.block.{blocks}.conv1.weight" in checkpoint:
-        blocks += 1
-    if not widths:
-        shape("encoder.down.0.block.0.conv1.weight")
-    codes, width = shape("quantize.embedding.weight")
-    with explained(
-        lambda why: (
-            f"{path} is a VQGAN of an unsupported size ({why}); use the one of Chameleon's release"
-        )
-    ):
-        return VQConfig(
-            in_channels=shape("encoder.conv_in.weight")[1],
-            ch=ch,
-            ch_mult=tuple(w // ch for w in widths),
-            num_res_blocks=blocks,
-            z_channels=shape("encoder.conv_out.weight")[0],
-            codebook_size=codes,
-            codebook_dim=width,
-            l2_norm=False,
-        )
+def picture_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return our name of every tensor of the VQGAN, with its key; alone in a file or beside a target."""
+    there = list(keys)
+    within = any(key.startswith(VQ_PREFIX) for key in there)
+    return vq_names(there, (VQ_PREFIX if within else "",), highest_first=True)
+
+
+def vq_config(checkpoint: Checkpoint) -> VQConfig:
+    """Return the sizes of Chameleon's VQGAN, read off shapes."""
+    names = picture_names(checkpoint)
+    return vq_sizes(checkpoint, names, "Chameleon's VQGAN", attend=False, l2_norm=False)

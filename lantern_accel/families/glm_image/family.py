@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -16,9 +15,7 @@ from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import (
     Conditions,
-    Found,
     Model,
-    Parts,
     Prompt,
     Rows,
 )
@@ -37,6 +34,7 @@ from lantern_accel.families.glm_image.model import (
 )
 from lantern_accel.families.glm_image.official import detect, published_manifest
 from lantern_accel.families.glm_image.painting import paint
+from lantern_accel.families.glm_image.published import ENTRIES
 from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import fitting_config
@@ -47,8 +45,6 @@ from lantern_accel.strategy.values import Sampling
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from lantern_accel.families.published import ModelEntry
-
 
 class GlmImageFamily(PromptedFamily):
     """GLM-Image's prior: tokens of two grids, which the diffusion half turns into a picture."""
@@ -57,22 +53,10 @@ class GlmImageFamily(PromptedFamily):
     manifest_type: ClassVar[type[Manifest]] = GlmImageManifest
     guided: ClassVar[bool] = False
     text_type, target_type, vq_type = GlmImageText, GlmImageGPT, Codebook
+    entries = ENTRIES
+    detect, from_entry = staticmethod(detect), staticmethod(published_manifest)
     #: One file holds all parts, and a half that reads pictures.
     beside: ClassVar[Mapping[str, re.Pattern[str]]] = {"target": BESIDE_TARGET, "vq": BESIDE_VQ}
-
-    def detect(self, path: Path, parts: Parts) -> Found | None:
-        """Recognise the released folder, and the prior's own within it."""
-        return detect(path, parts)
-
-    def from_entry(self, entry: ModelEntry) -> Manifest:
-        """Return the manifest of the published model."""
-        return published_manifest(entry)
-
-    def published(self) -> Sequence[ModelEntry]:
-        """Return what zai-org published."""
-        from lantern_accel.families.glm_image.published import ENTRIES
-
-        return ENTRIES
 
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: GlmImageManifest

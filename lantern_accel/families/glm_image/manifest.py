@@ -60,7 +60,7 @@ class GlmImageManifest(Manifest):
         None: the default size. Raises :class:`RequestError` for a size that the model cannot draw.
         """
         if size is None:
-            return self.target.height, self.target.width
+            return super().grid(None)
         width, height = size
         columns, rows = width // PIXELS, height // PIXELS
         if (columns * PIXELS, rows * PIXELS) != size or not rows or not columns:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.glm_image.grids import SMALL, Grid, grids, positions, tokens_above
-from lantern_accel.families.prompted import PromptedTarget
+from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import Sizes
@@ -99,7 +99,7 @@ class GlmImageConfig(Sizes):
         return tokens_above(self.grids)
 
 
-class GlmImageGPT(PromptedTarget):
+class GlmImageGPT(Target):
     """The target model."""
 
     config: GlmImageConfig

@@ -7,13 +7,13 @@ drawing does not need. Queries and keys turn in pairs ``(i, i + d/2)`` in both.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
+from lantern_accel.families.image_tokenizer import vq_names
 from lantern_accel.families.janus.model import JanusConfig
 from lantern_accel.families.layout import KeyLayout, block_recipes
 
@@ -138,48 +138,6 @@ def target_recipes(keys: Iterable[str], config: JanusConfig, path: Path) -> dict
     return recipes
 
 
-#: transformers' names within the picture tokenizer, and LlamaGen's, which Janus's own are.
-_VQ_NAMES = (
-    (r"^encoder\.down\.(\d+)\.", r"encoder.conv_blocks.\1."),
-    (r"^decoder\.up\.(\d+)\.", r"decoder.conv_blocks.\1."),
-    (r"^(encoder\.conv_blocks\.\d+|decoder\.conv_blocks\.\d+)\.block\.", r"\1.res."),
-    (r"\.mid\.block_1\.", ".mid.0."),
-    (r"\.mid\.attn_1\.", ".mid.1."),
-    (r"\.mid\.block_2\.", ".mid.2."),
-)
-
-
-def vq_names(keys: Iterable[str]) -> dict[str, str]:
+def picture_names(keys: Iterable[str]) -> dict[str, str]:
     """Return LlamaGen's name of every tensor of the picture tokenizer, with its key."""
-    out: dict[str, str] = {}
-    for key in keys:
-        for layout in LAYOUTS:
-            if key.startswith(layout.vq):
-                name = key.removeprefix(layout.vq)
-                for pattern, ours in _VQ_NAMES:
-                    name = re.sub(pattern, ours, name)
-                out[name] = key
-    return out
-
-
-class RenamedVQ:
-    """A checkpoint's picture tokenizer under LlamaGen's names: shapes only."""
-
-    def __init__(self, checkpoint: Checkpoint, path: Path) -> None:
-        self.names: Mapping[str, str] = vq_names(checkpoint)
-        self.checkpoint, self.path = checkpoint, path
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape; raises :class:`CheckpointError`."""
-        if name not in self.names:
-            raise CheckpointError(
-                f"{self.path} lacks the picture tokenizer's {name}: a part of it is absent; fetch it "
-                "again"
-            )
-        return self.checkpoint.shape(self.names[name])
+    return vq_names(keys, [layout.vq for layout in LAYOUTS])

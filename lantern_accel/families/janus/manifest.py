@@ -6,13 +6,12 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from lantern_accel.errors import RequestError
 from lantern_accel.families.janus.model import JanusConfig
 from lantern_accel.families.janus.text import SpecialIds, Variant
-from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import Manifest, ModelDefaults
 from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
 from lantern_accel.families.prompted_family import check_parts
+from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.values import Sampling
 
 #: ``generation_inference.py``: guidance 5, temperature 1, no filter.
@@ -38,22 +37,3 @@ class JanusManifest(Manifest):
     def pad(self) -> int:
         """The id that pads prompts."""
         return self.ids.pad
-
-    @property
-    def token_pixels(self) -> int:
-        """Pixels along the side of a token."""
-        return self.vq.downsample
-
-    def grid(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        """Return rows and columns of the one picture that the model draws, ``(width, height)`` in pixels.
-
-        Raises :class:`RequestError` for another size.
-        """
-        side = self.target.grid
-        own = side * self.token_pixels
-        if size not in (None, (own, own)):
-            assert size is not None
-            raise RequestError(
-                f"the model {self.name!r} draws {own}x{own} pixels only, not {size[0]}x{size[1]}"
-            )
-        return side, side

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.prompted import PromptedTarget
+from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.rotary import rotary_table
-from lantern_accel.nn.sizes import Sizes
+from lantern_accel.nn.sizes import SquareSizes
 from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm
 
 
-class JanusConfig(Sizes):
+class JanusConfig(SquareSizes):
     """Sizes of Janus's Llama, of its image embedding and of its image head."""
 
     dim: int = Field(2048, ge=4)
@@ -74,18 +73,8 @@ class JanusConfig(Sizes):
         """What tells this trunk from other Llama-like ones."""
         return Decoder.of(self, bias=self.bias)
 
-    @property
-    def num_tokens(self) -> int:
-        """Image tokens, ``grid * grid``."""
-        return self.grid * self.grid
 
-    @property
-    def row_tokens(self) -> int:
-        """Tokens from one position to the one below it."""
-        return self.grid
-
-
-class JanusGPT(PromptedTarget):
+class JanusGPT(Target):
     """The target model."""
 
     config: JanusConfig
@@ -107,17 +96,12 @@ class JanusGPT(PromptedTarget):
 
     def place_tables(self, device: torch.device) -> None:
         """Make what no checkpoint holds: rotary tables, float32, and the aligned embedding."""
-        self.place_rotary(device)
+        super().place_tables(device)
         with torch.no_grad():
             x = self.gen_embed.weight
             for i, layer in enumerate(self.aligner):
                 x = layer(F.gelu(x) if i else x)
         self.register_buffer("image_table", x, persistent=False)
-
-    def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them."""
-        places = torch.arange(prefix + count, device="cpu")
-        return rotary_table(places, self.config.head_dim, self.config.rope_base, device)
 
     @property
     def code_table(self) -> Tensor:

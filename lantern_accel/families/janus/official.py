@@ -12,16 +12,15 @@ from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_chec
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.catalogue import released
-from lantern_accel.families.janus.keys import JanusLayout, RenamedVQ, key_layout
+from lantern_accel.families.image_tokenizer import vq_sizes
+from lantern_accel.families.janus.keys import JanusLayout, key_layout, picture_names
 from lantern_accel.families.janus.manifest import DEFAULTS, JanusManifest
 from lantern_accel.families.janus.model import JanusConfig
 from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
 from lantern_accel.families.layout import llama_sizes
-from lantern_accel.families.llamagen.parts import published_vq
-from lantern_accel.families.llamagen.parts import vq_config as llamagen_vq_config
-from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
+from lantern_accel.nn.vq import VQConfig
 
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
 _LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
@@ -79,7 +78,7 @@ def manifest_of(
 
     Raises :class:`CheckpointError` where the two are not of one model.
     """
-    vq = vq_config(checkpoint, path)
+    vq = vq_sizes(checkpoint, picture_names(checkpoint), "Janus's image tokenizer")
     llama = said.get("language_config") or said.get("text_config") or {}
     target = target_config(checkpoint, layout, llama, path, _grid(checkpoint, layout, said, path))
     with explained(
@@ -127,12 +126,6 @@ def target_config(
             rope_base=rope.get("rope_theta", said.get("rope_theta", 10000.0)),
             grid=grid,
         )
-
-
-def vq_config(checkpoint: Checkpoint, path: Path) -> VQConfig:
-    """Return the sizes of the picture tokenizer, read off shapes."""
-    renamed: Any = RenamedVQ(checkpoint, path)
-    return llamagen_vq_config(renamed)
 
 
 def _grid(checkpoint: Checkpoint, layout: JanusLayout, said: dict[str, Any], path: Path) -> int:
@@ -186,6 +179,6 @@ def published_manifest(entry: ModelEntry) -> JanusManifest:
         **entry.labels,
         variant=entry.config["variant"],
         target=JanusConfig(**entry.config["target"]),
-        vq=published_vq(),
+        vq=VQConfig(),
         defaults=DEFAULTS,
     )

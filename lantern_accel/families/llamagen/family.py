@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from lantern_accel.bounds import whole
 from lantern_accel.checkpoints.layouts import read_json
 from lantern_accel.checkpoints.loading import Recipe, fill, without_data
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError, ModelError, RequestError, shown
 from lantern_accel.families.base import (
     Conditions,
-    DrafterFiles,
-    Family,
     Found,
     Model,
-    Parts,
     Prompt,
     Rows,
     Size,
     TextSource,
-    finite_pixels,
 )
-from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter, start_drafter
+from lantern_accel.families.drafted_family import DraftedFamily
+from lantern_accel.families.image_tokenizer import VQFamily
+from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.keys import (
     drafter_name,
@@ -40,31 +36,24 @@ from lantern_accel.families.llamagen.keys import (
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.official import (
-    classify,
     defaults_of,
     detect,
     published_manifest,
 )
 from lantern_accel.families.llamagen.parts import (
-    OWN_CONFIG,
     fitting_drafter,
     join_drafter,
     published_vq,
 )
+from lantern_accel.families.llamagen.published import ENTRIES
 from lantern_accel.families.llamagen.sizes import llamagen_config
 from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_parameters
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
-from lantern_accel.families.llamagen.vq import VQConfig, VQModel, pixels_to_uint8
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.tokenizer import check_vocabulary, read_tokenizer
+from lantern_accel.nn.vq import VQConfig, VQModel, pixels_to_uint8
 from lantern_accel.strategy.values import Sampling
 
-if TYPE_CHECKING:
-    from lantern_accel.families.published import ModelEntry
-
-#: Pixels of the images that are decoded together: one of 128 x 128 or larger, four of 64 x 64. More at
-#: once took the same time, and memory in proportion.
-PIXELS_AT_ONCE = 128 * 128
 #: Things that the bundled model knows.
 CAPTIONS = (
     "red heart",
@@ -79,39 +68,21 @@ CAPTIONS = (
 _SIZED = re.compile(r"llamagen-(b|l|xl|xxl|3b)-(\d+)")
 
 
-class LlamaGenFamily(Family):
+class LlamaGenFamily(VQFamily, DraftedFamily):
     """LlamaGen's published models, and the bundled one, which has the same architecture."""
 
     name: ClassVar[str] = "llamagen"
     manifest_type: ClassVar[type[Manifest]] = LlamaGenManifest
+    target_type, drafter_type, vq_type = LlamaGenGPT, EagleDrafter, VQModel
+    entries = ENTRIES
+    detect, from_entry = staticmethod(detect), staticmethod(published_manifest)
+    #: One of 128 x 128 or larger, four of 64 x 64. More took the same time, and memory in proportion.
+    pixels_at_once: ClassVar[int] = 128 * 128
+    to_uint8 = staticmethod(pixels_to_uint8)
 
-    def detect(self, path: Path, parts: Parts) -> Found | None:
-        """Recognise LlamaGen's and LANTERN's layouts."""
-        return detect(path, parts)
-
-    def from_entry(self, entry: ModelEntry) -> LlamaGenManifest:
-        """Return the manifest of a published LlamaGen."""
-        return published_manifest(entry)
-
-    def with_drafter(self, manifest: LlamaGenManifest, path: Path) -> tuple[LlamaGenManifest, Path]:
+    def read_drafter(self, manifest: LlamaGenManifest, path: Path) -> tuple[DrafterConfig, Path]:
         """Take LANTERN's drafter, or one that was trained here."""
-        config, weights = join_drafter(manifest.target, manifest.name, path, classify)
-        return manifest.model_copy(update={"drafter": config}), weights
-
-    def build(self, manifest: LlamaGenManifest, part: str, ops: TensorOps) -> nn.Module:
-        """Build the GPT, its drafter or its VQ tokenizer."""
-        if part == "target":
-            return LlamaGenGPT(manifest.target, ops=ops)
-        if part == "drafter":
-            assert manifest.drafter is not None
-            return EagleDrafter(manifest.drafter, ops=ops)
-        return VQModel(manifest.vq)
-
-    def published(self) -> Sequence[ModelEntry]:
-        """Return what FoundationVision and LANTERN's authors published."""
-        from lantern_accel.families.llamagen.published import ENTRIES
-
-        return ENTRIES
+        return join_drafter(manifest.target, manifest.name, path)
 
     def sized(self, name: str, values: Mapping[str, Any] | None = None) -> LlamaGenManifest | None:
         """Return ``llamagen-SIZE-PIXELS``, or a target's configuration from a file."""
@@ -125,13 +96,7 @@ class LlamaGenFamily(Family):
         codes = {"codebook_size": target.vocab_size}
         vq = published_vq().model_copy(update=codes)
         made = LlamaGenManifest(name=name, target=target, vq=vq, defaults=defaults_of(target))
-        return self.fitting_drafter(made)
-
-    def fitting_drafter(self, manifest: LlamaGenManifest) -> LlamaGenManifest:
-        """Return a manifest with EAGLE's drafter: one block as wide as the target's."""
-        if manifest.drafter is not None:
-            return manifest
-        return manifest.model_copy(update={"drafter": fitting_drafter(manifest.target)})
+        return made.model_copy(update={"drafter": fitting_drafter(target)})
 
     def examples(self, manifest: LlamaGenManifest) -> Sequence[Prompt]:
         """Return captions that the bundled model knows, or classes from all over ImageNet."""
@@ -243,37 +208,13 @@ class LlamaGenFamily(Family):
         check_vocabulary(words, manifest.text.vocab_size, found.files["text_tokenizer"])
         return WordText(encoder, words)
 
-    def picture(self, manifest: LlamaGenManifest, size: Size | None = None) -> Size:
-        """Return the one size that the model draws."""
-        own = manifest.image_size
-        if size is not None and size != (own, own):
-            raise RequestError(
-                f"the model {manifest.name!r} draws {own}x{own} pixels only, not {size[0]}x{size[1]}; "
-                "leave the size out"
-            )
-        return own, own
-
-    def fresh_drafter(
-        self, target: LlamaGenGPT, layers: int = 1, taps: Sequence[int] = ()
-    ) -> EagleDrafter:
-        """Return blocks of the target's size that hide the caption's pads."""
-        config = target.config
-        if max(taps, default=0) > config.n_layer:
-            raise ModelError(
-                f"the drafter cannot read the states after block {max(taps)} of {config.n_layer}; "
-                "name lower taps"
-            )
+    def drafter_sizes(
+        self, config: LlamaGenConfig, layers: int = 1, taps: Sequence[int] = ()
+    ) -> DrafterConfig:
+        """Return the sizes of blocks as the target's are, which hide the caption's pads."""
         same = {"norm_eps": config.norm_eps, "rope_base": config.rope_base}
         update = {**same, "n_layer": layers, "taps": taps, "prefix_rotary": config.prefix_rotary}
-        sizes = fitting_drafter(config).model_dump() | update
-        drafter = EagleDrafter(DrafterConfig.model_validate(sizes))
-        start_drafter(drafter, target.tok_embeddings.weight)
-        return drafter.train()
-
-    def drafter_files(self, drafter: EagleDrafter) -> DrafterFiles:
-        """Return our own names and configuration."""
-        config = drafter.config.model_dump(mode="json")
-        return DrafterFiles(dict(drafter.state_dict()), OWN_CONFIG, config)
+        return DrafterConfig.model_validate(fitting_drafter(config).model_dump() | update)
 
     def conditions(
         self,
@@ -285,7 +226,7 @@ class LlamaGenFamily(Family):
     ) -> Conditions:
         """Return class ids ``[n]``, or caption features ``[n, prefix, caption_dim]``."""
         config, name = model.manifest.target, model.manifest.name
-        self.picture(model.manifest, size)
+        model.manifest.grid(size)
         if config.conditioning == "class":
             ids = [_class_id(prompt, config.num_classes, name) for prompt in prompts]
             mask = torch.ones(len(ids), 1, dtype=torch.bool)
@@ -315,23 +256,6 @@ class LlamaGenFamily(Family):
         if condition.dim() == 3 and hides:
             free = free * mask.unsqueeze(-1).to(free.dtype)
         return Rows(torch.cat((condition, free)), mask)
-
-    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
-        """Decode tokens in float32, whatever the target's dtype, a few images at a time."""
-        grid = model.manifest.target.grid
-        codes = tokens.view(-1, grid, grid)
-        parts = torch.split(codes, self.pixels_together(model))
-        return torch.cat([pixels_to_uint8(finite_pixels(model.vq.decode_codes(p))) for p in parts])
-
-    def pixels_together(self, model: Model) -> int:
-        """Bound the decoder's activations, which would take more than decoding the tokens did."""
-        side = int(model.manifest.target.grid * model.vq.config.downsample)
-        return max(1, PIXELS_AT_ONCE // (side * side))
-
-    def codebook(self, model: Model) -> tuple[Tensor, bool]:
-        """Return the raw rows; LlamaGen's decoder normalises them."""
-        vq: VQModel = model.vq
-        return vq.quantize.embedding.weight, vq.config.l2_norm
 
 
 def _class_id(prompt: Prompt, classes: int, name: str) -> int:

@@ -9,8 +9,8 @@ from pydantic import model_validator
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
-from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.families.manifest import Manifest, check_codes
+from lantern_accel.nn.vq import VQConfig
 
 
 class LlamaGenManifest(Manifest):

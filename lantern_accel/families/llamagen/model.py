@@ -6,7 +6,6 @@ Source: FoundationVision/LlamaGen ce98ec4, arXiv 2406.06525. The caption or clas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -16,18 +15,15 @@ from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Stack
-from lantern_accel.families.prompted import TrunkTarget
+from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.sizes import Sizes
+from lantern_accel.nn.rotary import GridNetwork, PrefixRotary
+from lantern_accel.nn.sizes import SquareSizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
-    Pass,
-    PrefixRotary,
     Projection,
     RMSNorm,
-    dense_visible,
     described,
-    grid_tables,
 )
 
 
@@ -36,7 +32,7 @@ def default_ffn_dim(dim: int) -> int:
     return -(-int(2 * 4 * dim / 3) // 256) * 256
 
 
-class LlamaGenConfig(Sizes):
+class LlamaGenConfig(SquareSizes):
     """Sizes of a LlamaGen GPT."""
 
     dim: int = Field(ge=4)
@@ -44,7 +40,6 @@ class LlamaGenConfig(Sizes):
     n_head: int = Field(ge=1)
     ffn_dim: int = Field(0, ge=0, description="0: int(8 dim / 3) rounded up to 256")
     vocab_size: int = Field(16384, ge=2)
-    grid: int = Field(16, ge=1, description="tokens along one side of the image")
     conditioning: Literal["class", "text"] = "text"
     prefix_length: int = Field(120, ge=1)
     num_classes: int = Field(1000, ge=1)
@@ -75,25 +70,7 @@ class LlamaGenConfig(Sizes):
     @property
     def decoder(self) -> Decoder:
         """What tells this trunk from other Llama-like ones: nothing, so that it is the plain one."""
-        return Decoder(
-            dim=self.dim,
-            layers=self.n_layer,
-            heads=self.n_head,
-            kv_heads=self.n_head,
-            head_dim=self.head_dim,
-            hidden=self.hidden_dim,
-            eps=self.norm_eps,
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        """Image tokens, ``grid * grid``."""
-        return self.grid * self.grid
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens from one position to the one below it."""
-        return self.grid
+        return Decoder.of(self, hidden=self.hidden_dim)
 
     @classmethod
     def from_official(cls, args: dict[str, object]) -> LlamaGenConfig:
@@ -144,11 +121,8 @@ class ClassEmbedder(nn.Module):
         return out
 
 
-class LlamaGenGPT(TrunkTarget):
+class LlamaGenGPT(GridNetwork, Target):
     """The target model. Its features are the states after the final norm."""
-
-    #: Guidance branches of an image share its prompt's mask, and positions are the grid's.
-    own_prompts = False
 
     def __init__(
         self, config: LlamaGenConfig, *, ops: TensorOps = REFERENCE, dropout: float = 0.0
@@ -163,13 +137,7 @@ class LlamaGenGPT(TrunkTarget):
         self.layers = config.decoder.blocks(dropout)
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = Projection(config.dim, config.vocab_size, bias=False)
-        self.register_buffer("rope_cos", None, persistent=False)
-        self.register_buffer("rope_sin", None, persistent=False)
         self.place_tables(torch.get_default_device())
-
-    def place_tables(self, device: torch.device) -> None:
-        """Make the rotary tables on ``device``, in float32 whatever the weights' dtype."""
-        self.rope_cos, self.rope_sin = grid_tables(self.config, device)
 
     @property
     def stack(self) -> Stack | None:
@@ -199,33 +167,3 @@ class LlamaGenGPT(TrunkTarget):
             return torch.zeros(rows, dtype=self.ops.index, device=weight.device)
         shape = (rows, self.config.prefix_length, self.config.caption_dim)
         return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-
-    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
-        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
-
-        ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
-        """
-        return self.ops.trunk(self.layers, x, at, taps, self.norm)
-
-    def forward_dense(
-        self,
-        condition: Tensor,
-        codes: Tensor,
-        prefix_mask: Tensor | None = None,
-        taps: Sequence[int] = (),
-    ) -> Tensor:
-        """Run prefix and codes ``[R, n]`` in one pass without a cache; features [R, prefix+n, D].
-
-        ``taps``: as in :meth:`forward`.
-        ``prefix_mask``: bool ``[R, prefix]``, True where the caption has a token. Masked columns are
-        hidden from every row but their own (LlamaGen's rule). Row ``prefix - 1 + n`` predicts token n.
-        """
-        x = torch.cat((self.embed_prefix(condition), self.embed_tokens(codes)), dim=1)
-        length = x.shape[1]
-        mask = None
-        if prefix_mask is not None:
-            mask = self.ops.mask(dense_visible(prefix_mask, length), x.dtype)
-        cos = self.rope_cos[:length].view(1, length, 1, -1)
-        sin = self.rope_sin[:length].view(1, length, 1, -1)
-        out: Tensor = self(x, Pass(cos, sin, mask), taps)
-        return out

@@ -32,6 +32,7 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.parts import (
     INPUT_TYPES,
     Surroundings,
+    classify,
     find_drafter,
     find_text,
     find_vq,
@@ -48,20 +49,6 @@ OFFICIAL_SAMPLING = {
     "class": Sampling(cfg_scale=4.0, top_k=2000),
     "text": Sampling(cfg_scale=7.5, top_k=1000),
 }
-
-
-def classify(checkpoint: Checkpoint) -> str | None:
-    """Return which part of a LlamaGen model a checkpoint is; None: of something else."""
-    keys = {llamagen_name(key) for key in checkpoint}
-    if "fc.weight" in keys and any(".attention." in key for key in keys):
-        return None if any("q_norm" in key for key in keys) else "drafter"
-    if any(key.startswith("cls_embedding.") for key in keys):
-        return "target"
-    if any(key.endswith(".attention.wqkv.weight") for key in keys):
-        return None if any("q_normalization" in key for key in keys) else "target"
-    if "quantize.embedding.weight" in keys and any("decoder.conv_blocks." in k for k in keys):
-        return "vq"
-    return None
 
 
 def detect(path: Path, parts: Parts) -> Found | None:
@@ -92,7 +79,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     beside = [target.path, target.path.parent] if target.path.is_dir() else [folder]
     files = {"target": target.path}
     missing: dict[str, str] = {}
-    around = Surroundings(config, target.path.name, beside, parts, classify, files, missing)
+    around = Surroundings(config, target.path.name, beside, parts, files, missing)
     vq = find_vq(around)
     drafter = find_drafter(around)
     known = published_entry(config)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lantern_accel.checkpoints.layouts import (
+    OWN_CONFIG,
     Candidate,
     check_said,
     config_of,
@@ -22,10 +23,11 @@ from lantern_accel.checkpoints.layouts import (
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Parts
+from lantern_accel.families.image_tokenizer import vq_sizes
 from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.keys import drafter_name
+from lantern_accel.families.llamagen.keys import drafter_name, llamagen_name
 from lantern_accel.families.llamagen.model import LlamaGenConfig
-from lantern_accel.families.llamagen.vq import VQConfig
+from lantern_accel.nn.vq import VQConfig
 
 
 @dataclass
@@ -39,15 +41,26 @@ class Surroundings:
     name: str
     folders: Sequence[Path]
     parts: Parts
-    classify: Callable[[Checkpoint], str | None]
     files: dict[str, Path]
     missing: dict[str, str]
 
 
 #: Tokens along one side by the ``input_type`` of a published drafter, which hard-codes them.
 INPUT_TYPES = {"t2i": 16, "c2i": 24, "t2i2": 32}
-#: What ``lantern-accel train drafter`` leaves beside the weights.
-OWN_CONFIG = "drafter.json"
+
+
+def classify(checkpoint: Checkpoint) -> str | None:
+    """Return which part of a LlamaGen model a checkpoint is; None: of something else."""
+    keys = {llamagen_name(key) for key in checkpoint}
+    if "fc.weight" in keys and any(".attention." in key for key in keys):
+        return None if any("q_norm" in key for key in keys) else "drafter"
+    if any(key.startswith("cls_embedding.") for key in keys):
+        return "target"
+    if any(key.endswith(".attention.wqkv.weight") for key in keys):
+        return None if any("q_normalization" in key for key in keys) else "target"
+    if "quantize.embedding.weight" in keys and any("decoder.conv_blocks." in k for k in keys):
+        return "vq"
+    return None
 
 
 # --- image tokenizer --------------------------------------------------------------------------------
@@ -60,36 +73,8 @@ def published_vq(downsample: int = 16) -> VQConfig:
 
 def vq_config(checkpoint: Checkpoint) -> VQConfig:
     """Return the sizes of a tokenizer from its shapes; raises :class:`CheckpointError`."""
-    with explained(
-        lambda why: (
-            f"{checkpoint.path} is a tokenizer of an unsupported size ({why}); use one of "
-            "LlamaGen's"
-        )
-    ):
-        width, channels = checkpoint.shape("encoder.conv_in.weight")[:2]
-        levels = _count(checkpoint, r"encoder.conv_blocks.{}.res.0.conv1.weight")
-        blocks = _count(checkpoint, r"encoder.conv_blocks.0.res.{}.conv1.weight")
-        outs = [
-            checkpoint.shape(f"encoder.conv_blocks.{i}.res.0.conv1.weight")[0]
-            for i in range(levels)
-        ]
-        codes, code_width = checkpoint.shape("quantize.embedding.weight")
-        return VQConfig(
-            in_channels=channels,
-            ch=width,
-            ch_mult=tuple(out // width for out in outs),
-            num_res_blocks=blocks,
-            z_channels=checkpoint.shape("quant_conv.weight")[1],
-            codebook_size=codes,
-            codebook_dim=code_width,
-        )
-
-
-def _count(checkpoint: Checkpoint, pattern: str) -> int:
-    number = 0
-    while pattern.format(number) in checkpoint:
-        number += 1
-    return number
+    names = {key: key for key in checkpoint}
+    return vq_sizes(checkpoint, names, "LlamaGen's image tokenizer")
 
 
 def find_vq(around: Surroundings) -> VQConfig | None:
@@ -99,7 +84,7 @@ def find_vq(around: Surroundings) -> VQConfig | None:
     """
     config, name, parts = around.config, around.name, around.parts
     if parts.vq is not None:
-        one = examine(parts.vq, around.classify)
+        one = examine(parts.vq, classify)
         if one.opened() and one.kind != "vq":
             raise CheckpointError(
                 f"{parts.vq} is not LlamaGen's image tokenizer ({_what(one)}); name a vq_ds16 file "
@@ -107,7 +92,7 @@ def find_vq(around: Surroundings) -> VQConfig | None:
             )
         candidates = [one]
     else:
-        candidates = search(around.folders, around.classify)
+        candidates = search(around.folders, classify)
         broken = [one for one in candidates if one.error is not None and "vq" in one.path.name]
         candidates = [one for one in candidates if one.kind == "vq"]
         if not candidates and broken:
@@ -227,10 +212,10 @@ def find_drafter(around: Surroundings) -> DrafterConfig | None:
     if parts.no_drafter:
         return None
     if parts.drafter is not None:
-        candidates = [named_drafter(parts.drafter, around.classify)]
+        candidates = [named_drafter(parts.drafter)]
     else:
         roots = [*around.folders, *(f / "trained_drafters" for f in around.folders)]
-        seen = search(roots, around.classify)
+        seen = search(roots, classify)
         broken = [one for one in seen if one.error is not None and "drafter" in one.path.name]
         if broken:
             broken[0].opened()
@@ -249,7 +234,7 @@ def find_drafter(around: Surroundings) -> DrafterConfig | None:
     raise not_of(candidates[0], config, name)
 
 
-def named_drafter(path: Path, classify: Callable[[Checkpoint], str | None]) -> Candidate:
+def named_drafter(path: Path) -> Candidate:
     """Open a drafter that a user named: LANTERN's folder, or what training left."""
     one = examine(drafter_weights(path), classify)
     if one.opened() and one.kind != "drafter":
@@ -283,11 +268,9 @@ def not_of(one: Candidate, config: LlamaGenConfig, name: str) -> CheckpointError
     )
 
 
-def join_drafter(
-    config: LlamaGenConfig, name: str, path: Path, classify: Callable[[Checkpoint], str | None]
-) -> tuple[DrafterConfig, Path]:
+def join_drafter(config: LlamaGenConfig, name: str, path: Path) -> tuple[DrafterConfig, Path]:
     """Return the sizes and the weights of a drafter that a user named for a GPT."""
-    one = named_drafter(path, classify)
+    one = named_drafter(path)
     if not _fits(_config(one), config):
         raise not_of(one, config, name)
     return _config(one), one.path

@@ -116,7 +116,7 @@ def test_a_drafter_that_was_trained_here_is_taken_where_it_fits(tmp_path: Path) 
     with pytest.raises(ModelError, match=r"width 32, 64 codes.*lantern-emoji needs width 256"):
         find_model("lantern-emoji", named_parts(drafter=lantern))
     (trained / "drafter.json").write_text("{}")
-    assert "drafter.json: dim" in refused(folder, named_parts(drafter=trained))
+    assert "drafter.json: grid" in refused(folder, named_parts(drafter=trained))
 
 
 def test_a_tokenizer_of_another_codebook(texts: Path) -> None:

@@ -87,10 +87,9 @@ def engine_for(
     neighbours: Tensor | None = None,
 ) -> Engine:
     target, drafter = models(newline)
-    c = target.config
     return Engine(
-        target.fitted(prefix, c.height, c.width),
-        drafter.fitted(prefix, c.height, c.width),
+        target.fitted(prefix_length=prefix),
+        drafter.fitted(prefix_length=prefix),
         TensorOps(),
         strategy,
         sampling,

@@ -20,10 +20,10 @@ from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.families.catalogue import entry
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import LiveBytes, measure
 from lantern_accel.memory.plan import Planner, parse_size, planner_for
+from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.strategy.values import Sampling, Strategy
 
 ROOT = Path(__file__).resolve().parents[3]

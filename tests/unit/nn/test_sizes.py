@@ -9,8 +9,8 @@ from lantern_accel.families.chameleon.model import ChameleonConfig
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
-from lantern_accel.families.llamagen.vq import VQConfig
 from lantern_accel.nn.sizes import Sizes
+from lantern_accel.nn.vq import VQConfig
 
 WHOLE = [
     LlamaGenConfig(dim=32, n_layer=2, n_head=2),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.families.llamagen.vq import VQModel
+from lantern_accel.nn.vq import VQModel
 
 
 class CodebookAverage:

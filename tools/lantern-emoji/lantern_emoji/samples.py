@@ -12,7 +12,7 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import LanternWarning
 from lantern_accel.families.llamagen.text import tokenize
-from lantern_accel.families.llamagen.vq import VQModel, pixels_to_uint8
+from lantern_accel.nn.vq import VQModel, pixels_to_uint8
 from lantern_accel.quality.imageset import save_grid
 from lantern_accel.strategy.values import Sampling, Strategy
 from lantern_accel.training.target import TextTarget

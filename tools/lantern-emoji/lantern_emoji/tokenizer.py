@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
-from lantern_accel.families.llamagen.vq import VQConfig, VQModel
 from lantern_accel.files import write_json
+from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.quality.features import MISSING, is_there, load_network
 from lantern_accel.quality.imageset import save_grid
 from lantern_accel.quality.progress import Progress

@@ -17,12 +17,9 @@ from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.keys import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.sizes import chameleon_vq_config, picture_names
 from lantern_accel.families.chameleon.text import ids_from_vocabulary, image_token_name
-from lantern_accel.families.chameleon.vq import (
-    ChameleonVQ,
-    chameleon_pixels_to_uint8,
-    chameleon_vq_config,
-)
+from lantern_accel.nn.vq import VQModel, chameleon_pixels_to_uint8, pixels_to_uint8
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 IDS = json.loads(golden_metadata("chameleon_hf/io")["ids"])
@@ -145,7 +142,7 @@ def test_the_anole_drafter_predicts_the_recorded_features(tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def vq() -> ChameleonVQ:
+def vq() -> VQModel:
     said = golden_metadata("chameleon_vq/weights")
     sizes = json.loads(said["ddconfig"])
     config = chameleon_vq_config(
@@ -156,8 +153,8 @@ def vq() -> ChameleonVQ:
         codebook_size=int(said["n_embed"]),
         codebook_dim=int(said["embed_dim"]),
     )
-    model = ChameleonVQ(config)
-    model.load_state_dict(golden("chameleon_vq/weights"))
+    model, weights = VQModel(config, attend=False), golden("chameleon_vq/weights")
+    model.load_state_dict({name: weights[key] for name, key in picture_names(weights).items()})
     return model.eval().requires_grad_(False)
 
 
@@ -194,7 +191,7 @@ def test_the_public_loader_and_pipeline_give_the_recorded_picture(recorded: Path
     assert (drawn != theirs).float().mean() < 1e-3
 
 
-def test_decoding_codes_gives_the_official_pixels(vq: ChameleonVQ) -> None:
+def test_decoding_codes_gives_the_official_pixels(vq: VQModel) -> None:
     io = golden("chameleon_vq/io")
     assert_close(vq.lookup(io["codes"]), io["zq"], rtol=0.0, atol=1e-6)
     pixels = vq.decode_codes(io["codes"])
@@ -205,13 +202,13 @@ def test_decoding_codes_gives_the_official_pixels(vq: ChameleonVQ) -> None:
     assert (ours != theirs).float().mean() < 1e-3
 
 
-def test_encoding_an_image_gives_the_official_codes(vq: ChameleonVQ) -> None:
+def test_encoding_an_image_gives_the_official_codes(vq: VQModel) -> None:
     io = golden("chameleon_vq/io")
     assert_close(vq.encode_latents(io["image"]), io["enc_prequant"], **CLOSE)
     assert torch.equal(vq.encode(io["image"]), io["image_codes"])
 
 
-def test_a_picture_need_not_be_square(vq: ChameleonVQ) -> None:
+def test_a_picture_need_not_be_square(vq: VQModel) -> None:
     codes = torch.arange(8).view(1, 2, 4)
     assert vq.decode_codes(codes).shape == (1, 3, 2 * 16, 4 * 16)
     # Only the attention in the middle sees across: a wide picture's codes come back in their places.
@@ -220,8 +217,6 @@ def test_a_picture_need_not_be_square(vq: ChameleonVQ) -> None:
 
 
 def test_chameleon_rounds_pixels_its_own_way() -> None:
-    from lantern_accel.families.llamagen.vq import pixels_to_uint8
-
     pixels = torch.tensor([-2.0, -1.0, 0.0, 0.003, 1.0, 2.0]).view(1, 1, 1, 6).expand(1, 3, 1, 6)
     row: list[int] = chameleon_pixels_to_uint8(pixels)[0, 0, :, 0].tolist()
     assert row == [0, 0, 127, 127, 255, 255]

@@ -12,6 +12,7 @@ from torch import Tensor
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.chameleon.manifest import ChameleonManifest, nearest_size
 from lantern_accel.families.chameleon.model import ChameleonConfig
+from lantern_accel.families.chameleon.sizes import chameleon_vq_config
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
     anole_image_only,
@@ -22,7 +23,6 @@ from lantern_accel.families.chameleon.text import (
     lumina_prompt,
     lumina_unconditional,
 )
-from lantern_accel.families.chameleon.vq import chameleon_vq_config
 from lantern_accel.families.prompts import bucket, left_pad
 from lantern_accel.families.tokenizer import read_tokenizer
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from lantern_accel.families.llamagen.keys import load_into, to_llamagen_names
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.nn.transformer import rotary_table_2d
+from lantern_accel.nn.rotary import rotary_table_2d
 from lantern_accel.strategy.values import Sampling
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from lantern_accel.families.llamagen.keys import load_into
-from lantern_accel.families.llamagen.vq import VQConfig, VQModel, pixels_to_uint8
+from lantern_accel.nn.vq import VQConfig, VQModel, pixels_to_uint8
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 

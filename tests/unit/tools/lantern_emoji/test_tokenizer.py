@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import DataError
-from lantern_accel.families.llamagen.vq import VQConfig, VQModel
+from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.quality import features
 from lantern_accel.quality.progress import LineProgress, Progress
 from lantern_accel.training.device import TrainDevice

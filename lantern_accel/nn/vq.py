@@ -1,8 +1,10 @@
-"""LlamaGen's VQ image tokenizer: encoder, L2-normalised codebook and decoder.
+"""The VQ image tokenizer of LlamaGen, Janus and Chameleon: encoder, codebook and decoder.
 
-Parameter names are those of the official checkpoints, so that a released ``vq_ds16_t2i.pt`` loads
-without a conversion table. Source: FoundationVision/LlamaGen, ``tokenizer_image``; the architecture
-is VQGAN's (arXiv 2012.09841) with attention at the lowest resolution.
+The architecture is VQGAN's (arXiv 2012.09841). Parameter names are those of LlamaGen's checkpoints;
+:mod:`lantern_accel.families.image_tokenizer` has the other ones. Sources: FoundationVision/LlamaGen
+``tokenizer_image`` (attention at the lowest resolution, codes compared on the sphere) and
+facebookresearch/chameleon ``chameleon/inference/vqgan.py`` (attention in the middle alone, codes
+compared as they are).
 """
 
 from __future__ import annotations
@@ -105,97 +107,66 @@ class Upsample(nn.Module):
 
 
 class _Level(nn.Module):
-    """One resolution: residual blocks, attention at the lowest level, a change of resolution."""
+    """One resolution: residual blocks, each with attention if ``attend``, and a change of resolution."""
 
-    def __init__(self, c_in: int, c_out: int, blocks: int, attend: bool, resample: str) -> None:
+    def __init__(
+        self, c_in: int, c_out: int, blocks: int, attend: bool, resample: str | None
+    ) -> None:
         super().__init__()
         widths = [c_in] + [c_out] * blocks
         self.res = nn.ModuleList(ResnetBlock(a, b) for a, b in itertools.pairwise(widths))
         self.attn = nn.ModuleList(AttnBlock(c_out) for _ in range(blocks if attend else 0))
-        if resample == "down":
-            self.downsample = Downsample(c_out)
-        elif resample == "up":
-            self.upsample = Upsample(c_out)
-        self._resample = resample
+        self.resample = resample
+        if resample is not None:
+            kind = Downsample if resample == "downsample" else Upsample
+            self.add_module(resample, kind(c_out))
 
     def forward(self, x: Tensor) -> Tensor:
         for i, block in enumerate(self.res):
             x = block(x)
             if len(self.attn):
                 x = self.attn[i](x)
-        if self._resample == "down":
-            x = self.downsample(x)
-        elif self._resample == "up":
-            x = self.upsample(x)
+        if self.resample is not None:
+            x = self.get_submodule(self.resample)(x)
         return x
 
 
-def _mid(channels: int) -> nn.ModuleList:
-    return nn.ModuleList(
-        [ResnetBlock(channels, channels), AttnBlock(channels), ResnetBlock(channels, channels)]
-    )
+class Coder(nn.Module):
+    """The encoder, image ``[B, 3, H, W]`` to features ``[B, z, H/f, W/f]``, or the decoder, the way back.
 
+    Level 0 is the first: the highest resolution of the encoder, the lowest of the decoder. ``attend``:
+    the lowest level has attention; the middle, which is beside it, always has.
+    """
 
-class Encoder(nn.Module):
-    """Image ``[B, 3, H, W]`` to features ``[B, z, H/f, W/f]``."""
-
-    def __init__(self, config: VQConfig) -> None:
+    def __init__(self, config: VQConfig, attend: bool, *, encodes: bool) -> None:
         super().__init__()
         widths = [config.ch * m for m in config.ch_mult]
+        start, c_in, c_out = config.ch, config.in_channels, config.z_channels
+        blocks, resample, lowest = config.num_res_blocks, "downsample", len(widths) - 1
+        if not encodes:
+            widths.reverse()
+            start, c_in, c_out = widths[0], c_out, c_in
+            blocks, resample, lowest = blocks + 1, "upsample", 0
         last = len(widths) - 1
-        self.conv_in = nn.Conv2d(config.in_channels, config.ch, 3, padding=1)
-        self.conv_blocks = nn.ModuleList(
-            _Level(
-                config.ch if i == 0 else widths[i - 1],
-                width,
-                config.num_res_blocks,
-                attend=i == last,
-                resample="down" if i != last else "",
-            )
-            for i, width in enumerate(widths)
+        levels = nn.ModuleList(
+            _Level(a, b, blocks, attend and i == lowest, resample if i != last else None)
+            for i, (a, b) in enumerate(itertools.pairwise([start, *widths]))
         )
-        self.mid = _mid(widths[-1])
+        middle = widths[lowest]
+        mid = [ResnetBlock(middle, middle), AttnBlock(middle), ResnetBlock(middle, middle)]
+        self.conv_in = nn.Conv2d(c_in, start, 3, padding=1)
+        inner = {"conv_blocks": levels, "mid": nn.ModuleList(mid)}
+        self.order = list(inner) if encodes else list(reversed(inner))
+        for name in self.order:
+            self.add_module(name, inner[name])
         self.norm_out = group_norm(widths[-1])
-        self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
+        self.conv_out = nn.Conv2d(widths[-1], c_out, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
-        for level in self.conv_blocks:
-            x = level(x)
-        for block in self.mid:
-            x = block(x)
-        out: Tensor = self.conv_out(F.silu(self.norm_out(x)))
-        return out
-
-
-class Decoder(nn.Module):
-    """Features ``[B, z, h, w]`` to an image ``[B, 3, h*f, w*f]``; level 0 is the lowest."""
-
-    def __init__(self, config: VQConfig) -> None:
-        super().__init__()
-        widths = [config.ch * m for m in reversed(config.ch_mult)]
-        last = len(widths) - 1
-        self.conv_in = nn.Conv2d(config.z_channels, widths[0], 3, padding=1)
-        self.mid = _mid(widths[0])
-        self.conv_blocks = nn.ModuleList(
-            _Level(
-                widths[max(i - 1, 0)],
-                width,
-                config.num_res_blocks + 1,
-                attend=i == 0,
-                resample="up" if i != last else "",
-            )
-            for i, width in enumerate(widths)
-        )
-        self.norm_out = group_norm(widths[-1])
-        self.conv_out = nn.Conv2d(widths[-1], config.in_channels, 3, padding=1)
-
-    def forward(self, z: Tensor) -> Tensor:
-        x = self.conv_in(z)
-        for block in self.mid:
-            x = block(x)
-        for level in self.conv_blocks:
-            x = level(x)
+        for name in self.order:
+            for part in self.get_submodule(name).children():
+                x = part(x)
         out: Tensor = self.conv_out(F.silu(self.norm_out(x)))
         return out
 
@@ -207,16 +178,16 @@ class _Codebook(nn.Module):
 
 
 class VQModel(nn.Module):
-    """The tokenizer: pixels in [-1, 1] to codes and back."""
+    """The tokenizer: pixels in [-1, 1] to codes and back; any grid, square or not.
 
-    encoder_type: type[nn.Module] = Encoder
-    decoder_type: type[nn.Module] = Decoder
+    ``attend``: the lowest resolution has attention outside the middle too, as LlamaGen's.
+    """
 
-    def __init__(self, config: VQConfig) -> None:
+    def __init__(self, config: VQConfig, *, attend: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.encoder = self.encoder_type(config)
-        self.decoder = self.decoder_type(config)
+        self.encoder = Coder(config, attend, encodes=True)
+        self.decoder = Coder(config, attend, encodes=False)
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
         self.quantize = _Codebook(config)
@@ -268,4 +239,13 @@ def pixels_to_uint8(pixels: Tensor) -> Tensor:
     LlamaGen's evaluation code rounds this way.
     """
     scaled = (127.5 * pixels.float() + 128.0).clamp(0, 255)
+    return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+def chameleon_pixels_to_uint8(pixels: Tensor) -> Tensor:
+    """Return uint8 ``[B, H, W, 3]`` of pixels in [-1, 1]: ``trunc((clamp(x, -1, 1) + 1) / 2 * 255)``.
+
+    Chameleon and Janus round this way; LlamaGen rounds another way (:func:`pixels_to_uint8`).
+    """
+    scaled = (pixels.float().clamp(-1.0, 1.0) + 1.0) / 2.0 * 255.0
     return scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous()

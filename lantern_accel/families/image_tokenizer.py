@@ -1,0 +1,128 @@
+"""The image tokenizers of released files: their names of tensors, their sizes, and drawing with them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lantern_accel.checkpoints.layouts import explained
+from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.errors import CheckpointError
+from lantern_accel.families.base import Family, Model, finite_pixels
+from lantern_accel.nn.vq import VQConfig, chameleon_pixels_to_uint8
+
+#: Names that Meta's and transformers' files have for tensors, and ours, which are LlamaGen's.
+_NAMES = (
+    (r"\.mid\.block_1\.", ".mid.0."),
+    (r"\.mid\.attn_1\.", ".mid.1."),
+    (r"\.mid\.block_2\.", ".mid.2."),
+    (r"^(encoder\.down|decoder\.up)\.(\d+)\.block\.", r"\1.\2.res."),
+    (r"^encoder\.down\.", "encoder.conv_blocks."),
+)
+_UP = re.compile(r"^decoder\.up\.(\d+)\.")
+
+
+def vq_names(
+    keys: Iterable[str], prefixes: Sequence[str] = ("",), *, highest_first: bool = False
+) -> dict[str, str]:
+    """Return our name of every tensor of an image tokenizer, with its key.
+
+    ``prefixes``: how its keys begin in a file of several parts. ``highest_first``: level 0 of a decoder's
+    ``up`` is the highest resolution, as Meta counts, not the lowest.
+    """
+    named: dict[str, str] = {}
+    for key in keys:
+        for prefix in prefixes:
+            if key.startswith(prefix):
+                name = key.removeprefix(prefix)
+                for pattern, ours in _NAMES:
+                    name = re.sub(pattern, ours, name)
+                named[name] = key
+                break
+    last = max((int(m[1]) for name in named if (m := _UP.match(name))), default=0)
+
+    def level(match: re.Match[str]) -> str:
+        number = last - int(match[1]) if highest_first else int(match[1])
+        return f"decoder.conv_blocks.{number}."
+
+    return {_UP.sub(level, name): key for name, key in named.items()}
+
+
+def vq_sizes(
+    checkpoint: Checkpoint,
+    names: Mapping[str, str],
+    whose: str,
+    *,
+    attend: bool = True,
+    l2_norm: bool = True,
+) -> VQConfig:
+    """Return the sizes of an image tokenizer, read off shapes.
+
+    ``names``: :func:`vq_names`; ``whose``: what it should be, for errors; ``attend`` and ``l2_norm``: as
+    that has them. Raises :class:`CheckpointError` where a part is absent, too much or of a size that none
+    has.
+    """
+    path = checkpoint.path
+
+    def shape(name: str) -> tuple[int, ...]:
+        if name not in names:
+            raise CheckpointError(
+                f"{path} lacks {name}, so it is not {whose}, or a part of it is absent; fetch it again"
+            )
+        return checkpoint.shape(names[name])
+
+    def count(pattern: str) -> int:
+        return next(i for i in itertools.count() if pattern.format(i) not in names)
+
+    if any(".attn." in name for name in names) > attend:
+        raise CheckpointError(
+            f"{path} has attention outside the middle, so it is not {whose}; use that one"
+        )
+    level = "encoder.conv_blocks.{}.res.0.conv1.weight"
+    ch, channels = shape("encoder.conv_in.weight")[:2]
+    widths = [shape(level.format(i))[0] for i in range(max(count(level), 1))]
+    codes, width = shape("quantize.embedding.weight")
+    with explained(
+        lambda why: f"{path} is a tokenizer of an unsupported size ({why}); use {whose}"
+    ):
+        return VQConfig(
+            in_channels=channels,
+            ch=ch,
+            ch_mult=tuple(one // ch for one in widths),
+            num_res_blocks=count("encoder.conv_blocks.0.res.{}.conv1.weight"),
+            z_channels=shape("quant_conv.weight")[1],
+            codebook_size=codes,
+            codebook_dim=width,
+            l2_norm=l2_norm,
+        )
+
+
+class VQFamily(Family):
+    """A family whose pictures a :class:`~lantern_accel.nn.vq.VQModel` decodes from tokens alone."""
+
+    #: Pixels of the images that are decoded together.
+    pixels_at_once: ClassVar[int]
+    #: How pixels in [-1, 1] become whole numbers.
+    to_uint8 = staticmethod(chameleon_pixels_to_uint8)
+
+    def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
+        """Decode codes in float32, whatever the target's dtype; what ends a row is dropped."""
+        own = model.manifest.grid(None)
+        rows, columns = shape[1:] if isinstance(shape, tuple) else own
+        codes = tokens.view(len(tokens), rows, -1)[:, :, :columns]
+        parts = torch.split(codes, self.pixels_together(model))
+        return torch.cat([self.to_uint8(finite_pixels(model.vq.decode_codes(p))) for p in parts])
+
+    def pixels_together(self, model: Model) -> int:
+        """Bound the decoder's activations, which would take more than decoding the tokens did."""
+        width, height = self.picture(model.manifest)
+        return max(1, self.pixels_at_once // (width * height))
+
+    def codebook(self, model: Model) -> tuple[Tensor, bool]:
+        """Return the raw rows."""
+        return model.vq.quantize.embedding.weight, model.vq.config.l2_norm

@@ -1,0 +1,97 @@
+"""The base of all families' targets: a described trunk between tables of tokens and a head of codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern_accel.decoding.rows import Allowed
+from lantern_accel.nn.rotary import RotaryNetwork
+from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
+
+
+class Target(RotaryNetwork):
+    """A target on a described trunk; its features are the states after the final norm.
+
+    A configuration has ``decoder`` and ``prefix_length`` besides what decoding reads. Here a prompt is a
+    row of token ids.
+    """
+
+    #: Whether rows of one image have prompts, masks and positions of their own, or share them.
+    own_prompts = False
+    tok_embeddings: Any
+    layers: nn.ModuleList
+    norm: RMSNorm
+    output: Projection
+
+    @property
+    def weight(self) -> Tensor:
+        """The head's matrix, whose dtype and device are the model's."""
+        return self.output.weight
+
+    @property
+    def code_table(self) -> Tensor:
+        """What codes are embedded by: ``[V or more, D]``; the first words are the codes."""
+        table: Tensor = self.tok_embeddings.weight
+        return table
+
+    def embed_tokens(self, codes: Tensor) -> Tensor:
+        """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""
+        return F.embedding(codes, self.code_table)
+
+    @property
+    def head_layers(self) -> tuple[Projection, ...]:
+        """The layers of the head, a GELU between each two."""
+        return (self.output,)
+
+    def head(self, features: Tensor) -> Tensor:
+        """Return float32 logits of codes ``[..., V]`` of features ``[..., D]``."""
+        first, *more = self.head_layers
+        x: Tensor = first(features, self.ops)
+        for layer in more:
+            x = layer(F.gelu(x), self.ops)
+        return x.float()
+
+    def allowed(self) -> Allowed | None:
+        """Return which codes each image token may be; None: any."""
+        return None
+
+    def condition_buffer(self, rows: int) -> Tensor:
+        """Return a zeroed buffer for the condition of ``rows`` rows, as :meth:`embed_prefix` takes."""
+        shape = (rows, self.config.prefix_length)
+        return torch.zeros(shape, dtype=self.ops.index, device=self.output.weight.device)
+
+    def forward(self, x: Tensor, at: Pass, taps: Sequence[int] = ()) -> Tensor:
+        """Run all blocks and the final norm on embeddings ``[R, T, D]``; same shape out.
+
+        ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
+        """
+        out: Tensor = self.config.decoder.run(self.ops, self.layers, x, at, self.norm, taps)
+        return out
+
+    def embed_prefix(self, condition: Tensor) -> Tensor:
+        """Embed the prompt's token ids, int ``[R, prefix]``, as ``[R, prefix, D]``."""
+        return F.embedding(condition, self.tok_embeddings.weight)
+
+    def forward_dense(
+        self,
+        condition: Tensor,
+        codes: Tensor,
+        prefix_mask: Tensor | None = None,
+        taps: Sequence[int] = (),
+    ) -> Tensor:
+        """Run prompt and codes ``[R, n]`` in one pass without a cache: features ``[R, p+n, D]``.
+
+        ``condition``: as :meth:`embed_prefix` takes; a prompt of ids need not have the configured length.
+        ``prefix_mask``: bool ``[R, p]``, True where the prompt has a token; what it hides is hidden from
+        every row but its own. ``taps`` as in :meth:`forward`. Row ``p - 1 + n`` predicts token n.
+        """
+        prompt = self.embed_prefix(condition)
+        x = torch.cat((prompt, self.embed_tokens(codes)), dim=1)
+        at = self.dense_pass(prefix_mask, prompt.shape[1], codes.shape[1], x)
+        out: Tensor = self(x, at, taps)
+        return out

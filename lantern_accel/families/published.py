@@ -8,6 +8,7 @@ they are computed from the parameters and marked ``estimated``.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -34,7 +35,7 @@ class ModelEntry(Frozen):
     """
 
     name: str
-    kind: Kind
+    kind: Kind = "model"
     family: str
     summary: str
     repo: str
@@ -67,9 +68,17 @@ CHAMELEON_LICENCE = {
 }
 
 
-def repo_file(path: str, nbytes: float, *, estimated: bool = False) -> RepoFile:
-    """Return a file of a repository; ``estimated`` where its size is computed, not listed."""
-    return RepoFile(path=path, nbytes=int(nbytes), estimated=estimated)
+def repo_files(sizes: Mapping[str, float], estimated: Collection[str] = ()) -> tuple[RepoFile, ...]:
+    """Return files of a repository by path; ``estimated``: those whose size is computed, not listed."""
+    return tuple(
+        RepoFile(path=path, nbytes=int(size), estimated=path in estimated)
+        for path, size in sizes.items()
+    )
+
+
+def estimated_files(sizes: Mapping[str, float]) -> tuple[RepoFile, ...]:
+    """Return files of a repository whose sizes are computed, not listed."""
+    return repo_files(sizes, sizes)
 
 
 def drafter_entry(
@@ -82,10 +91,7 @@ def drafter_entry(
         family=family,
         summary=f"LANTERN's drafter for {of}",
         repo=f"jadohu/{name}",
-        files=(
-            repo_file("config.json", 1000, estimated=True),
-            repo_file("pytorch_model.bin", nbytes, estimated=True),
-        ),
+        files=estimated_files({"config.json": 1000, "pytorch_model.bin": nbytes}),
         config=config,
         **CHAMELEON_LICENCE,
     )

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.families.llamagen.sizes import llamagen_config
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.nn.transformer import Pass, pack
 from lantern_accel_cpu.native import library
 

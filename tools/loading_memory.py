@@ -20,9 +20,8 @@ from safetensors.torch import save_file
 
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.families.catalogue import entry
 from lantern_accel.families.llamagen.model import LlamaGenConfig
-from lantern_accel.families.registry import family
+from lantern_accel.families.registry import entry, family
 from lantern_accel.nn.vq import VQModel
 
 CHILD = """

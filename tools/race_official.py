@@ -33,8 +33,7 @@ from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.llamagen.keys import load_into, to_llamagen_names
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.families.llamagen.sizes import llamagen_config
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.store import resume
 from lantern_accel.nn.transformer import pack

@@ -73,7 +73,7 @@ class Fingerprint:
     def update(self, key: str, tensor: Tensor) -> None:
         """Add one tensor as the checkpoint has it."""
         self.digest.update(f"{key} {list(tensor.shape)} {tensor.dtype}\n".encode())
-        flat = tensor.detach().reshape(-1)[: SAMPLE_BYTES // tensor.dtype.itemsize]
+        flat = tensor.detach().reshape(-1)[: SAMPLE_BYTES // tensor.dtype.itemsize].cpu()
         self.digest.update(flat.contiguous().view(torch.uint8).numpy().tobytes())
 
     def hexdigest(self) -> str:
@@ -187,6 +187,24 @@ def check_shapes(
             raise mismatch(what, name, stacked, list(parameter.shape))
 
 
+def checked(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    recipes: Mapping[str, Recipe],
+    what: str,
+    unneeded: re.Pattern[str] | None = None,
+) -> dict[str, Tensor]:
+    """Return a module's tensors by name, once a checkpoint has all that they come from.
+
+    Raises :class:`CheckpointError` where keys, shapes or kinds of numbers disagree; no weight is read.
+    """
+    own = dict(module.state_dict())
+    check_shapes(own, recipes, checkpoint, what)
+    check_keys(own, recipes, checkpoint, what, unneeded)
+    check_dtypes(own, recipes, checkpoint, what)
+    return own
+
+
 def fill(
     module: nn.Module,
     checkpoint: Checkpoint,
@@ -205,10 +223,7 @@ def fill(
     read where keys, shapes or kinds of numbers disagree with the module's, later where a tensor holds
     values that are no numbers.
     """
-    own = dict(module.state_dict())
-    check_shapes(own, recipes, checkpoint, what)
-    check_keys(own, recipes, checkpoint, what, unneeded)
-    check_dtypes(own, recipes, checkpoint, what)
+    own = checked(module, checkpoint, recipes, what, unneeded)
     total = sum(checkpoint.size_of(key) for name in own for key in recipes[name].sources)
     done = 0
     for name, parameter in own.items():
@@ -234,11 +249,12 @@ def fill(
             del tensor, target
             if progress is not None:
                 progress(what, done, total)
-        _replace(module, name, out)
+        replace_tensor(module, name, out)
     checkpoint.close()
 
 
-def _replace(module: nn.Module, name: str, value: Tensor) -> None:
+def replace_tensor(module: nn.Module, name: str, value: Tensor) -> None:
+    """Let a parameter or buffer of a module be this tensor; parameters are not trained."""
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     if leaf in owner._parameters:

@@ -47,7 +47,7 @@ _TORCH_STARTS = (b"PK\x03\x04", b"\x80")
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
 
 
-class _File(ABC):
+class WeightFile(ABC):
     """One file's tensors; ``info`` is what it says about itself (metadata, training arguments)."""
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class _File(ABC):
         """Drop the mapping; the next :meth:`read` makes another."""
 
 
-class _SafetensorsFile(_File):
+class _SafetensorsFile(WeightFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._open: Any = None
@@ -92,7 +92,7 @@ class _SafetensorsFile(_File):
         self._open = None
 
 
-class _PickleFile(_File):
+class _PickleFile(WeightFile):
     """A torch file, read with ``weights_only``: nothing in it runs."""
 
     def __init__(self, path: Path) -> None:
@@ -152,7 +152,7 @@ class _PickleFile(_File):
             self._tensors = None
 
 
-def _open_file(path: Path) -> _File:
+def _open_file(path: Path) -> WeightFile:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint file {path}; check the path")
     try:
@@ -226,7 +226,7 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 class Checkpoint:
     """Named tensors of one model part; reads on demand, and only what is asked for."""
 
-    def __init__(self, path: Path, files: list[_File]) -> None:
+    def __init__(self, path: Path, files: list[WeightFile]) -> None:
         self.path = path
         self._files = files
         self._home = {key: file for file in files for key in file.headers}

@@ -99,8 +99,7 @@ def _preset_rows() -> list[dict[str, Any]]:
 
 
 def _model_rows(parts: bool, memory: bool) -> list[dict[str, Any]]:
-    from lantern_accel.families.catalogue import parts_of, published
-    from lantern_accel.families.registry import family_names
+    from lantern_accel.families.registry import family_names, parts_of, published
     from lantern_accel.models.bundle import bundled_models, read_manifest
     from lantern_accel.models.hub import at_hand
 
@@ -300,7 +299,7 @@ def plan(
 
 def _beside(model: str) -> dict[str, int]:
     """Return what another library loads for a published model on the same device, in bytes by name."""
-    from lantern_accel.families.catalogue import entry, is_published
+    from lantern_accel.families.registry import entry, is_published
 
     if not is_published(model):
         return {}
@@ -336,7 +335,7 @@ def fetch(
     name: str = typer.Argument(..., metavar="NAME", help="A published model or part."),
 ) -> None:
     """Fetch a published model with its parts into the Hugging Face cache; resumes where it stopped."""
-    from lantern_accel.families.catalogue import entry
+    from lantern_accel.families.registry import entry
     from lantern_accel.models import hub
 
     for part, path in hub.resolve(entry(name), lambda text: say(text, to_stderr=True)).items():

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from lantern_accel.checkpoints.loading import LoadingProgress, Recipe
+from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import ModelError
+from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.nn.decoder import Decoder
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -139,18 +138,12 @@ class DrafterFiles:
     config: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Trunk:
-    """What one pass through the blocks of a target or a drafter works on.
-
-    ``dim`` and ``hidden_dim``: widths of a position's state and of its feed-forward. ``weights``: numbers
-    in the matrices of one block, all of which a pass reads.
-    """
-
-    n_layer: int
-    dim: int
-    hidden_dim: int
-    weights: int
+def check_two_way(model: Model, sampling: Sampling) -> None:
+    """Raise :class:`RequestError` for guidance by a picture, of a model that knows prompts alone."""
+    if sampling.branches == 3:
+        raise RequestError(
+            f"the model {model.manifest.name!r} has two-way guidance; leave cfg_scale_image out"
+        )
 
 
 class Family(ABC):
@@ -374,50 +367,3 @@ class Family(ABC):
     def pixels_together(self, model: Model) -> int:
         """Return how many images :meth:`pixels` decodes at once; 0: all that it gets."""
         return 0
-
-    def trunk(self, config: Any) -> Trunk:
-        """Return what a pass through a target's or a drafter's blocks works on.
-
-        The default reads the configuration's ``decoder``
-        (:class:`~lantern_accel.nn.decoder.Decoder`), where it has one. Else ``n_layer``, ``dim`` and
-        ``hidden_dim`` (or ``ffn_dim``), and takes a block of four square matrices and a gated
-        feed-forward.
-        """
-        one: Decoder | None = getattr(config, "decoder", None)
-        if one is not None:
-            return Trunk(one.layers, one.dim, one.hidden, one.block_weights)
-        dim = config.dim
-        hidden = getattr(config, "hidden_dim", 0) or config.ffn_dim
-        return Trunk(config.n_layer, dim, hidden, 4 * dim**2 + 3 * dim * hidden)
-
-
-def finite_pixels(pixels: Tensor) -> Tensor:
-    """Return pixels as they are; raises :class:`ModelError` where one is no number.
-
-    For :meth:`Family.pixels`: whole numbers no longer tell, and a picture of NaN looks like one of black.
-    """
-    if pixels.is_meta or bool(pixels.isfinite().all()):
-        return pixels
-    raise ModelError(
-        "the image tokenizer's pixels are not finite, so there is no picture: its weights are damaged or "
-        "their values overflow; fetch them again and compare their checksum"
-    )
-
-
-__all__ = [
-    "PARTS",
-    "Conditions",
-    "DrafterFiles",
-    "Family",
-    "Found",
-    "LoadingProgress",
-    "Model",
-    "Parts",
-    "Prompt",
-    "Recipe",
-    "Rows",
-    "Size",
-    "TextSource",
-    "Trunk",
-    "finite_pixels",
-]

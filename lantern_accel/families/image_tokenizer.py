@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lantern_accel.checkpoints.layouts import explained
 from lantern_accel.checkpoints.weights import Checkpoint
-from lantern_accel.errors import CheckpointError
-from lantern_accel.families.base import Family, Model, finite_pixels
+from lantern_accel.errors import CheckpointError, ModelError
+from lantern_accel.families.base import Family, Model
 from lantern_accel.nn.vq import VQConfig, chameleon_pixels_to_uint8
 
 #: Names that Meta's and transformers' files have for tensors, and ours, which are LlamaGen's.
@@ -100,6 +100,19 @@ def vq_sizes(
             codebook_dim=width,
             l2_norm=l2_norm,
         )
+
+
+def finite_pixels(pixels: Tensor) -> Tensor:
+    """Return pixels as they are; raises :class:`ModelError` where one is no number.
+
+    For :meth:`Family.pixels`: whole numbers no longer tell, and a picture of NaN looks like one of black.
+    """
+    if pixels.is_meta or bool(pixels.isfinite().all()):
+        return pixels
+    raise ModelError(
+        "the image tokenizer's pixels are not finite, so there is no picture: its weights are damaged or "
+        "their values overflow; fetch them again and compare their checksum"
+    )
 
 
 class VQFamily(Family):

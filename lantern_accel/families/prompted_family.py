@@ -37,8 +37,7 @@ from lantern_accel.families.prompted_drafter import (
     fitting_config,
     misfit,
 )
-from lantern_accel.families.prompts import CAPTIONS, bucket, check_texts, left_pad
-from lantern_accel.families.tokenizer import PromptText
+from lantern_accel.families.tokenizer import CAPTIONS, PromptText, bucket, check_texts, left_pad
 from lantern_accel.nn.drafter import Drafter
 
 #: What to say where there is none: nobody has published one.

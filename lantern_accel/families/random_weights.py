@@ -21,8 +21,7 @@ from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, did_you_mean
 from lantern_accel.families.base import Model
-from lantern_accel.families.catalogue import entry, is_published, published
-from lantern_accel.families.registry import families, family
+from lantern_accel.families.registry import entry, families, family, is_published, published
 from lantern_accel.files import read_json_file
 from lantern_accel.nn.rounding import Rounding
 from lantern_accel.nn.transformer import pack

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lantern_accel.checkpoints.loading import LoadingProgress
 from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.errors import DeviceRequestError, did_you_mean
-from lantern_accel.families.base import LoadingProgress, Parts
+from lantern_accel.families.base import Parts
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.memory.limits import check_weights
 from lantern_accel.nn.rounding import FULL, rounding

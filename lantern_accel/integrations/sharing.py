@@ -7,8 +7,6 @@ changes.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from lantern_accel.checkpoints.loading import (
-    check_dtypes,
-    check_keys,
-    check_shapes,
+    Fingerprint,
+    checked,
     mismatch,
+    replace_tensor,
     without_data,
 )
+from lantern_accel.checkpoints.weights import Checkpoint, WeightFile
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
@@ -32,29 +31,30 @@ from lantern_accel.memory.limits import size
 from lantern_accel.nn.transformer import pack
 
 
-class ModuleWeights:
-    """A module's tensors under the names that its checkpoint has, as a checkpoint reads them."""
+class _ModuleFile(WeightFile):
+    """A module's tensors under the names that its checkpoint has."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(Path(type(module).__name__))
+        held = module.state_dict(keep_vars=True).items()
+        self.tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in held}
+        self.headers = {key: (tuple(t.shape), t.dtype) for key, t in self.tensors.items()}
+
+    def read(self, key: str) -> Tensor:
+        return self.tensors[key]
+
+    def close(self) -> None:
+        """Keep all: the tensors are the module's."""
+
+
+class ModuleWeights(Checkpoint):
+    """A module's tensors, as a checkpoint reads them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.path = Path(type(module).__name__)
-        self.tensors: dict[str, Tensor] = {
-            name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()
-        }
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
-        return tuple(self.tensors[key].shape)
-
-    def dtype(self, key: str) -> torch.dtype:
-        """Return a tensor's dtype."""
-        return self.tensors[key].dtype
+        held = _ModuleFile(module)
+        self.tensors = held.tensors
+        super().__init__(held.path, [held])
 
     def become(self, key: str, value: Tensor) -> None:
         """Let a parameter of the module be this tensor, which has its values."""
@@ -78,15 +78,11 @@ class Memory:
 
 def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: Backend) -> Any:
     """Build a part around a module's tensors; raises :class:`CheckpointError` where they do not fit."""
-    given: Any = weights
     what = weights.path.name
     with without_data():
         module = kind.build(manifest, part, ops)
-    recipes = kind.recipes(part, given, manifest)
-    own = dict(module.state_dict())
-    check_shapes(own, recipes, given, what)
-    check_keys(own, recipes, given, what, kind.unneeded(part))
-    check_dtypes(own, recipes, given, what)
+    recipes = kind.recipes(part, weights, manifest)
+    own = checked(module, weights, recipes, what, kind.unneeded(part))
     for name, parameter in own.items():
         recipe = recipes[name]
         sources = [(key, weights.tensors[key]) for key in recipe.sources]
@@ -103,8 +99,7 @@ def _share(weights: ModuleWeights, kind: Family, manifest: Any, part: str, ops: 
                 row += len(tensor)
         if value.shape != parameter.shape:
             raise mismatch(what, name, list(value.shape), list(parameter.shape))
-        path, _, leaf = name.rpartition(".")
-        module.get_submodule(path)._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        replace_tensor(module, name, value)
     return module.eval()
 
 
@@ -132,7 +127,10 @@ def shared_pipeline(
         if codebook:
             vq = _share(weights, kind, manifest, "vq", backend).float()
             kind.place_tables(vq, head.device)
-    model = Model(manifest, target, None, vq, None, _fingerprint(weights), kind)
+    fingerprint = Fingerprint()
+    for key, tensor in weights.tensors.items():
+        fingerprint.update(key, tensor)
+    model = Model(manifest, target, None, vq, None, fingerprint.hexdigest(), kind)
     theirs = {t.untyped_storage().data_ptr() for t in weights.module.parameters()}
     shared = beside = 0
     for one in (target, *([] if vq is None else [vq])):
@@ -146,13 +144,3 @@ def shared_pipeline(
             else:
                 beside += nbytes
     return Pipeline(model, backend, head.dtype), Memory(shared, beside)
-
-
-def _fingerprint(weights: ModuleWeights) -> str:
-    """Return a hash of names, shapes and the first numbers of every tensor."""
-    digest = hashlib.sha256()
-    for key, tensor in weights.tensors.items():
-        digest.update(f"{key} {list(tensor.shape)} {tensor.dtype}\n".encode())
-        few = tensor.reshape(-1)[:64].float().cpu().contiguous()
-        digest.update(few.numpy().tobytes())
-    return digest.hexdigest()[:16]

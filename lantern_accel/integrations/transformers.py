@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.base import Rows
-from lantern_accel.families.prompts import bucket
 from lantern_accel.families.releases import require
+from lantern_accel.families.tokenizer import bucket
 from lantern_accel.files import write_whole
 from lantern_accel.integrations.decoding import Accelerated, draw, fresh_seed
 from lantern_accel.integrations.law import check_outputs, check_stopping, refused, sampling_of
@@ -78,29 +78,24 @@ def _config(weights: ModuleWeights) -> dict[str, Any]:
 
 
 def _janus(weights: ModuleWeights) -> Any:
-    from lantern_accel.families.janus.keys import HUGGING_FACE
-    from lantern_accel.families.janus.official import manifest_of
+    from lantern_accel.families.janus.official import HUGGING_FACE, manifest_of
     from lantern_accel.families.janus.text import SpecialIds
 
-    given: Any = weights
-    return manifest_of(
-        given, HUGGING_FACE, _config(weights), weights.path, ids=SpecialIds(), variant="pro"
-    )
+    said, ids = _config(weights), SpecialIds()
+    return manifest_of(weights, HUGGING_FACE, said, weights.path, ids=ids, variant="pro")
 
 
 def _glm(weights: ModuleWeights) -> Any:
     from lantern_accel.families.glm_image.official import manifest_of, read_marks
 
-    given: Any = weights
     said = _config(weights)
-    return manifest_of(given, said, weights.path, marks=read_marks(said))
+    return manifest_of(weights, said, weights.path, marks=read_marks(said))
 
 
 def _chameleon(weights: ModuleWeights) -> Any:
     from lantern_accel.families.chameleon.official import manifest_of_module
 
-    given: Any = weights
-    return manifest_of_module(given, _config(weights))
+    return manifest_of_module(weights, _config(weights))
 
 
 # --- Janus ------------------------------------------------------------------------------------------
@@ -335,7 +330,7 @@ def _chameleon_tokens(
         context = getattr(given, "unconditional_context", {}).get("input_ids")
         other = ids[:, -1:] if context is None else context
         contexts += [row.tolist() for row in other.expand(len(ids), -1)]
-    from lantern_accel.families.prompts import left_pad
+    from lantern_accel.families.tokenizer import left_pad
 
     length = bucket(max(len(row) for row in contexts))
     condition, seen = left_pad(contexts, length, special.pad)

@@ -268,7 +268,7 @@ def planner_for(
     ``device``: a backend that is available here, or a device profile; ``memory``: bytes of a device that
     is neither. Raises :class:`DeviceRequestError` for a device that is unknown.
     """
-    from lantern_accel.families.catalogue import entry, is_published, parts_of
+    from lantern_accel.families.registry import entry, is_published, parts_of
     from lantern_accel.models.locate import find_model
 
     text = 0

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import nn
 
-from lantern_accel.checkpoints.loading import Fingerprint, LoadingProgress, fill, without_data
-from lantern_accel.checkpoints.weights import open_checkpoint
+from lantern_accel.checkpoints.loading import (
+    Fingerprint,
+    LoadingProgress,
+    Recipe,
+    fill,
+    without_data,
+)
+from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import PARTS, Found, Model, Parts
@@ -68,6 +76,16 @@ def folder_parts(folder: Path, parts: Parts) -> Found:
     return Found(manifest, files, parts)
 
 
+def open_part(
+    found: Found, part: str, ops: TensorOps
+) -> tuple[nn.Module, Checkpoint, Mapping[str, Recipe]]:
+    """Return a part without its data, its checkpoint, and where each of its tensors lies there."""
+    kind, checkpoint = family(found.manifest.family), open_checkpoint(found.files[part])
+    with without_data():
+        module = kind.build(found.manifest, part, ops)
+    return module, checkpoint, kind.recipes(part, checkpoint, found.manifest)
+
+
 def load_model(
     found: Found,
     ops: TensorOps,
@@ -97,13 +115,11 @@ def load_model(
         if part not in found.files:
             loaded[part] = None
             continue
-        checkpoint = open_checkpoint(found.files[part])
-        with without_data():
-            module = kind.build(found.manifest, part, ops)
+        module, checkpoint, recipes = open_part(found, part, ops)
         fill(
             module,
             checkpoint,
-            kind.recipes(part, checkpoint, found.manifest),
+            recipes,
             dtype=torch.float32 if part == "vq" else dtype,
             device=device,
             what=found.files[part].name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import LanternError, ModelError
 from lantern_accel.families.base import PARTS, Found, Parts
 from lantern_accel.families.registry import family
@@ -80,25 +79,15 @@ def check(path: Path, parts: Parts | None = None) -> Checked:
 
 def _part(found: Found, part: str) -> Part:
     """Compare a part's keys and shapes with what its module needs."""
-    from lantern_accel.checkpoints.loading import (
-        check_dtypes,
-        check_keys,
-        check_shapes,
-        without_data,
-    )
+    from lantern_accel.checkpoints.loading import checked
     from lantern_accel.device.operations import TensorOps
+    from lantern_accel.models.bundle import open_part
 
     path = found.files[part]
     kind = family(found.manifest.family)
     try:
-        checkpoint = open_checkpoint(path)
-        with without_data():
-            module = kind.build(found.manifest, part, TensorOps())
-        own = dict(module.state_dict())
-        recipes = kind.recipes(part, checkpoint, found.manifest)
-        check_shapes(own, recipes, checkpoint, path.name)
-        check_keys(own, recipes, checkpoint, path.name, kind.unneeded(part))
-        check_dtypes(own, recipes, checkpoint, path.name)
+        module, checkpoint, recipes = open_part(found, part, TensorOps())
+        own = checked(module, checkpoint, recipes, path.name, kind.unneeded(part))
     except LanternError as error:
         return Part(part=part, state="unusable", path=str(path), detail=str(error))
     used = {key for name in own for key in recipes[name].sources}

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lantern_accel.errors import FetchError, ModelError
-from lantern_accel.families.catalogue import parts_of
 from lantern_accel.families.published import ModelEntry
+from lantern_accel.families.registry import parts_of
 from lantern_accel.files import cache_dir, write_whole
 
 Tell = Callable[[str], None]

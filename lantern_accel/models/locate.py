@@ -13,8 +13,14 @@ from lantern_accel.checkpoints.weights import SUFFIXES
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import LanternError, ModelError, RequestError, did_you_mean
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.catalogue import entry, is_published, published
-from lantern_accel.families.registry import broken_families, families, family
+from lantern_accel.families.registry import (
+    broken_families,
+    entry,
+    families,
+    family,
+    is_published,
+    published,
+)
 from lantern_accel.models.bundle import bundled_models, folder_parts
 from lantern_accel.models.hub import Tell, resolve
 

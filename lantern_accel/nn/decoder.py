@@ -64,12 +64,6 @@ class Decoder:
         """Query heads that share one head of keys and values."""
         return self.heads // self.kv_heads
 
-    @property
-    def block_weights(self) -> int:
-        """Numbers in the matrices of one block, all of which a pass reads."""
-        heads = 2 * (self.heads + self.kv_heads) * self.head_dim
-        return self.dim * (heads + 3 * self.hidden)
-
     def blocks(self, dropout: float = 0.0) -> nn.ModuleList:
         """Build the blocks; those with norms before alone can be trained with ``dropout``."""
         return nn.ModuleList(

@@ -73,6 +73,11 @@ class Projection(nn.Linear):
             return ops.linear(x, weight, self.bias)
         return ops.linear_add(x, weight, residual, self.bias)
 
+    def keep(self, packed: Any) -> None:
+        """Let ``packed`` stand for the weight, which keeps shape, dtype and device, but no memory."""
+        empty = self.weight.new_zeros(()).expand(self.weight.shape)
+        self.packed, self.weight = packed, nn.Parameter(empty, requires_grad=False)
+
     def described(self) -> plan.Matrix:
         """Return the matrix as a plan has it."""
         packed = self.weight if self.packed is None else self.packed
@@ -82,17 +87,14 @@ class Projection(nn.Linear):
 def pack(module: nn.Module, ops: TensorOps, how: Rounding | None = None) -> None:
     """Hand every projection's weight to the backend, in fewer bits where ``how`` says so.
 
-    Where that makes another one, the first is freed: ``weight`` keeps its shape, dtype and device, but no
-    memory.
+    Where that makes another one, the first is freed.
     """
     for part in module.modules():
         if isinstance(part, Projection) and part.packed is None:
             weight = part.weight
             packed = ops.pack(weight) if how is None else ops.pack_rounded(rounded(weight, how))
             if packed is not weight:
-                part.packed = packed
-                empty = weight.new_zeros(()).expand(weight.shape)
-                part.weight = nn.Parameter(empty, requires_grad=False)
+                part.keep(packed)
 
 
 def projections(module: nn.Module) -> list[Projection]:
@@ -114,9 +116,7 @@ def rounded_copy(
     for part in projections(made):
         whole = part.weight if part.packed is None else ops.unpack(part.packed)
         codes = rounded(whole, how, tries=1) if drafts else rounded(whole, how)
-        part.packed = ops.pack_rounded(codes, drafts)
-        empty = part.weight.new_zeros(()).expand(part.weight.shape)
-        part.weight = nn.Parameter(empty, requires_grad=False)
+        part.keep(ops.pack_rounded(codes, drafts))
     return made
 
 

@@ -20,9 +20,8 @@ from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec
-from lantern_accel.families.catalogue import published
 from lantern_accel.families.random_weights import random_model, sized
-from lantern_accel.families.registry import broken_families
+from lantern_accel.families.registry import broken_families, published
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.memory.footprint import Shapes
 from lantern_accel.records import Record

@@ -16,32 +16,32 @@ from lantern_accel.checkpoints.layouts import drafter_weights
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.errors import ModelError
 from lantern_accel.families.base import (
     Conditions,
     DrafterFiles,
     Model,
     Rows,
+    check_two_way,
 )
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.keys import (
-    BESIDE_TARGET,
-    BESIDE_VQ,
-    drafter_recipes,
-    published_drafter,
-    target_recipes,
-)
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.official import detect, published_manifest
-from lantern_accel.families.chameleon.published import ENTRIES
-from lantern_accel.families.chameleon.sizes import (
+from lantern_accel.families.chameleon.official import (
+    BESIDE_TARGET,
+    BESIDE_VQ,
     chameleon_vq_config,
+    detect,
     drafter_config,
+    drafter_recipes,
     drafter_said,
     fitting_drafter,
     picture_names,
+    published_drafter,
+    published_manifest,
+    target_recipes,
 )
+from lantern_accel.families.chameleon.published import ENTRIES
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
     anole_image_only,
@@ -53,8 +53,7 @@ from lantern_accel.families.chameleon.text import (
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_family import TokenFamily
-from lantern_accel.families.prompts import left_pad
-from lantern_accel.families.tokenizer import PromptText
+from lantern_accel.families.tokenizer import PromptText, left_pad
 from lantern_accel.nn.vq import VQModel
 from lantern_accel.strategy.values import Sampling
 
@@ -184,10 +183,7 @@ class ChameleonFamily(VQFamily, TokenFamily):
         ids, length = manifest.ids, condition.shape[1]
         contexts: list[list[int]] = []
         if manifest.variant == "lumina":
-            if sampling.branches == 3:
-                raise RequestError(
-                    f"the model {manifest.name!r} has two-way guidance; leave cfg_scale_image out"
-                )
+            check_two_way(model, sampling)
             assert isinstance(conditions.shape, tuple)
             _, rows, columns = conditions.shape
             contexts = [lumina_unconditional(ids, rows, columns)] * len(condition)

@@ -6,8 +6,8 @@ picture's token ``n`` is a *code*: ``id - image_first``, or, for a model whose r
 newline token, the code after the last one. The head holds those rows only, so that what decodes
 LlamaGen decodes this too.
 
-Inside, rotations are of adjacent pairs; :mod:`lantern_accel.families.chameleon.keys` permutes checkpoints
-of the other pairing.
+Inside, rotations are of adjacent pairs; :mod:`lantern_accel.families.chameleon.official` permutes
+checkpoints of the other pairing.
 """
 
 from __future__ import annotations

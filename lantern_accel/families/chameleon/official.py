@@ -1,36 +1,398 @@
-"""Finding Anole and Lumina-mGPT in folders laid out as their READMEs say.
+"""The files of Anole and Lumina-mGPT: which keys hold what, what sizes they have, and where they lie.
 
-Both are one trunk, so that shapes cannot tell them apart; configurations and names do.
+Two layouts are published, and a third mixes them:
+
+* *original* (Meta, GAIR's ``consolidated.pth``): ``layers.N.attention.wq``, norms ``[d]``, adjacent
+  pairs;
+* *Hugging Face* (transformers, Lumina-mGPT): ``model.layers.N.self_attn.q_proj``, norms ``[1, d]`` or
+  ``[heads, d]``, pairs ``(i, i + d/2)``: rows of ``q_proj``, ``k_proj`` and of their norms are permuted;
+* GAIR's fork of transformers: Hugging Face's keys, but norms ``[d]`` and nothing permuted.
+
+So the pairing is read off the shape of a norm. Published drafters use Hugging Face's keys without
+``model.`` before them. Sizes are read off shapes; a configuration gives what they cannot say: epsilon,
+the rotation's base, the longest sequence, where the norms are. Anole and Lumina are one trunk, so that
+configurations and names tell them apart.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import drafter_weights, explained
+import torch
+from torch import Tensor
+
+from lantern_accel.checkpoints.layouts import check_said, drafter_weights, explained, read_json
+from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.catalogue import parts_of, released
 from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
-from lantern_accel.families.chameleon.keys import DRAFTER, half_split, key_layout
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
-from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.chameleon.sizes import (
-    SHARED,
-    VQ_PREFIX,
-    chameleon_vq_config,
-    drafter_config,
-    norm_shape,
-    said_of,
-    target_config,
-    vq_config,
-)
+from lantern_accel.families.chameleon.model import ChameleonConfig, TrunkConfig
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
+from lantern_accel.families.image_tokenizer import vq_names, vq_sizes
+from lantern_accel.families.layout import KeyLayout, block_recipes
 from lantern_accel.families.published import ModelEntry
+from lantern_accel.families.registry import parts_of, released
 from lantern_accel.families.tokenizer import read_vocabulary
+from lantern_accel.nn.rotary import to_adjacent_pairs, to_half_split
+from lantern_accel.nn.vq import VQConfig
+
+Shape = Callable[[str], tuple[int, ...]]
+
+
+ORIGINAL = KeyLayout(
+    name="original",
+    embedding="tok_embeddings.weight",
+    head="output.weight",
+    norm="norm.weight",
+    block="layers.{i}.",
+    q="attention.wq.weight",
+    k="attention.wk.weight",
+    v="attention.wv.weight",
+    qkv="attention.wqkv.weight",
+    out="attention.wo.weight",
+    q_norm="attention.q_normalization",
+    k_norm="attention.k_normalization",
+    gate="feed_forward.w1.weight",
+    up="feed_forward.w3.weight",
+    gate_up="feed_forward.w13.weight",
+    down="feed_forward.w2.weight",
+    attention_norm="attention_norm.weight",
+    ffn_norm="ffn_norm.weight",
+)
+HUGGING_FACE = KeyLayout(
+    name="Hugging Face",
+    embedding="model.embed_tokens.weight",
+    head="lm_head.weight",
+    norm="model.norm.weight",
+    block="model.layers.{i}.",
+)
+DRAFTER = KeyLayout(
+    name="drafter", embedding="embed_tokens.weight", head="", norm="", block="layers.{i}."
+)
+LAYOUTS = (ORIGINAL, HUGGING_FACE, DRAFTER)
+
+#: What Hugging Face's files hold for another part: the picture tokenizer, or the target.
+BESIDE_TARGET = re.compile(r"^model\.vqmodel\.")
+BESIDE_VQ = re.compile(r"^(lm_head|model\.(embed_tokens|layers|norm))\.")
+
+
+def key_layout(keys: Iterable[str]) -> KeyLayout | None:
+    """Return the layout that a file's keys follow; None for another architecture.
+
+    Chameleon's mark is the norm of the queries, which LlamaGen has not.
+    """
+    there = set(keys)
+    for layout in LAYOUTS:
+        mark = f"{layout.block}{layout.q_norm}.weight".format(i=0)
+        if mark in there and layout.embedding in there:
+            return layout
+    return None
+
+
+def half_split(shape: tuple[int, ...]) -> bool:
+    """Return whether a query norm of this shape belongs to rotations of pairs ``(i, i + d/2)``.
+
+    ``[d]``: adjacent pairs (original, GAIR's fork); ``[1, d]`` and ``[heads, d]``: half-split.
+    """
+    return len(shape) == 2
+
+
+def head_norm_rows(norm: Tensor, heads: int, split: bool) -> Tensor:
+    """Return a norm's weight or bias, ``[heads, d]``, of ``[d]``, ``[parts, d]`` or ``[heads, d]``.
+
+    ``parts`` is Chameleon's model parallelism: each part's norm serves its share of the heads.
+    """
+    rows = norm.reshape(-1, norm.shape[-1])
+    rows = rows.repeat_interleave(heads // rows.shape[0], dim=0)
+    if split:
+        rows = to_adjacent_pairs(rows.reshape(-1), rows.shape[1]).reshape(rows.shape)
+    return rows
+
+
+def trunk_recipes(
+    keys: Iterable[str], shape: Shape, config: TrunkConfig
+) -> tuple[KeyLayout, dict[str, Recipe]]:
+    """Say for every parameter of the blocks and the embedding where it lies in a checkpoint.
+
+    ``shape`` gives a key's shape. Raises :class:`CheckpointError` for another architecture.
+    """
+    there = set(keys)
+    layout = key_layout(there)
+    if layout is None:
+        raise CheckpointError(
+            "the checkpoint has no norms of queries and keys under any name that Chameleon's layouts "
+            "use; it is of another architecture"
+        )
+    d = config.head_dim
+    mark = f"{layout.block}{layout.q_norm}.weight".format(i=0)
+    split = half_split(shape(mark))
+    recipes = {"tok_embeddings.weight": Recipe((layout.embedding,))}
+    recipes |= block_recipes(there, layout, config.decoder, d if split else 0)
+    for i in range(config.n_layer):
+        theirs, ours = layout.block.format(i=i), f"layers.{i}."
+        for leaf in ("weight", "bias"):
+            heads = {
+                f"{theirs}{layout.q_norm}.{leaf}": config.n_head,
+                f"{theirs}{layout.k_norm}.{leaf}": config.kv_heads,
+            }
+            for key, count in heads.items():
+                if key not in there:
+                    continue  # told with all that is missing
+                check_norm(key, shape(key), count, d)
+                if half_split(shape(key)) != split:
+                    raise CheckpointError(
+                        f"{key} has shape {list(shape(key))}, but {mark} {list(shape(mark))}: their "
+                        "rotations turn different pairs, so they are of two checkpoints; fetch both again"
+                    )
+            recipes[f"{ours}attention.qk_norm.{leaf}"] = Recipe(tuple(heads), _norm(heads, split))
+    return layout, recipes
+
+
+def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> None:
+    """Raise :class:`CheckpointError` for a norm that no layout has."""
+    rows = 1 if len(shape) == 1 else shape[0]
+    if len(shape) not in (1, 2) or shape[-1] != head_dim or not rows or heads % rows:
+        raise CheckpointError(
+            f"{key} has shape {list(shape)}, which cannot serve {heads} heads of width {head_dim}; the "
+            "checkpoint is of another model, or damaged: fetch it again"
+        )
+
+
+def _norm(heads: Mapping[str, int], split: bool) -> Callable[[str, Tensor], Tensor]:
+    return lambda key, tensor: head_norm_rows(tensor, heads[key], split)
+
+
+def target_recipes(keys: Iterable[str], shape: Shape, config: ChameleonConfig) -> dict[str, Recipe]:
+    """Say for every parameter of :class:`ChameleonGPT` where it lies in a checkpoint."""
+    layout, recipes = trunk_recipes(keys, shape, config)
+    recipes["norm.weight"] = Recipe((layout.norm,))
+    rows = None if config.text_head else torch.tensor(config.token_ids())
+
+    def codes(key: str, tensor: Tensor) -> Tensor:
+        return tensor if rows is None else tensor.index_select(0, rows)
+
+    recipes["output.weight"] = Recipe((layout.head,), codes)
+    return recipes
+
+
+def published_drafter(weights: Mapping[str, Tensor], config: TrunkConfig) -> dict[str, Tensor]:
+    """Return a drafter's parameters under the published keys: what :func:`drafter_recipes` reads.
+
+    Rows of q, k and their norms ``[heads, d]`` are half-split.
+    """
+    d, heads, kv_heads = config.head_dim, config.n_head, config.kv_heads
+    plain = ("embed_tokens.weight", "fc.weight", "fc.bias")
+    out = {name: weights[name] for name in plain if name in weights}
+    for i in range(config.n_layer):
+        ours, theirs = f"layers.{i}.", DRAFTER.block.format(i=i)
+        out[theirs + DRAFTER.attention_norm] = weights[f"{ours}attention_norm.weight"]
+        out[theirs + DRAFTER.ffn_norm] = weights[f"{ours}ffn_norm.weight"]
+        out[theirs + DRAFTER.out] = weights[f"{ours}attention.wo.weight"]
+        out[theirs + DRAFTER.down] = weights[f"{ours}feed_forward.w2.weight"]
+        gate, up = weights[f"{ours}feed_forward.w13.weight"].chunk(2)
+        out[theirs + DRAFTER.gate], out[theirs + DRAFTER.up] = gate, up
+        parts = [heads * d, kv_heads * d, kv_heads * d]
+        q, k, v = torch.split(weights[f"{ours}attention.wqkv.weight"], parts)
+        out[theirs + DRAFTER.q] = to_half_split(q, d)
+        out[theirs + DRAFTER.k] = to_half_split(k, d)
+        out[theirs + DRAFTER.v] = v
+        for leaf in ("weight", "bias"):
+            norms = torch.split(weights[f"{ours}attention.qk_norm.{leaf}"], [heads, kv_heads])
+            for name, norm in zip((DRAFTER.q_norm, DRAFTER.k_norm), norms, strict=True):
+                split = to_half_split(norm.reshape(-1), d).reshape(norm.shape)
+                out[f"{theirs}{name}.{leaf}"] = split
+    return out
+
+
+def drafter_recipes(keys: Iterable[str], shape: Shape, config: TrunkConfig) -> dict[str, Recipe]:
+    """Say for every parameter of a published drafter for Chameleon where it lies."""
+    there = set(keys)
+    _, recipes = trunk_recipes(there, shape, config)
+    recipes["fc.weight"] = Recipe(("fc.weight",))
+    if "fc.bias" in there:
+        recipes["fc.bias"] = Recipe(("fc.bias",))
+    recipes["embed_tokens.weight"] = recipes.pop("tok_embeddings.weight")
+    return recipes
+
+
+#: Where Hugging Face's files keep the picture tokenizer.
+VQ_PREFIX = "model.vqmodel."
+#: Sizes that configurations repeat, Hugging Face's and Meta's, with our names.
+_SIZES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "dim": "dim",
+    "n_layers": "n_layer",
+    "n_heads": "n_head",
+}
+#: What a drafter has from its target.
+SHARED = ("image_first", "image_codes", "newline_id", "height", "width", "prefix_length")
+
+
+def said_of(weights: Path) -> dict[str, Any]:
+    """Return ``config.json`` or ``params.json`` beside weights, flat; {} without one."""
+    folder = weights if weights.is_dir() else weights.parent
+    found: dict[str, Any] = {}
+    for name in ("config.json", "params.json", "consolidate_params.json"):
+        if (folder / name).is_file():
+            content = read_json(folder / name)
+            inner = content.get("model")
+            found.update({**content, **(inner if isinstance(inner, dict) else {})})
+    return found
+
+
+def norm_shape(checkpoint: Checkpoint, layout: KeyLayout) -> tuple[int, ...]:
+    """Return the shape of the first layer's query norm, which tells the pairing."""
+    return checkpoint.shape(f"{layout.block}{layout.q_norm}.weight".format(i=0))
+
+
+def _trunk_sizes(checkpoint: Checkpoint, layout: KeyLayout) -> dict[str, Any]:
+    """Return the sizes of the blocks, read off shapes."""
+    block = layout.block.format(i=0)
+    token_count, dim = checkpoint.shape(layout.embedding)
+    head_dim = norm_shape(checkpoint, layout)[-1]
+    if block + layout.q in checkpoint:
+        q_rows = checkpoint.shape(block + layout.q)[0]
+        kv_rows = checkpoint.shape(block + layout.k)[0]
+    else:
+        q_rows = dim
+        kv_rows = (checkpoint.shape(block + layout.qkv)[0] - q_rows) // 2
+    layers = layout.layers(checkpoint)
+    if not layers:
+        raise CheckpointError(f"{checkpoint.path} has no layers; fetch it again")
+    return {
+        "dim": dim,
+        "n_layer": layers,
+        "n_head": q_rows // head_dim,
+        "n_kv_head": 0 if kv_rows == q_rows else kv_rows // head_dim,
+        "ffn_dim": checkpoint.shape(block + layout.down)[1],
+        "token_count": token_count,
+    }
+
+
+def _said(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a configuration says that shapes do not."""
+    rope = config.get("rope_parameters") or {}
+    values = {
+        "norm_eps": config.get("rms_norm_eps", config.get("norm_eps")),
+        "rope_base": config.get("rope_theta", rope.get("rope_theta")),
+        "swin_norm": config.get("swin_norm"),
+        "max_positions": config.get("max_position_embeddings"),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def target_config(
+    checkpoint: Checkpoint,
+    layout: KeyLayout,
+    config: dict[str, Any],
+    ids: SpecialIds,
+    newline: bool,
+    side: int,
+) -> ChameleonConfig:
+    """Return a target's configuration.
+
+    ``newline``: rows end in a token of their own; ``side``: codes along the default picture's side.
+    Raises :class:`CheckpointError` where the configuration is of other weights.
+    """
+    sizes = _trunk_sizes(checkpoint, layout)
+    check_said(checkpoint.path, config, {name: sizes[size] for name, size in _SIZES.items()})
+    return ChameleonConfig(
+        **sizes,
+        **_said(config),
+        image_first=ids.image_first,
+        image_codes=ids.image_codes,
+        newline_id=ids.newline if newline else None,
+        height=side,
+        width=side,
+    )
+
+
+def drafter_config(
+    checkpoint: Checkpoint, path: Path, target: ChameleonConfig
+) -> ChameleonDrafterConfig:
+    """Return a published drafter's configuration; raises where it is of another target."""
+    layout = key_layout(checkpoint)
+    if layout is not DRAFTER:
+        raise CheckpointError(
+            f"{path} is not a drafter for Anole or Lumina: it lacks their norms of queries and keys; "
+            "name another with --drafter, or decode without one: --drafter none"
+        )
+    sizes = _trunk_sizes(checkpoint, layout)
+    if (sizes["dim"], sizes["token_count"]) != (target.dim, target.token_count):
+        raise CheckpointError(
+            f"the drafter {path} has width {sizes['dim']} and {sizes['token_count']} tokens, the model "
+            f"{target.dim} and {target.token_count}, so it was trained for another model; name another "
+            "with --drafter, or decode without one: --drafter none"
+        )
+    if sizes["n_layer"] != 1:
+        raise CheckpointError(
+            f"the drafter {path} has {sizes['n_layer']} layers, only drafters of one layer are "
+            "supported; name another with --drafter"
+        )
+    said = _said(said_of(path))
+    said.pop("max_positions", None)
+    with explained(
+        lambda why: (
+            f"the config.json of the drafter {path} is wrong ({why}); take it from where the "
+            "drafter is from"
+        )
+    ):
+        return ChameleonDrafterConfig(
+            **sizes,
+            **said,
+            **{name: getattr(target, name) for name in SHARED},
+            bias="fc.bias" in checkpoint,
+        )
+
+
+def fitting_drafter(target: ChameleonConfig) -> ChameleonDrafterConfig:
+    """Return the sizes of a drafter to train for a target: one block as the target's are."""
+    shape = ("dim", "n_head", "n_kv_head", "ffn_dim", "token_count", "norm_eps", "rope_base")
+    names = (*shape, "swin_norm", *SHARED)
+    return ChameleonDrafterConfig(**{name: getattr(target, name) for name in names})
+
+
+def drafter_said(config: ChameleonDrafterConfig) -> dict[str, Any]:
+    """Return the ``config.json`` of a drafter, as published drafters have it."""
+    return {
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
+        "vocab_size": config.token_count,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_base,
+        "swin_norm": config.swin_norm,
+        "bias": config.bias,
+    }
+
+
+def chameleon_vq_config(**changes: object) -> VQConfig:
+    """Return the sizes of Meta's ``vqgan.ckpt`` (8192 codes of width 256), with changes."""
+    sizes: dict[str, object] = {"codebook_size": 8192, "codebook_dim": 256, "l2_norm": False}
+    return VQConfig.model_validate({**sizes, **changes})
+
+
+def picture_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return our name of every tensor of the VQGAN, with its key; alone in a file or beside a target."""
+    there = list(keys)
+    within = any(key.startswith(VQ_PREFIX) for key in there)
+    return vq_names(there, (VQ_PREFIX if within else "",), highest_first=True)
+
+
+def vq_config(checkpoint: Checkpoint) -> VQConfig:
+    """Return the sizes of Chameleon's VQGAN, read off shapes."""
+    names = picture_names(checkpoint)
+    return vq_sizes(checkpoint, names, "Chameleon's VQGAN", attend=False, l2_norm=False)
+
 
 _WHERE_VQ = "tokenizer/vqgan.ckpt of Chameleon's release"
 _WHERE_TEXT = "tokenizer/text_tokenizer.json of Chameleon's release"

@@ -19,12 +19,6 @@ from lantern_accel.families.base import (
     Prompt,
     Rows,
 )
-from lantern_accel.families.glm_image.keys import (
-    BESIDE_TARGET,
-    BESIDE_VQ,
-    CODEBOOK,
-    target_recipes,
-)
 from lantern_accel.families.glm_image.manifest import DEFAULTS, GlmImageManifest, Marks
 from lantern_accel.families.glm_image.model import (
     Codebook,
@@ -32,14 +26,21 @@ from lantern_accel.families.glm_image.model import (
     GlmImageConfig,
     GlmImageGPT,
 )
-from lantern_accel.families.glm_image.official import detect, published_manifest
+from lantern_accel.families.glm_image.official import (
+    BESIDE_TARGET,
+    BESIDE_VQ,
+    CODEBOOK,
+    detect,
+    published_manifest,
+    target_recipes,
+)
 from lantern_accel.families.glm_image.painting import paint
 from lantern_accel.families.glm_image.published import ENTRIES
 from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import fitting_config
 from lantern_accel.families.prompted_family import PromptedFamily
-from lantern_accel.families.prompts import left_pad
+from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:

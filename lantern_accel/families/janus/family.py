@@ -11,29 +11,29 @@ import torch
 
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
-from lantern_accel.errors import RequestError
 from lantern_accel.families.base import (
     Conditions,
     Model,
     Rows,
+    check_two_way,
 )
 from lantern_accel.families.image_tokenizer import VQFamily
-from lantern_accel.families.janus.keys import (
-    BESIDE_TARGET,
-    BESIDE_VQ,
-    picture_names,
-    target_recipes,
-)
 from lantern_accel.families.janus.manifest import DEFAULTS, JanusManifest
 from lantern_accel.families.janus.model import JanusConfig, JanusGPT
-from lantern_accel.families.janus.official import detect, published_manifest
+from lantern_accel.families.janus.official import (
+    BESIDE_TARGET,
+    BESIDE_VQ,
+    detect,
+    picture_names,
+    published_manifest,
+    target_recipes,
+)
 from lantern_accel.families.janus.published import ENTRIES
 from lantern_accel.families.janus.text import SpecialIds, prompt_ids
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import fitting_config
 from lantern_accel.families.prompted_family import PromptedFamily
-from lantern_accel.families.prompts import left_pad
-from lantern_accel.families.tokenizer import PromptText
+from lantern_accel.families.tokenizer import PromptText, left_pad
 from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.strategy.values import Sampling
 
@@ -78,10 +78,7 @@ class JanusFamily(VQFamily, PromptedFamily):
         condition, mask = conditions.condition, conditions.mask
         if sampling.branches == 1:
             return Rows(condition, mask)
-        if sampling.branches == 3:
-            raise RequestError(
-                f"the model {model.manifest.name!r} has two-way guidance; leave cfg_scale_image out"
-            )
+        check_two_way(model, sampling)
         places = torch.arange(mask.shape[1], device=mask.device)
         first = mask.shape[1] - mask.sum(dim=1, keepdim=True)
         ends = (places == first) | (places == mask.shape[1] - 1)

@@ -6,6 +6,8 @@ reads its output. Its rotary tables have one prefix row fewer than the target's.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -61,6 +63,21 @@ class DrafterConfig(SquareSizes):
     def decoder(self) -> Decoder:
         """What tells these blocks from those of other Llama-like models."""
         return Decoder.of(self, input_norm=False)
+
+
+def misfit(drafter: DrafterConfig, target: Any, name: str = "the target") -> str | None:
+    """Say, with all sizes, how a drafter is not of a target's configuration; None: it is."""
+    d, t, prefix = drafter, target, target.prefix_length - 1
+    theirs = (d.dim, d.vocab_size, d.grid, d.prefix_length)
+    if theirs != (t.dim, t.vocab_size, t.grid, prefix):
+        return (
+            f"width {d.dim}, {d.vocab_size} codes, {d.grid} x {d.grid} tokens, prefix "
+            f"{d.prefix_length}, but {name} needs width {t.dim}, {t.vocab_size} codes, {t.grid} x "
+            f"{t.grid} tokens, prefix {prefix}"
+        )
+    if max(d.taps, default=0) > t.n_layer:
+        return f"it reads the states after block {max(d.taps)}, {name} has {t.n_layer}"
+    return None
 
 
 class EagleDrafter(GridNetwork, Drafter):

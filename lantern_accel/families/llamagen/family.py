@@ -22,6 +22,7 @@ from lantern_accel.families.base import (
     Rows,
     Size,
     TextSource,
+    check_two_way,
 )
 from lantern_accel.families.drafted_family import DraftedFamily
 from lantern_accel.families.image_tokenizer import VQFamily
@@ -34,19 +35,17 @@ from lantern_accel.families.llamagen.keys import (
     stacked_names,
 )
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
-from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.families.llamagen.official import (
     defaults_of,
     detect,
-    published_manifest,
-)
-from lantern_accel.families.llamagen.parts import (
     fitting_drafter,
-    join_drafter,
+    named_drafter,
+    published_manifest,
     published_vq,
+    read_drafter,
 )
 from lantern_accel.families.llamagen.published import ENTRIES
-from lantern_accel.families.llamagen.sizes import llamagen_config
 from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_parameters
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
 from lantern_accel.families.manifest import Manifest
@@ -82,7 +81,8 @@ class LlamaGenFamily(VQFamily, DraftedFamily):
 
     def read_drafter(self, manifest: LlamaGenManifest, path: Path) -> tuple[DrafterConfig, Path]:
         """Take LANTERN's drafter, or one that was trained here."""
-        return join_drafter(manifest.target, manifest.name, path)
+        one = named_drafter(path)
+        return read_drafter(one, manifest.target, manifest.name), one.path
 
     def sized(self, name: str, values: Mapping[str, Any] | None = None) -> LlamaGenManifest | None:
         """Return ``llamagen-SIZE-PIXELS``, or a target's configuration from a file."""
@@ -245,10 +245,7 @@ class LlamaGenFamily(VQFamily, DraftedFamily):
         condition, mask = conditions.condition, conditions.mask
         if not sampling.guided:
             return Rows(condition, mask)
-        if sampling.branches == 3:
-            raise RequestError(
-                f"the model {model.manifest.name!r} has two-way guidance; leave cfg_scale_image out"
-            )
+        check_two_way(model, sampling)
         free = model.target.unconditional(condition.shape[0]).to(condition.dtype)
         # LlamaGen hides the same positions in the unconditional row; a drafter that was trained seeing
         # them expects what they hold.

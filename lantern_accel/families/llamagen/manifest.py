@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from lantern_accel.families.llamagen.drafter import DrafterConfig
+from lantern_accel.families.llamagen.drafter import DrafterConfig, misfit
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
 from lantern_accel.families.manifest import Manifest, check_codes
@@ -34,22 +34,9 @@ class LlamaGenManifest(Manifest):
                 f"the text encoder gives {self.text.prefix_length} x {self.text.dim} features, the "
                 f"target takes {t.prefix_length} x {t.caption_dim}"
             )
-        d = self.drafter
-        if d is not None and (d.dim, d.vocab_size, d.grid, d.prefix_length) != (
-            t.dim,
-            t.vocab_size,
-            t.grid,
-            t.prefix_length - 1,
-        ):
-            raise ValueError(
-                f"the drafter (dim {d.dim}, {d.vocab_size} codes, grid {d.grid}, prefix "
-                f"{d.prefix_length}) is not of this target (dim {t.dim}, {t.vocab_size} codes, grid "
-                f"{t.grid}, prefix {t.prefix_length - 1} for its drafter)"
-            )
-        if d is not None and max(d.taps, default=0) > t.n_layer:
-            raise ValueError(
-                f"the drafter reads the states after block {max(d.taps)}, the target has {t.n_layer}"
-            )
+        wrong = None if self.drafter is None else misfit(self.drafter, t)
+        if wrong is not None:
+            raise ValueError(f"the drafter is not of this target: {wrong}")
         return self
 
     @property

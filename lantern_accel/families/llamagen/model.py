@@ -1,7 +1,8 @@
-"""The LlamaGen GPT: class- and text-conditional autoregressive models of VQ tokens.
+"""The LlamaGen GPT: class- and text-conditional autoregressive models of VQ tokens, and their sizes.
 
 Source: FoundationVision/LlamaGen ce98ec4, arXiv 2406.06525. The caption or class becomes a prefix of
-``prefix_length`` positions; image token ``n`` then sits at grid cell ``n`` in raster order.
+``prefix_length`` positions; image token ``n`` then sits at grid cell ``n`` in raster order. B and L are
+published at 256 and 384 pixels, XL, XXL and 3B at 384, the text-conditional XL at 256 and 512.
 """
 
 from __future__ import annotations
@@ -167,3 +168,30 @@ class LlamaGenGPT(GridNetwork, Target):
             return torch.zeros(rows, dtype=self.ops.index, device=weight.device)
         shape = (rows, self.config.prefix_length, self.config.caption_dim)
         return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+
+
+#: Layers, heads and width; the 3B has heads of 100, the others of 64.
+SHAPES = {
+    "B": (12, 12, 768),
+    "L": (24, 16, 1024),
+    "XL": (36, 20, 1280),
+    "XXL": (48, 24, 1536),
+    "3B": (24, 32, 3200),
+}
+
+
+def llamagen_config(size: str, pixels: int, *, text: bool = False) -> LlamaGenConfig:
+    """Return the configuration of a LlamaGen ``size`` (B, L, XL, XXL, 3B) at 256, 384 or 512 pixels."""
+    n_layer, n_head, dim = SHAPES[size]
+    return LlamaGenConfig(
+        dim=dim,
+        n_layer=n_layer,
+        n_head=n_head,
+        ffn_dim=0,
+        vocab_size=16384,
+        grid=pixels // 16,
+        conditioning="text" if text else "class",
+        prefix_length=120 if text else 1,
+        num_classes=1000,
+        caption_dim=2048,
+    )

@@ -21,8 +21,7 @@ from support.official import (
 from lantern_accel.errors import ModelError
 from lantern_accel.families import registry
 from lantern_accel.families.base import Family
-from lantern_accel.families.catalogue import entry, is_published, parts_of, published
-from lantern_accel.families.registry import family
+from lantern_accel.families.registry import entry, family, is_published, parts_of, published
 from lantern_accel.families.spec import FamilySpec
 from lantern_accel.models import hub
 from lantern_accel.models.locate import find_model, named_parts

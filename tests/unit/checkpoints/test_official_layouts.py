@@ -21,7 +21,7 @@ from support.official import (
 
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import ModelError
-from lantern_accel.families.llamagen.parts import vq_config
+from lantern_accel.families.llamagen.official import vq_config
 from lantern_accel.models.check import check
 from lantern_accel.models.locate import find_model, named_parts
 

@@ -19,10 +19,10 @@ from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.keys import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.official import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.text import SpecialIds, anole_unconditional
-from lantern_accel.families.prompts import left_pad
+from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Exact, Lantern, LanternPP, Sampling, Strategy
 

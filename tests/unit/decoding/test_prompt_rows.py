@@ -17,7 +17,7 @@ from lantern_accel.decoding.logits import guide
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.prompts import left_pad
+from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import DynamicTree, Lantern, LanternPP, Sampling, Strategy
 from lantern_accel.testing.trace import Recorder, first_difference

@@ -17,10 +17,9 @@ from support.official import gpt_weights, write_sizes, write_trained
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, RequestError
-from lantern_accel.families.catalogue import entry
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
-from lantern_accel.families.registry import family
+from lantern_accel.families.registry import entry, family
 from lantern_accel.memory.footprint import LiveBytes, measure
 from lantern_accel.memory.plan import Planner, parse_size, planner_for
 from lantern_accel.nn.vq import VQConfig, VQModel

@@ -117,12 +117,6 @@ def test_a_plain_trunk_is_made_of_blocks_that_devices_have_kernels_for() -> None
         assert described(other.blocks()) is None
 
 
-@pytest.mark.parametrize("decoder", [PLAIN, replace(PLAIN, kv_heads=2, head_dim=8)])
-def test_the_weights_of_a_block_are_counted(decoder: Decoder) -> None:
-    matrices = [p for p in decoder.blocks()[0].parameters() if p.dim() == 2]
-    assert decoder.block_weights == sum(p.numel() for p in matrices)
-
-
 def test_axes_take_sections_in_order_and_the_rest_of_a_head_stays() -> None:
     positions = torch.tensor([[3, 5], [7, 11], [13, 17]])
     cos, sin = rotary_table(positions, 12, 50.0, CPU, rotated=8, sections=(1, 1, 1, 1))

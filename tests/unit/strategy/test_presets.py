@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lantern_accel.errors import RequestError
-from lantern_accel.families.catalogue import entry
-from lantern_accel.families.registry import family
+from lantern_accel.families.registry import entry, family
 from lantern_accel.memory.plan import Planner
 from lantern_accel.strategy.presets import PRESETS, preset_for
 from lantern_accel.strategy.values import Sampling, Strategy, validated

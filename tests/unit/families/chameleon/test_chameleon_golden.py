@@ -15,9 +15,13 @@ import lantern_accel
 from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
-from lantern_accel.families.chameleon.keys import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.sizes import chameleon_vq_config, picture_names
+from lantern_accel.families.chameleon.official import (
+    chameleon_vq_config,
+    drafter_recipes,
+    picture_names,
+    target_recipes,
+)
 from lantern_accel.families.chameleon.text import ids_from_vocabulary, image_token_name
 from lantern_accel.nn.vq import VQModel, chameleon_pixels_to_uint8, pixels_to_uint8
 
@@ -85,7 +89,7 @@ def test_guided_greedy_decoding_gives_the_recorded_tokens(target: ChameleonGPT) 
 
 def test_the_prompt_is_padded_and_placed_as_recorded(target: ChameleonGPT) -> None:
     from lantern_accel.decoding.rows import prefix_positions
-    from lantern_accel.families.prompts import left_pad
+    from lantern_accel.families.tokenizer import left_pad
 
     io = golden("chameleon_hf/io")
     prompt = [IDS["bos"], *io["prompt_ids"].tolist(), IDS["eot_sep"], IDS["boi"]]

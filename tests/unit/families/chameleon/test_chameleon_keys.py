@@ -29,11 +29,15 @@ from lantern_accel.checkpoints.loading import fill
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
-from lantern_accel.families.chameleon.keys import (
+from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
+from lantern_accel.families.chameleon.official import (
     BESIDE_TARGET,
     BESIDE_VQ,
     check_norm,
+    drafter_config,
     drafter_recipes,
+    drafter_said,
+    fitting_drafter,
     head_norm_rows,
     key_layout,
     published_drafter,
@@ -41,8 +45,6 @@ from lantern_accel.families.chameleon.keys import (
     to_adjacent_pairs,
     to_half_split,
 )
-from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.sizes import drafter_config, drafter_said, fitting_drafter
 
 CONFIG = ChameleonConfig(
     dim=32, n_layer=2, n_head=4, ffn_dim=48, token_count=64, image_codes=16, height=2, width=2,

@@ -12,7 +12,7 @@ from torch import Tensor
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.chameleon.manifest import ChameleonManifest, nearest_size
 from lantern_accel.families.chameleon.model import ChameleonConfig
-from lantern_accel.families.chameleon.sizes import chameleon_vq_config
+from lantern_accel.families.chameleon.official import chameleon_vq_config
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
     anole_image_only,
@@ -23,8 +23,7 @@ from lantern_accel.families.chameleon.text import (
     lumina_prompt,
     lumina_unconditional,
 )
-from lantern_accel.families.prompts import bucket, left_pad
-from lantern_accel.families.tokenizer import read_tokenizer
+from lantern_accel.families.tokenizer import bucket, left_pad, read_tokenizer
 
 WORDS = "Generate an image of 64x32 according to the following prompt: a red fox"
 

@@ -269,7 +269,7 @@ def test_a_damaged_encoder_is_told(t5: Path) -> None:
 
 
 def test_the_parameters_of_flan_t5_xl() -> None:
-    from lantern_accel.families.catalogue import entry
+    from lantern_accel.families.registry import entry
 
     config = {
         "d_model": 2048, "d_kv": 64, "num_heads": 32, "d_ff": 5120, "num_layers": 24,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lantern_accel.families.catalogue import entry
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.official import published_manifest
+from lantern_accel.families.registry import entry
 
 
 def config_of(name: str) -> LlamaGenConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -120,6 +122,17 @@ class TokenFamily(DraftedFamily):
     def examples(self, manifest: Any) -> Sequence[Prompt]:
         """Return captions."""
         return CAPTIONS
+
+    @abstractmethod
+    def tiny_prompt(self, manifest: Any, drawn: random.Random) -> list[int]:
+        """Return a prompt of random words and length for the tiny model."""
+
+    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
+        """Return prompts of random words and lengths."""
+        manifest, drawn = model.manifest, random.Random(seed)
+        prompts = [self.tiny_prompt(manifest, drawn) for _ in range(count)]
+        ids, mask = left_pad(prompts, manifest.target.prefix_length, manifest.pad)
+        return Conditions(ids, mask, self.usual_shape(model))
 
     def positions(self, target: Any) -> int:
         """Return the positions that a target was trained on: those of a prompt and of its picture."""

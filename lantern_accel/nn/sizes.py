@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lantern_accel.bounds import MOST_CODES, MOST_GRID, MOST_LAYERS
 from lantern_accel.errors import shown
@@ -44,6 +44,40 @@ class Sizes(Frozen):
             if isinstance(one, float) and not math.isfinite(one):
                 raise ValueError(f"{one} is no finite number")
         return value
+
+
+class LlamaSizes(Sizes):
+    """Sizes of a Llama-like trunk whose heads may share keys and values."""
+
+    dim: int = Field(4096, ge=4)
+    n_layer: int = Field(32, ge=1)
+    n_head: int = Field(32, ge=1)
+    n_kv_head: int = Field(0, ge=0, description="0: as many as heads")
+    head_width: int = Field(0, ge=0, description="0: dim / n_head")
+    ffn_dim: int = Field(11008, ge=1)
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+    prefix_length: int = Field(64, ge=2, description="positions kept for the prompt, left-padded")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> LlamaSizes:
+        if not self.head_width and self.dim % self.n_head:
+            raise ValueError(f"dim {self.dim} must be a multiple of n_head {self.n_head}")
+        if self.head_dim % 2:
+            raise ValueError(f"heads are {self.head_dim} wide, which must be an even number")
+        if self.n_head % self.kv_heads:
+            raise ValueError(
+                f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_width or self.dim // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
 
 
 class SquareSizes(Sizes):

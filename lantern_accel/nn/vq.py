@@ -10,7 +10,7 @@ compared as they are).
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -171,12 +171,6 @@ class Coder(nn.Module):
         return out
 
 
-class _Codebook(nn.Module):
-    def __init__(self, config: VQConfig) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(config.codebook_size, config.codebook_dim)
-
-
 class VQModel(nn.Module):
     """The tokenizer: pixels in [-1, 1] to codes and back; any grid, square or not.
 
@@ -190,7 +184,8 @@ class VQModel(nn.Module):
         self.decoder = Coder(config, attend, encodes=False)
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
-        self.quantize = _Codebook(config)
+        codebook = nn.Embedding(config.codebook_size, config.codebook_dim)
+        self.quantize: Any = nn.ModuleDict({"embedding": codebook})
 
     def codebook(self) -> Tensor:
         """Return the codebook in the space that the decoder reads, ``[V, codebook_dim]``."""

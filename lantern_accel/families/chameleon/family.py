@@ -114,22 +114,12 @@ class ChameleonFamily(VQFamily, TokenFamily):
             defaults=DEFAULTS["lumina"].within(target.vocab_size),
         )
 
-    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
-        """Return prompts of random words and lengths."""
-        manifest: ChameleonManifest = model.manifest
+    def tiny_prompt(self, manifest: ChameleonManifest, drawn: random.Random) -> list[int]:
+        """Return Lumina's prompt of random words."""
         ids, target = manifest.ids, manifest.target
-        drawn = random.Random(seed)
-        texts = [
-            [
-                ids.bos,
-                *(drawn.randrange(50, 64) for _ in range(drawn.randint(1, 3))),
-                ids.end_of_turn,
-                *lumina_unconditional(ids, target.height, target.width),
-            ]
-            for _ in range(count)
-        ]
-        shape = (target.prefix_length, target.height, target.width)
-        return Conditions(*left_pad(texts, target.prefix_length, ids.pad), shape)
+        words = [drawn.randrange(50, 64) for _ in range(drawn.randint(1, 3))]
+        start = lumina_unconditional(ids, target.height, target.width)
+        return [ids.bos, *words, ids.end_of_turn, *start]
 
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: ChameleonManifest

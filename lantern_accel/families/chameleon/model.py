@@ -24,37 +24,23 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
-from lantern_accel.nn.sizes import Sizes
+from lantern_accel.nn.sizes import LlamaSizes
 from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, RMSNorm, dense_visible
 
 
-class TrunkConfig(Sizes):
+class TrunkConfig(LlamaSizes):
     """Sizes of Chameleon's decoder blocks, of a target or of a drafter."""
 
-    dim: int = Field(4096, ge=4)
-    n_layer: int = Field(32, ge=1)
-    n_head: int = Field(32, ge=1)
-    n_kv_head: int = Field(0, ge=0, description="0: as many as heads")
-    ffn_dim: int = Field(11008, ge=1)
     token_count: int = Field(65536, ge=2, description="the vocabulary of text and image tokens")
-    norm_eps: float = 1e-5
-    rope_base: float = 10000.0
     swin_norm: bool = Field(False, description="norms after attention and feed-forward, not before")
     image_first: int = Field(4, ge=0, description="the id of code 0")
     image_codes: int = Field(8192, ge=2)
     newline_id: int | None = Field(None, description="the token that ends every row of the picture")
     height: int = Field(32, ge=1, description="tokens from top to bottom")
     width: int = Field(32, ge=1, description="tokens from left to right, the newline not counted")
-    prefix_length: int = Field(64, ge=2, description="positions kept for the prompt, left-padded")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> TrunkConfig:
-        if self.dim % self.n_head or (self.dim // self.n_head) % 2:
-            raise ValueError(f"dim {self.dim} must be n_head {self.n_head} times an even number")
-        if self.n_head % (self.n_kv_head or self.n_head):
-            raise ValueError(
-                f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}"
-            )
         if self.newline_id is not None and self.newline_id >= self.token_count:
             raise ValueError(
                 f"the newline is token {self.newline_id}, but there are only {self.token_count}"
@@ -65,14 +51,6 @@ class TrunkConfig(Sizes):
                 f"more than the vocabulary's {self.token_count}"
             )
         return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_head
-
-    @property
-    def kv_heads(self) -> int:
-        return self.n_kv_head or self.n_head
 
     @property
     def decoder(self) -> Decoder:

@@ -40,7 +40,6 @@ from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import fitting_config
 from lantern_accel.families.prompted_family import PromptedFamily
-from lantern_accel.families.tokenizer import left_pad
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -113,12 +112,6 @@ class GlmImageFamily(PromptedFamily):
             defaults=DEFAULTS.within(48),
         )
 
-    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
-        """Return prompts of random words and lengths."""
-        target: GlmImageConfig = model.manifest.target
-        drawn = random.Random(seed)
-        texts = [
-            [drawn.randrange(50, 96) for _ in range(drawn.randint(2, 8))] for _ in range(count)
-        ]
-        ids, mask = left_pad(texts, target.prefix_length, model.manifest.marks.pad)
-        return Conditions(ids, mask, shape=(target.prefix_length, target.height, target.width))
+    def tiny_prompt(self, manifest: GlmImageManifest, drawn: random.Random) -> list[int]:
+        """Return words alone."""
+        return [drawn.randrange(50, 96) for _ in range(drawn.randint(2, 8))]

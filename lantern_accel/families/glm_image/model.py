@@ -17,23 +17,18 @@ from lantern_accel.families.glm_image.grids import SMALL, Grid, grids, positions
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
-from lantern_accel.nn.sizes import Sizes
+from lantern_accel.nn.sizes import LlamaSizes, Sizes
 from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm
 
 
-class GlmImageConfig(Sizes):
+class GlmImageConfig(LlamaSizes):
     """Sizes of the prior; ``height`` and ``width`` are of the large grid."""
 
-    dim: int = Field(4096, ge=4)
     n_layer: int = Field(40, ge=1)
-    n_head: int = Field(32, ge=1)
     n_kv_head: int = Field(2, ge=1)
-    head_width: int = Field(0, ge=0, description="0: dim / n_head")
     ffn_dim: int = Field(13696, ge=1)
     token_count: int = Field(168064, ge=2, description="the vocabulary of codes and text")
     vocab_size: int = Field(16384, ge=2, description="codes, the first ids of the vocabulary")
-    norm_eps: float = 1e-5
-    rope_base: float = 10000.0
     rotated: int = Field(64, ge=2, description="numbers of a head that turn, the first ones")
     sections: tuple[int, ...] = Field((8, 12, 12), description="pairs of each axis, in turns")
     bias: bool = Field(True, description="queries, keys and values have one")
@@ -41,19 +36,12 @@ class GlmImageConfig(Sizes):
     width: int = Field(32, ge=1)
     small_tokens: int = Field(SMALL, ge=1, description="tokens of the small grid, about")
     max_positions: int = Field(131072, ge=2)
-    prefix_length: int = Field(64, ge=2, description="positions kept for the prompt, left-padded")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> GlmImageConfig:
-        if not self.head_width and self.dim % self.n_head:
-            raise ValueError(f"dim {self.dim} must be a multiple of n_head {self.n_head}")
-        if self.head_dim % 2 or self.rotated % 2 or self.rotated > self.head_dim:
+        if self.rotated % 2 or self.rotated > self.head_dim:
             raise ValueError(
                 f"{self.rotated} numbers of a head of {self.head_dim} cannot turn in pairs"
-            )
-        if self.n_head % self.n_kv_head:
-            raise ValueError(
-                f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}"
             )
         if sum(self.sections) != self.rotated // 2:
             raise ValueError(
@@ -64,14 +52,6 @@ class GlmImageConfig(Sizes):
         if min(self.grids[0]) < 1:
             raise ValueError(f"a picture of {self.height} x {self.width} tokens is too narrow")
         return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.head_width or self.dim // self.n_head
-
-    @property
-    def kv_heads(self) -> int:
-        return self.n_kv_head
 
     @property
     def decoder(self) -> Decoder:

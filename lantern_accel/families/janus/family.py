@@ -33,7 +33,7 @@ from lantern_accel.families.janus.text import SpecialIds, prompt_ids
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import fitting_config
 from lantern_accel.families.prompted_family import PromptedFamily
-from lantern_accel.families.tokenizer import PromptText, left_pad
+from lantern_accel.families.tokenizer import PromptText
 from lantern_accel.nn.vq import VQConfig, VQModel
 from lantern_accel.strategy.values import Sampling
 
@@ -100,12 +100,7 @@ class JanusFamily(VQFamily, PromptedFamily):
             defaults=DEFAULTS.within(target.vocab_size),
         )
 
-    def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
-        """Return prompts of random words and lengths."""
-        ids, length = model.manifest.ids, model.manifest.target.prefix_length
-        drawn = random.Random(seed)
-        texts = [
-            [ids.bos, *(drawn.randrange(36) for _ in range(drawn.randint(1, 6))), ids.image_start]
-            for _ in range(count)
-        ]
-        return Conditions(*left_pad(texts, length, ids.pad), shape=length)
+    def tiny_prompt(self, manifest: JanusManifest, drawn: random.Random) -> list[int]:
+        """Return words between the ids that begin a sentence and a picture."""
+        words = [drawn.randrange(36) for _ in range(drawn.randint(1, 6))]
+        return [manifest.ids.bos, *words, manifest.ids.image_start]

@@ -11,25 +11,23 @@ from __future__ import annotations
 import itertools
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.sizes import SquareSizes
+from lantern_accel.nn.sizes import LlamaSizes, SquareSizes
 from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm
 
 
-class JanusConfig(SquareSizes):
+class JanusConfig(LlamaSizes, SquareSizes):
     """Sizes of Janus's Llama, of its image embedding and of its image head."""
 
     dim: int = Field(2048, ge=4)
     n_layer: int = Field(24, ge=1)
     n_head: int = Field(16, ge=1)
-    n_kv_head: int = Field(0, ge=0, description="0: as many as heads")
-    head_width: int = Field(0, ge=0, description="0: dim / n_head")
     ffn_dim: int = Field(5632, ge=1)
     token_count: int = Field(102400, ge=2, description="the vocabulary of text tokens")
     vocab_size: int = Field(16384, ge=2, description="image codes")
@@ -37,31 +35,9 @@ class JanusConfig(SquareSizes):
     aligner_depth: int = Field(2, ge=1)
     head_dim_image: int = Field(0, ge=0, description="width within the image head; 0: dim")
     norm_eps: float = 1e-6
-    rope_base: float = 10000.0
     grid: int = Field(24, ge=1, description="tokens along one side of the image")
     bias: bool = Field(False, description="queries, keys and values have one")
     max_positions: int = Field(16384, ge=2, description="prompt and picture, as trained")
-    prefix_length: int = Field(64, ge=2, description="positions kept for the prompt, left-padded")
-
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> JanusConfig:
-        if not self.head_width and self.dim % self.n_head:
-            raise ValueError(f"dim {self.dim} must be a multiple of n_head {self.n_head}")
-        if self.head_dim % 2:
-            raise ValueError(f"heads are {self.head_dim} wide, which must be an even number")
-        if self.n_head % self.kv_heads:
-            raise ValueError(
-                f"n_head {self.n_head} must be a multiple of n_kv_head {self.n_kv_head}"
-            )
-        return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.head_width or self.dim // self.n_head
-
-    @property
-    def kv_heads(self) -> int:
-        return self.n_kv_head or self.n_head
 
     @property
     def image_width(self) -> int:

@@ -38,7 +38,7 @@ from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.published import ModelEntry
-from lantern_accel.families.registry import parts_of, published
+from lantern_accel.families.registry import parts_of, published, released
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.values import Sampling
 
@@ -58,6 +58,8 @@ class Surroundings:
     missing: dict[str, str]
 
 
+#: What a published model is known by.
+_RELEASED = tuple({*LlamaGenConfig.model_fields, "hidden_dim"} - {"ffn_dim"})
 #: Tokens along one side by the ``input_type`` of a published drafter, which hard-codes them.
 INPUT_TYPES = {"t2i": 16, "c2i": 24, "t2i2": 32}
 
@@ -354,17 +356,6 @@ def detect(path: Path, parts: Parts) -> Found | None:
     around = Surroundings(config, target.path.name, beside, parts, files, missing)
     vq = find_vq(around)
     drafter = find_drafter(around)
-    known = published_entry(config)
-    if (
-        known is not None
-        and vq is not None
-        and config.grid * vq.downsample != known.config["pixels"]
-    ):
-        raise CheckpointError(
-            f"{files['vq']} makes {vq.downsample} pixels of a token, but {target.path.name} draws "
-            f"{config.grid} x {config.grid} tokens for {known.config['pixels']} pixels; name the "
-            "tokenizer of 16 pixels a token with --vq"
-        )
     if config.conditioning == "text":
         find_text(around)
     with explained(lambda why: f"{target.path}: {why}"):
@@ -374,8 +365,15 @@ def detect(path: Path, parts: Parts) -> Found | None:
             drafter=drafter,
             vq=vq or published_vq().model_copy(update={"codebook_size": config.vocab_size}),
             defaults=defaults_of(config),
-        ).named(known)
-    return Found(manifest, files, parts, missing=missing)
+        )
+    known = released(manifest, published_manifest, _RELEASED)
+    if vq is not None and known and manifest.image_size != known.config["pixels"]:
+        raise CheckpointError(
+            f"{files['vq']} makes {vq.downsample} pixels of a token, but {target.path.name} draws "
+            f"{config.grid} x {config.grid} tokens for {known.config['pixels']} pixels; name the "
+            "tokenizer of 16 pixels a token with --vq"
+        )
+    return Found(manifest.named(known), files, parts, missing=missing)
 
 
 def defaults_of(config: LlamaGenConfig) -> ModelDefaults:
@@ -386,8 +384,8 @@ def defaults_of(config: LlamaGenConfig) -> ModelDefaults:
 
 def published_manifest(entry: ModelEntry) -> LlamaGenManifest:
     """Return the manifest of a published LlamaGen, drafter included where one is published."""
-    config = entry_config(entry)
-    parts = parts_of(entry)
+    said, parts = entry.config, parts_of(entry)
+    config = llamagen_config(said["size"], said["pixels"], text=said["conditioning"] == "text")
     return LlamaGenManifest(
         **entry.labels,
         target=config,
@@ -395,30 +393,6 @@ def published_manifest(entry: ModelEntry) -> LlamaGenManifest:
         vq=published_vq(parts["vq"].config["downsample"]),
         defaults=defaults_of(config),
     )
-
-
-def entry_config(entry: ModelEntry) -> LlamaGenConfig:
-    """Return the sizes of a published LlamaGen."""
-    config = entry.config
-    return llamagen_config(config["size"], config["pixels"], text=config["conditioning"] == "text")
-
-
-def published_entry(config: LlamaGenConfig) -> ModelEntry | None:
-    """Return the published model that has exactly these sizes."""
-    for one in published():
-        if one.family == "llamagen" and _same(entry_config(one), config):
-            return one
-    return None
-
-
-def _same(known: LlamaGenConfig, config: LlamaGenConfig) -> bool:
-    mine, theirs = known.model_dump(), config.model_dump()
-    mine["ffn_dim"], theirs["ffn_dim"] = known.hidden_dim, config.hidden_dim
-    if known.conditioning == "class":
-        mine["caption_dim"] = theirs["caption_dim"]
-    else:
-        mine["num_classes"] = theirs["num_classes"]
-    return mine == theirs
 
 
 # --- sizes ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.decoding.rows import Allowed
+from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
 
@@ -24,9 +25,16 @@ class Target(RotaryNetwork):
     #: Whether rows of one image have prompts, masks and positions of their own, or share them.
     own_prompts = False
     tok_embeddings: Any
+    decoder: Decoder
     layers: nn.ModuleList
     norm: RMSNorm
     output: Projection
+
+    def make_layers(self, dropout: float = 0.0) -> None:
+        """Make the blocks, as the configuration describes them, and the final norm."""
+        self.decoder = self.config.decoder
+        self.layers = self.decoder.blocks(dropout)
+        self.norm = RMSNorm(self.decoder.dim, self.decoder.eps)
 
     @property
     def weight(self) -> Tensor:
@@ -70,8 +78,7 @@ class Target(RotaryNetwork):
 
         ``taps``: blocks, counted from 1, whose states come before the features: ``[R, T, (n + 1) D]``.
         """
-        out: Tensor = self.config.decoder.run(self.ops, self.layers, x, at, self.norm, taps)
-        return out
+        return self.decoder.run(self.ops, self.layers, x, at, self.norm, taps)
 
     def embed_prefix(self, condition: Tensor) -> Tensor:
         """Embed the prompt's token ids, int ``[R, prefix]``, as ``[R, prefix, D]``."""

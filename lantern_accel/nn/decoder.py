@@ -45,19 +45,19 @@ class Decoder:
     def of(cls, sizes: Any, **special: Any) -> Decoder:
         """Return the trunk of a network; ``special``: what tells it from a plain one.
 
-        ``sizes``: the configuration, with ``head_dim``, ``ffn_dim`` and, where heads share keys and
-        values, ``kv_heads`` whatever its fields.
+        ``sizes``: the configuration, with ``head_dim``, ``ffn_dim`` (or ``hidden_dim``, made of it)
+        and, where heads share keys and values, ``kv_heads``.
         """
-        values = {
-            "dim": sizes.dim,
-            "layers": sizes.n_layer,
-            "heads": sizes.n_head,
-            "kv_heads": getattr(sizes, "kv_heads", sizes.n_head),
-            "head_dim": sizes.head_dim,
-            "hidden": sizes.ffn_dim,
-            "eps": sizes.norm_eps,
-        }
-        return cls(**{**values, **special})
+        return cls(
+            dim=sizes.dim,
+            layers=sizes.n_layer,
+            heads=sizes.n_head,
+            kv_heads=getattr(sizes, "kv_heads", sizes.n_head),
+            head_dim=sizes.head_dim,
+            hidden=getattr(sizes, "hidden_dim", sizes.ffn_dim),
+            eps=sizes.norm_eps,
+            **special,
+        )
 
     @property
     def groups(self) -> int:

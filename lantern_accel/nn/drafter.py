@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
 
@@ -41,7 +42,8 @@ class Drafter(RotaryNetwork, ABC):
         wide = (len(c.taps) + 1) * c.dim
         self.fuse = Projection(wide, c.dim, bias=False) if c.taps else None
         self.fc = Projection(2 * c.dim, c.dim, bias=c.bias)
-        self.layers = c.decoder.blocks()
+        self.decoder: Decoder = c.decoder
+        self.layers = self.decoder.blocks()
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -80,8 +82,7 @@ class Drafter(RotaryNetwork, ABC):
     def run(self, embedded: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Run the blocks on embedded tokens ``[R, T, D]`` and the target's states: ``[R, T, D]``."""
         x = self.joined(embedded.to(features.dtype), features)
-        out: Tensor = self.config.decoder.run(self.ops, self.layers, x, at)
-        return out
+        return self.decoder.run(self.ops, self.layers, x, at)
 
     def forward(self, codes: Tensor, features: Tensor, at: Pass) -> Tensor:
         """Predict features ``[R, T, D]`` from codes, int ``[R, T]``, and features ``[R, T, D]``.

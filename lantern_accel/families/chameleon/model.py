@@ -25,7 +25,7 @@ from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
 from lantern_accel.nn.sizes import LlamaSizes
-from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, RMSNorm, dense_visible
+from lantern_accel.nn.transformer import REFERENCE, Pass, Projection, dense_visible
 
 
 class TrunkConfig(LlamaSizes):
@@ -153,8 +153,7 @@ class ChameleonGPT(CodeNetwork, Target):
         self.config = config
         self.ops = ops
         self.tok_embeddings = CodeEmbedding(config)
-        self.layers = config.decoder.blocks()
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.make_layers()
         rows = config.token_count if config.text_head else config.vocab_size
         self.output = Projection(config.dim, rows, bias=False)
         self.place_tables(torch.device("cpu"))

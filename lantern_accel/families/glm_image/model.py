@@ -18,7 +18,7 @@ from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import rotary_table
 from lantern_accel.nn.sizes import LlamaSizes, Sizes
-from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm
+from lantern_accel.nn.transformer import REFERENCE, Projection
 
 
 class GlmImageConfig(LlamaSizes):
@@ -89,8 +89,7 @@ class GlmImageGPT(Target):
         self.config = config
         self.ops = ops
         self.tok_embeddings = nn.Embedding(config.token_count, config.dim)
-        self.layers = config.decoder.blocks()
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.make_layers()
         self.output = Projection(config.dim, config.vocab_size, bias=False)
         self.place_tables(torch.get_default_device())
 

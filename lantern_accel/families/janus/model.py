@@ -19,7 +19,7 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.sizes import LlamaSizes, SquareSizes
-from lantern_accel.nn.transformer import REFERENCE, Projection, RMSNorm
+from lantern_accel.nn.transformer import REFERENCE, Projection
 
 
 class JanusConfig(LlamaSizes, SquareSizes):
@@ -64,8 +64,7 @@ class JanusGPT(Target):
         self.gen_embed = nn.Embedding(config.vocab_size, config.code_dim)
         widths = [config.code_dim] + [config.dim] * config.aligner_depth
         self.aligner = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
-        self.layers = config.decoder.blocks()
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.make_layers()
         self.head_in = Projection(config.dim, config.image_width)
         self.output = Projection(config.image_width, config.vocab_size)
         self.place_tables(torch.get_default_device())

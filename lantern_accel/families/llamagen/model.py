@@ -23,7 +23,6 @@ from lantern_accel.nn.sizes import SquareSizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
     Projection,
-    RMSNorm,
     described,
 )
 
@@ -71,7 +70,7 @@ class LlamaGenConfig(SquareSizes):
     @property
     def decoder(self) -> Decoder:
         """What tells this trunk from other Llama-like ones: nothing, so that it is the plain one."""
-        return Decoder.of(self, hidden=self.hidden_dim)
+        return Decoder.of(self)
 
     @classmethod
     def from_official(cls, args: dict[str, object]) -> LlamaGenConfig:
@@ -135,8 +134,7 @@ class LlamaGenGPT(GridNetwork, Target):
         self.cls_embedding: CaptionEmbedder | ClassEmbedder = (
             CaptionEmbedder(config) if config.conditioning == "text" else ClassEmbedder(config)
         )
-        self.layers = config.decoder.blocks(dropout)
-        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.make_layers(dropout)
         self.output = Projection(config.dim, config.vocab_size, bias=False)
         self.place_tables(torch.get_default_device())
 

@@ -97,13 +97,15 @@ def llama_sizes(
 def block_recipes(
     keys: Iterable[str], layout: KeyLayout, decoder: Decoder, half_split: int = 0
 ) -> dict[str, Recipe]:
-    """Say for every parameter of the blocks, those of head norms excepted, where it lies.
+    """Say for every parameter of the trunk, those of head norms and the head excepted, where it lies.
 
     ``half_split``: how many numbers of a head turn in pairs ``(i, i + r/2)``, whose rows are reordered;
     0: pairs are adjacent already.
     """
     there, d = set(keys), decoder.head_dim
-    recipes: dict[str, Recipe] = {}
+    recipes = {"tok_embeddings.weight": Recipe((layout.embedding,))}
+    if layout.norm:
+        recipes["norm.weight"] = Recipe((layout.norm,))
 
     def reorder(turned: tuple[str, ...]) -> Callable[[str, Tensor], Tensor] | None:
         if not half_split:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import CheckpointError
+from lantern_accel.families.manifest import Manifest, ManifestT, check_codes
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import Drafter, check_taps
@@ -99,6 +100,20 @@ def misfit(drafter: PromptedDrafterConfig, config: Any) -> str | None:
     if max(drafter.taps, default=0) > config.n_layer:
         return f"it reads block {max(drafter.taps)} of the model's {config.n_layer}"
     return None
+
+
+class PromptedManifest(Manifest):
+    """The manifest of a model whose drafters have its own blocks."""
+
+    drafter: PromptedDrafterConfig | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit(self: ManifestT) -> ManifestT:
+        check_codes(self.vq.codebook_size, self.target.vocab_size)
+        wrong = None if self.drafter is None else misfit(self.drafter, self.target)
+        if wrong is not None:
+            raise ValueError(f"the drafter is of another target: {wrong}")
+        return self
 
 
 def mark_of(target: Target) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ from lantern_accel.families.base import (
     TextSource,
 )
 from lantern_accel.families.drafted_family import DraftedFamily
-from lantern_accel.families.manifest import ManifestT, check_codes
+from lantern_accel.families.manifest import ManifestT
 from lantern_accel.families.prompted_drafter import (
     PromptedDrafter,
     PromptedDrafterConfig,
@@ -85,14 +85,6 @@ def add_drafter(
         return manifest
     config, files["drafter"] = read_drafter(path, manifest.target)
     return manifest.model_copy(update={"drafter": config})
-
-
-def check_parts(manifest: Any) -> None:
-    """Raise ValueError for parts of a manifest that are not of one model, for its validator."""
-    check_codes(manifest.vq.codebook_size, manifest.target.vocab_size)
-    wrong = None if manifest.drafter is None else misfit(manifest.drafter, manifest.target)
-    if wrong is not None:
-        raise ValueError(f"the drafter is of another target: {wrong}")
 
 
 class TokenFamily(DraftedFamily):

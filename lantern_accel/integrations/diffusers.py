@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.base import Model
-from lantern_accel.families.glm_image.grids import PIXELS, prior_token_ids
+from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_ids
+from lantern_accel.families.glm_image.text import check_special
 from lantern_accel.families.releases import require
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.decoding import InterruptedDecodingError, draw, fresh_seed
@@ -58,7 +59,8 @@ class _Prior:
         report: Callable[[int], None],
     ) -> Tensor:
         """Return the codes of both grids, ``[B, N]``."""
-        check_special(self.pipe, prompts)
+        tokenizer = getattr(self.pipe.processor, "tokenizer", None)
+        check_special(prompts, getattr(tokenizer, "added_tokens_encoder", {}))
         if self.own is not None:
             made = self.own.conditions(prompts, (width, height))
             sampling = self.own.sampling(**self.overrides)
@@ -110,19 +112,6 @@ class _Prior:
             transformers.restore(self.pipe.vision_language_encoder)
         elif self.opened:
             self.own.close()
-
-
-def check_special(pipe: Any, prompts: Sequence[str]) -> None:
-    """Raise :class:`RequestError` for a prompt with a string that the tokenizer reads as a token."""
-    tokenizer = getattr(pipe.processor, "tokenizer", None)
-    for special in getattr(tokenizer, "added_tokens_encoder", {}):
-        for prompt in prompts:
-            if special in prompt:
-                raise RequestError(
-                    f"the prompt {prompt[:60]!r} has {special!r} in it, which this model reads as a "
-                    "token of "
-                    "its own and not as text; leave it out"
-                )
 
 
 def accelerate(
@@ -184,12 +173,7 @@ def _call(
     self.check_inputs(prompt, height, width, tensors, kwargs.get("prompt_embeds"))
     if height is None or width is None:
         raise RequestError("height and width must be given, in multiples of 32 pixels")
-    if height % PIXELS or width % PIXELS:
-        near = [max(round(side / PIXELS), 1) * PIXELS for side in (width, height)]
-        raise RequestError(
-            f"the prior draws sizes that are multiples of {PIXELS} pixels, not {width}x{height}; "
-            f"{near[0]}x{near[1]} would do"
-        )
+    rows, columns = grid_of(width, height, "the prior")
     times = kwargs.pop("num_images_per_prompt", 1)
     prompts = [
         one for one in ([prompt] if isinstance(prompt, str) else prompt) for _ in range(times)
@@ -206,7 +190,7 @@ def _call(
         seeds = [(seed, i) for i in range(len(prompts))]
     self._interrupt = False
     state: _Prior = vars(self)[_STATE]
-    with self.progress_bar(total=_tokens(height, width)) as bar:
+    with self.progress_bar(total=sum(a * b for a, b in grids(rows, columns))) as bar:
 
         def report(known: int) -> None:
             if self._interrupt:
@@ -214,7 +198,7 @@ def _call(
             bar.update(max(known - bar.n, 0) if hasattr(bar, "n") else 0)
 
         tokens = state.tokens(prompts, height, width, seeds, report)
-    ids = prior_token_ids(tokens, height // PIXELS, width // PIXELS)
+    ids = prior_token_ids(tokens, rows, columns)
     kwargs["prior_token_ids"] = ids.to(self._execution_device)
     negative = kwargs.get("negative_prompt_embeds")
     if negative is not None and times > 1:
@@ -224,9 +208,3 @@ def _call(
 
 def _seed(generator: torch.Generator) -> int:
     return generator.initial_seed() % 2**63
-
-
-def _tokens(height: int, width: int) -> int:
-    from lantern_accel.families.glm_image.grids import grids
-
-    return sum(a * b for a, b in grids(height // PIXELS, width // PIXELS))

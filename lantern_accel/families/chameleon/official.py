@@ -131,8 +131,7 @@ def trunk_recipes(
     d = config.head_dim
     mark = f"{layout.block}{layout.q_norm}.weight".format(i=0)
     split = half_split(shape(mark))
-    recipes = {"tok_embeddings.weight": Recipe((layout.embedding,))}
-    recipes |= block_recipes(there, layout, config.decoder, d if split else 0)
+    recipes = block_recipes(there, layout, config.decoder, d if split else 0)
     for i in range(config.n_layer):
         theirs, ours = layout.block.format(i=i), f"layers.{i}."
         for leaf in ("weight", "bias"):
@@ -170,7 +169,6 @@ def _norm(heads: Mapping[str, int], split: bool) -> Callable[[str, Tensor], Tens
 def target_recipes(keys: Iterable[str], shape: Shape, config: ChameleonConfig) -> dict[str, Recipe]:
     """Say for every parameter of :class:`ChameleonGPT` where it lies in a checkpoint."""
     layout, recipes = trunk_recipes(keys, shape, config)
-    recipes["norm.weight"] = Recipe((layout.norm,))
     rows = None if config.text_head else torch.tensor(config.token_ids())
 
     def codes(key: str, tensor: Tensor) -> Tensor:

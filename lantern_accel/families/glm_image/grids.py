@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from lantern_accel.errors import RequestError
+
 #: Rows and columns of a grid.
 Grid = tuple[int, int]
 #: Pixels along the side of a token of the large grid.
@@ -27,6 +29,22 @@ def grids(rows: int, columns: int, small: int = SMALL) -> tuple[Grid, Grid]:
     """
     narrow = math.isqrt(small * rows // columns), math.isqrt(small * columns // rows)
     return narrow, (rows, columns)
+
+
+def grid_of(width: int, height: int, whose: str) -> Grid:
+    """Return the large grid of a picture in pixels.
+
+    Raises :class:`RequestError` for sides that are no multiples of a token's; ``whose``: who draws it.
+    """
+    sides = width, height
+    columns, rows = (side // PIXELS for side in sides)
+    if any(side % PIXELS or side < PIXELS for side in sides):
+        near = [max(round(side / PIXELS), 1) * PIXELS for side in sides]
+        raise RequestError(
+            f"{whose} draws sizes that are multiples of {PIXELS} pixels, not {width}x{height}; "
+            f"{near[0]}x{near[1]} would do"
+        )
+    return rows, columns
 
 
 def positions(prompt: int, both: tuple[Grid, Grid]) -> Tensor:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from lantern_accel.errors import RequestError
-from lantern_accel.families.glm_image.grids import PIXELS, grids
+from lantern_accel.families.glm_image.grids import PIXELS, grid_of, grids
 from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
-from lantern_accel.families.manifest import Manifest, ModelDefaults
-from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
-from lantern_accel.families.prompted_family import check_parts
+from lantern_accel.families.manifest import ModelDefaults
+from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling
 
@@ -30,19 +29,13 @@ class Marks(Frozen):
     pad: int = Field(16385, ge=0)
 
 
-class GlmImageManifest(Manifest):
+class GlmImageManifest(PromptedManifest):
     """``model.json`` of GLM-Image's family."""
 
     family: Literal["glm_image"] = "glm_image"
     marks: Marks = Marks()
     target: GlmImageConfig
-    drafter: PromptedDrafterConfig | None = None
     vq: CodebookConfig
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> GlmImageManifest:
-        check_parts(self)
-        return self
 
     @property
     def pad(self) -> int:
@@ -62,13 +55,7 @@ class GlmImageManifest(Manifest):
         if size is None:
             return super().grid(None)
         width, height = size
-        columns, rows = width // PIXELS, height // PIXELS
-        if (columns * PIXELS, rows * PIXELS) != size or not rows or not columns:
-            near = [max(round(side / PIXELS), 1) * PIXELS for side in size]
-            raise RequestError(
-                f"the model {self.name!r} draws sizes that are multiples of {PIXELS} pixels, not "
-                f"{width}x{height}; {near[0]}x{near[1]} would do"
-            )
+        rows, columns = grid_of(width, height, f"the model {self.name!r}")
         both = grids(rows, columns, self.target.small_tokens)
         most = min(self.target.max_positions, MOST_TOKENS)
         if min(both[0]) < 1 or sum(a * b for a, b in both) > most:

@@ -59,8 +59,6 @@ def target_recipes(keys: Iterable[str], config: GlmImageConfig) -> dict[str, Rec
     def codes(key: str, rows: Tensor) -> Tensor:
         return rows[: config.vocab_size]
 
-    recipes["tok_embeddings.weight"] = Recipe((LAYOUT.embedding,))
-    recipes["norm.weight"] = Recipe((LAYOUT.norm,))
     recipes["output.weight"] = Recipe((LAYOUT.head,), codes)
     return recipes
 

@@ -6,7 +6,7 @@ Source: transformers 5.23, ``processing_glm_image.py`` (``prepare_inputs_layout`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,17 @@ def prompt_text(text: str, marks: Marks, rows: int, columns: int) -> str:
         f"{marks.size_begin}{high} {wide}{marks.size_end}" for high, wide in (large, small)
     )
     return f"{text}{sizes}{marks.image_start}"
+
+
+def check_special(texts: Iterable[str], specials: Collection[str]) -> None:
+    """Raise :class:`RequestError` for a prompt with a string that the tokenizer reads as a token."""
+    for text in texts:
+        special = next((one for one in specials if one in text), None)
+        if special is not None:
+            raise RequestError(
+                f"the prompt {shown(text)} has {special!r} in it, which this model reads as a token "
+                "of its own and not as text; leave it out"
+            )
 
 
 class GlmImageText(PromptText):
@@ -42,12 +53,6 @@ class GlmImageText(PromptText):
         would take it for one.
         """
         marks = self.manifest.marks
-        for text in texts:
-            special = next((one for one in self.special if one in text), None)
-            if special is not None:
-                raise RequestError(
-                    f"the prompt {shown(text)} has {special!r} in it, which this model reads as a token "
-                    "of its own and not as text; leave it out"
-                )
+        check_special(texts, self.special)
         whole = [prompt_text(text, marks, rows, columns) for text in texts]
         return [list(self.tokenizer.encode(one).ids) for one in whole]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from lantern_accel.families.janus.model import JanusConfig
 from lantern_accel.families.janus.text import SpecialIds, Variant
-from lantern_accel.families.manifest import Manifest, ModelDefaults
-from lantern_accel.families.prompted_drafter import PromptedDrafterConfig
-from lantern_accel.families.prompted_family import check_parts
+from lantern_accel.families.manifest import ModelDefaults
+from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.values import Sampling
 
@@ -18,20 +15,14 @@ from lantern_accel.strategy.values import Sampling
 DEFAULTS = ModelDefaults(sampling=Sampling(cfg_scale=5.0))
 
 
-class JanusManifest(Manifest):
+class JanusManifest(PromptedManifest):
     """``model.json`` of Janus's family."""
 
     family: Literal["janus"] = "janus"
     variant: Variant = "pro"
     ids: SpecialIds = SpecialIds()
     target: JanusConfig
-    drafter: PromptedDrafterConfig | None = None
     vq: VQConfig
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> JanusManifest:
-        check_parts(self)
-        return self
 
     @property
     def pad(self) -> int:

@@ -137,10 +137,7 @@ def target_recipes(keys: Iterable[str], config: JanusConfig, path: Path) -> dict
             f"{path} has no image embedding under any name that Janus's layouts use; it is of another "
             "architecture"
         )
-    trunk = layout.trunk
-    recipes = block_recipes(there, trunk, config.decoder, config.head_dim)
-    recipes["tok_embeddings.weight"] = Recipe((trunk.embedding,))
-    recipes["norm.weight"] = Recipe((trunk.norm,))
+    recipes = block_recipes(there, layout.trunk, config.decoder, config.head_dim)
     recipes["gen_embed.weight"] = Recipe((layout.embed,))
     linear = {f"aligner.{i}": layout.aligned(i) for i in range(config.aligner_depth)}
     for ours, theirs in {**linear, "head_in": layout.head_in, "output": layout.head_out}.items():

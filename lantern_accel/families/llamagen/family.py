@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from lantern_accel.bounds import whole
-from lantern_accel.checkpoints.layouts import read_json
+from lantern_accel.checkpoints.layouts import drafter_weights, read_json
 from lantern_accel.checkpoints.loading import Recipe, fill, without_data
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
 from lantern_accel.errors import CheckpointError, ModelError, RequestError, shown
@@ -37,10 +37,10 @@ from lantern_accel.families.llamagen.keys import (
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.families.llamagen.official import (
+    candidates_for,
     defaults_of,
     detect,
     fitting_drafter,
-    named_drafter,
     published_manifest,
     published_vq,
     read_drafter,
@@ -81,7 +81,7 @@ class LlamaGenFamily(VQFamily, DraftedFamily):
 
     def read_drafter(self, manifest: LlamaGenManifest, path: Path) -> tuple[DrafterConfig, Path]:
         """Take LANTERN's drafter, or one that was trained here."""
-        one = named_drafter(path)
+        (one,) = candidates_for("drafter", drafter_weights(path), ())
         return read_drafter(one, manifest.target, manifest.name), one.path
 
     def sized(self, name: str, values: Mapping[str, Any] | None = None) -> LlamaGenManifest | None:

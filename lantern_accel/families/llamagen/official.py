@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,32 @@ def classify(checkpoint: Checkpoint) -> str | None:
     return None
 
 
+#: What each kind of checkpoint is, and what to call a part that should be of one.
+_ARE = {"target": "a GPT", "drafter": "a drafter", "vq": "an image tokenizer"}
+_WANTED = {"vq": "LlamaGen's image tokenizer", "drafter": "a LANTERN drafter for LlamaGen"}
+
+
+def candidates_for(kind: str, named: Path | None, folders: Iterable[Path]) -> list[Candidate]:
+    """Return the checkpoints of one kind: the one that a user named, or all that lie in the folders.
+
+    Raises :class:`CheckpointError` for one of another kind, and for one that cannot be opened.
+    """
+    if named is not None:
+        one = examine(named, classify)
+        if one.opened() and one.kind != kind:
+            held = f"it is {_ARE[one.kind]}" if one.kind else "its keys are of something else"
+            raise CheckpointError(
+                f"{named} is not {_WANTED[kind]} ({held}); name another with --{kind}"
+            )
+        return [one]
+    seen = search(folders, classify)
+    found = [one for one in seen if one.kind == kind]
+    broken = [one for one in seen if one.error is not None and kind in one.path.name]
+    if broken and (kind == "drafter" or not found):
+        broken[0].opened()
+    return found
+
+
 # --- image tokenizer --------------------------------------------------------------------------------
 
 
@@ -98,20 +124,7 @@ def find_vq(around: Surroundings) -> VQConfig | None:
     Raises :class:`CheckpointError` for a tokenizer of another codebook, and for several to choose from.
     """
     config, name, parts = around.config, around.name, around.parts
-    if parts.vq is not None:
-        one = examine(parts.vq, classify)
-        if one.opened() and one.kind != "vq":
-            raise CheckpointError(
-                f"{parts.vq} is not LlamaGen's image tokenizer ({_what(one)}); name a vq_ds16 file "
-                "with --vq"
-            )
-        candidates = [one]
-    else:
-        candidates = search(around.folders, classify)
-        broken = [one for one in candidates if one.error is not None and "vq" in one.path.name]
-        candidates = [one for one in candidates if one.kind == "vq"]
-        if not candidates and broken:
-            broken[0].opened()
+    candidates = candidates_for("vq", parts.vq, around.folders)
     hint = "t2i" if config.conditioning == "text" else "c2i"
     if not candidates:
         around.missing["vq"] = (
@@ -135,12 +148,6 @@ def find_vq(around: Surroundings) -> VQConfig | None:
         raise CheckpointError(f"several tokenizers fit {name} ({names}); name one with --vq")
     around.files["vq"] = fitting[0]
     return configs[fitting[0]]
-
-
-def _what(one: Candidate) -> str:
-    return {"target": "it is a GPT", "drafter": "it is a drafter"}.get(
-        one.kind or "", "its keys are of something else"
-    )
 
 
 # --- drafter ----------------------------------------------------------------------------------------
@@ -226,15 +233,9 @@ def find_drafter(around: Surroundings) -> DrafterConfig | None:
     config, parts = around.config, around.parts
     if parts.no_drafter:
         return None
-    if parts.drafter is not None:
-        candidates = [named_drafter(parts.drafter)]
-    else:
-        roots = [*around.folders, *(f / "trained_drafters" for f in around.folders)]
-        seen = search(roots, classify)
-        broken = [one for one in seen if one.error is not None and "drafter" in one.path.name]
-        if broken:
-            broken[0].opened()
-        candidates = [one for one in seen if one.kind == "drafter"]
+    named = None if parts.drafter is None else drafter_weights(parts.drafter)
+    roots = [*around.folders, *(folder / "trained_drafters" for folder in around.folders)]
+    candidates = candidates_for("drafter", named, roots)
     if not candidates:
         around.missing["drafter"] = (
             "a drafter: without one 'auto' and the strategies that need none work; put LANTERN's in "
@@ -249,16 +250,6 @@ def find_drafter(around: Surroundings) -> DrafterConfig | None:
     sizes = read_drafter(chosen, config, around.name)
     around.files["drafter"] = chosen.path
     return sizes
-
-
-def named_drafter(path: Path) -> Candidate:
-    """Open a drafter that a user named: LANTERN's folder, or what training left."""
-    one = examine(drafter_weights(path), classify)
-    if one.opened() and one.kind != "drafter":
-        raise CheckpointError(
-            f"{path} is not a LANTERN drafter for LlamaGen ({_what(one)}); name another with --drafter"
-        )
-    return one
 
 
 def read_drafter(one: Candidate, config: LlamaGenConfig, name: str) -> DrafterConfig:

@@ -78,16 +78,12 @@ def broken_families() -> dict[str, str]:
 def family(name: str) -> Family:
     """Return a family by name; raises :class:`ModelError` where it is absent or broken."""
     offers = family_specs()
-    if name not in offers.specs:
-        reason = offers.broken.get(name)
-        if reason is not None:
-            raise ModelError(
-                f"the model family {name!r} failed to load: {reason}; reinstall its package"
-            )
+    known = name in offers.specs
+    found = _loaded(offers.specs[name]) if known else offers.broken.get(name)
+    if found is None:
         raise ModelError(
             f"no model family {name!r} is installed{did_you_mean(name, family_names())}"
         )
-    found = _loaded(offers.specs[name])
     if isinstance(found, str):
         raise ModelError(
             f"the model family {name!r} failed to load: {found}; reinstall its package"

@@ -1,25 +1,25 @@
 """Describes a family of models before it is loaded; imports neither torch nor the family.
 
-A plug-in's first module needs only this one and :func:`~lantern_accel.device.hookspecs.hookimpl`::
+A plug-in's first module needs only this one::
 
-    from lantern_accel.device.hookspecs import hookimpl
-    from lantern_accel.families.spec import FamilySpec
+    from lantern_accel.families.spec import FamilySpec, offer
 
-    @hookimpl
-    def lantern_accel_families():
-        return [
-            FamilySpec(
-                name="pebbles",
-                summary="pictures of pebbles",
-                family="lantern_accel_pebbles.family:Pebbles",
-                api_version=1,
-            )
-        ]
+    lantern_accel_families = offer(
+        FamilySpec(
+            name="pebbles",
+            summary="pictures of pebbles",
+            family="lantern_accel_pebbles.family:Pebbles",
+            api_version=1,
+        )
+    )
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from lantern_accel.device.hookspecs import hookimpl
 
 FAMILY_API_VERSION = 1
 """Version of :class:`lantern_accel.families.base.Family`; a family written for another is reported."""
@@ -40,3 +40,14 @@ class FamilySpec:
     family: str
     api_version: int
     priority: int = 0
+
+
+def offer(*specs: FamilySpec) -> Callable[[], list[FamilySpec]]:
+    """Return the hook of a plug-in that presents these families."""
+
+    @hookimpl
+    def lantern_accel_families() -> list[FamilySpec]:
+        """Return the families."""
+        return list(specs)
+
+    return lantern_accel_families

@@ -82,27 +82,21 @@ class AttnBlock(nn.Module):
         return out
 
 
-class Downsample(nn.Module):
-    """Stride-2 convolution after padding one pixel on the right and at the bottom."""
+class Resample(nn.Module):
+    """A 3x3 convolution that halves the resolution or follows its nearest-neighbour doubling.
 
-    def __init__(self, channels: int) -> None:
+    The stride-2 convolution pads one pixel on the right and at the bottom.
+    """
+
+    def __init__(self, channels: int, *, down: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+        stride, padding = (2, 0) if down else (1, 1)
+        self.conv = nn.Conv2d(channels, channels, 3, stride=stride, padding=padding)
+        self.down = down
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
-        return out
-
-
-class Upsample(nn.Module):
-    """Nearest-neighbour doubling and a 3x3 convolution."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        x = F.pad(x, (0, 1, 0, 1)) if self.down else F.interpolate(x, scale_factor=2.0)
+        out: Tensor = self.conv(x)
         return out
 
 
@@ -118,8 +112,7 @@ class _Level(nn.Module):
         self.attn = nn.ModuleList(AttnBlock(c_out) for _ in range(blocks if attend else 0))
         self.resample = resample
         if resample is not None:
-            kind = Downsample if resample == "downsample" else Upsample
-            self.add_module(resample, kind(c_out))
+            self.add_module(resample, Resample(c_out, down=resample == "downsample"))
 
     def forward(self, x: Tensor) -> Tensor:
         for i, block in enumerate(self.res):

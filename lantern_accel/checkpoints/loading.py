@@ -120,20 +120,6 @@ def _count(keys: Sequence[str]) -> str:
     return "1 key is" if len(keys) == 1 else f"{len(keys)} keys are"
 
 
-def check_dtypes(
-    own: Iterable[str], recipes: Mapping[str, Recipe], checkpoint: Checkpoint, what: str
-) -> None:
-    """Raise :class:`CheckpointError` for weights that are whole numbers, as quantised ones are."""
-    for name in own:
-        for key in recipes[name].sources if name in recipes else ():
-            if key in checkpoint and not checkpoint.dtype(key).is_floating_point:
-                kind = str(checkpoint.dtype(key)).removeprefix("torch.")
-                raise CheckpointError(
-                    f"{what}: {key} holds {kind}; quantised checkpoints cannot be read, use one in "
-                    "bfloat16, float16 or float32"
-                )
-
-
 def check_values(tensor: Tensor, key: str, dtype: torch.dtype, what: str) -> None:
     """Raise :class:`CheckpointError` for values that ``dtype`` cannot hold, or that are no numbers.
 
@@ -201,7 +187,13 @@ def checked(
     own = dict(module.state_dict())
     check_shapes(own, recipes, checkpoint, what)
     check_keys(own, recipes, checkpoint, what, unneeded)
-    check_dtypes(own, recipes, checkpoint, what)
+    for key in (key for name in own for key in recipes[name].sources):
+        if not checkpoint.dtype(key).is_floating_point:
+            kind = str(checkpoint.dtype(key)).removeprefix("torch.")
+            raise CheckpointError(
+                f"{what}: {key} holds {kind}; quantised checkpoints cannot be read, use one in "
+                "bfloat16, float16 or float32"
+            )
     return own
 
 

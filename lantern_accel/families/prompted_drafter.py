@@ -130,9 +130,7 @@ class PromptedDrafter(Drafter):
     codes: Tensor
 
     def __init__(self, config: PromptedDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = ops
+        super().__init__(config, ops)
         self.make_layers()
         for name in ("words", "codes", "rope_cos", "rope_sin"):
             self.register_buffer(name, None, persistent=False)

@@ -15,7 +15,7 @@ from lantern_accel.families.glm_image.text import check_special
 from lantern_accel.families.releases import require
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.integrations.decoding import InterruptedDecodingError, draw, fresh_seed
-from lantern_accel.integrations.law import sampling_of
+from lantern_accel.integrations.law import processors_of, sampling_of
 from lantern_accel.integrations.transformers import accelerated, glm_tokens
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -91,17 +91,8 @@ class _Prior:
 
     def _law(self, inner: Any, ids: Tensor, model: Model) -> Sampling:
         """Return what ``generate(do_sample=True)`` of the pipeline's own prior would draw by."""
-        from transformers import LogitsProcessorList
-
         config, _ = inner._prepare_generation_config(None, do_sample=True)
-        processors = inner._get_logits_processor(
-            generation_config=config,
-            input_ids_seq_length=ids.shape[1],
-            encoder_input_ids=ids,
-            prefix_allowed_tokens_fn=None,
-            logits_processor=LogitsProcessorList(),
-            device=ids.device,
-        )
+        processors = processors_of(inner, config, ids, [])
         return sampling_of(processors, model.manifest.target.vocab_size, sample=True)
 
     def close(self) -> None:

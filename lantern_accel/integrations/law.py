@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
+
 from lantern_accel.errors import RequestError
 from lantern_accel.strategy.values import Sampling, validated
 
@@ -27,6 +29,20 @@ def refused(what: str) -> RequestError:
     return RequestError(
         f"the request asks for {what}, which lantern-accel does not do; leave it out, or call restore() "
         "for the library's own loop"
+    )
+
+
+def processors_of(model: Any, config: Any, ids: Tensor, more: Iterable[Any]) -> Any:
+    """Return the processors that a model of transformers builds for prompts ``ids [B, length]``."""
+    from transformers import LogitsProcessorList
+
+    return model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=ids.shape[1],
+        encoder_input_ids=ids,
+        prefix_allowed_tokens_fn=None,
+        logits_processor=LogitsProcessorList(more),
+        device=ids.device,
     )
 
 

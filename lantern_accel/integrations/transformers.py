@@ -17,11 +17,21 @@ from torch import Tensor, nn
 
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.base import Rows
+from lantern_accel.families.chameleon import official as chameleon
+from lantern_accel.families.glm_image import official as glm_image
+from lantern_accel.families.janus import official as janus
+from lantern_accel.families.janus.text import SpecialIds
 from lantern_accel.families.releases import require
-from lantern_accel.families.tokenizer import bucket
+from lantern_accel.families.tokenizer import bucket, left_pad
 from lantern_accel.files import write_whole
 from lantern_accel.integrations.decoding import Accelerated, draw, fresh_seed
-from lantern_accel.integrations.law import check_outputs, check_stopping, refused, sampling_of
+from lantern_accel.integrations.law import (
+    check_outputs,
+    check_stopping,
+    processors_of,
+    refused,
+    sampling_of,
+)
 from lantern_accel.integrations.sharing import ModuleWeights
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -78,24 +88,19 @@ def _config(weights: ModuleWeights) -> dict[str, Any]:
 
 
 def _janus(weights: ModuleWeights) -> Any:
-    from lantern_accel.families.janus.official import HUGGING_FACE, manifest_of
-    from lantern_accel.families.janus.text import SpecialIds
-
     said, ids = _config(weights), SpecialIds()
-    return manifest_of(weights, HUGGING_FACE, said, weights.path, ids=ids, variant="pro")
+    return janus.manifest_of(
+        weights, janus.HUGGING_FACE, said, weights.path, ids=ids, variant="pro"
+    )
 
 
 def _glm(weights: ModuleWeights) -> Any:
-    from lantern_accel.families.glm_image.official import manifest_of, read_marks
-
     said = _config(weights)
-    return manifest_of(weights, said, weights.path, marks=read_marks(said))
+    return glm_image.manifest_of(weights, said, weights.path, marks=glm_image.read_marks(said))
 
 
 def _chameleon(weights: ModuleWeights) -> Any:
-    from lantern_accel.families.chameleon.official import manifest_of_module
-
-    return manifest_of_module(weights, _config(weights))
+    return chameleon.manifest_of_module(weights, _config(weights))
 
 
 # --- Janus ------------------------------------------------------------------------------------------
@@ -141,8 +146,6 @@ def _generate_image(
     """Stand for ``JanusForConditionalGeneration.generate``: 576 codes an image, int64 ``[B, 576]``."""
     if kwargs.get("generation_mode", "text") != "image":
         return plain(inputs, attention_mask, logits_processor, **kwargs)
-    from transformers import LogitsProcessorList
-
     kwargs.pop("generation_mode")
     model: Any = ours.module
     if kwargs.pop("streamer", None) is not None:
@@ -161,14 +164,7 @@ def _generate_image(
     check_outputs(config)
     scale = 5.0 if config.guidance_scale is None else float(config.guidance_scale)
     config.guidance_scale = None
-    processors = model._get_logits_processor(
-        generation_config=config,
-        input_ids_seq_length=ids.shape[1],
-        encoder_input_ids=ids,
-        prefix_allowed_tokens_fn=None,
-        logits_processor=LogitsProcessorList(logits_processor or []),
-        device=ids.device,
-    )
+    processors = processors_of(model, config, ids, logits_processor or [])
     pipeline = ours.pipeline
     codes = pipeline.model.manifest.target.vocab_size
     found = sampling_of(processors, codes, sample=bool(config.do_sample), scale=scale)
@@ -330,8 +326,6 @@ def _chameleon_tokens(
         context = getattr(given, "unconditional_context", {}).get("input_ids")
         other = ids[:, -1:] if context is None else context
         contexts += [row.tolist() for row in other.expand(len(ids), -1)]
-    from lantern_accel.families.tokenizer import left_pad
-
     length = bucket(max(len(row) for row in contexts))
     condition, seen = left_pad(contexts, length, special.pad)
     device = pipeline.backend.device

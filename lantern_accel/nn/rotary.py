@@ -88,6 +88,10 @@ class RotaryNetwork(nn.Module):
     rope_cos: Tensor
     rope_sin: Tensor
 
+    def __init__(self, config: Any, ops: TensorOps) -> None:
+        super().__init__()
+        self.config, self.ops = config, ops
+
     def rotary_rows(self, prefix: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return rotary rows of ``prefix`` prompt positions and ``count`` image tokens behind them.
 

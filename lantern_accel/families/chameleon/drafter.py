@@ -37,9 +37,7 @@ class ChameleonDrafter(CodeNetwork, Drafter):
     config: ChameleonDrafterConfig
 
     def __init__(self, config: ChameleonDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = ops
+        super().__init__(config, ops)
         # Its own table: the published drafters' embeddings were frozen, but not tied.
         self.embed_tokens = CodeEmbedding(config)
         self.make_layers()

@@ -149,9 +149,7 @@ class ChameleonGPT(CodeNetwork, Target):
     tok_embeddings: CodeEmbedding
 
     def __init__(self, config: ChameleonConfig, *, ops: TensorOps = REFERENCE) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = ops
+        super().__init__(config, ops)
         self.tok_embeddings = CodeEmbedding(config)
         self.make_layers()
         rows = config.token_count if config.text_head else config.vocab_size

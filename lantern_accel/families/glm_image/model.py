@@ -85,9 +85,7 @@ class GlmImageGPT(Target):
     config: GlmImageConfig
 
     def __init__(self, config: GlmImageConfig, *, ops: TensorOps = REFERENCE) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = ops
+        super().__init__(config, ops)
         self.tok_embeddings = nn.Embedding(config.token_count, config.dim)
         self.make_layers()
         self.output = Projection(config.dim, config.vocab_size, bias=False)

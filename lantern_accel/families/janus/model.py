@@ -57,9 +57,7 @@ class JanusGPT(Target):
     image_table: Tensor
 
     def __init__(self, config: JanusConfig, *, ops: TensorOps = REFERENCE) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = ops
+        super().__init__(config, ops)
         self.tok_embeddings = nn.Embedding(config.token_count, config.dim)
         self.gen_embed = nn.Embedding(config.vocab_size, config.code_dim)
         widths = [config.code_dim] + [config.dim] * config.aligner_depth

@@ -86,9 +86,7 @@ class EagleDrafter(GridNetwork, Drafter):
     config: DrafterConfig
 
     def __init__(self, config: DrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = ops
+        super().__init__(config, ops)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
         self.make_layers()
         self.place_tables(torch.get_default_device())

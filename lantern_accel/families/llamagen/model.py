@@ -127,9 +127,7 @@ class LlamaGenGPT(GridNetwork, Target):
     def __init__(
         self, config: LlamaGenConfig, *, ops: TensorOps = REFERENCE, dropout: float = 0.0
     ) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = ops
+        super().__init__(config, ops)
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.cls_embedding: CaptionEmbedder | ClassEmbedder = (
             CaptionEmbedder(config) if config.conditioning == "text" else ClassEmbedder(config)

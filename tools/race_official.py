@@ -32,7 +32,7 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
-from lantern_accel.families.llamagen.keys import load_into, to_llamagen_names
+from lantern_accel.families.llamagen.keys import llamagen_name, load_into
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.store import resume
@@ -97,7 +97,7 @@ def our_target(official: Any, size: str, pixels: int, backend: Backend) -> Llama
     target = LlamaGenGPT(config_of(size, pixels), ops=backend)
     tables = target.rope_cos, target.rope_sin
     target.to(dtype=weight.dtype)
-    load_into(target, to_llamagen_names(official.state_dict()), "the official model")
+    load_into(target, official.state_dict(), "the official model", llamagen_name)
     target.to(device=backend.device).eval().requires_grad_(False)
     target.rope_cos, target.rope_sin = (table.to(backend.device) for table in tables)
     pack(target, backend)

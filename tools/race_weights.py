@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.families.llamagen.keys import load_into, to_drafter_names, to_llamagen_names
+from lantern_accel.families.llamagen.keys import drafter_name, llamagen_name, load_into
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 
 PREFIX = 120
@@ -51,11 +51,11 @@ def stored_weights(folder: Path, k: int, row: int) -> Weights:
     config = LlamaGenConfig.from_official(json.loads((folder / "target_config.json").read_text()))
     facts = json.loads((folder / "drafter_config.json").read_text())
     target = LlamaGenGPT(config)
-    load_into(target, to_llamagen_names(load_file(folder / "target.safetensors")), "target")
+    load_into(target, load_file(folder / "target.safetensors"), "target", llamagen_name)
     drafter = EagleDrafter(
         drafter_config(config, facts["intermediate_size"], norm_eps=facts["rms_norm_eps"])
     )
-    load_into(drafter, to_drafter_names(load_file(folder / "drafter.safetensors")), "drafter")
+    load_into(drafter, load_file(folder / "drafter.safetensors"), "drafter", drafter_name)
     captions = load_file(folder / "captions.safetensors")
     mask = captions["caption_mask"][row].bool()
     generator = torch.Generator().manual_seed(0)

@@ -31,8 +31,7 @@ from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.keys import (
     drafter_name,
     llamagen_name,
-    named_once,
-    stacked_names,
+    sources,
 )
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
@@ -159,8 +158,7 @@ class LlamaGenFamily(VQFamily, DraftedFamily):
         if part == "vq":
             return {key: Recipe((key,)) for key in checkpoint}
         rename = llamagen_name if part == "target" else drafter_name
-        named = stacked_names(named_once(checkpoint, rename))
-        return {name: Recipe(keys) for name, keys in named.items()}
+        return {name: Recipe(keys) for name, keys in sources(checkpoint, rename).items()}
 
     def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
         """Return a file of features, the bundled encoder, or flan-t5."""

@@ -44,48 +44,24 @@ def drafter_name(key: str) -> str:
     return name.replace("tok_embeddings.", "embed_tokens.", 1)
 
 
-def stacked_names(named: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def sources(keys: Iterable[str], rename: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
     """Return our parameter names with the keys that they are stacked from.
 
-    ``named``: LlamaGen's names with their keys. Parts whose siblings are absent stay as they are, so
-    that they are reported as unknown.
+    A second key of one name keeps its own, and parts whose siblings are absent stay as they are, so that
+    they are reported as unknown.
     """
-    out: dict[str, tuple[str, ...]] = {name: (key,) for name, key in named.items()}
+    out: dict[str, tuple[str, ...]] = {}
+    for key in keys:
+        name = rename(key)
+        out[key if name in out else name] = (key,)
     for whole, parts in _STACKED.items():
-        first = re.compile(rf"(.*\.){re.escape(parts[0])}\.weight$")
-        for name in [n for n in out if first.match(n)]:
-            stem = name[: -len(f"{parts[0]}.weight")]
+        first = f"{parts[0]}.weight"
+        for name in [n for n in out if n.endswith(f".{first}")]:
+            stem = name.removesuffix(first)
             names = [f"{stem}{part}.weight" for part in parts]
             if all(n in out for n in names):
                 out[f"{stem}{whole}.weight"] = tuple(out.pop(n)[0] for n in names)
     return out
-
-
-def named_once(keys: Iterable[str], rename: Callable[[str], str]) -> dict[str, str]:
-    """Return names with their keys; a second key of one name keeps its own, to be reported."""
-    named: dict[str, str] = {}
-    for key in keys:
-        name = rename(key)
-        named[key if name in named else name] = key
-    return named
-
-
-def _stacked(tensors: Mapping[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
-    recipes = stacked_names(named_once(tensors, rename))
-    return {
-        name: tensors[keys[0]] if len(keys) == 1 else torch.cat([tensors[k] for k in keys])
-        for name, keys in recipes.items()
-    }
-
-
-def to_llamagen_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a LlamaGen GPT state dict, official or Hugging Face layout, to our names."""
-    return _stacked(tensors, llamagen_name)
-
-
-def to_drafter_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a published LANTERN drafter's state dict to our names."""
-    return _stacked(tensors, drafter_name)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -98,14 +74,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return {key: checkpoint.read(key) for key in checkpoint}
 
 
-def load_into(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+def load_into(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    what: str,
+    rename: Callable[[str], str] = str,
+) -> None:
     """Copy tensors into a module's parameters; every key and every shape must agree.
 
-    Raises :class:`CheckpointError` naming the first missing or unexpected key, or the key with both
-    shapes where the checkpoint disagrees with its config.
+    ``rename``: from their keys to LlamaGen's. Raises :class:`CheckpointError` naming the first missing or
+    unexpected key, or the key with both shapes where the checkpoint disagrees with its config.
     """
     own = dict(module.state_dict())
-    given = {k: v for k, v in tensors.items() if k in own or not HARMLESS.search(k)}
+    given = {
+        name: tensors[keys[0]] if len(keys) == 1 else torch.cat([tensors[key] for key in keys])
+        for name, keys in sources(tensors, rename).items()
+        if name in own or not HARMLESS.search(name)
+    }
     for key, tensor in given.items():
         if key in own and tensor.shape != own[key].shape:
             raise mismatch(what, key, list(tensor.shape), list(own[key].shape))

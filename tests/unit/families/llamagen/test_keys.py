@@ -15,10 +15,10 @@ from torch import Tensor
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.keys import (
+    drafter_name,
+    llamagen_name,
     load_into,
     read_tensors,
-    to_drafter_names,
-    to_llamagen_names,
 )
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 
@@ -40,7 +40,7 @@ def weights(model: LlamaGenGPT) -> dict[str, Tensor]:
 
 def test_safetensors_load(model: LlamaGenGPT, weights: dict[str, Tensor], tmp_path: Path) -> None:
     save_file(weights, tmp_path / "w.safetensors")
-    load_into(model, to_llamagen_names(read_tensors(tmp_path / "w.safetensors")), "w")
+    load_into(model, read_tensors(tmp_path / "w.safetensors"), "w", llamagen_name)
     for key, value in model.state_dict().items():
         assert torch.equal(value, weights[key])
 
@@ -138,10 +138,10 @@ def test_a_checkpoint_of_another_architecture_is_refused(
         DrafterConfig(dim=8, n_head=2, ffn_dim=8, vocab_size=16, grid=2, prefix_length=2)
     )
     with pytest.raises(CheckpointError, match=r"missing.*unknown.*another architecture"):
-        load_into(drafter, to_drafter_names(weights), "drafter")
+        load_into(drafter, weights, "drafter", drafter_name)
     resnet = {"conv1.weight": torch.zeros(2, 3, 7, 7), "fc.bias": torch.zeros(10)}
     with pytest.raises(CheckpointError, match=r"missing.*2 keys are unknown"):
-        load_into(model, to_llamagen_names(resnet), "target")
+        load_into(model, resnet, "target", llamagen_name)
 
 
 def test_tensors_that_released_files_carry_besides_are_ignored(
@@ -159,4 +159,4 @@ def test_a_half_of_a_stacked_matrix_is_not_loaded(
     w1, _ = weights.pop("layers.0.feed_forward.w13.weight").chunk(2)
     weights["layers.0.feed_forward.w1.weight"] = w1
     with pytest.raises(CheckpointError, match=r"w13.*w1"):
-        load_into(model, to_llamagen_names(weights), "w")
+        load_into(model, weights, "w", llamagen_name)

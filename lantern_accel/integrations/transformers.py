@@ -89,14 +89,12 @@ def _config(weights: ModuleWeights) -> dict[str, Any]:
 
 def _janus(weights: ModuleWeights) -> Any:
     said, ids = _config(weights), SpecialIds()
-    return janus.manifest_of(
-        weights, janus.HUGGING_FACE, said, weights.path, ids=ids, variant="pro"
-    )
+    return janus.manifest_of(weights, janus.HUGGING_FACE, said, ids=ids, variant="pro")
 
 
 def _glm(weights: ModuleWeights) -> Any:
     said = _config(weights)
-    return glm_image.manifest_of(weights, said, weights.path, marks=glm_image.read_marks(said))
+    return glm_image.manifest_of(weights, said, marks=glm_image.read_marks(said))
 
 
 def _chameleon(weights: ModuleWeights) -> Any:

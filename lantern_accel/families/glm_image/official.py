@@ -116,7 +116,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     else:
         files["text_tokenizer"] = text
         marks = read_marks(said, text)
-    manifest = manifest_of(checkpoint, said, home, marks=marks)
+    manifest = manifest_of(checkpoint, said, marks=marks)
     manifest = manifest.named(released(manifest, published_manifest, _RELEASED))
     asked = folder / "generation_config.json"
     if asked.is_file():
@@ -125,15 +125,14 @@ def detect(path: Path, parts: Parts) -> Found | None:
     return Found(manifest, files, parts, ["the prior of GLM-Image"], missing)
 
 
-def manifest_of(
-    checkpoint: Checkpoint, said: dict[str, Any], path: Path, *, marks: Marks
-) -> GlmImageManifest:
+def manifest_of(checkpoint: Checkpoint, said: dict[str, Any], *, marks: Marks) -> GlmImageManifest:
     """Return the manifest of weights and their configuration, which is read off shapes where it can be.
 
     Raises :class:`CheckpointError` where the two are not of one model.
     """
+    path = checkpoint.path
     with explained(lambda why: f"{path}: {why}; its configuration is not of these weights"):
-        target = _target(checkpoint, said, path)
+        target = _target(checkpoint, said)
         known = checkpoint.shape(CODEBOOK) if CODEBOOK in checkpoint else (target.vocab_size, 2048)
         vq = CodebookConfig(codebook_size=known[0], codebook_dim=known[1])
         return GlmImageManifest(
@@ -145,7 +144,7 @@ def manifest_of(
         )
 
 
-def _target(checkpoint: Checkpoint, said: dict[str, Any], path: Path) -> GlmImageConfig:
+def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
     given = said.get("text_config") or {}
     text = {**_TEXT, **{k: v for k, v in given.items() if v is not None}}
@@ -153,8 +152,8 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any], path: Path) -> GlmImag
     if rope.get("rope_type", "default") != "default" or text["hidden_act"] != "silu":
         odd = f"rope_type {rope.get('rope_type')!r} and hidden_act {text['hidden_act']!r}"
         raise CheckpointError(
-            f"the configuration of {path} asks for {odd}, of which only 'default' and 'silu' are "
-            "supported; use the released model"
+            f"the configuration of {checkpoint.path} asks for {odd}, of which only 'default' and "
+            "'silu' are supported; use the released model"
         )
     sizes = llama_sizes(checkpoint, LAYOUT, text)
     codes = (said.get("vq_config") or {}).get("num_embeddings")
@@ -163,7 +162,7 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any], path: Path) -> GlmImag
     rows = checkpoint.shape(LAYOUT.head)[0]
     if codes > rows:
         raise CheckpointError(
-            f"the head of {path} has {rows} rows, fewer than {codes} codes; its "
+            f"the head of {checkpoint.path} has {rows} rows, fewer than {codes} codes; its "
             "configuration is of another model"
         )
     width = sizes["head_width"] or sizes["dim"] // sizes["n_head"]

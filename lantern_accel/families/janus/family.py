@@ -65,7 +65,7 @@ class JanusFamily(VQFamily, PromptedFamily):
     ) -> Mapping[str, Recipe]:
         """Rename and stack; the picture tokenizer has LlamaGen's tensors."""
         if part == "target":
-            return target_recipes(checkpoint, manifest.target, checkpoint.path)
+            return target_recipes(checkpoint, manifest.target)
         if part == "drafter":
             return self.drafter_recipes(checkpoint)
         return {name: Recipe((key,)) for name, key in picture_names(checkpoint).items()}

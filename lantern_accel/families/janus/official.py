@@ -94,13 +94,13 @@ _FLOWS = ("vision_gen_enc_model.", "vision_gen_dec_model.")
 _HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that drawing needs"
 
 
-def key_layout(keys: Iterable[str], path: Path) -> JanusLayout | None:
+def key_layout(checkpoint: Checkpoint) -> JanusLayout | None:
     """Return the layout that a file's keys follow; None where they are not Janus's.
 
     Raises :class:`CheckpointError` for JanusFlow, for weights that only read pictures, and for layouts
     that are mixed.
     """
-    there = set(keys)
+    there, path = set(checkpoint), checkpoint.path
     if any(key.startswith(_FLOWS) for key in there):
         raise CheckpointError(
             f"{path} is JanusFlow, which draws by flow matching and not token by token; {_HINT}"
@@ -128,16 +128,15 @@ def _own(layout: JanusLayout) -> tuple[str, ...]:
     return (layout.embed, layout.aligner[0].rpartition(".")[0], *heads)
 
 
-def target_recipes(keys: Iterable[str], config: JanusConfig, path: Path) -> dict[str, Recipe]:
+def target_recipes(checkpoint: Checkpoint, config: JanusConfig) -> dict[str, Recipe]:
     """Say for every parameter of :class:`JanusGPT` where it lies in a checkpoint."""
-    there = set(keys)
-    layout = key_layout(there, path)
+    layout = key_layout(checkpoint)
     if layout is None:
         raise CheckpointError(
-            f"{path} has no image embedding under any name that Janus's layouts use; it is of another "
-            "architecture"
+            f"{checkpoint.path} has no image embedding under any name that Janus's layouts use; it is of "
+            "another architecture"
         )
-    recipes = block_recipes(there, layout.trunk, config.decoder, config.head_dim)
+    recipes = block_recipes(checkpoint, layout.trunk, config.decoder, config.head_dim)
     recipes["gen_embed.weight"] = Recipe((layout.embed,))
     linear = {f"aligner.{i}": layout.aligned(i) for i in range(config.aligner_depth)}
     for ours, theirs in {**linear, "head_in": layout.head_in, "output": layout.head_out}.items():
@@ -173,7 +172,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         if said.get("model_type") in _KINDS:
             raise
         return None  # whose it is, others may know
-    layout = key_layout(checkpoint, path)
+    layout = key_layout(checkpoint)
     if layout is None:
         return None
     files, missing = {"target": path, "vq": path}, {}
@@ -185,7 +184,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         files["text_tokenizer"] = text
         ids = read_ids(text)
     variant, why = _variant(folder, said)
-    manifest = manifest_of(checkpoint, layout, said, path, ids=ids, variant=variant)
+    manifest = manifest_of(checkpoint, layout, said, ids=ids, variant=variant)
     manifest = manifest.named(
         released(manifest, published_manifest, _RELEASED, variant=manifest.variant)
     )
@@ -198,7 +197,6 @@ def manifest_of(
     checkpoint: Checkpoint,
     layout: JanusLayout,
     said: dict[str, Any],
-    path: Path,
     *,
     ids: SpecialIds,
     variant: Variant,
@@ -209,7 +207,8 @@ def manifest_of(
     """
     vq = vq_sizes(checkpoint, picture_names(checkpoint), "Janus's image tokenizer")
     llama = said.get("language_config") or said.get("text_config") or {}
-    target = target_config(checkpoint, layout, llama, path, _grid(checkpoint, layout, said, path))
+    target = target_config(checkpoint, layout, llama, _grid(checkpoint, layout, said))
+    path = checkpoint.path
     with explained(
         lambda why: f"the parts of {path} are not of one model ({why}); take them from one release"
     ):
@@ -224,7 +223,7 @@ def manifest_of(
 
 
 def target_config(
-    checkpoint: Checkpoint, layout: JanusLayout, llama: dict[str, Any], path: Path, grid: int
+    checkpoint: Checkpoint, layout: JanusLayout, llama: dict[str, Any], grid: int
 ) -> JanusConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
     rope = llama.get("rope_parameters") or {}
@@ -234,8 +233,8 @@ def target_config(
     if scaled or llama.get("hidden_act", "silu") != "silu":
         odd = f"rope_scaling {scaled}" if scaled else f"hidden_act {llama['hidden_act']!r}"
         raise CheckpointError(
-            f"the configuration of {path} asks for {odd}, which no published Janus has and which is not "
-            "supported; use a published model"
+            f"the configuration of {checkpoint.path} asks for {odd}, which no published Janus has and "
+            "which is not supported; use a published model"
         )
     said = {**_LLAMA, **{k: v for k, v in llama.items() if v is not None}}
     sizes = llama_sizes(checkpoint, layout.trunk, said)
@@ -245,7 +244,9 @@ def target_config(
     depth = 0
     while f"{layout.aligned(depth)}.weight" in checkpoint:
         depth += 1
-    with explained(lambda why: f"{path}: {why}; its configuration is not of these weights"):
+    with explained(
+        lambda why: f"{checkpoint.path}: {why}; its configuration is not of these weights"
+    ):
         return JanusConfig(
             **sizes,
             vocab_size=codes,
@@ -257,7 +258,7 @@ def target_config(
         )
 
 
-def _grid(checkpoint: Checkpoint, layout: JanusLayout, said: dict[str, Any], path: Path) -> int:
+def _grid(checkpoint: Checkpoint, layout: JanusLayout, said: dict[str, Any]) -> int:
     """Return the tokens along one side: as many as the vision tower has patches; 24 without one."""
     vision = said.get("vision_config") or {}
     count = vision.get("num_image_tokens")
@@ -269,7 +270,8 @@ def _grid(checkpoint: Checkpoint, layout: JanusLayout, said: dict[str, Any], pat
     side = math.isqrt(count) if isinstance(count, int) and count > 0 else 0
     if not side or side * side != count:
         raise CheckpointError(
-            f"{path} has pictures of {count} tokens, which is no square; its configuration is damaged"
+            f"{checkpoint.path} has pictures of {count} tokens, which is no square; its configuration is "
+            "damaged"
         )
     return side
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, on_card, within
@@ -13,40 +15,57 @@ from lantern_accel.testing.result import Failed, Measured, NotApplicable, on_car
 MIB = 2**20
 
 
-def _work(backend: Backend, seconds: float) -> Callable[[], None]:
-    """Return matrix products that take the device at least ``seconds``."""
+#: What launches work and returns a tensor that depends on all of it.
+Work = Callable[[], Tensor]
+
+
+def products(backend: Backend, count: int) -> Work:
+    """Return work: ``count`` products of square matrices, one after another."""
     side = torch.full((512, 512), 1 / 512, dtype=backend.dtypes().compute, device=backend.device)
 
-    def repeat(times: int) -> None:
+    def work() -> Tensor:
         product = side
-        for _ in range(times):
+        for _ in range(count):
             product = product @ side
+        return product
 
-    times = 1
-    while times < 2**20:
-        backend.synchronize()
-        began = time.perf_counter()
-        repeat(times)
-        backend.synchronize()
-        if time.perf_counter() - began >= seconds:
-            break
-        times *= 2
-    return lambda: repeat(times)
+    return work
+
+
+def lasting(make: Callable[[int], Work], seconds: float) -> Work:
+    """Return the work of as many pieces as the device takes ``seconds`` for; kernels are chosen then."""
+    count, run = 4, make(4)
+    _until_there(run)
+    while _until_there(run) < seconds and count < 2**20:
+        count *= 2
+        run = make(count)
+    return run
+
+
+def _until_there(run: Work) -> float:
+    """Return the host's seconds until a result has arrived: it is finished, whatever was waited for."""
+    began = time.perf_counter()
+    run().flatten()[:1].cpu()
+    return time.perf_counter() - began
+
+
+def both_clocks(backend: Backend, run: Work) -> tuple[float, float]:
+    """Time one and the same work by the stopwatch, and by the host until its result has arrived."""
+    watch = backend.stopwatch()
+    began = time.perf_counter()
+    with watch:
+        result = run()
+    result.flatten()[:1].cpu()
+    return watch.seconds, time.perf_counter() - began
 
 
 def stopwatch(backend: Backend) -> Measured:
     """Time work that the device does behind the host's back: the stopwatch sees all of it."""
     on_card(backend, "its clock is the host's")
-    work = _work(backend, 0.05)
-    best = 1.0
-    for _ in range(3):  # other processes may take the host away in between
-        backend.synchronize()
-        began = time.perf_counter()
-        with backend.stopwatch() as watch:
-            work()
-        backend.synchronize()
-        wall = time.perf_counter() - began
-        best = min(best, abs(1 - watch.seconds / wall))
+    work = lasting(partial(products, backend), 0.05)
+    # Other processes may take the host away in between.
+    pairs = [both_clocks(backend, work) for _ in range(3)]
+    best = min(abs(1 - watch / host) for watch, host in pairs)
     return within(best, 0.25, "share of the device's time that the stopwatch does not see")
 
 
@@ -72,7 +91,7 @@ def energy(backend: Backend) -> Measured:
     on_card(backend, "there is no energy meter")
     if not (able := backend.support("energy")):
         raise NotApplicable(able.reason)
-    work = _work(backend, 0.5)
+    work = lasting(partial(products, backend), 0.5)
     first, began = backend.energy_mj() or 0, time.perf_counter()
     work()
     backend.synchronize()

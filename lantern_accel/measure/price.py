@@ -11,6 +11,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -82,7 +83,6 @@ class PriceStudy:
         self.drawn = 0
         self._sets: dict[tuple[str, int], Drawn] = {}
         self._features: dict[tuple[str, int], intervals.Array] = {}
-        self._network: network_features.EfficientNetLite0 | str | None = None
 
     def draw(self, strategy: Strategy, seed: int | None = None, images: int | None = None) -> Drawn:
         """Return this strategy's images, all or the first few, decoding them on first use."""
@@ -140,7 +140,7 @@ class PriceStudy:
     def _distance(self, strategy: Strategy) -> Distance | NotMeasured:
         if self.images < 2:
             return not_measured("one image has no distance; `--quality-images 16` or more")
-        network = self._load()
+        network = self._network
         if isinstance(network, str):
             return not_measured(network)
         plain = self._of(network, PLAIN, self.seed)
@@ -156,13 +156,12 @@ class PriceStudy:
             detectable=detectable,
         )
 
-    def _load(self) -> network_features.EfficientNetLite0 | str:
-        if self._network is None:
-            try:
-                self._network = network_features.load_network()
-            except network_features.FeaturesMissing as missing:
-                self._network = str(missing)
-        return self._network
+    @cached_property
+    def _network(self) -> network_features.EfficientNetLite0 | str:
+        try:
+            return network_features.load_network()
+        except network_features.FeaturesMissing as missing:
+            return str(missing)
 
     def _of(
         self, network: network_features.EfficientNetLite0, strategy: Strategy, seed: int
@@ -182,9 +181,7 @@ class PriceStudy:
         sheet = Image.new("RGB", (side * len(pixels), side), "white")
         for i, image in enumerate(pixels):
             picture = Image.fromarray(image.numpy())
-            if picture.width != side:
-                picture = picture.resize((side, side), Image.Resampling.LANCZOS)
-            sheet.paste(picture, (i * side, 0))
+            sheet.paste(picture.resize((side, side), Image.Resampling.LANCZOS), (i * side, 0))
         stream = io.BytesIO()
         sheet.save(stream, format="png", optimize=True)
         return Strip(

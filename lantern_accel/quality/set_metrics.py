@@ -211,12 +211,8 @@ def _intercept(x: Array, y: Array) -> tuple[float, float]:
     """Return where the least-squares line meets x = 0, and its standard error."""
     if len(x) < 3:
         return float(y[-1]), 0.0
-    gap = x - x.mean()
-    slope = float(gap @ (y - y.mean()) / (gap @ gap))
-    limit = float(y.mean() - slope * x.mean())
-    left = y - (limit + slope * x)
-    variance = float(left @ left) / (len(x) - 2)
-    return limit, float(np.sqrt(variance * (1.0 / len(x) + x.mean() ** 2 / (gap @ gap))))
+    (_, limit), covariance = np.polyfit(x, y, 1, cov=True)
+    return float(limit), float(np.sqrt(covariance[1, 1]))
 
 
 def _root(covariance: Array) -> Array:

@@ -13,10 +13,11 @@ import heapq
 import time
 from collections.abc import Sequence
 from itertools import islice
+from math import prod
 from statistics import median
 from typing import Any, Literal
 
-import torch
+import numpy as np
 from pydantic import Field
 
 from lantern_accel.decoding.base import EngineBase
@@ -25,7 +26,7 @@ from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
-from lantern_accel.measure.samples import new_cell, ready_of, take_sample
+from lantern_accel.measure.samples import new_cell, ready_of
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.sources import chain_paths
@@ -63,13 +64,7 @@ def best_tree(rates: Sequence[Sequence[float]], nodes: int, depth: int) -> tuple
 
 def expected_tokens(paths: Sequence[TreePath], rates: Sequence[Sequence[float]]) -> float:
     """Return 1 + the sum over nodes of the product of the rates on their paths."""
-    total = 1.0
-    for path in paths:
-        worth = 1.0
-        for level, rank in enumerate(path):
-            worth *= rates[level][rank]
-        total += worth
-    return total
+    return 1.0 + sum(prod(rates[d][rank] for d, rank in enumerate(path)) for path in paths)
 
 
 def _features(paths: Sequence[TreePath]) -> list[float]:
@@ -224,7 +219,7 @@ class TreeTuner(Search[TreeEvidence]):
             cell = self._cell(best_tree(rates, nodes, depth))
             self.warm(cell)
             for _ in range(3):
-                take_sample(self.pipeline, cell, self.prompts, seed=1 + len(cell.samples))
+                self.sample(cell)
             ms = 1e3 * median((s.prefill + s.decode) / s.steps for s in cell.samples)
             _, *features = _features(tree_paths(cell.strategy.tree))
             cost = dict(zip(("nodes", "depth", "tests"), features, strict=True)) | {"ms": ms}
@@ -258,10 +253,7 @@ def _candidates(
     """Return the best tree of every size and depth, and chains, the fastest by prediction first."""
     rows = [[1.0, c["nodes"], c["depth"], c["tests"]] for c in costs]
     times = [c["ms"] for c in costs]
-    fit = torch.linalg.lstsq(
-        torch.tensor(rows, dtype=torch.float64),
-        torch.tensor(times, dtype=torch.float64).unsqueeze(1),
-    ).solution.squeeze(1)
+    fit = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)[0]
     trees = {
         best_tree(rates, nodes, depth) for nodes in SIZES for depth in range(1, len(PROBE) + 1)
     } | {chain_paths(n) for n in range(1, len(PROBE) + 1)}
@@ -270,9 +262,7 @@ def _candidates(
             paths=paths,
             depth=max(len(p) for p in paths),
             expected_tokens=expected_tokens(paths, rates),
-            predicted_ms=max(
-                float(torch.tensor(_features(paths), dtype=torch.float64) @ fit), min(times) / 2
-            ),
+            predicted_ms=max(float(np.dot(_features(paths), fit)), min(times) / 2),
         )
         for paths in trees
     ]

@@ -29,6 +29,8 @@ from lantern_accel.quality.set_metrics import Reference
 
 Features = NDArray[np.float32]
 Advance = Callable[[int], None]
+#: Files, or arrays uint8 ``[h, w, 3]``.
+Pictures = Sequence[Path] | Sequence[NDArray[np.uint8]]
 #: Pictures that a network sees together.
 BATCH = 32
 _FILTERS = {
@@ -86,23 +88,22 @@ def prepared(image: Image.Image, rule: Preprocessing, side: int | None) -> Image
 
 
 def batches(
-    paths: Sequence[Path], rule: Preprocessing, side: int | None, size: int
-) -> Iterator[tuple[Tensor, dict[Path, str]]]:
-    """Yield pictures, uint8 ``[n, 3, h, w]``, in order, with those that were not RGB.
+    pictures: Pictures, rule: Preprocessing, side: int | None, size: int
+) -> Iterator[tuple[Tensor, list[str]]]:
+    """Yield pictures, uint8 ``[n, 3, h, w]``, in order, with the modes of those that were not RGB.
 
     A batch has ``size`` pictures, fewer where their shapes differ.
     """
     held: list[Tensor] = []
-    modes: dict[Path, str] = {}
-    for path in paths:
-        image, mode = read_picture(path)
+    modes: list[str] = []
+    for one in pictures:
+        image, mode = read_picture(one) if isinstance(one, Path) else (Image.fromarray(one), None)
         pixels = torch.from_numpy(np.array(prepared(image, rule, side))).permute(2, 0, 1)
         if held and (len(held) == size or held[0].shape != pixels.shape):
             yield torch.stack(held), modes
-            held, modes = [], {}
+            held, modes = [], []
         held.append(pixels)
-        if mode is not None:
-            modes[path] = mode
+        modes += [] if mode is None else [mode]
     if held:
         yield torch.stack(held), modes
 
@@ -126,20 +127,20 @@ class Real:
 
 
 def look(
-    paths: Sequence[Path],
+    pictures: Pictures,
     network: FeatureNetwork,
     rule: Preprocessing,
     advance: Advance = lambda count: None,
 ) -> Seen:
-    """Return what a network sees in picture files; raises :class:`DataError` for unreadable ones."""
+    """Return what a network sees in pictures; raises :class:`DataError` for unreadable files."""
     features, logits = [], []
     modes: Counter[str] = Counter()
     with torch.no_grad():
-        for pixels, odd in batches(paths, rule, network.side, BATCH):
+        for pixels, odd in batches(pictures, rule, network.side, BATCH):
             found, classes = network(pixels)
             features.append(found.float())
             logits += [] if classes is None else [classes.float()]
-            modes.update(odd.values())
+            modes.update(odd)
             advance(len(pixels))
     return Seen(
         torch.cat(features).numpy(), torch.cat(logits).numpy() if logits else None, dict(modes)
@@ -257,16 +258,7 @@ def _adm(
                 f"has {network.name} with {rule.text()}; choose --protocol adm"
             )
         moments = Reference.of_moments(arrays["mu"], arrays["sigma"])
-    found = []
-    with torch.no_grad():
-        for start in range(0, len(images), BATCH):
-            part = [
-                np.array(prepared(Image.fromarray(one), rule, network.side))
-                for one in images[start : start + BATCH]
-            ]
-            found.append(network(torch.from_numpy(np.stack(part)).permute(0, 3, 1, 2))[0].float())
-            advance(len(part))
-    features = torch.cat(found).numpy()
+    features = look(images, network, rule, advance).features
     about = {"source": path.name, "images": len(images), "moments": "stored" if moments else "ours"}
     return Real(features, moments or Reference.of_features(features), about)
 

@@ -36,7 +36,7 @@ from lantern_accel.strategy.values import (
     adaptive_window,
     with_tokens_per_step,
 )
-from lantern_accel.tuning.search import PLAIN, Evidence, Search, chosen
+from lantern_accel.tuning.search import PLAIN, Evidence, Search
 
 #: Images decoded together while tokens per step are counted, and rounds in which all lengths are timed.
 COUNTED, TIMED = 8, 12
@@ -280,7 +280,7 @@ class AutoTuner(Search[AutoEvidence]):
         strategy = cells[best].strategy
         if best in (AUTO, "chains", "self"):
             strategy = strategy.model_copy(update={"name": AUTO})
-        choice = chosen(self.key(batch), strategy, best, cells)
+        choice = self.chosen(batch, strategy, best, cells)
         self.pipeline.auto.keep(choice)
         words = ", ".join(f"{n} {c.tokens_per_second / plain:.2f}x" for n, c in cells.items())
         self.say(f"batch {batch}: {best} ({words})")

@@ -133,31 +133,31 @@ class Search(ABC, Generic[EvidenceT]):
             if say is not None:
                 say(sum(len(one.samples) for one in entries), repeats * len(entries))
 
-
-def chosen(
-    key: dict[str, Any],
-    strategy: Strategy,
-    winner: str,
-    cells: Mapping[str, Cell],
-    **evidence: Any,
-) -> Choice:
-    """Write and return the choice of a raced winner, with what was measured of all, plain first."""
-    plain = cells[PLAIN].tokens_per_second
-    choice = Choice(
-        key=key,
-        strategy=strategy,
-        speedup=cells[winner].tokens_per_second / plain,
-        source="tune",
-        measured=[
-            Measured(
-                strategy=cell.strategy,
-                tokens_per_step=max(1.0, cell.step_compression),
-                tokens_per_second=cell.tokens_per_second,
-                speedup=cell.tokens_per_second / plain,
-            )
-            for cell in cells.values()
-        ],
-        evidence=evidence,
-    )
-    write_choice(choice)
-    return choice
+    def chosen(
+        self,
+        batch: int,
+        strategy: Strategy,
+        winner: str,
+        cells: Mapping[str, Cell],
+        **evidence: Any,
+    ) -> Choice:
+        """Write and return the choice of a raced winner, with what was measured of all, plain first."""
+        plain = cells[PLAIN].tokens_per_second
+        choice = Choice(
+            key=self.key(batch),
+            strategy=strategy,
+            speedup=cells[winner].tokens_per_second / plain,
+            source="tune",
+            measured=[
+                Measured(
+                    strategy=cell.strategy,
+                    tokens_per_step=max(1.0, cell.step_compression),
+                    tokens_per_second=cell.tokens_per_second,
+                    speedup=cell.tokens_per_second / plain,
+                )
+                for cell in cells.values()
+            ],
+            evidence=evidence,
+        )
+        write_choice(choice)
+        return choice

@@ -33,7 +33,7 @@ from lantern_accel.strategy.sources import chain_paths
 from lantern_accel.strategy.trees import tree_paths
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree
-from lantern_accel.tuning.search import PLAIN, Evidence, Search, chosen
+from lantern_accel.tuning.search import PLAIN, Evidence, Search
 
 #: Siblings per node of the measuring tree, by depth.
 PROBE = (5, 3, 2, 2, 1, 1)
@@ -144,8 +144,8 @@ class TreeTuner(Search[TreeEvidence]):
             candidate.measured_compression = cell.step_compression
         winner = max(best, key=lambda c: c.measured_tokens_per_second or 0.0)
         environment = describe(self.pipeline.backend, self.pipeline.dtype)
-        return chosen(
-            self.key(batch),
+        return self.chosen(
+            batch,
             self.strategy.override(tree=StaticTree(name="tuned", paths=winner.paths)),
             _words(winner.paths),
             cells,

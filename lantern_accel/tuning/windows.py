@@ -12,12 +12,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from lantern_accel.errors import DoesNotFitError, RequestError, StrategyError
+from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import new_cell
 from lantern_accel.strategy.choices import Choice
 from lantern_accel.strategy.values import Strategy, Window
-from lantern_accel.tuning.search import PLAIN, Evidence, Search, chosen
+from lantern_accel.tuning.search import PLAIN, Evidence, Search
 
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Siblings of the first drafts, for strategies that try some.
@@ -59,10 +60,10 @@ class WindowTuner(Search[WindowEvidence]):
 
     kind = WindowEvidence
 
-    def settings(self) -> dict[str, Any]:
-        if not isinstance(self.strategy.tree, Window) or self.strategy.tree.draft_lengths:
-            raise StrategyError(f"the strategy {self.strategy.name!r} has no window to tune")
-        return {}
+    def __init__(self, pipeline: Pipeline, strategy: Strategy, **given: Any) -> None:
+        if not isinstance(strategy.tree, Window) or strategy.tree.draft_lengths:
+            raise StrategyError(f"the strategy {strategy.name!r} has no window to tune")
+        super().__init__(pipeline, strategy, **given)
 
     def search(self, batch: int) -> dict[str, Cell]:
         """Try every window of a batch once, plain decoding first; return their cells."""
@@ -113,6 +114,6 @@ class WindowTuner(Search[WindowEvidence]):
         self.say(f"batch {batch}: the final takes {left}")
         self.race(racing, repeats)
         winner = max(tried[:FINALISTS], key=lambda name: cells[name].tokens_per_second)
-        choice = chosen(self.key(batch), cells[winner].strategy, winner, cells)
+        choice = self.chosen(batch, cells[winner].strategy, winner, cells)
         self.say(f"batch {batch}: {winner}, {choice.speedup:.2f}x plain decoding")
         return choice

@@ -10,81 +10,61 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lantern_accel._version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from lantern_accel.api import generate, load
-    from lantern_accel.device.backend import Backend
-    from lantern_accel.device.hookspecs import hookimpl
-    from lantern_accel.device.plugins import devices_report
-    from lantern_accel.device.spec import BackendSpec
-    from lantern_accel.errors import (
-        BackendError,
-        CheckpointError,
-        DataError,
-        LanternError,
-        LanternWarning,
-        ModelError,
-        RequestError,
-        StrategyError,
-    )
-    from lantern_accel.generation.pipeline import Pipeline
-    from lantern_accel.generation.result import GenerationResult, GenerationStats
-    from lantern_accel.strategy.values import Sampling, Strategy
+    from lantern_accel.api import generate as generate
+    from lantern_accel.api import load as load
+    from lantern_accel.device.backend import Backend as Backend
+    from lantern_accel.device.hookspecs import hookimpl as hookimpl
+    from lantern_accel.device.plugins import devices_report as devices_report
+    from lantern_accel.device.spec import BackendSpec as BackendSpec
+    from lantern_accel.errors import BackendError as BackendError
+    from lantern_accel.errors import CheckpointError as CheckpointError
+    from lantern_accel.errors import DataError as DataError
+    from lantern_accel.errors import LanternError as LanternError
+    from lantern_accel.errors import LanternWarning as LanternWarning
+    from lantern_accel.errors import ModelError as ModelError
+    from lantern_accel.errors import RequestError as RequestError
+    from lantern_accel.errors import StrategyError as StrategyError
+    from lantern_accel.generation.pipeline import Pipeline as Pipeline
+    from lantern_accel.generation.result import GenerationResult as GenerationResult
+    from lantern_accel.generation.result import GenerationStats as GenerationStats
+    from lantern_accel.strategy.values import Sampling as Sampling
+    from lantern_accel.strategy.values import Strategy as Strategy
 
-from lantern_accel._version import __version__
-
+#: The public names below the modules that they come from: a name is imported when it is first used.
 _HOMES = {
-    "generate": "api",
-    "load": "api",
-    "Backend": "device.backend",
-    "BackendSpec": "device.spec",
-    "BackendError": "errors",
-    "CheckpointError": "errors",
-    "DataError": "errors",
-    "LanternError": "errors",
-    "LanternWarning": "errors",
-    "ModelError": "errors",
-    "RequestError": "errors",
-    "StrategyError": "errors",
-    "hookimpl": "device.hookspecs",
-    "Pipeline": "generation.pipeline",
-    "devices_report": "device.plugins",
-    "Sampling": "strategy.values",
-    "Strategy": "strategy.values",
-    "GenerationResult": "generation.result",
-    "GenerationStats": "generation.result",
+    "api": ("generate", "load"),
+    "device.backend": ("Backend",),
+    "device.spec": ("BackendSpec",),
+    "errors": (
+        "BackendError",
+        "CheckpointError",
+        "DataError",
+        "LanternError",
+        "LanternWarning",
+        "ModelError",
+        "RequestError",
+        "StrategyError",
+    ),
+    "device.hookspecs": ("hookimpl",),
+    "generation.pipeline": ("Pipeline",),
+    "device.plugins": ("devices_report",),
+    "strategy.values": ("Sampling", "Strategy"),
+    "generation.result": ("GenerationResult", "GenerationStats"),
 }
-
-__all__ = [
-    "Backend",
-    "BackendError",
-    "BackendSpec",
-    "CheckpointError",
-    "DataError",
-    "GenerationResult",
-    "GenerationStats",
-    "LanternError",
-    "LanternWarning",
-    "ModelError",
-    "Pipeline",
-    "RequestError",
-    "Sampling",
-    "Strategy",
-    "StrategyError",
-    "__version__",
-    "devices_report",
-    "generate",
-    "hookimpl",
-    "load",
-]
+__all__ = sorted(["__version__", *(name for names in _HOMES.values() for name in names)])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'lantern_accel' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"lantern_accel.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"lantern_accel.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

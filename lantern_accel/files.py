@@ -129,6 +129,12 @@ def read_text_file(path: Path) -> str:
         raise UnreadableFile(errno.EINVAL, "it is not text", str(path)) from None
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return a text file's lines that are not blank, without the blanks around them; raises as above."""
+    lines = (line.strip() for line in read_text_file(path).splitlines())
+    return [line for line in lines if line]
+
+
 def read_json_file(path: Path) -> Any:
     """Return a JSON file's value; raises OSError, and ValueError where it is not whole JSON."""
     try:

@@ -60,41 +60,37 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
         return ENDED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except LanternError as error:
-        lines = str(error).splitlines() if isinstance(error, FetchError) else [str(error)]
-        for number, line in enumerate(lines):  # commands to copy have a line of their own
+    except Exception as error:
+        if not isinstance(error, LanternError):
+            _drop_stdout()
+        if debug():
+            traceback.print_exc()
+        code, text = _told(error)
+        # Commands to copy have a line of their own.
+        lines = text.splitlines() if isinstance(error, FetchError) else [text]
+        for number, line in enumerate(lines):
             _say(line, label="" if number else "error")
-        if debug():
-            traceback.print_exc()
-        return error.exit_code
-    except OSError as error:
-        _drop_stdout()
-        if debug():
-            traceback.print_exc()
-        what = error.strerror or str(error)
+        return code
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    """Return an error's exit code, and what a user is told; the traceback of a fault is kept."""
+    if isinstance(error, LanternError):
+        return error.exit_code, str(error)
+    if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename else ""
         full = disk_is_full(error)
         way = "free some space or choose" if full else "choose"
-        _say(f"{what}{where}; {way} another file or folder")
-        return RESOURCES if full else WRONG
-    except Exception as error:
-        _drop_stdout()
-        text = " ".join(str(error).split())[:200]
-        if (
-            isinstance(error, MemoryError) or "can't allocate memory" in text
-        ):  # torch's, for the host
-            if debug():
-                traceback.print_exc()
-            _say(
-                f"this machine's memory ran out ({text or 'MemoryError'}); ask for less at once (--batch)"
-            )
-            return RESOURCES
-        kept = _keep(traceback.format_exc())
-        more = f"; its traceback is in {kept}, please report it" if kept else ""
-        if debug():
-            traceback.print_exc()
-        _say(f"this should not have happened: {type(error).__name__}: {text}{more}")
-        return FAULT
+        what = f"{error.strerror or error}{where}; {way} another file or folder"
+        return (RESOURCES if full else WRONG), what
+    text = " ".join(str(error).split())[:200]
+    # torch has words of its own for the host's memory.
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        what = text or "MemoryError"
+        return RESOURCES, f"this machine's memory ran out ({what}); ask for less at once (--batch)"
+    kept = _keep(traceback.format_exc())
+    more = f"; its traceback is in {kept}, please report it" if kept else ""
+    return FAULT, f"this should not have happened: {type(error).__name__}: {text}{more}"
 
 
 def _say(text: str, label: str = "error") -> None:

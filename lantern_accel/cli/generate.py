@@ -11,7 +11,7 @@ import typer
 
 from lantern_accel.cli.console import bar, print_json, say
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
-from lantern_accel.files import read_text_file
+from lantern_accel.files import is_regular, read_lines
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -200,17 +200,15 @@ def _draw(
 def _lines(path: Path | None) -> list[str]:
     """Return a file's lines that are not empty; raises RequestError where it cannot be read."""
     from lantern_accel.errors import RequestError
-    from lantern_accel.files import is_regular
 
     if path is None:
         return []
+    if not is_regular(path):
+        raise RequestError(f"{path} is not a file of prompts")
     try:
-        if not is_regular(path):
-            raise RequestError(f"{path} is not a file of prompts")
-        lines = read_text_file(path).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        found = read_lines(path)
+    except OSError as error:
         raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
-    found = [line.strip() for line in lines if line.strip()]
     if not found:
         raise RequestError(f"{path} holds no prompt; write one per line")
     return found

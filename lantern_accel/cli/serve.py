@@ -12,7 +12,7 @@ import typer
 from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import LoadingParts, finite, strategy_words, with_options
-from lantern_accel.files import read_text_file
+from lantern_accel.files import read_lines
 
 #: API keys, with commas between.
 KEYS = "LANTERN_ACCEL_API_KEYS"
@@ -203,10 +203,10 @@ def _keys(path: Path | None) -> tuple[str, ...]:
     found = [key.strip() for key in os.environ.get(KEYS, "").split(",")]
     if path is not None:
         try:
-            lines = [line.strip() for line in read_text_file(path).splitlines()]
+            lines = read_lines(path)
         except OSError as error:
             raise RequestError(f"the API keys in {path} cannot be read ({error})") from None
-        if not any(lines):
+        if not lines:
             raise RequestError(f"{path} holds no API key; write one per line")
         found += lines
     return tuple(dict.fromkeys(key for key in found if key))

@@ -14,7 +14,7 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import print_json, say
 from lantern_accel.cli.options import OnDevice, TextPart, TokenizerPart, finite, with_options
 from lantern_accel.errors import DataError, DiskFullError
-from lantern_accel.files import disk_is_full, read_text_file
+from lantern_accel.files import disk_is_full, read_lines
 
 train = typer.Typer(
     help="Train a drafter for any model, or a target of your own. All stages resume.",
@@ -211,7 +211,7 @@ def drafter(
     lines: list[str] = []
     if prompts is not None:
         try:
-            lines = [line.strip() for line in read_text_file(prompts).splitlines()]
+            lines = read_lines(prompts)
         except OSError as error:
             raise DataError(f"the prompts {prompts} cannot be read ({error.strerror})") from None
     with lantern_accel.load(
@@ -230,7 +230,7 @@ def drafter(
             console_progress(),
             resume=given.resume,
             images=images,
-            prompts=[line for line in lines if line],
+            prompts=lines,
             samples=samples,
             size=pixels,
         )

@@ -165,9 +165,9 @@ class Painter:
         from lantern_accel.generation.result import pictures
 
         if self._host is None:
-            made = self.pipeline.picture(tokens, shape, item.prompt, item.seed + item.index)
-            assert made is not None, "a worker that cannot draw was refused when it began"
-            return made
+            made = self.pipeline.pictures(tokens, shape, [item.prompt], [item.seed + item.index])
+            assert made, "a worker that cannot draw was refused when it began"
+            return made[0]
         return pictures(self._host.family.pixels(self._host, tokens, shape))[0]
 
     def _painted(self, item: Item, conditions: Conditions, drawn: Drawn) -> Painted:

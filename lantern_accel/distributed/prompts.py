@@ -11,7 +11,7 @@ from typing import Any
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import RequestError, shown
-from lantern_accel.files import is_regular, read_json_file, read_text_file
+from lantern_accel.files import is_regular, read_json_file, read_lines
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
 PROMPT_KEYS = ("prompt", "text", "caption", "TEXT")
@@ -74,8 +74,7 @@ def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
         return _parquet(path)
     if kind == ".json":
         return _json(path)
-    lines = [line.strip() for line in read_text_file(path).splitlines()]
-    lines = [line for line in lines if line]
+    lines = read_lines(path)
     if kind in (".jsonl", ".ndjson"):
         return [_object(line, number, path) for number, line in enumerate(lines, 1)]
     return [{"prompt": line} for line in lines]

@@ -115,15 +115,20 @@ class Loaded:
         """Raise :class:`RequestError` for a prompt that this model cannot draw."""
         self.conditions(prompts)
 
-    def picture(self, tokens: Tensor, shape: Hashable, prompt: Prompt, seed: int) -> Image | None:
-        """Return the picture of one image's tokens, ``[1, tokens]``; None where this machine has none.
+    def pictures(
+        self, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
+    ) -> list[Image]:
+        """Return the pictures of the first images of a batch, one per prompt.
 
-        ``seed``: of whatever randomness is left after decoding.
+        ``tokens`` ``[b, N]``; ``seeds``: of whatever randomness is left after decoding. Empty where this
+        machine has nothing that paints.
         """
-        painted = self.model.family.paint(self.model, tokens, shape, [prompt], [seed % SEEDS])
+        count, seeds = len(prompts), [seed % SEEDS for seed in seeds]
+        painted = self.model.family.paint(self.model, tokens[:count], shape, prompts, seeds)
         if painted is not None:
-            return painted[0] if painted else None
-        return pictures(self.pixels(tokens, shape))[0]
+            return painted
+        # All rows, for another number of images would be compiled anew.
+        return pictures(self.pixels(tokens, shape)[:count])
 
     def pixels(self, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Decode tokens, int64 ``[n, tokens]``, to uint8 ``[n, H, W, 3]`` on the host (float32 VQ)."""

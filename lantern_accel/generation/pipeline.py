@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engine import Decoded
@@ -38,7 +37,7 @@ from lantern_accel.generation.request import (
     wanted_images,
 )
 from lantern_accel.generation.request_lock import RequestLock
-from lantern_accel.generation.result import GenerationResult, PhaseSeconds, pictures
+from lantern_accel.generation.result import GenerationResult, PhaseSeconds
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.stream import Stream
 from lantern_accel.strategy.values import (
@@ -288,7 +287,9 @@ class Pipeline(Loaded):
                 used = used or self.auto.resolve(strategy, size, sampling)
                 self.auto.learn(engine, strategy, size, sampling)
                 with watch() as drawing:
-                    made = self._pictures(done.tokens, shape, request, chunk)
+                    asked = [request.prompts[index // request.num_images] for index in chunk]
+                    seeds = [request.seed + index for index in chunk]
+                    made = self.pictures(done.tokens, shape, asked, seeds)
                 done = Decoded(**{name: value[: len(chunk)] for name, value in vars(done).items()})
                 for name, one in (("prefill", prefill), ("decode", decode), ("pixels", drawing)):
                     spent[name] += one.seconds
@@ -309,19 +310,6 @@ class Pipeline(Loaded):
             buffers=buffers,
             columns=request.num_images if only is None else 0,
         )
-
-    def _pictures(
-        self, tokens: Tensor, shape: Hashable, request: GenerationRequest, chunk: Sequence[int]
-    ) -> list[Image]:
-        """Return a batch's pictures; ``chunk``: the request's images that its first rows are."""
-        family = self.model.family
-        asked = [request.prompts[index // request.num_images] for index in chunk]
-        seeds = [(request.seed + index) % SEEDS for index in chunk]
-        painted = family.paint(self.model, tokens[: len(chunk)], shape, asked, seeds)
-        if painted is not None:
-            return painted
-        # All rows, for another number of images would be compiled anew.
-        return pictures(self.pixels(tokens, shape)[: len(chunk)])
 
     def _begun(
         self, prompts: Sequence[Prompt], strategy: Strategy, sampling: Sampling

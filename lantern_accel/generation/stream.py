@@ -166,14 +166,12 @@ class Stream:
     def _pixels(self, drawn: Decoded, conditions: Conditions, index: int) -> Image | None:
         request = self.request
         with self.backend.stopwatch() as watch:
-            made = self._pipeline.picture(
-                drawn.tokens,
-                conditions.shape,
-                request.prompts[index // request.num_images],
-                request.seed + index,
+            prompt = request.prompts[index // request.num_images]
+            made = self._pipeline.pictures(
+                drawn.tokens, conditions.shape, [prompt], [request.seed + index]
             )
         self._seconds["pixels"] += watch.seconds
-        return made
+        return next(iter(made), None)
 
     def _finish(self, slots: Slots, done: dict[int, tuple[Decoded, Any]], total: float) -> None:
         ordered = [done[index] for index in range(self.request.count)]

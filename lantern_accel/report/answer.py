@@ -11,9 +11,9 @@ from lantern_accel.measure.record import Cell, Interval, NotMeasured, Run
 from lantern_accel.quality.interval import Verdict, unpaired_ratio
 from lantern_accel.quality.interval import verdict as judge
 from lantern_accel.records import Record
+from lantern_accel.report.filing import DISTURBED, disturbance, unpublishable
 from lantern_accel.report.names import differences
 from lantern_accel.report.offers import cell_of
-from lantern_accel.report.publication import DISTURBED, disturbance, unpublishable
 from lantern_accel.report.rows import Row, unsettled
 from lantern_accel.report.writing import percent
 from lantern_accel.strategy.values import AUTO

@@ -205,17 +205,7 @@ def compare(
                 name=run.name,
                 recorded_as=old,
                 device=run.environment.device.name,
-                **run.model_dump(
-                    include={
-                        "state",
-                        "command",
-                        "settings",
-                        "environment",
-                        "clock",
-                        "ceilings",
-                        "sessions",
-                    }
-                ),
+                **run.model_dump(include={*RunSummary.model_fields} - {"name"}),
             )
             for old, run in zip(recorded, runs, strict=True)
         ],
@@ -285,21 +275,17 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
                 for row in here
                 if row.exact != relaxed and (not relaxed or isinstance(row.speedup, Interval))
             ]
-            if racing:
-                yield Ranking(
-                    batch=batch,
-                    temperature=temperature,
-                    relaxed=relaxed,
-                    places=[
-                        Place(
-                            rank=place,
-                            run=row.run,
-                            strategy=row.strategy,
-                            tokens_per_second=row.tokens_per_second,
-                        )
-                        for place, row in rank(racing)
-                    ],
+            places = [
+                Place(
+                    rank=place,
+                    run=row.run,
+                    strategy=row.strategy,
+                    tokens_per_second=row.tokens_per_second,
                 )
+                for place, row in rank(racing)
+            ]
+            if places:
+                yield Ranking(batch=batch, temperature=temperature, relaxed=relaxed, places=places)
 
 
 def _counted(run: Run) -> bool:

@@ -1,8 +1,9 @@
-"""Checks a run from somebody's machine, and files it among the measured ones.
+"""Says what keeps a run from being published, or filed among the measured ones, and files it.
 
 A run is refused where it is incomplete, where its clocks disagree, or where it claims more than the
 device's datasheet allows. What only makes it worth less (a quick run, changes that were not committed, a
-device without a datasheet) is said, and the run is filed with it.
+device without a datasheet) is said, and the run is filed with it. Figures that nobody could check are not
+quoted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from lantern_accel.device.datasheets import DeviceProfile
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel.measure.record import STEP_PHASES, Cell, Run, is_measured
+from lantern_accel.quality.interval import FEWEST
+from lantern_accel.report.names import COMMIT
+from lantern_accel.report.writing import percent
 
 #: How far a figure may lie above a datasheet's limit: clocks and datasheets are rounded.
 SLACK = 1.05
@@ -24,17 +28,74 @@ SLACK = 1.05
 CLOCKS = (0.9, 1.1)
 
 
+#: Others' share of the host's cores above which a run is called disturbed.
+DISTURBED = 0.1
+
+
+def metered(run: Run) -> bool:
+    """Return whether an energy meter was read in any sample."""
+    return any(s.energy_mj is not None for cell in run.cells for s in cell.samples)
+
+
+def untraced(run: Run, unknown: str) -> list[str]:
+    """Return why a run's code cannot be had again: ``unknown`` where no commit is named, or changes."""
+    if not COMMIT.fullmatch(run.environment.commit):
+        return [unknown]
+    changed = run.environment.dirty is not False
+    return ["the code had changes that are in no commit"] if changed else []
+
+
+def disturbance(run: Run) -> float | None:
+    """Return the largest median share of the host that others used during a cell; None: not known."""
+    shares = []
+    for cell in run.cells:
+        known = [s.others_cpu for s in cell.samples if is_measured(s.others_cpu)]
+        if known:
+            shares.append(statistics.median(known))
+    return max(shares, default=None)
+
+
+def unpublishable(run: Run) -> list[str]:
+    """Return why a run is not for publication, in a few words each; nothing: it is.
+
+    Raw samples, the window of time in which they were taken and the readings of a meter are what
+    somebody else needs to check a figure.
+    """
+    found = []
+    if run.state != "complete":
+        found.append(f"the run is {run.state}")
+    fewest = min((len(cell.samples) for cell in run.cells), default=0)
+    if fewest < FEWEST:
+        found.append(f"{fewest or 'no'} raw samples of a strategy, {FEWEST} are the least")
+    # A session that was killed has no end; its samples say when they were taken.
+    if (
+        not run.sessions
+        or not all(one.started for one in run.sessions)
+        or not run.sessions[-1].ended
+    ):
+        found.append("when it was measured is not known")
+    if not metered(run):
+        found.append("no energy meter was read")
+    found += untraced(run, "the commit is not known")
+    shared = disturbance(run)
+    if shared is None and any(cell.samples for cell in run.cells):
+        found.append("what else ran on the host is not known")
+    elif shared is not None and shared > DISTURBED:
+        found.append(f"other programs used up to {percent(shared)} of the host")
+    return found
+
+
 @dataclass
-class Verdict:
+class Examined:
     """What was found in a run: ``faults`` forbid filing it, ``notes`` go with it."""
 
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Verdict:
+def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
     """Check a run for completeness, agreeing clocks and plausible rates."""
-    found = Verdict()
+    found = Examined()
     if run.state != "complete":
         found.faults.append(f"it is {run.state}; `{run.command} --resume` completes it")
     if not run.cells:
@@ -50,18 +111,14 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Verdict:
         found.faults.append(
             f"its stopwatch read {run.clock.ratio:.2f} of the host's clock on work of a known end"
         )
-    environment = run.environment
-    if not re.fullmatch(r"[0-9a-f]{7,64}", environment.commit):
-        found.notes.append("it does not say which commit was measured")
-    elif environment.dirty is not False:
-        found.notes.append("the code had changes that are in no commit")
+    found.notes += untraced(run, "it does not say which commit was measured")
     if run.settings.plan.quick:
         found.notes.append("quick: few samples, so that its intervals are wide")
-    if not any(is_measured(s.others_cpu) for c in run.cells for s in c.samples):
+    if disturbance(run) is None:
         found.notes.append("what other programs took of the machine was not measured")
-    if not any(s.energy_mj is not None for c in run.cells for s in c.samples):
+    if not metered(run):
         found.notes.append("no energy: the device has no meter that was read")
-    device = environment.device
+    device = run.environment.device
     known = [one for one in profiles if one.matches(device.backend, device.name)]
     if not known:
         found.notes.append(

@@ -10,8 +10,8 @@ from lantern_accel.measure.record import Run
 
 #: What ``lantern-accel profile`` names a run that nobody named: device, moment, chance.
 GENERATED = re.compile(r"(?P<device>.+)-(?P<moment>\d{8}-\d{4})-(?P<chance>[0-9a-f]{8})")
-#: Characters of a commit that people read.
-COMMIT = 7
+#: A commit that is known, and as many of its characters as people read.
+COMMIT, READ = re.compile(r"[0-9a-f]{7,64}"), 7
 
 
 def short_device(name: str) -> str:
@@ -61,9 +61,9 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 
 def _commit(run: Run) -> str:
     commit = run.environment.commit
-    known = re.fullmatch(r"[0-9a-f]{7,64}", commit)
+    known = COMMIT.fullmatch(commit)
     changed = " with changes" if run.environment.dirty is True else ""
-    return (commit[:COMMIT] if known else "unknown") + changed
+    return (commit[:READ] if known else "unknown") + changed
 
 
 def _options(run: Run) -> str:

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -136,36 +137,31 @@ def step_seconds(work: Mapping[str, Work], limits: Limits) -> tuple[float, str]:
     return seconds, max(parts, key=lambda name: parts[name])
 
 
-def projected_rate(
+def projected_rates(
     cell: Cell, tokens: int, limits: Limits, *, elsewhere: bool = False
-) -> tuple[float, str]:
-    """Return tokens per second of a cell on a device with these limits, and what binds it.
+) -> tuple[float, float, str]:
+    """Return tokens per second of a cell on a device, the same without launches, and what binds it.
 
     ``tokens`` per image; ``elsewhere``: on another device than the cell's own. Raises ProjectionError
-    where the cell lacks its work or has no sample.
+    where the cell lacks its work, has no sample, or, for elsewhere, its operators were not counted.
     """
-    work = _work(cell)
-    if elsewhere:
-        work = _work_elsewhere(cell, work)
-    steps = statistics.median(s.steps / s.images for s in cell.samples)
-    step, bound = step_seconds(work, limits)
-    prefill = phase_seconds(work["prefill"], limits) if "prefill" in work else 0.0
-    return cell.batch * tokens / (prefill + steps * step), bound
-
-
-def _work(cell: Cell) -> Mapping[str, Work]:
-    if isinstance(cell.work, str) or not cell.samples:
+    work = cell.work
+    if isinstance(work, str) or not cell.samples:
         raise ProjectionError(f"{cell.name} has no work or no sample to project from")
-    return cell.work
-
-
-def _work_elsewhere(cell: Cell, work: Mapping[str, Work]) -> Mapping[str, Work]:
-    if not counted_elsewhere(work):
-        raise ProjectionError(
-            f"{cell.name} counts only what its own device launched, so nothing follows for another; "
-            "measure it again with this version"
-        )
-    return {name: one.model_copy(update={"launches": one.operators}) for name, one in work.items()}
+    if elsewhere:
+        if not counted_elsewhere(work):
+            raise ProjectionError(
+                f"{cell.name} counts only what its own device launched, so nothing follows for another; "
+                "measure it again with this version"
+            )
+        work = {name: w.model_copy(update={"launches": w.operators}) for name, w in work.items()}
+    steps = statistics.median(s.steps / s.images for s in cell.samples)
+    rates = []
+    for one in (limits, replace(limits, launch=0.0)):
+        prefill = phase_seconds(work["prefill"], one) if "prefill" in work else 0.0
+        seconds = prefill + steps * step_seconds(work, one)[0]
+        rates.append(cell.batch * tokens / seconds)
+    return rates[0], rates[1], step_seconds(work, limits)[1]
 
 
 def counted_elsewhere(work: Mapping[str, Work]) -> bool:
@@ -178,14 +174,12 @@ def counted_elsewhere(work: Mapping[str, Work]) -> bool:
 def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
     """Project a measured cell onto a profiled device; None where the profile lacks the dtype.
 
-    Raises ProjectionError as :func:`projected_rate`, and for a cell whose operators were not counted.
+    Raises ProjectionError as :func:`projected_rates`.
     """
     limits = limits_of_profile(profile, run.settings.dtype)
     if limits is None:
         return None
-    tokens = run.settings.tokens
-    rate, bound = projected_rate(cell, tokens, limits, elsewhere=True)
-    bare = replace(limits, launch=0.0)
+    rate, ceiling, bound = projected_rates(cell, run.settings.tokens, limits, elsewhere=True)
     return Projected(
         device=f"{profile.vendor} {profile.model}",
         profile=profile.name,
@@ -193,7 +187,7 @@ def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
         batch=cell.batch,
         temperature=cell.temperature,
         tokens_per_second=rate,
-        ceiling_tokens_per_second=projected_rate(cell, tokens, bare, elsewhere=True)[0],
+        ceiling_tokens_per_second=ceiling,
         bound=bound,
         assumed=limits.launch_assumed and bound == "launches",
         acceptance_from=run.name,
@@ -203,8 +197,7 @@ def project(run: Run, cell: Cell, profile: DeviceProfile) -> Projected | None:
 
 def model_error(run: Run, cell: Cell, measured: float, limits: Limits) -> Error:
     """Hold the model against a measured cell, ``measured`` tokens per second."""
-    tokens = run.settings.tokens
-    bare = replace(limits, launch=0.0)
+    rate, ceiling, _ = projected_rates(cell, run.settings.tokens, limits)
     return Error(
         run=run.name,
         device=run.environment.device.name,
@@ -212,8 +205,8 @@ def model_error(run: Run, cell: Cell, measured: float, limits: Limits) -> Error:
         batch=cell.batch,
         temperature=cell.temperature,
         measured_tokens_per_second=measured,
-        projected_tokens_per_second=projected_rate(cell, tokens, limits)[0],
-        ceiling_tokens_per_second=projected_rate(cell, tokens, bare)[0],
+        projected_tokens_per_second=rate,
+        ceiling_tokens_per_second=ceiling,
         limits=limits.source,
     )
 
@@ -288,29 +281,28 @@ def _step_work(model: RandomModel, strategy: Strategy) -> dict[str, Work]:
 
 def project_sizes(profiles: Sequence[DeviceProfile]) -> list[SizeProjected]:
     """Project a step of each of :data:`SIZES` onto every device whose profile has the dtype."""
+    known = [(one, limits_of_profile(one, SIZES_DTYPE)) for one in profiles]
     found = []
-    for name in SIZES:
-        for profile in profiles:
-            limits = limits_of_profile(profile, SIZES_DTYPE)
-            if limits is None:
-                continue
-            work = size_work(name)
-            vanilla, vanilla_bound = step_seconds(work["vanilla"], limits)
-            tree, tree_bound = step_seconds(work["eagle"], limits)
-            found.append(
-                SizeProjected(
-                    model=name,
-                    device=f"{profile.vendor} {profile.model}",
-                    dtype=SIZES_DTYPE,
-                    vanilla_ms=1e3 * vanilla,
-                    vanilla_bound=vanilla_bound,
-                    tree_ms=1e3 * tree,
-                    tree_bound=tree_bound,
-                    break_even=tree / vanilla,
-                    assumed=limits.launch_assumed and "launches" in (vanilla_bound, tree_bound),
-                    assumptions=limits.source,
-                )
+    for name, (profile, limits) in product(SIZES, known):
+        if limits is None:
+            continue
+        work = size_work(name)
+        vanilla, vanilla_bound = step_seconds(work["vanilla"], limits)
+        tree, tree_bound = step_seconds(work["eagle"], limits)
+        found.append(
+            SizeProjected(
+                model=name,
+                device=f"{profile.vendor} {profile.model}",
+                dtype=SIZES_DTYPE,
+                vanilla_ms=1e3 * vanilla,
+                vanilla_bound=vanilla_bound,
+                tree_ms=1e3 * tree,
+                tree_bound=tree_bound,
+                break_even=tree / vanilla,
+                assumed=limits.launch_assumed and "launches" in (vanilla_bound, tree_bound),
+                assumptions=limits.source,
             )
+        )
     return found
 
 

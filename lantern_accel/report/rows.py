@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -175,26 +176,25 @@ def priced(price: Quality | str | None) -> bool:
 
 def row_of(run: Run, cell: Cell) -> Row:
     """Build the row of a cell with samples."""
-    base = _partner(run, cell, lambda other: other.strategy.name == "vanilla")
+    base = base_of(run, cell)
     price: Quality | str | None = None
     if cell.relaxed:
         how = "--resume" if run.settings.plan.quality_images else "with `lantern-accel profile`"
         price = run.quality_of(cell) or not_measured(f"not in this run; `{run.command} {how}`")
     hidden = cell.relaxed and not priced(price)
-    speedup, verdict, each = _against(cell, base, NO_BASE, UNPRICED if hidden else "")
+    speedup, verdict, each = against(cell, base, UNPRICED if hidden else NO_BASE, hidden)
     if base is cell:
         verdict = not_measured("vanilla is the base")
     over_exact: Interval | str | None = None
     exact_verdict: str | None = None
     if cell.relaxed:
-        twin = twin_of(run, cell)
-        over_exact, exact_verdict, _ = _against(cell, twin, NO_TWIN, UNPRICED if hidden else "")
+        twin, reason = twin_of(run, cell), UNPRICED if hidden else NO_TWIN
+        over_exact, exact_verdict, _ = against(cell, twin, reason, hidden)
     made = [float(s.tokens - s.images) for s in cell.samples]
     steps = [float(s.steps) for s in cell.samples]
     totals = readings([s.total for s in cell.samples])
     per_image = _energy(cell, run)
     rounding = run.settings.rounding
-    memory = cell.memory
     return Row(
         run=run.name,
         device=run.environment.device.name,
@@ -210,18 +210,11 @@ def row_of(run: Run, cell: Cell) -> Row:
         samples=len(cell.samples),
         seconds=sum(s.prefill + s.decode for s in cell.samples),
         settled=cell.settled,
-        others_cpu=_median([s.others_cpu for s in cell.samples]),
+        others_cpu=_of(readings([s.others_cpu for s in cell.samples]), statistics.median),
         tokens_per_second=intervals.median(cell.rates),
-        images_per_second=totals
-        if isinstance(totals, str)
-        else intervals.median([cell.batch / total for total in totals]),
-        seconds_per_image=totals
-        if isinstance(totals, str)
-        else intervals.median([total / cell.batch for total in totals]),
-        latency={
-            f"p{p}": totals if isinstance(totals, str) else intervals.percentile(totals, p)
-            for p in PERCENTILES
-        },
+        images_per_second=_of(totals, lambda n: intervals.median([cell.batch / t for t in n])),
+        seconds_per_image=_of(totals, lambda n: intervals.median([t / cell.batch for t in n])),
+        latency={f"p{p}": _of(totals, partial(intervals.percentile, p=p)) for p in PERCENTILES},
         speedup=speedup,
         verdict=verdict,
         step_compression=intervals.paired(intervals.share, made, steps),
@@ -238,8 +231,8 @@ def row_of(run: Run, cell: Cell) -> Row:
         captured=cell.captured,
         capture_kind=cell.capture_kind,
         tracing_ms=None if cell.tracing_seconds is None else 1e3 * cell.tracing_seconds,
-        peak_bytes=memory if isinstance(memory, str) else memory.peak_bytes,
-        buffers_bytes=memory if isinstance(memory, str) else memory.buffers_bytes,
+        peak_bytes=_of(cell.memory, lambda memory: memory.peak_bytes),
+        buffers_bytes=_of(cell.memory, lambda memory: memory.buffers_bytes),
         joules_per_image=per_image,
         images_per_joule=1 / per_image if is_measured(per_image) and per_image else per_image,
         **_fractions(run, cell),
@@ -257,17 +250,24 @@ def _partner(run: Run, cell: Cell, fits: Callable[[Cell], bool]) -> Cell | None:
     return None
 
 
+def base_of(run: Run, cell: Cell) -> Cell | None:
+    """Return plain decoding at a cell's batch size and temperature; None where it was not run."""
+    return _partner(run, cell, lambda other: other.strategy.name == "vanilla")
+
+
 def twin_of(run: Run, cell: Cell) -> Cell | None:
     """Return exact decoding on a relaxed cell's tree, or in its window; None where it was not run."""
     return _partner(run, cell, lambda o: not o.relaxed and o.strategy.tree == cell.strategy.tree)
 
 
-def _against(
-    cell: Cell, base: Cell | None, missing: str, hidden: str
+def against(
+    cell: Cell, base: Cell | None, reason: str = NO_BASE, hidden: bool = False
 ) -> tuple[Interval | str, Verdict | str, Spread | str]:
-    """Return the speed over another cell of the run, its verdict, and its spread over prompts."""
+    """Return the speed over another cell of the run, its verdict, and its spread over prompts.
+
+    ``reason`` takes their places where there is no other cell, or its figures are to be ``hidden``.
+    """
     if base is None or hidden:
-        reason = hidden or missing
         return reason, reason, reason
     speedup = intervals.paired(intervals.speed_ratio, cell.rates, base.rates)
     each = [a / b for a, b in zip(cell.rates, base.rates, strict=False)]
@@ -339,14 +339,10 @@ def phase_ms(cell: Cell) -> dict[str, Reading]:
             v / s.images for v, s in zip(values, cell.samples, strict=True)
         )
 
-    def outer(values: Sequence[Reading]) -> Reading:
-        found = readings(values)
-        return found if isinstance(found, str) else per_image(found)
-
     found: dict[str, Reading] = {
-        "text": outer([s.text for s in cell.samples]),
+        "text": _of(readings([s.text for s in cell.samples]), per_image),
         "prefill": per_image([s.prefill for s in cell.samples]),
-        "pixels": outer([s.pixels for s in cell.samples]),
+        "pixels": _of(readings([s.pixels for s in cell.samples]), per_image),
     }
     if isinstance(cell.step_ms, str):
         found |= dict.fromkeys((*STEP_PHASES, "host"), cell.step_ms)
@@ -376,9 +372,9 @@ def readings(values: Sequence[Reading]) -> list[float] | NotMeasured:
     return next(str(value) for value in values if not is_measured(value))
 
 
-def _median(values: Sequence[Reading]) -> Reading:
-    found = readings(values)
-    return found if isinstance(found, str) else statistics.median(found)
+def _of(value: Any, figure: Callable[[Any], Any]) -> Any:
+    """Return a figure of what was measured, or why it was not."""
+    return value if isinstance(value, str) else figure(value)
 
 
 def _energy(cell: Cell, run: Run) -> Reading:
@@ -398,17 +394,15 @@ def _fractions(run: Run, cell: Cell) -> dict[str, Reading]:
         return dict.fromkeys(names, run.ceilings)
     bandwidth = run.ceilings.bandwidth
     flops = run.ceilings.matmul_flops.get(run.settings.dtype, not_measured("no such ceiling"))
-    rate = statistics.median(cell.rates)
-    found: dict[str, Reading] = {
-        "tokens_per_s_per_gb_s": rate / (bandwidth / 1e9) if is_measured(bandwidth) else bandwidth
+    rate, work = statistics.median(cell.rates), cell.work
+    done, moved = achieved_rates(cell) or (0.0, 0.0)
+    return {
+        "tokens_per_s_per_gb_s": _of(bandwidth, lambda most: rate / (most / 1e9)),
+        "bandwidth_fraction": work
+        if isinstance(work, str)
+        else _of(bandwidth, lambda b: moved / b),
+        "matmul_fraction": work if isinstance(work, str) else _of(flops, lambda f: done / f),
     }
-    if isinstance(cell.work, str):
-        return found | dict.fromkeys(names[:2], cell.work)
-    achieved = achieved_rates(cell)
-    assert achieved is not None
-    found["bandwidth_fraction"] = achieved[1] / bandwidth if is_measured(bandwidth) else bandwidth
-    found["matmul_fraction"] = achieved[0] / flops if is_measured(flops) else flops
-    return found
 
 
 def achieved_rates(cell: Cell) -> tuple[float, float] | None:

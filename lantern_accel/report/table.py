@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lantern_accel.measure.record import STEP_PHASES, Cell, Run
-from lantern_accel.quality.interval import paired, relative_spread, speed_ratio, verdict
-from lantern_accel.report.rows import row_of, twin_of, unsettled
+from lantern_accel.quality.interval import Interval, relative_spread
+from lantern_accel.report.rows import against, base_of, row_of, twin_of
 from lantern_accel.report.writing import judged
 
 HEAD = (
@@ -27,18 +27,8 @@ def plain_rows(run: Run) -> list[dict[str, Any]]:
 
 def _plain(run: Run, cell: Cell) -> dict[str, Any]:
     row = row_of(run, cell)
-    base = next(
-        other
-        for other in run.cells
-        if other.strategy.name == "vanilla"
-        and (other.batch, other.temperature) == (cell.batch, cell.temperature)
-    )
-    over = paired(speed_ratio, cell.rates, base.rates) if base.samples else None
-    twin = twin_of(run, cell) if cell.relaxed else None
-    exact = paired(speed_ratio, cell.rates, twin.rates) if twin is not None else None
-    says = (
-        None if exact is None or twin is None else verdict(exact, unsettled=unsettled(cell, twin))
-    )
+    over, _, _ = against(cell, base_of(run, cell))
+    exact, says, _ = against(cell, twin_of(run, cell) if cell.relaxed else None)
     tokens = sum(s.tokens for s in cell.samples)
     return {
         "strategy": cell.strategy.name,
@@ -46,18 +36,26 @@ def _plain(run: Run, cell: Cell) -> dict[str, Any]:
         "temperature": cell.temperature,
         "tokens_per_second": cell.tokens_per_second,
         "spread": relative_spread(cell.rates),
-        "speedup": over.value if over else None,
-        "speedup_interval": [over.low, over.high] if over and over.n > 1 else None,
+        "speedup": _value(over),
+        "speedup_interval": _ends(over),
         "step_compression": cell.step_compression,
         "step_compression_over_prompts": [row.over_prompts.low, row.over_prompts.high],
-        "conversion": over.value / cell.step_compression if over else None,
-        "over_exact": exact.value if exact else None,
-        "over_exact_interval": [exact.low, exact.high] if exact and exact.n > 1 else None,
-        "over_exact_verdict": says,
+        "conversion": over.value / cell.step_compression if isinstance(over, Interval) else None,
+        "over_exact": _value(exact),
+        "over_exact_interval": _ends(exact),
+        "over_exact_verdict": says if isinstance(exact, Interval) else None,
         "total_variation": sum(s.total_variation * s.tokens for s in cell.samples) / tokens,
         "samples": len(cell.samples),
         "phase_ms": {} if isinstance(cell.step_ms, str) else cell.step_ms,
     }
+
+
+def _value(found: Interval | str) -> float | None:
+    return found.value if isinstance(found, Interval) else None
+
+
+def _ends(found: Interval | str) -> list[float] | None:
+    return [found.low, found.high] if isinstance(found, Interval) and found.n > 1 else None
 
 
 def table(run: Run) -> str:

@@ -164,32 +164,30 @@ def _short(one: Answer, rows: Sequence[Row]) -> str:
         if still is not None:
             text += f" Faster still, for a price: {told_speed(still)}."
         return text
-    if one.pays == "for a price":
-        return f"Only for a price, with {told_speed(best)}."
-    if one.pays == "not shown":
-        return f"Not shown. The nearest is {told_speed(best)}."
-    if one.pays == "no":
-        return f"No. The nearest is {told_speed(best)}."
-    return f"Not known. The nearest is {told_speed(best)}."
+    lead = {
+        "for a price": "Only for a price, with",
+        "not shown": "Not shown. The nearest is",
+        "no": "No. The nearest is",
+    }.get(one.pays, "Not known. The nearest is")
+    return f"{lead} {told_speed(best)}."
 
 
 def _work(one: Answer, plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
     """Say what an image takes: seconds, memory, energy."""
     first = shown or plain or rows[0]
     base = plain if shown is not None else None
-    parts = [_time(first, base)]
-    memory = size(first.peak_bytes) if is_measured(first.peak_bytes) else "not measured"
-    if base is not None and is_measured(base.peak_bytes) and is_measured(first.peak_bytes):
-        memory += f" instead of {size(base.peak_bytes)}"
-    parts.append(f"memory: {memory}")
+    memory = energy = None
+    if is_measured(first.peak_bytes):
+        memory = size(first.peak_bytes)
+        if base is not None and is_measured(base.peak_bytes):
+            memory += f" instead of {size(base.peak_bytes)}"
     if is_measured(first.joules_per_image):
         energy = f"{number(first.joules_per_image)} J per image"
         if base is not None and is_measured(base.joules_per_image):
             energy += f" instead of {number(base.joules_per_image)}"
-    else:
-        energy = "no meter"
-    parts.append(f"energy: {energy}")
-    return "; ".join(parts) + "."
+    return (
+        f"{_time(first, base)}; memory: {memory or 'not measured'}; energy: {energy or 'no meter'}."
+    )
 
 
 def _time(row: Row, base: Row | None) -> str:
@@ -267,22 +265,21 @@ def _price(runs: Mapping[str, Quality]) -> str:
     if not known:
         return f"{text}the distance of its images {_plain_reason(prices[0].distance)}."
     far = [run for run, d in known.items() if d.p_value < LEVEL]
-    if len(runs) == 1:
-        (d,) = known.values()
-        shown = "are farther from vanilla's than chance explains" if far else (
-            "were not shown to differ from vanilla's"
-        )  # fmt: skip
-        text += f"its {prices[0].images} images {shown} ({d.metric} {interval(d.value)}; p = "
-        text += f"{d.p_value:.2g}). {power(d, prices[0].images)}"
-        return text
-    if far:
-        text += f"its images are farther from vanilla's than chance explains on {listed(far)}"
-    else:
-        text += "its images were not shown to differ from vanilla's"
+    verdict = (
+        "are farther from vanilla's than chance explains"
+        if far
+        else "were not shown to differ from vanilla's"
+    )
     weakest = max(known, key=lambda run: known[run].detectable)
+    limits = power(known[weakest], runs[weakest].images)
+    if len(runs) > 1:
+        where = f" on {listed(far)}" if far else ""
+        measured = f"{len(known)} of {len(runs)} runs measured it"
+        return f"{text}its images {verdict}{where}; {measured}. {limits}"
+    (d,) = known.values()
     return (
-        f"{text}; {len(known)} of {len(runs)} runs measured it. "
-        f"{power(known[weakest], runs[weakest].images)}"
+        f"{text}its {prices[0].images} images {verdict} ({d.metric} {interval(d.value)}; "
+        f"p = {d.p_value:.2g}). {limits}"
     )
 
 

@@ -162,7 +162,7 @@ class Studio:
             request = ImageRequest(
                 examples[0], None, self.pipeline.strategy(name), sampling, ((0, 0),), None
             )
-            self._open(request, self._conditions(request.prompt, None))
+            self._open(request, self.pipeline.conditions([request.prompt]))
 
     def submit(self, *jobs: Job) -> None:
         """Queue jobs' images, all or none; raises :class:`Refusal` for too many, and when closing."""
@@ -330,7 +330,7 @@ class Studio:
         request, model = picture.job.request, self.pipeline.model
         with noted() as notes:
             if request.ids is None:
-                conditions = self._conditions(request.prompt, request.size)
+                conditions = self.pipeline.conditions([request.prompt], request.size)
             else:
                 family: Any = model.family
                 conditions = family.conditions_of(
@@ -342,9 +342,6 @@ class Studio:
         picture.conditions, picture.rows = conditions, rows
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
 
-    def _conditions(self, prompt: Any, size: tuple[int, int] | None) -> Conditions:
-        return self.pipeline.conditions([prompt], size)
-
     def _against(self, rows: Rows, conditions: Conditions, request: ImageRequest) -> Rows:
         """Return rows whose unconditional branch is the negative prompt's."""
         assert request.negative is not None
@@ -353,7 +350,7 @@ class Studio:
                 "a negative_prompt takes the place of guidance's second branch, and this request has "
                 f"{request.sampling.branches}; set guidance_scale above 1, or leave it out"
             )
-        against = self._conditions(request.negative, request.size)
+        against = self.pipeline.conditions([request.negative], request.size)
         same = against.condition.shape == conditions.condition.shape
         if not (same and len(rows.mask) == 1 and bool((against.mask == conditions.mask).all())):
             raise RequestError(
@@ -373,15 +370,17 @@ class Studio:
         image = None
         if job.request.ids is None:
             with noted() as told:
-                image = self.pipeline.picture(
-                    drawn.decoded.tokens, shape, job.request.prompt, picture.seed + picture.stream
+                seed = picture.seed + picture.stream
+                made = self.pipeline.pictures(
+                    drawn.decoded.tokens, shape, [job.request.prompt], [seed]
                 )
-            if image is None:
+            if not made:
                 log.warning("%s", "; ".join(told))
                 raise RequestError(
                     f"the model {self.pipeline.model.manifest.name!r} draws tokens here and no "
                     "pictures; POST /generate gives these"
                 )
+            image = made[0]
         now = time.monotonic()
         since, self._last = now - max(self._last, job.began or now), now
         self._each += (since - self._each) / MEMORY

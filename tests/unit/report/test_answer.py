@@ -11,8 +11,8 @@ from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.measure.record import Run, Session
 from lantern_accel.report.answer import Answer, setting
 from lantern_accel.report.comparison import Comparison, compare
+from lantern_accel.report.filing import unpublishable
 from lantern_accel.report.names import differences, readable, short_device
-from lantern_accel.report.publication import unpublishable
 from lantern_accel.report.telling import FirstScreen, first_screen
 from lantern_accel.strategy.values import Sampling
 

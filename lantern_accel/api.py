@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lantern_accel.device.plugins import choose_device
+from lantern_accel.errors import DeviceRequestError, did_you_mean
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.generation.settings import check_prompts, read_settings, takes_settings
 
 if TYPE_CHECKING:
+    from lantern_accel.device.backend import Backend
+    from lantern_accel.device.plugins import Chosen
     from lantern_accel.generation.pipeline import Pipeline
 
 DEFAULT_MODEL = "lantern-emoji"
@@ -54,9 +57,19 @@ def load(
     """
     # The device comes before torch: its absence is told at once, and its environment is set in time.
     chosen = choose_device(device, options)
-    from lantern_accel.generation.opening import open_pipeline
-    from lantern_accel.models.locate import named_parts
+    from lantern_accel.device.backend import DTYPES
+    from lantern_accel.generation.pipeline import Pipeline
+    from lantern_accel.generation.rounding_price import rounded_model
+    from lantern_accel.memory.limits import check_weights
+    from lantern_accel.models.bundle import load_model
+    from lantern_accel.models.locate import find_model, log, named_parts
+    from lantern_accel.nn.rounding import FULL, rounding
 
+    if dtype != "auto" and dtype not in DTYPES:
+        raise DeviceRequestError(
+            f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}"
+        )
+    how = None if weights == FULL else rounding(weights)
     parts = named_parts(
         vq=vq,
         drafter=drafter,
@@ -64,9 +77,36 @@ def load(
         text_device=text_device,
         embeddings=embeddings,
     )
-    return open_pipeline(
-        model, chosen, dtype, parts=parts, weights=weights, tell=tell, on_loading=on_loading
-    )
+    found = find_model(model, parts, tell or log)
+
+    def load_on(backend: Backend, chosen: Chosen) -> Pipeline:
+        if backend.device.type == "meta":
+            raise DeviceRequestError(
+                f"the backend {backend.name!r} has shapes and no data, so it draws nothing; choose "
+                "another device (`lantern-accel devices` lists them)"
+            )
+        policy = backend.dtypes(dtype)
+        check_weights(backend, found, policy.compute)
+        loaded = load_model(
+            found,
+            backend,
+            dtype=policy.compute,
+            text_dtype=policy.operators,
+            device=backend.device,
+            progress=on_loading,
+            pack_target=how is None,
+        )
+        if how is not None:
+            loaded = rounded_model(loaded, backend, policy.compute, how, tell or log)
+        # Where auto chose a device that fails, now or when it is first used, the next one serves.
+        return Pipeline(
+            loaded,
+            backend,
+            policy.compute,
+            otherwise=lambda error: chosen.after(error).serve(load_on),
+        )
+
+    return chosen.serve(load_on)
 
 
 @takes_settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import say, show_markdown
 from lantern_accel.cli.options import finite
+from lantern_accel.errors import RequestError
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Report as ConformanceReport
@@ -92,9 +94,6 @@ def compare(
 
 def _are_there(files: list[str]) -> None:
     """Raise RequestError for the first file that is missing, before anything is imported for a report."""
-    import glob
-
-    from lantern_accel.errors import RequestError
 
     for text in files:
         _, path = _renamed(text)
@@ -112,10 +111,8 @@ def _read(
     Returns runs, their files, conformance reports, and the names that each run answers to.
     Raises RequestError where ``output`` is one of them: raw samples are in no report.
     """
-    import glob
 
     from lantern_accel.device.conformance import Report
-    from lantern_accel.errors import RequestError
     from lantern_accel.measure.reading import read_file
     from lantern_accel.measure.store import check_name
 

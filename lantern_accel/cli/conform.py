@@ -10,6 +10,7 @@ import typer
 from lantern_accel.bounds import MOST_SECONDS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.files import check_targets
 
 if TYPE_CHECKING:
     from lantern_accel.device.conformance import Outcome
@@ -37,7 +38,6 @@ def conform(
 ) -> None:
     """Check that a backend is correct, static and replayable; exit code 1 if a check fails."""
     from lantern_accel.device.plugins import choose_device
-    from lantern_accel.files import check_targets
 
     check_targets(output, junit, certificate=certificate)
     options = read_options(option)

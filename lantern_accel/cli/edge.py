@@ -17,7 +17,7 @@ from typing import Any
 
 from lantern_accel.cli.console import say
 from lantern_accel.errors import FetchError, LanternError
-from lantern_accel.files import disk_is_full
+from lantern_accel.files import cache_dir, disk_is_full
 
 #: Some of :data:`lantern_accel.errors.EXIT_CODES`.
 WRONG, FAULT, RESOURCES, INTERRUPTED, ENDED = 2, 3, 5, 130, 143
@@ -111,7 +111,6 @@ def _drop_stdout() -> None:
 
 def _keep(text: str) -> Path | None:
     """Write a traceback to the cache, else to the system's temporary folder; None if neither can."""
-    from lantern_accel.files import cache_dir
 
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
 

@@ -10,6 +10,8 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import note, say, show_markdown
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.cli.suite import SuiteOptions
+from lantern_accel.errors import RequestError, did_you_mean
+from lantern_accel.files import check_target
 
 
 @with_options
@@ -55,9 +57,7 @@ def evaluate(
     from lantern_accel.device.plugins import choose_device
 
     choose_device(load.device, load.options)  # before torch: some devices read the environment then
-    from lantern_accel.errors import RequestError, did_you_mean
     from lantern_accel.evaluation.schema import PARTS, Settings
-    from lantern_accel.files import check_target
     from lantern_accel.quality.imageset import CAPTIONS
     from lantern_accel.quality.progress import console_progress
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from lantern_accel.cli.console import bar, note, say
 from lantern_accel.cli.options import LoadingParts
-from lantern_accel.errors import RequestError, did_you_mean, shown
+from lantern_accel.errors import LanternError, RequestError, did_you_mean, shown
+from lantern_accel.files import check_target
 
 
 def draw_folder(
@@ -107,7 +108,6 @@ def measure_folder(
     from lantern_accel.cli.compare import compare
     from lantern_accel.distributed.fleet import connected
     from lantern_accel.distributed.measuring import measure_fleet, models_of, write_runs
-    from lantern_accel.files import check_target
     from lantern_accel.report import render
 
     for name, one in clash.items():
@@ -139,7 +139,6 @@ def measure_folder(
 
 def _readable(path: Path, tell: Callable[[str], None]) -> bool:
     """Return whether a run can be compared; says why not: it must not cost the others their report."""
-    from lantern_accel.errors import LanternError
     from lantern_accel.measure.reading import check_comparable, read_file
 
     try:

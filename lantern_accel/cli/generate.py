@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from lantern_accel.bounds import MOST_SEED, whole
 from lantern_accel.cli.console import bar, print_json, say
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
-from lantern_accel.files import is_regular, read_lines
+from lantern_accel.errors import RequestError
+from lantern_accel.files import is_regular, read_lines, write_json
+from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
+from lantern_accel.strategy.values import ChainTree, NoTree, SelfDrafts, StaticTree, Window
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -83,8 +87,6 @@ def generate(
     Example: lantern-accel generate "red heart" --seed 7 -o heart.png
     """
     from lantern_accel.cli.pictures import Pictures, check_files, free_name
-    from lantern_accel.errors import RequestError
-    from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
 
     if exact_dtype:
         load = replace(load, dtype=exactly(load.dtype))
@@ -199,7 +201,6 @@ def _draw(
 
 def _lines(path: Path | None) -> list[str]:
     """Return a file's lines that are not empty; raises RequestError where it cannot be read."""
-    from lantern_accel.errors import RequestError
 
     if path is None:
         return []
@@ -215,8 +216,6 @@ def _lines(path: Path | None) -> list[str]:
 
 
 def _seeds(text: str) -> list[int]:
-    from lantern_accel.bounds import MOST_SEED, whole
-    from lantern_accel.errors import RequestError
 
     found = []
     for word in (one.strip() for one in text.split(",")):
@@ -234,13 +233,10 @@ def _report(results: Sequence[GenerationResult], as_json: bool, path: Path | Non
     if as_json:
         print_json(whole)
     if path is not None:
-        from lantern_accel.files import write_json
-
         write_json(path, whole)
 
 
 def _summary(result: GenerationResult) -> None:
-    from lantern_accel.strategy.values import ChainTree, NoTree, SelfDrafts, StaticTree, Window
 
     stats = result.stats
     seconds = stats.seconds

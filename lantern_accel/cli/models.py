@@ -18,6 +18,8 @@ from lantern_accel.cli.options import (
     TextPart,
     TokenizerPart,
 )
+from lantern_accel.errors import RequestError
+from lantern_accel.strategy.values import Sampling, validated
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -227,10 +229,8 @@ def plan(
 
     Exit code 1 if it does not fit.
     """
-    from lantern_accel.errors import RequestError
     from lantern_accel.memory.limits import size
     from lantern_accel.memory.plan import parse_size, planner_for
-    from lantern_accel.strategy.values import Sampling, validated
 
     if text_device not in ("device", "cpu"):
         raise RequestError(f"--text-device is device or cpu, not {text_device!r}")

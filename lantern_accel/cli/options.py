@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lantern_accel.bounds import MOST_THREADS
+from lantern_accel.bounds import MOST_THREADS, whole
 from lantern_accel.cli.console import bar, note, say
+from lantern_accel.errors import RequestError, StrategyError, did_you_mean
+from lantern_accel.generation.settings import Settings
+from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -123,8 +126,6 @@ def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> l
 
     Raises RequestError for anything that is none from ``least`` to ``most``.
     """
-    from lantern_accel.bounds import whole
-    from lantern_accel.errors import RequestError
 
     found = []
     for word in _words(given):
@@ -139,7 +140,6 @@ def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> l
 
 def numbers(option: str, given: Sequence[str], least: float, most: float) -> list[float]:
     """Read a repeatable option of numbers, several with commas between; raises RequestError."""
-    from lantern_accel.errors import RequestError
 
     found = []
     for word in _words(given):
@@ -161,10 +161,8 @@ def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
     A word with settings (``lantern++:k=10,lambda=2``) or a ``.json`` file stays whole and is not looked
     up; nor are presets where they may stand. Raises StrategyError and RequestError.
     """
-    from lantern_accel.errors import RequestError, StrategyError, did_you_mean
     from lantern_accel.strategy.presets import PRESETS
     from lantern_accel.strategy.sources import named_sources
-    from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
 
     found = []
     known = {AUTO, SELF, *STRATEGIES, *named_sources()}
@@ -198,8 +196,6 @@ def finite(value: Any) -> Any:
 
 def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, Any]:
     """Read ``name=value`` pairs; raises RequestError for what is none."""
-    from lantern_accel.bounds import whole
-    from lantern_accel.errors import RequestError
 
     options: dict[str, Any] = {} if threads is None else {"threads": threads}
     for text in given:
@@ -257,7 +253,6 @@ def _group_parameters(group: Any) -> Iterator[inspect.Parameter]:
 
 def _settings_parameters() -> Iterator[inspect.Parameter]:
     """Yield the fields of :class:`Settings` as typer's options."""
-    from lantern_accel.generation.settings import Settings
 
     for name, field_ in Settings.model_fields.items():
         extra = field_.json_schema_extra

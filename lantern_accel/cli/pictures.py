@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import check_target, read_json_file, write_json
+from lantern_accel.files import check_target, read_json_file, write_json, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,8 +165,6 @@ class Pictures:
         """Write the tokens of results without pictures, ``tokens [n, N]``, into a safetensors file."""
         import torch
         from safetensors.torch import save
-
-        from lantern_accel.files import write_whole
 
         path = self.output.with_suffix(".safetensors")
         data = save({"tokens": torch.cat([one.tokens for one in results])})

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from lantern_accel.cli.console import print_json, say
 from lantern_accel.cli.options import AsJson
+from lantern_accel.errors import RequestError
 
 
 class _Commands(TyperGroup):
@@ -17,7 +18,6 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         from lantern_accel.device.datasheets import load_profile
-        from lantern_accel.errors import RequestError
 
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             load_profile(args[0])
@@ -81,7 +81,6 @@ def add(
     Exit code 2 where it cannot be filed. docs/measure.md leads from a rented card to here.
     """
     from lantern_accel.device.datasheets import all_profiles, profiles_dir
-    from lantern_accel.errors import RequestError
     from lantern_accel.measure.reading import read_run
     from lantern_accel.report.filing import examine, file_run
 

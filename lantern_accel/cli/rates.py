@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 from typing import TYPE_CHECKING
 
+from lantern_accel.files import cache_dir
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -50,7 +52,6 @@ def remark(stats: GenerationStats) -> str | None:
 
 
 def _path(stats: GenerationStats) -> Path:
-    from lantern_accel.files import cache_dir
 
     kind = [stats.device_name, stats.device, stats.backend, stats.backend_version, stats.model]
     kind += [stats.weights_hash, stats.dtype, str(stats.batch_size), str(stats.sampling.guided)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import typer
 from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS
 from lantern_accel.cli.console import say
 from lantern_accel.cli.options import LoadingParts, finite, strategy_words, with_options
+from lantern_accel.errors import RequestError
 from lantern_accel.files import read_lines
 
 #: API keys, with commas between.
@@ -75,7 +80,6 @@ def serve(
 
     Example: lantern-accel serve --port 8000
     """
-    from lantern_accel.errors import RequestError
 
     try:
         import fastapi  # noqa: F401, all three are only looked for here
@@ -131,10 +135,6 @@ def serve(
 
 def _check_address(host: str, port: int) -> None:
     """Raise RequestError for an address that cannot be listened on, before a model is loaded."""
-    import errno
-    import socket
-
-    from lantern_accel.errors import RequestError
 
     reasons = {
         errno.EADDRINUSE: "is in use; stop what listens there, or name another with --port",
@@ -165,11 +165,8 @@ def _on_ray(
     slots: int | None,
 ) -> None:
     """Serve from a cluster until a signal comes."""
-    import signal
-    import threading
 
     from lantern_accel.distributed.fleet import connected, read_workers
-    from lantern_accel.errors import RequestError
 
     with connected() as ray:
         try:
@@ -198,7 +195,6 @@ def _on_ray(
 
 def _keys(path: Path | None) -> tuple[str, ...]:
     """Return the API keys of a file and of the environment; raises RequestError where there are none."""
-    from lantern_accel.errors import RequestError
 
     found = [key.strip() for key in os.environ.get(KEYS, "").split(",")]
     if path is not None:

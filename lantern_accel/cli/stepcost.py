@@ -16,6 +16,8 @@ from lantern_accel.cli.options import (
     whole_numbers,
     with_options,
 )
+from lantern_accel.errors import RequestError
+from lantern_accel.files import check_target
 
 
 @with_options
@@ -62,8 +64,6 @@ def stepcost(
 ) -> None:
     """Time a vanilla step, verification alone and a whole step on random weights of a real size."""
     from lantern_accel.device.plugins import open_backend
-    from lantern_accel.errors import RequestError
-    from lantern_accel.files import check_target
 
     batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     strategy_words([strategy])

@@ -12,6 +12,7 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.options import finite
 from lantern_accel.errors import DataError, RequestError, did_you_mean
+from lantern_accel.files import check_target
 
 if TYPE_CHECKING:
     from lantern_accel.evaluation.suite.captions import Captioned
@@ -142,7 +143,6 @@ def read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuit
     from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
     from lantern_accel.evaluation.suite.weights import read_given
     from lantern_accel.evaluation.tables import check_targets
-    from lantern_accel.files import check_target
 
     if asked.name not in SUITES:
         raise RequestError(

@@ -13,8 +13,17 @@ import typer
 from lantern_accel import bounds
 from lantern_accel.cli.console import print_json, say
 from lantern_accel.cli.options import OnDevice, TextPart, TokenizerPart, finite, with_options
-from lantern_accel.errors import DataError, DiskFullError
+from lantern_accel.errors import DataError, DiskFullError, StrategyError
 from lantern_accel.files import disk_is_full, read_lines
+from lantern_accel.generation.settings import read_size
+from lantern_accel.strategy.values import (
+    DynamicTree,
+    Lantern,
+    LanternPP,
+    Sampling,
+    StaticTree,
+    validated,
+)
 
 train = typer.Typer(
     help="Train a drafter for any model, or a target of your own. All stages resume.",
@@ -199,7 +208,6 @@ def drafter(
     from lantern_accel.training.folder import with_drafter
 
     chosen = given.settings(DrafterTrainConfig)
-    from lantern_accel.generation.settings import read_size
 
     pixels = read_size(size) if size else None
     folder = bundled_models().get(model, Path(model))
@@ -263,17 +271,8 @@ def bundle(
     licence: str = typer.Option("", help="Its licence, for listings."),
 ) -> None:
     """Put the trained parts together as a model folder."""
-    from lantern_accel.errors import StrategyError
     from lantern_accel.families.manifest import ModelDefaults
     from lantern_accel.strategy.trees import parse_tree
-    from lantern_accel.strategy.values import (
-        DynamicTree,
-        Lantern,
-        LanternPP,
-        Sampling,
-        StaticTree,
-        validated,
-    )
     from lantern_accel.training.folder import bundle as put_together
 
     static, dynamic = parse_tree(tree), parse_tree(dynamic_tree)

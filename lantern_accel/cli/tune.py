@@ -17,6 +17,8 @@ from lantern_accel.cli.options import (
     whole_numbers,
     with_options,
 )
+from lantern_accel.files import check_target, write_json
+from lantern_accel.strategy.values import AUTO, StaticTree, Window
 
 
 @with_options
@@ -52,8 +54,6 @@ def tune(
 
     If it is interrupted, run the same command again to go on.
     """
-    from lantern_accel.files import check_target, write_json
-
     if output is not None:
         check_target(output)
     sizes = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
@@ -62,7 +62,6 @@ def tune(
         # torch, which the device precedes
         from lantern_accel.generation.auto import describe_auto
         from lantern_accel.strategy.choices import choices_dir
-        from lantern_accel.strategy.values import AUTO, StaticTree, Window
         from lantern_accel.tuning import search_for
         from lantern_accel.tuning.windows import words
 

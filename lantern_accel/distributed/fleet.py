@@ -34,14 +34,31 @@ _KIND = re.compile(r"([A-Za-z][\w.-]*)=(\d{1,5})(?:@([\w:.-]+))?")
 
 @dataclass(frozen=True)
 class Kind:
-    """``count`` workers that each hold one ``resource`` of the cluster, on the device ``device``."""
+    """``count`` workers that each hold one ``resource`` of the cluster, on the device ``device``.
+
+    ``type``: Ray's name of one of several types of the resource; empty for any.
+    """
 
     resource: str
     count: int
     device: str
+    type: str = ""
 
     def __str__(self) -> str:
         return f"{self.count} on {self.device}"
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        text = f"{self.resource}-{self.type}" if self.type else self.resource
+        return re.sub(r"[^A-Za-z0-9.-]+", "-", text).lower()
+
+    def load(self, load: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
+        """Return what a worker of this kind loads: ``load`` on its device, with its threads."""
+        options = dict(load.get("options") or {})
+        if threads and self.device == "cpu":
+            options["threads"] = threads
+        return {**load, "device": self.device, "options": options}
 
 
 def ray_module() -> Any:
@@ -181,12 +198,8 @@ class Fleet:
         for kind in kinds:
             for number in range(kind.count):
                 name = f"{kind.resource.lower()}-{number}"
-                options = placed(kind, threads)
-                more = {"threads": threads} if threads and kind.device == "cpu" else {}
-                given = {**load, "device": kind.device}
-                given["options"] = {**(given.get("options") or {}), **more}
-                self._actors[name] = remote.options(**options).remote(
-                    given, dict(settings), slots=slots, name=name
+                self._actors[name] = remote.options(**placed(kind, threads)).remote(
+                    kind.load(load, threads), dict(settings), slots=slots, name=name
                 )
         self._await(patience)
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lantern_accel.distributed.fleet import NOT_DEVICES, Kind, known_device, placed, read_workers
 from lantern_accel.errors import BackendError, RequestError
+from lantern_accel.files import write_whole
 
 #: Seconds that a device has to be placed and to answer before it is given up and named.
 PATIENCE = 120.0
@@ -71,22 +71,8 @@ class Measured:
     error: str
 
 
-@dataclass(frozen=True)
-class Model:
-    """A kind of device that is measured once: ``type`` is Ray's name of it where a kind has several."""
-
-    kind: Kind
-    type: str = ""
-
-    @property
-    def name(self) -> str:
-        """A name for its file."""
-        text = f"{self.kind.resource}-{self.type}" if self.type else self.kind.resource
-        return re.sub(r"[^A-Za-z0-9.-]+", "-", text).lower()
-
-
-def models_of(resources: Mapping[str, float], workers: str) -> list[Model]:
-    """Return what is to be measured: every kind of accelerator, and its types where there are several.
+def models_of(resources: Mapping[str, float], workers: str) -> list[Kind]:
+    """Return what is measured once each: every kind of accelerator, its types where there are several.
 
     ``workers``: ``auto`` (processors too), or kinds as :func:`~.fleet.read_workers` takes them.
     """
@@ -102,18 +88,16 @@ def models_of(resources: Mapping[str, float], workers: str) -> list[Model]:
     if not kinds:
         raise RequestError("this cluster has no device to measure; start its nodes first")
     types = sorted(name.removeprefix(TYPE) for name in resources if name.startswith(TYPE))
-    several = len(types) > 1
     found = []
     for kind in kinds:
-        single = Kind(kind.resource, 1, kind.device)
-        typed = several and kind.resource == "GPU"
-        found += [Model(single, one) for one in types] if typed else [Model(single)]
+        typed = types if len(types) > 1 and kind.resource == "GPU" else [""]
+        found += [replace(kind, count=1, type=one) for one in typed]
     return found
 
 
 def measure_fleet(
     ray: Any,
-    models: Sequence[Model],
+    kinds: Sequence[Kind],
     words: Sequence[str],
     *,
     patience: float = PATIENCE,
@@ -122,33 +106,33 @@ def measure_fleet(
     """Measure every kind of device in turn; a device that never answers, or is lost, is named."""
     digest = hashlib.sha256(repr(list(words)).encode()).hexdigest()[:12]
     cores = int(ray.cluster_resources().get("CPU", 1))
-    for model in models:
-        say(f"measuring {model.name}")
+    for kind in kinds:
+        say(f"measuring {kind.name}")
         # All cores, so that nobody else computes next to a processor that is measured.
-        options = placed(model.kind, cores if model.kind.resource == "CPU" else None)
+        options = placed(kind, cores if kind.resource == "CPU" else None)
         options["max_restarts"] = options["max_task_retries"] = 1
-        if model.type:
-            options["resources"] = {**options.get("resources", {}), f"{TYPE}{model.type}": 0.001}
-        worker = ray.remote(Gauge).options(**options).remote(model.kind.device)
+        if kind.type:
+            options["resources"] = {**options.get("resources", {}), f"{TYPE}{kind.type}": 0.001}
+        worker = ray.remote(Gauge).options(**options).remote(kind.device)
         try:
-            yield _measured(ray, worker, model, words, f"{model.name}-{digest}", patience)
+            yield _measured(ray, worker, kind, words, f"{kind.name}-{digest}", patience)
         finally:
             ray.kill(worker)
 
 
 def _measured(
-    ray: Any, worker: Any, model: Model, words: Sequence[str], key: str, patience: float
+    ray: Any, worker: Any, kind: Kind, words: Sequence[str], key: str, patience: float
 ) -> Measured:
     try:
         ray.get(worker.answer.remote(), timeout=patience)
     except ray.exceptions.GetTimeoutError:
-        return Measured(model.name, b"", f"it did not answer within {patience:g} s")
+        return Measured(kind.name, b"", f"it did not answer within {patience:g} s")
     except ray.exceptions.RayError as error:
-        return Measured(model.name, b"", f"its worker could not begin ({_short(error)})")
+        return Measured(kind.name, b"", f"its worker could not begin ({_short(error)})")
     try:
-        return Measured(model.name, *ray.get(worker.measure.remote(list(words), key)))
+        return Measured(kind.name, *ray.get(worker.measure.remote(list(words), key)))
     except ray.exceptions.RayError as error:
-        return Measured(model.name, b"", f"its worker was lost ({_short(error)})")
+        return Measured(kind.name, b"", f"its worker was lost ({_short(error)})")
 
 
 def _short(error: Exception) -> str:
@@ -163,8 +147,6 @@ def write_runs(
 
     Raises BackendError where there is none.
     """
-
-    from lantern_accel.files import write_whole
 
     written, wrong = [], []
     for one in measured:

@@ -184,8 +184,6 @@ def start(
         options = placed(kind, threads)
         for name in ("max_restarts", "max_task_retries"):
             options.pop(name)  # Serve replaces replicas itself
-        more = {"threads": threads} if threads and kind.device == "cpu" else {}
-        mine = {**load, "device": kind.device, "options": {**(load.get("options") or {}), **more}}
         deployed = serve.deployment(
             Artist,
             name=kind.resource.lower(),
@@ -196,7 +194,7 @@ def start(
         )
         names.append(kind.resource.lower())
         counts.append(kind.count)
-        handles.append(deployed.bind(mine, given, slots))
+        handles.append(deployed.bind(kind.load(load, threads), given, slots))
     router = serve.deployment(
         Router,
         name="router",

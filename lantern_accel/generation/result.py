@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from lantern_accel.errors import RequestError
+from lantern_accel.files import write_whole
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -228,7 +229,6 @@ def numbered(path: Path, index: int, count: int) -> Path:
 
 def save_image(image: Image, path: Path) -> None:
     """Write one picture, whole or not at all."""
-    from lantern_accel.files import write_whole
 
     kind = picture_format(path)
     write_whole(path, lambda stream: image.save(stream, format=kind))

@@ -19,7 +19,6 @@ from lantern_accel.bounds import (
     MOST_PIXELS,
     MOST_PROMPT,
     SEEDS,
-    whole,
 )
 from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, shown
 from lantern_accel.records import Frozen
@@ -179,20 +178,17 @@ def read_settings(
 
 def read_size(text: str) -> tuple[int, int]:
     """Read ``WxH``; raises :class:`RequestError`."""
-    sides = [whole(part, 1, MOST_PIXELS) for part in text.lower().split("x")]
-    if len(sides) == 2 and all(
-        re.fullmatch("[0-9]{1,18}", part) for part in text.lower().split("x")
-    ):
-        for side in text.lower().split("x"):
-            if whole(side, 1, MOST_PIXELS) is None:
-                raise RequestError(
-                    f"the size {text[:40]} is not possible: a side has 1 to {MOST_PIXELS} pixels"
-                )
-    if len(sides) != 2 or sides[0] is None or sides[1] is None:
+    found = re.fullmatch("([0-9]{1,18})x([0-9]{1,18})", text.lower())
+    if found is None:
         raise RequestError(
             f"the size {text[:40]!r} cannot be read; write WIDTHxHEIGHT in pixels, such as 768x512"
         )
-    return sides[0], sides[1]
+    width, height = int(found[1]), int(found[2])
+    if not (1 <= width <= MOST_PIXELS and 1 <= height <= MOST_PIXELS):
+        raise RequestError(
+            f"the size {text[:40]} is not possible: a side has 1 to {MOST_PIXELS} pixels"
+        )
+    return width, height
 
 
 def check_prompts(prompt: object) -> tuple[str | int, ...]:

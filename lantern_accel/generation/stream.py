@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +112,8 @@ class Stream:
                 while wanted and slots.joinable:
                     row = self._join(slots, conditions, wanted[0])
                     at[row] = wanted.pop(0)
-                with pipeline.backend.stopwatch() as watch:
+                with self._timed("decode"):
                     slots.advance()
-                self._seconds["decode"] += watch.seconds
                 for row in slots.unsound:
                     del at[row]
                     error = slots.leave(row)
@@ -137,12 +137,17 @@ class Stream:
                     yield Progress(index, slots.so_far(row), slots.tokens, image_, rows, False)
         self._finish(slots, done, total.seconds)
 
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Count the block's seconds for a phase."""
+        with self.backend.stopwatch() as watch:
+            yield
+        self._seconds[phase] += watch.seconds
+
     @inferring
     def _conditions(self) -> Conditions:
-        with self.backend.stopwatch() as watch:
-            made = self._pipeline.conditions(self.request.prompts, self.request.size)
-        self._seconds["text"] = watch.seconds
-        return made
+        with self._timed("text"):
+            return self._pipeline.conditions(self.request.prompts, self.request.size)
 
     def _open(self, conditions: Conditions) -> Slots:
         pipeline, request = self._pipeline, self.request
@@ -155,23 +160,20 @@ class Stream:
     @inferring
     def _join(self, slots: Slots, conditions: Conditions, index: int) -> int:
         model, request = self._pipeline.model, self.request
-        with self.backend.stopwatch() as watch:
+        with self._timed("prefill"):
             picked = conditions.pick([index // request.num_images])
             rows = model.family.rows(model, picked, request.sampling)
-            row = slots.join(rows, request.seed, index)
-        self._seconds["prefill"] += watch.seconds
-        return row
+            return slots.join(rows, request.seed, index)
 
     @inferring
     def _pixels(self, drawn: Decoded, conditions: Conditions, index: int) -> Image | None:
         request = self.request
-        with self.backend.stopwatch() as watch:
+        with self._timed("pixels"):
             prompt = request.prompts[index // request.num_images]
             made = self._pipeline.pictures(
                 drawn.tokens, conditions.shape, [prompt], [request.seed + index]
             )
-        self._seconds["pixels"] += watch.seconds
-        return next(iter(made), None)
+            return next(iter(made), None)
 
     def _finish(self, slots: Slots, done: dict[int, tuple[Decoded, Any]], total: float) -> None:
         ordered = [done[index] for index in range(self.request.count)]

@@ -10,7 +10,7 @@ import pytest
 
 from lantern_accel.distributed import measuring
 from lantern_accel.distributed.fleet import Kind
-from lantern_accel.distributed.measuring import Gauge, Measured, Model, measure_fleet, models_of
+from lantern_accel.distributed.measuring import Gauge, Measured, measure_fleet, models_of
 from lantern_accel.errors import BackendError, RequestError
 
 CLUSTER = {"CPU": 8.0, "GPU": 4.0, "memory": 1e9, "node:a": 1.0}
@@ -18,7 +18,7 @@ CLUSTER = {"CPU": 8.0, "GPU": 4.0, "memory": 1e9, "node:a": 1.0}
 
 def test_every_kind_is_measured_once_and_types_of_cards_apart():
     assert [one.name for one in models_of(CLUSTER, "auto")] == ["cpu", "gpu"]
-    assert models_of(CLUSTER, "GPU=4") == [Model(Kind("GPU", 1, "gpu"))]
+    assert models_of(CLUSTER, "GPU=4") == [Kind("GPU", 1, "gpu")]
     typed = {**CLUSTER, "accelerator_type:A100": 1.0, "accelerator_type:H100": 1.0}
     assert [one.name for one in models_of(typed, "auto")] == ["cpu", "gpu-a100", "gpu-h100"]
     with pytest.raises(RequestError, match="no device to measure"):

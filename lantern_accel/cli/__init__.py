@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import warn
 from lantern_accel.errors import LanternWarning
 
 __all__ = ["main"]
@@ -44,7 +44,7 @@ def run(
         ) -> None:
             # Where in our source a warning was raised helps no user.
             if issubclass(category, LanternWarning):
-                say(str(message), label="warning", style="yellow", to_stderr=True)
+                warn(str(message))
             else:
                 show_others(message, category, filename, lineno, file, line)
 

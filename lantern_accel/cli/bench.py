@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import print_json, say, show_markdown
+from lantern_accel.cli.console import print_json, show_markdown, warn
 from lantern_accel.cli.options import (
     Loading,
     Weights,
@@ -77,4 +77,4 @@ def bench(
         interval = row["speedup_interval"]
         if interval is not None and interval[1] < 1:
             text = f"{row['strategy']} at batch {row['batch']}: {row['speedup']:.2f}x"
-            say(text, label="slower than plain here", style="yellow", to_stderr=True)
+            warn(text, "slower than plain here")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import say, show_markdown
+from lantern_accel.cli.console import say, show_markdown, warn
 from lantern_accel.cli.options import finite
 from lantern_accel.errors import RequestError
 
@@ -118,40 +118,30 @@ def _read(
 
     runs, origins, conformance, called = [], [], [], []
     for text in files:
-        name, path = _renamed(text)
+        name, named = _renamed(text)
         check_name(name)
-        found = (
-            sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]
-        )
+        pattern = glob.has_magic(named) and not Path(named).exists()
+        found = sorted(glob.glob(named)) if pattern else [named]
         if not found:
-            say(f"nothing matches {path}", label="warning", style="yellow", to_stderr=True)
+            warn(f"nothing matches {named}")
         for one in found:
-            if (
-                output is not None
-                and output.exists()
-                and Path(one).exists()
-                and output.samefile(one)
-            ):
+            path = Path(one)
+            if output is not None and output.exists() and path.exists() and output.samefile(path):
                 raise RequestError(
                     f"{output} is one of the files to compare, and the report would replace it; name "
                     "another with -o"
                 )
-            read = read_file(Path(one))
+            read = read_file(path)
             if isinstance(read, Report):
                 conformance.append(read)
                 continue
             if name:
                 read = read.model_copy(update={"name": name})
             if read.state != "complete":
-                say(
-                    f"{one} is not complete; `{read.command} --resume` goes on",
-                    label="warning",
-                    style="yellow",
-                    to_stderr=True,
-                )
+                warn(f"{one} is not complete; `{read.command} --resume` goes on")
             runs.append(read)
             origins.append(one)
-            called.append({read.name, Path(one).stem, Path(one).name})
+            called.append({read.name, path.stem, path.name})
     if not runs:
         raise RequestError(
             "there is no run to report on; measure one with `lantern-accel profile -o`"

@@ -27,6 +27,11 @@ def note(text: str) -> None:
     say(text, to_stderr=True, style="dim")
 
 
+def warn(text: str, label: str = "warning") -> None:
+    """Print a line on standard error that a user should not miss."""
+    say(text, label=label, style="bold yellow", to_stderr=True)
+
+
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(value, indent=2))

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from lantern_accel import bounds
-from lantern_accel.cli.console import note, say, show_markdown
+from lantern_accel.cli.console import note, say, show_markdown, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.cli.suite import SuiteOptions
 from lantern_accel.errors import RequestError, did_you_mean
@@ -107,7 +107,7 @@ def evaluate(
         run = Evaluator(pipeline, output, settings, images, source, plots, console_progress())
         report = run.run(tuple(part) or (PARTS if asked is None else ()), made)
     for name, why in report.skipped.items():
-        say(why, label=f"left out {name}", style="yellow", to_stderr=True)
+        warn(why, f"left out {name}")
     say(str(output), label="wrote", style="bold green")
     if report.suite is not None:
         from lantern_accel.evaluation.tables import markdown, tables, targets

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.cli.console import bar, note, say
+from lantern_accel.cli.console import bar, note, say, warn
 from lantern_accel.cli.options import LoadingParts
 from lantern_accel.errors import LanternError, RequestError, did_you_mean, shown
 from lantern_accel.files import check_target
@@ -39,7 +39,7 @@ def draw_folder(
         raise RequestError("--workers says what Ray is asked for; give --on ray, or leave it out")
     if on == "ray" and load.device != "auto":
         raise RequestError("with --on ray the devices are those of --workers; leave --device out")
-    make = partial(_here if on == "here" else _fleet, load, settings, workers, quiet)
+    make = partial(_workers, on, load, settings, workers, quiet)
     with bar("drawing", quiet, unit="images") as report:
         summary = draw_file(
             prompts, output, make, load.keywords(), settings, resume=resume, on_progress=report
@@ -51,42 +51,34 @@ def draw_folder(
         rate = "whose times mean nothing" if speed is None else f"{speed:.2f} images/s"
         say(f"{one['images']} images on {one['device']}, {rate}", label=name, style="bold")
     for text in summary["lost_workers"]:
-        say(text, label="lost", style="bold yellow", to_stderr=True)
+        warn(text, "lost")
     for number, text in list(summary["failed"].items())[:10]:
-        say(
-            f"row {int(number) + 1}: {text}", label="not drawn", style="bold yellow", to_stderr=True
-        )
+        warn(f"row {int(number) + 1}: {text}", "not drawn")
     say(f"{summary['images']} images in {output}, seed {summary['seed']}", label="wrote",
         style="bold green")  # fmt: skip
 
 
 @contextmanager
-def _here(
-    load: LoadingParts, settings: Mapping[str, Any], workers: str, quiet: bool
+def _workers(
+    on: str, load: LoadingParts, settings: Mapping[str, Any], workers: str, quiet: bool
 ) -> Iterator[Any]:
-    from lantern_accel.distributed.painter import Painter
-    from lantern_accel.distributed.run import Here
+    """Give what draws: a worker in this process, or a fleet on Ray."""
+    slots = settings.get("batch_size")
+    if on == "here":
+        from lantern_accel.distributed.painter import Painter
+        from lantern_accel.distributed.run import Here
 
-    painter = Painter(load.keywords(), settings, slots=settings.get("batch_size"))
-    with Here(painter) as made:
-        yield made
-
-
-@contextmanager
-def _fleet(
-    load: LoadingParts, settings: Mapping[str, Any], workers: str, quiet: bool
-) -> Iterator[Any]:
+        with Here(Painter(load.keywords(), settings, slots=slots)) as here:
+            yield here
+        return
     from lantern_accel.distributed.fleet import Fleet, connected, read_workers
-
-    def tell(text: str) -> None:
-        say(text, label="fleet", style="bold yellow", to_stderr=True)
 
     with connected() as ray:
         kinds = read_workers(workers, ray.cluster_resources(), load.threads)
         if not quiet:
             note(f"workers: {', '.join(map(str, kinds))}")
         given = replace(load, threads=None).keywords()  # a kind of device has its own
-        slots = settings.get("batch_size")
+        tell = partial(warn, label="fleet")
         with Fleet(
             ray, kinds, given, settings, threads=load.threads, slots=slots, say=tell
         ) as fleet:

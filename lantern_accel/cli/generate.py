@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lantern_accel.bounds import MOST_SEED, whole
-from lantern_accel.cli.console import bar, print_json, say
+from lantern_accel.cli.console import bar, print_json, say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import is_regular, read_lines, write_json
@@ -138,7 +138,7 @@ def generate(
         except BaseException:  # Ctrl-C and a lost device too: what is finished is kept
             if kept := pictures.keep():
                 names = ", ".join(map(str, kept))
-                say(names, label="kept", style="bold yellow", to_stderr=True)
+                warn(names, "kept")
             raise
     bare = [one for one in results if not one.images]
     if bare:  # a prior, and nothing that paints
@@ -157,7 +157,7 @@ def generate(
         for result in results:
             _summary(result)
             if (slower := remark(result.stats)) is not None:
-                say(slower, label="slower than plain here", style="yellow", to_stderr=True)
+                warn(slower, "slower than plain here")
         if pictures.written:
             say(", ".join(map(str, pictures.written)), label="wrote", style="bold green")
 

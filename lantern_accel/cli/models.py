@@ -22,8 +22,6 @@ from lantern_accel.errors import RequestError
 from lantern_accel.strategy.values import Sampling, validated
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from lantern_accel.memory.plan import MemoryPlan
 
 commands = typer.Typer(
@@ -229,7 +227,6 @@ def plan(
 
     Exit code 1 if it does not fit.
     """
-    from lantern_accel.memory.limits import size
     from lantern_accel.memory.plan import parse_size, planner_for
 
     if text_device not in ("device", "cpu"):
@@ -269,32 +266,59 @@ def plan(
             report["largest_batch_by_memory"] = usual
         print_json(report)
     else:
-        from rich.console import Console
-
-        nodes = f"{made.nodes} node{'s' if made.nodes > 1 else ''}"
-        say(
-            f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} ({nodes})",
-            label="plan",
-            style="bold",
-        )
-        Console(highlight=False).print(_plan_table(made))
-        where = f" of {size(made.capacity)}" if made.capacity else ""
-        if where and made.device != size(made.capacity or 0):
-            where += f" on {made.device}"
-        say(f"{size(made.peak)}{where}", label="peak", style="bold")
-        if made.capacity is not None:
-            verdict = "yes" if made.fits else "no"
-            images = "1 image" if largest == 1 else f"{largest} images"
-            say(f"{verdict}; at most {images} together", label="fits", style="bold")
-        for card, fitting in usual.items():
-            for what, most in fitting.items():
-                verdict = f"yes; at most {most} image{'s' * (most > 1)} together" if most else "no"
-                say(verdict, label=f"fits {card}{what and ' next to ' + what}", style="bold")
+        _tell_plan(made, largest, usual)
         if made.fits is False:
             for tip in tips or ["nothing that this command can change; a larger device is needed"]:
                 say(tip, label="instead", style="yellow")
     if made.fits is False:
         raise typer.Exit(1)
+
+
+def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str, int]]) -> None:
+    """Print what memory a plan takes, and on what it fits."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from lantern_accel.memory.limits import size
+    from lantern_accel.models.check import NAMES
+
+    nodes = f"{made.nodes} node{'s' if made.nodes > 1 else ''}"
+    text = f"{made.model}, {made.dtype}, batch {made.batch}, {made.strategy} ({nodes})"
+    say(text, label="plan", style="bold")
+    held = {
+        f"weights: {'a copy in fewer bits' if part == 'copy' else NAMES.get(part, part)}": count
+        for part, count in made.weights.items()
+    }
+    held["caches and state"] = made.buffers
+    if made.tables:
+        held["neighbour table"] = made.tables
+    most = max(made.workspace, key=lambda phase: made.workspace[phase], default="")
+    for phase, count in made.workspace.items():
+        note = "(counts)" if phase == most else "(at another time)"
+        held[f"workspace: {phase} {note}"] = count
+    held[f"process and driver ({'measured' if made.runtime_measured else 'assumed'})"] = (
+        made.runtime
+    )
+    table = Table()
+    table.add_column("what")
+    table.add_column("memory", justify="right")
+    for what, count in held.items():
+        table.add_row(what, size(count))
+    Console(highlight=False).print(table)
+    where = f" of {size(made.capacity)}" if made.capacity else ""
+    if where and made.device != size(made.capacity or 0):
+        where += f" on {made.device}"
+    say(f"{size(made.peak)}{where}", label="peak", style="bold")
+
+    def together(most: int) -> str:
+        return f"at most {most} image{'s' * (most != 1)} together"
+
+    if largest is not None:
+        say(f"{'yes' if made.fits else 'no'}; {together(largest)}", label="fits", style="bold")
+    for card, fitting in usual.items():
+        for what, count in fitting.items():
+            verdict = f"yes; {together(count)}" if count else "no"
+            say(verdict, label=f"fits {card}{what and ' next to ' + what}", style="bold")
 
 
 def _beside(model: str) -> dict[str, int]:
@@ -304,30 +328,6 @@ def _beside(model: str) -> dict[str, int]:
     if not is_published(model):
         return {}
     return {str(name): int(held) for name, held in entry(model).config.get("beside", {}).items()}
-
-
-def _plan_table(made: MemoryPlan) -> Table:
-    from rich.table import Table
-
-    from lantern_accel.memory.limits import size
-    from lantern_accel.models.check import NAMES
-
-    table = Table()
-    table.add_column("what")
-    table.add_column("memory", justify="right")
-    for part, held in made.weights.items():
-        name = "a copy in fewer bits" if part == "copy" else NAMES.get(part, part)
-        table.add_row(f"weights: {name}", size(held))
-    table.add_row("caches and state", size(made.buffers))
-    if made.tables:
-        table.add_row("neighbour table", size(made.tables))
-    largest = max(made.workspace, key=lambda phase: made.workspace[phase], default="")
-    for phase, held in made.workspace.items():
-        note = " (counts)" if phase == largest else " (at another time)"
-        table.add_row(f"workspace: {phase}{note}", size(held))
-    how = "measured" if made.runtime_measured else "assumed"
-    table.add_row(f"process and driver ({how})", size(made.runtime))
-    return table
 
 
 @commands.command("fetch")

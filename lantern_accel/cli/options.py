@@ -9,14 +9,14 @@ import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lantern_accel.bounds import MOST_THREADS, whole
-from lantern_accel.cli.console import bar, note, say
+from lantern_accel.cli.console import bar, note, warn
 from lantern_accel.errors import RequestError, StrategyError, did_you_mean
 from lantern_accel.generation.settings import Settings
 from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
@@ -24,14 +24,12 @@ from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
 
+#: One option that several commands have, as the type of a parameter or of a group's field.
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 DrafterPart = Annotated[
     str | None, typer.Option(help="A drafter stored elsewhere; none: decode without one.")
 ]
-OPTION = typer.Option(
-    [], metavar="NAME=VALUE", help="An option of the backend (compile=on); repeat for several."
-)
 TextDevice = Annotated[str, typer.Option(help="Where a large text encoder runs: device or cpu.")]
 TextPart = Annotated[Path | None, typer.Option(help="A text encoder's folder stored elsewhere.")]
 TokenizerPart = Annotated[Path | None, typer.Option(help="An image tokenizer stored elsewhere.")]
@@ -42,25 +40,30 @@ Weights = Annotated[
         "once."
     ),
 ]
+OPTION = typer.Option(
+    [], metavar="NAME=VALUE", help="An option of the backend (compile=on); repeat for several."
+)
+
+
+def option(text: str | None, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return a field of a group of options: ``text`` is its help; ``more`` as typer takes it."""
+    metadata = {"option": typer.Option(default, *names, help=text, **more)}
+    if isinstance(default, list):
+        return field(default_factory=list, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class OnDevice:
     """What a command computes on."""
 
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device", "-d", help="A backend's name, NAME:INDEX, gpu, or auto (the best)."
-        ),
-    ] = "auto"
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MOST_THREADS, help="Processor threads, where the backend has them."
-        ),
-    ] = None
-    option: Annotated[list[str], OPTION] = field(default_factory=list)
+    device: str = option(
+        "A backend's name, NAME:INDEX, gpu, or auto (the best).", "--device", "-d", default="auto"
+    )
+    threads: int | None = option(
+        "Processor threads, where the backend has them.", min=1, max=MOST_THREADS
+    )
+    option: list[str] = field(default_factory=list, metadata={"option": OPTION})
 
     @property
     def options(self) -> dict[str, Any]:
@@ -72,14 +75,12 @@ class OnDevice:
 class Loading(OnDevice):
     """What a command loads, and what it computes on."""
 
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            help="A name that `lantern-accel models` lists, or a folder or file of weights.",
-        ),
-    ] = "lantern-emoji"
+    model: str = option(
+        "A name that `lantern-accel models` lists, or a folder or file of weights.",
+        "--model",
+        "-m",
+        default="lantern-emoji",
+    )
     dtype: Dtype = "auto"
 
     def keywords(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class Loading(OnDevice):
             pipeline = lantern_accel.load(**given, tell=note, on_loading=loading)
         with pipeline:
             if pipeline.backend.slowed and not quiet:
-                say(pipeline.backend.slowed, label="slow", style="yellow", to_stderr=True)
+                warn(pipeline.backend.slowed, "slow")
             yield pipeline
 
 
@@ -241,11 +242,11 @@ def _group_parameters(group: Any) -> Iterator[inspect.Parameter]:
     """Yield the fields of a dataclass as typer's options."""
     kinds = typing.get_type_hints(group, include_extras=True)
     for one in fields(group):
-        kind, info = typing.get_args(kinds[one.name])
-        info = copy.copy(info)
-        if isinstance(info.default, str):  # the first name, where no default stands before it
-            info.param_decls = (info.default, *(info.param_decls or ()))
-        info.default = one.default if one.default_factory is MISSING else one.default_factory()
+        kind, info = kinds[one.name], one.metadata.get("option")
+        if info is None:
+            kind, info = typing.get_args(kind)
+            info = copy.copy(info)
+            info.default = one.default
         yield inspect.Parameter(
             one.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind
         )

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from lantern_accel.cli.console import print_json, say
+from lantern_accel.cli.console import print_json, say, warn
 from lantern_accel.cli.options import AsJson
 from lantern_accel.errors import RequestError
 
@@ -87,7 +87,7 @@ def add(
     read = read_run(run)
     found = examine(read, all_profiles())
     for note in found.notes:
-        say(note, label="note", style="yellow", to_stderr=True)
+        warn(note, "note")
     if found.faults:
         more = f" (and {len(found.faults) - 1} more)" if len(found.faults) > 1 else ""
         raise RequestError(f"{run} cannot be filed: {found.faults[0]}{more}")

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS
-from lantern_accel.cli.console import say
+from lantern_accel.cli.console import say, warn
 from lantern_accel.cli.options import LoadingParts, finite, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import read_lines
@@ -124,12 +124,7 @@ def serve(
             to_stderr=True,
         )
         if not keys and host not in ("127.0.0.1", "localhost", "::1"):
-            say(
-                f"everybody who reaches {host} may draw; --api-keys FILE asks for a key",
-                label="open",
-                style="bold yellow",
-                to_stderr=True,
-            )
+            warn(f"everybody who reaches {host} may draw; --api-keys FILE asks for a key", "open")
         Server(app, grace=grace, host=host, port=port).run()
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from lantern_accel import bounds
-from lantern_accel.cli.options import finite
+from lantern_accel.cli.options import finite, option
 from lantern_accel.errors import DataError, RequestError, did_you_mean
 from lantern_accel.files import check_target
 
@@ -29,85 +27,45 @@ STAND_IN = "efficientnet"
 class SuiteOptions:
     """The options of a suite as they were typed."""
 
-    suite: Annotated[
-        str | None,
-        typer.Option(help="The papers' table: coco, imagenet, or prompts (--prompts)."),
-    ] = None
-    captions: Annotated[
-        Path | None,
-        typer.Option(
-            help="COCO's captions_val2017.json, or a .jsonl of files and prompts; images are --images."
-        ),
-    ] = None
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Prompts without real images: lines, PartiPrompts.tsv or GenEval's .jsonl."
-        ),
-    ] = None
-    count: Annotated[
-        int | None, typer.Option(min=2, max=bounds.MOST_SAMPLES, help="Prompts. Default: all.")
-    ] = None
-    protocol: Annotated[
-        str | None,
-        typer.Option(help="How to measure: lantern (coco, prompts), sjd, adm (imagenet)."),
-    ] = None
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help="efficientnet: in the place of Inception, to try a suite without its weights."
-        ),
-    ] = None
-    reference: Annotated[
-        Path | None,
-        typer.Option(help="Real images as --save-reference keeps them, or ADM's .npz."),
-    ] = None
-    save_reference: Annotated[
-        Path | None, typer.Option(help="Keep what the network makes of the real images (.npz).")
-    ] = None
-    metric_weights: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=PATH",
-            help="Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2, imagereward.",
-        ),
-    ] = field(default_factory=list)
-    metrics_on_host: Annotated[
-        bool, typer.Option(help="Run the metrics' networks on the processor.")
-    ] = False
-    work: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the pictures. Default: the output's name with .pictures."),
-    ] = None
-    chunk: Annotated[
-        int, typer.Option(min=1, max=4096, help="Pictures that an interruption can lose.")
-    ] = 16
-    batch: Annotated[
-        int,
-        typer.Option("--batch", "-b", min=1, max=bounds.MOST_BATCH, help="Pictures together."),
-    ] = 1
-    per_prompt: Annotated[int, typer.Option(min=1, max=1000, help="Pictures per prompt.")] = 1
-    geneval: Annotated[
-        Path | None, typer.Option(help="Also lay the pictures out here for GenEval.")
-    ] = None
-    pictures: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=FOLDER", help="Also measure pictures of these prompts drawn elsewhere."
-        ),
-    ] = field(default_factory=list)
-    write_prompts: Annotated[
-        Path | None,
-        typer.Option(help="Only write the suite's prompts, for `generate --prompts` (.jsonl)."),
-    ] = None
-    resamples: Annotated[int, typer.Option(min=2, max=10_000, help="Of FID's bootstrap.")] = 100
-    preset: Annotated[
-        str | None, typer.Option(help="Published sampling: lantern-accel models --presets.")
-    ] = None
-    temperature: Annotated[float | None, typer.Option(callback=finite)] = None
-    top_k: Annotated[int | None, typer.Option()] = None
-    top_p: Annotated[float | None, typer.Option(callback=finite)] = None
-    cfg_scale: Annotated[float | None, typer.Option(callback=finite)] = None
+    suite: str | None = option("The papers' table: coco, imagenet, or prompts (--prompts).")
+    captions: Path | None = option(
+        "COCO's captions_val2017.json, or a .jsonl of files and prompts; images are --images."
+    )
+    prompts: Path | None = option(
+        "Prompts without real images: lines, PartiPrompts.tsv or GenEval's .jsonl."
+    )
+    count: int | None = option("Prompts. Default: all.", min=2, max=bounds.MOST_SAMPLES)
+    protocol: str | None = option("How to measure: lantern (coco, prompts), sjd, adm (imagenet).")
+    features: str | None = option(
+        "efficientnet: in the place of Inception, to try a suite without its weights."
+    )
+    reference: Path | None = option("Real images as --save-reference keeps them, or ADM's .npz.")
+    save_reference: Path | None = option("Keep what the network makes of the real images (.npz).")
+    metric_weights: list[str] = option(
+        "Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2, imagereward.",
+        default=[],
+        metavar="NAME=PATH",
+    )
+    metrics_on_host: bool = option("Run the metrics' networks on the processor.", default=False)
+    work: Path | None = option("Folder of the pictures. Default: the output's name with .pictures.")
+    chunk: int = option("Pictures that an interruption can lose.", default=16, min=1, max=4096)
+    batch: int = option(
+        "Pictures together.", "--batch", "-b", default=1, min=1, max=bounds.MOST_BATCH
+    )
+    per_prompt: int = option("Pictures per prompt.", default=1, min=1, max=1000)
+    geneval: Path | None = option("Also lay the pictures out here for GenEval.")
+    pictures: list[str] = option(
+        "Also measure pictures of these prompts drawn elsewhere.", default=[], metavar="NAME=FOLDER"
+    )
+    write_prompts: Path | None = option(
+        "Only write the suite's prompts, for `generate --prompts` (.jsonl)."
+    )
+    resamples: int = option("Of FID's bootstrap.", default=100, min=2, max=10_000)
+    preset: str | None = option("Published sampling: lantern-accel models --presets.")
+    temperature: float | None = option(None, callback=finite)
+    top_k: int | None = option(None)
+    top_p: float | None = option(None, callback=finite)
+    cfg_scale: float | None = option(None, callback=finite)
 
     @property
     def name(self) -> Any:
@@ -230,9 +188,9 @@ def _fits(asked: SuiteOptions, images: Path | None) -> None:
         raise RequestError("the suite prompts needs --prompts FILE, a prompt per line")
     taken = {"coco": ("captions", "images"), "imagenet": (), "prompts": ("prompts",)}[name]
     given = {"captions": asked.captions, "images": images, "prompts": asked.prompts}
-    for option, value in given.items():
-        if value is not None and option not in taken:
-            raise RequestError(f"the suite {name} takes no --{option}; leave it out")
+    for kind, value in given.items():
+        if value is not None and kind not in taken:
+            raise RequestError(f"the suite {name} takes no --{kind}; leave it out")
     if asked.geneval is not None and name != "prompts":
         raise RequestError("--geneval goes with --prompts evaluation_metadata.jsonl")
 

@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import print_json, say
-from lantern_accel.cli.options import OnDevice, TextPart, TokenizerPart, finite, with_options
+from lantern_accel.cli.options import (
+    OnDevice,
+    TextPart,
+    TokenizerPart,
+    finite,
+    option,
+    with_options,
+)
 from lantern_accel.errors import DataError, DiskFullError, StrategyError
 from lantern_accel.files import disk_is_full, read_lines
 from lantern_accel.generation.settings import read_size
@@ -31,36 +38,26 @@ train = typer.Typer(
     rich_markup_mode=None,
 )
 
-WORK = typer.Option(Path("lantern-train"), "--work", "-w", help="Folder of the training run.")
-
 
 @dataclass(frozen=True)
 class Training(OnDevice):
     """What every trainer takes."""
 
-    work: Annotated[Path, WORK] = Path("lantern-train")
-    config: Annotated[
-        Path | None, typer.Option(help="JSON or TOML with the trainer's settings.")
-    ] = None
-    steps: Annotated[
-        int | None, typer.Option(min=1, max=bounds.MOST_STEPS, help="Optimizer steps.")
-    ] = None
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.01,
-            max=bounds.MOST_SECONDS,
-            callback=finite,
-            help="Minutes for all runs together; the schedule ends then.",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=bounds.MOST_SEED, help="Fixes all random numbers.")
-    ] = None
-    resume: Annotated[
-        bool,
-        typer.Option("--resume/--restart", help="Continue from the checkpoint, or start over."),
-    ] = True
+    work: Path = option(
+        "Folder of the training run.", "--work", "-w", default=Path("lantern-train")
+    )
+    config: Path | None = option("JSON or TOML with the trainer's settings.")
+    steps: int | None = option("Optimizer steps.", min=1, max=bounds.MOST_STEPS)
+    minutes: float | None = option(
+        "Minutes for all runs together; the schedule ends then.",
+        min=0.01,
+        max=bounds.MOST_SECONDS,
+        callback=finite,
+    )
+    seed: int | None = option("Fixes all random numbers.", min=0, max=bounds.MOST_SEED)
+    resume: bool = option(
+        "Continue from the checkpoint, or start over.", "--resume/--restart", default=True
+    )
 
     def settings(self, kind: type[Any], **more: Any) -> Any:
         """Return a trainer's settings, ``kind``: of the file, then of these options and ``more``."""
@@ -256,7 +253,9 @@ def bundle(
     to: Path = typer.Argument(
         ..., metavar="FOLDER", help="Folder to write; generate takes it as --model."
     ),
-    work: Path = WORK,
+    work: Path = typer.Option(
+        Path("lantern-train"), "--work", "-w", help="Folder of the training run."
+    ),
     name: str = typer.Option("my-model", help="The model's name."),
     cfg_scale: float = typer.Option(3.0, help="Default guidance."),
     top_k: int = typer.Option(0, help="Default top-k; 0 keeps all codes."),

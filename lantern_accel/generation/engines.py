@@ -121,6 +121,8 @@ class Engines:
         #: Seconds that may still go into captures which the present request could do without; below 0
         #: it has waited enough.
         self.patience = math.inf
+        #: Functions that could not be captured: the name, the seconds of a call, and why.
+        self._uncaptured: list[tuple[str, float, str]] = []
         self._warned = False
         self._ready: OrderedDict[Hashable, CapturedEngine] = OrderedDict()
         #: Targets with weights in fewer bits, to draft with, by those weights' name.
@@ -219,7 +221,9 @@ class Engines:
                     neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
                     copy=copy,
                 )
-                self._ready[key] = self._captured(engine)
+                prefill = self._capture(engine.prefill, "prefill")
+                self._ready[key] = CapturedEngine(engine, prefill, *self._steps(engine))
+                self._tell()
         else:
             self._more(self._ready[key])
         self._ready.move_to_end(key)
@@ -267,15 +271,9 @@ class Engines:
         free = free_bytes(self.backend.memory()) if need else None
         return free is None or need <= free
 
-    def _captured(self, engine: EngineBase) -> CapturedEngine:
-        """Capture an engine's functions; one line tells of those that run as they are instead."""
-        left: list[tuple[str, float, str]] = []
-        prefill = self._capture(engine.prefill, "prefill", left)
-        ready = CapturedEngine(engine, prefill, *self._steps(engine, left))
-        self._tell(left)
-        return ready
-
-    def _tell(self, left: list[tuple[str, float, str]]) -> None:
+    def _tell(self) -> None:
+        """Warn of functions that run as they are, once."""
+        left, self._uncaptured = self._uncaptured, []
         if left and not self._warned:
             self._warned = True
             # A step of several lengths is one thing to the reader, and its longest one tells most.
@@ -293,9 +291,7 @@ class Engines:
                 stacklevel=5,
             )
 
-    def _steps(
-        self, engine: EngineBase, left: list[tuple[str, float, str]]
-    ) -> tuple[Replay, Mapping[int, Callable[[], None]]]:
+    def _steps(self, engine: EngineBase) -> tuple[Replay, Mapping[int, Callable[[], None]]]:
         """Capture an engine's step for every bucket, or each of the functions that it moves between.
 
         Before the image: a request does not stop in the middle of one to make a graph.
@@ -303,18 +299,16 @@ class Engines:
         if not isinstance(engine, AdaptiveEngine):
             whole, found = engine.sizes[-1], engine.steps
             steps = {
-                slots: self._capture(one, "step" if slots == whole else f"step {slots}", left)
+                slots: self._capture(one, "step" if slots == whole else f"step {slots}")
                 for slots, one in found.items()
             }
             replays = list(steps.values())
             return (replays[0] if len(replays) == 1 else Bucketed(replays)), steps
         step = Moving(engine.step, [])
-        self._lengths(engine, step, left)
+        self._lengths(engine, step)
         return step, engine.steps
 
-    def _lengths(
-        self, engine: AdaptiveEngine, step: Moving, left: list[tuple[str, float, str]]
-    ) -> None:
+    def _lengths(self, engine: AdaptiveEngine, step: Moving) -> None:
         """Capture one more length at least, plain decoding first; further ones as patience allows.
 
         The longest of them first: where bytes are what a step costs, it promises most.
@@ -330,7 +324,7 @@ class Engines:
                 return
             began = time.perf_counter()
             for name, one in engine.functions_of(length).items():
-                engine.functions[name] = part = self._capture(one, name, left)
+                engine.functions[name] = part = self._capture(one, name)
                 step.add([part])
             took = time.perf_counter() - began
             if done:  # an image needs one
@@ -344,18 +338,14 @@ class Engines:
         if not isinstance(engine, AdaptiveEngine) or engine.usable is None or self.patience < 0:
             return
         assert isinstance(step, Moving)
-        left: list[tuple[str, float, str]] = []
         with explained(self.backend):
-            self._lengths(engine, step, left)
-        self._tell(left)
+            self._lengths(engine, step)
+        self._tell()
 
-    def _capture(
-        self, function: Callable[[], None], name: str, left: list[tuple[str, float, str]]
-    ) -> Replay:
+    def _capture(self, function: Callable[[], None], name: str) -> Replay:
         """Capture a function; one that the device cannot capture, and was not told to, stays as it is.
 
-        ``left`` gets the name of such a function, the seconds of a call, and why. Any other failure is
-        the device's own, and raised.
+        Any other failure is the device's own, and raised.
         """
         try:
             return recorded(self.backend, function, name)
@@ -364,7 +354,7 @@ class Engines:
                 raise
             with self.backend.stopwatch() as watch:
                 function()
-            left.append((name, watch.seconds, " ".join(str(error).split())))
+            self._uncaptured.append((name, watch.seconds, " ".join(str(error).split())))
             return Replay(function)
         except Exception as error:
             known = error if isinstance(error, BackendError) else self.backend.explain(error)

@@ -17,7 +17,7 @@ from pathlib import Path
 from lantern_accel.device.datasheets import DeviceProfile
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
-from lantern_accel.measure.record import STEP_PHASES, Cell, Run, is_measured
+from lantern_accel.measure.record import STEP_PHASES, Run, is_measured
 from lantern_accel.quality.interval import FEWEST
 from lantern_accel.report.names import COMMIT
 from lantern_accel.report.writing import percent
@@ -147,9 +147,9 @@ def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
     dtype = run.environment.dtype
     flops = next((f for name, f in profile.peak_flops.items() if name == dtype), None)
     for cell in run.cells:
-        seconds = _step_seconds(cell)
-        if seconds is None or isinstance(cell.work, str):
+        if not cell.samples or isinstance(cell.work, str):
             continue
+        seconds = statistics.median(s.decode * s.images / s.steps for s in cell.samples)
         step = [cell.work[name] for name in STEP_PHASES]
         moved = sum(one.bytes for one in step)
         if width is not None and moved > chip and moved / seconds > SLACK * width:
@@ -172,12 +172,6 @@ def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
         ):
             faults.append(f"{cell.name}: it used more memory than {profile.model} has")
     return faults
-
-
-def _step_seconds(cell: Cell) -> float | None:
-    """Return the median seconds of a step; None where nothing was timed."""
-    times = [s.decode * s.images / s.steps for s in cell.samples]
-    return statistics.median(times) if times else None
 
 
 def file_name(run: Run) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -245,8 +245,12 @@ def size_work(name: str) -> dict[str, dict[str, Work]]:
     """
     manifest = sized(name)
     further = manifest.target.n_layer - 1
-    models = [_model_of_shapes(manifest, layers) for layers in (1, 2)]
-    found = {}
+    models, found = [], {}
+    for layers in (1, 2):
+        target = manifest.target.model_copy(update={"n_layer": layers})
+        part = manifest.model_copy(update={"target": target})
+        with torch.device("meta"):
+            models.append(random_model(part, Shapes(), torch.bfloat16))
     for strategy in (Strategy(name="vanilla"), Strategy(name="eagle", tree=NAIVE_EXTEND_57)):
         one, two = (_step_work(model, strategy) for model in models)
         found[strategy.name] = {
@@ -258,14 +262,6 @@ def size_work(name: str) -> dict[str, dict[str, Work]]:
             for phase, work in one.items()
         }
     return found
-
-
-def _model_of_shapes(manifest: Any, layers: int) -> RandomModel:
-    target = manifest.target.model_copy(update={"n_layer": layers})
-    with torch.device("meta"):
-        return random_model(
-            manifest.model_copy(update={"target": target}), Shapes(), torch.bfloat16
-        )
 
 
 def _step_work(model: RandomModel, strategy: Strategy) -> dict[str, Work]:

@@ -206,34 +206,25 @@ def _time(row: Row, base: Row | None) -> str:
 
 def _rest(one: Answer, rows: Sequence[Row]) -> str:
     """Say what was found of the strategies that the answer does not name."""
-    found = (
-        ("Also faster", _also(one, rows, relaxed=False)),
-        ("Also faster, for a price", _also(one, rows, relaxed=True)),
-        ("Not shown to be faster", one.unshown),
-        ("As fast as plain decoding", one.same),
-        ("Slower", one.slower),
-    )
+    others = [row for row in rows if row.strategy not in (one.best, one.priced)]
+    also = [row for row in others if row.verdict == "faster"]
+    found = {
+        "Also faster": [row.strategy for row in also if not row.relaxed],
+        "Also faster, for a price": [row.strategy for row in also if row.relaxed],
+        "Not shown to be faster": one.unshown,
+        "As fast as plain decoding": one.same,
+        "Slower": one.slower,
+    }
     parts = []
-    for label, names in found:
-        others = [name for name in names if name != one.best]
-        parts += [f"{label}: {', '.join(others)}."] if others else []
+    for label, names in found.items():
+        names = [name for name in names if name != one.best]
+        parts += [f"{label}: {', '.join(names)}."] if names else []
     without: dict[str, list[str]] = {}
-    for name in one.unjudged:
-        row = _row(rows, name)
-        if row is not None and name != one.best:
-            without.setdefault(reason(row.verdict), []).append(name)
+    for row in rows:
+        if row.strategy in one.unjudged and row.strategy != one.best:
+            without.setdefault(reason(row.verdict), []).append(row.strategy)
     parts += [f"No verdict on {listed(names)}: {why}." for why, names in without.items()]
     return " ".join(parts)
-
-
-def _also(one: Answer, rows: Sequence[Row], *, relaxed: bool) -> list[str]:
-    return [
-        row.strategy
-        for row in rows
-        if row.verdict == "faster"
-        and row.relaxed == relaxed
-        and row.strategy not in (one.best, one.priced)
-    ]
 
 
 def _incomplete(name: str, state: str, command: str) -> str:
@@ -263,7 +254,9 @@ def _price(runs: Mapping[str, Quality]) -> str:
         text = f"moves {low if low == high else f'{low} to {high}'} of a token's probability; "
     known = {run: q.distance for run, q in runs.items() if isinstance(q.distance, Distance)}
     if not known:
-        return f"{text}the distance of its images {_plain_reason(prices[0].distance)}."
+        why = reason(prices[0].distance)
+        missing = f"was not measured: {why}" if why else prices[0].distance
+        return f"{text}the distance of its images {missing}."
     far = [run for run, d in known.items() if d.p_value < LEVEL]
     verdict = (
         "are farther from vanilla's than chance explains"
@@ -281,10 +274,6 @@ def _price(runs: Mapping[str, Quality]) -> str:
         f"{text}its {prices[0].images} images {verdict} ({d.metric} {interval(d.value)}; "
         f"p = {d.p_value:.2g}). {limits}"
     )
-
-
-def _plain_reason(distance: object) -> str:
-    return f"was not measured: {reason(distance)}" if reason(distance) else str(distance)
 
 
 def power(distance: Distance, images: int) -> str:

@@ -564,14 +564,10 @@ def _text_tokenizer(path: Path, parts: Parts) -> Path | None:
     name = "text_tokenizer.json"
     # The picture tokenizer's folder has the text tokenizer beside it.
     near = None if parts.vq is None or parts.vq.is_file() else _file_of(parts.vq, name)
-    given = _file_of(parts.text, name)
-    for found in (given, *(home / name for home in _homes(path)), near):
-        if found is not None and found.is_file():
-            return found
-    for home in _homes(path):
-        if (home / "tokenizer.json").is_file():
-            return home / "tokenizer.json"
-    return None
+    homes = _homes(path)
+    places = [_file_of(parts.text, name), *(home / name for home in homes), near]
+    places += [home / "tokenizer.json" for home in homes]
+    return next((file for file in places if file is not None and file.is_file()), None)
 
 
 def _is_ours(weights: Path, config: dict[str, Any]) -> bool:

@@ -48,7 +48,7 @@ from lantern_accel.families.llamagen.published import ENTRIES
 from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_parameters
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
 from lantern_accel.families.manifest import Manifest
-from lantern_accel.families.tokenizer import check_vocabulary, read_tokenizer
+from lantern_accel.families.tokenizer import check_texts, check_vocabulary, read_tokenizer
 from lantern_accel.nn.vq import VQConfig, VQModel, pixels_to_uint8
 from lantern_accel.strategy.values import Sampling
 
@@ -165,16 +165,12 @@ class LlamaGenFamily(VQFamily, DraftedFamily):
         manifest, parts = found.manifest, found.parts
         config: LlamaGenConfig = manifest.target
         if config.conditioning == "class":
-            if parts.embeddings is not None:
-                raise RequestError(
-                    f"the model {manifest.name!r} draws classes, so it takes no embeddings; leave "
-                    "--embeddings out"
-                )
-            if parts.text is not None:
-                raise RequestError(
-                    f"the model {manifest.name!r} draws classes, so it takes no text encoder; leave "
-                    "--text-encoder out"
-                )
+            for what, given in (("embeddings", parts.embeddings), ("text encoder", parts.text)):
+                if given is not None:
+                    raise RequestError(
+                        f"the model {manifest.name!r} draws classes, so it takes no {what}; leave "
+                        f"--{what.replace(' ', '-')} out"
+                    )
             return None
         if parts.embeddings is not None:
             return FeatureFile(parts.embeddings, config.prefix_length, config.caption_dim)
@@ -229,13 +225,11 @@ class LlamaGenFamily(VQFamily, DraftedFamily):
             ids = [_class_id(prompt, config.num_classes, name) for prompt in prompts]
             mask = torch.ones(len(ids), 1, dtype=torch.bool)
             return Conditions(torch.tensor(ids).to(device), mask.to(device))
-        for prompt in prompts:
-            if not isinstance(prompt, str):
-                raise RequestError(f"the model {name!r} takes text, not the class {prompt!r}")
+        texts = check_texts(prompts, name)
         if model.text is None:
             lacks = model.missing.get("text", "a text encoder in its folder")
             raise RequestError(f"the model {name!r} lacks {lacks}")
-        features, mask = model.text.encode([str(prompt) for prompt in prompts])
+        features, mask = model.text.encode(texts)
         return Conditions(features.to(device=device, dtype=dtype), mask.to(device))
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from lantern_accel.decoding.sources.drafter import Drafting
-from lantern_accel.decoding.target import draft_stack_of, stack_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import (
     DrafterModel,
+    DraftStack,
     DynamicTree,
     FusedStep,
+    Stack,
     StaticTree,
     StepPlan,
     TargetModel,
@@ -22,7 +23,8 @@ from lantern_accel.device.plan import (
 
 def target_of(v: Verifying) -> TargetModel | None:
     """Describe the target of a step; None where it is more than a stack of plain blocks."""
-    stack, guidance = stack_of(v.target), v.guidance
+    stack: Stack | None = getattr(v.target, "stack", None)
+    guidance = v.guidance
     if stack is None:
         return None
     allowed = guidance.allowed
@@ -35,7 +37,7 @@ def target_of(v: Verifying) -> TargetModel | None:
 def drafter_of(drafting: Drafting) -> DrafterModel | None:
     """Describe a drafter; None where it is more than a stack of plain blocks."""
     drafter, g = drafting.drafter, drafting.geometry
-    stack = draft_stack_of(drafter)
+    stack: DraftStack | None = getattr(drafter, "stack", None)
     if stack is None:
         return None
     return DrafterModel(

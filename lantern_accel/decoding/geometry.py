@@ -8,13 +8,11 @@ from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.operations import KVLayout, TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.trees import tree_size
 from lantern_accel.strategy.values import (
     NO_DRAFTER,
     DynamicTree,
     Sampling,
     Strategy,
-    Tree,
 )
 
 
@@ -97,11 +95,6 @@ class Geometry:
         return self.prefix - 1 + self.tokens + self.scratch + 1
 
 
-def tables_of(tree: Tree) -> TreeTables | None:
-    """Return the tables of a tree whose shape is known in advance; None for others, and windows."""
-    return None if tree.shape is None else TreeTables(tree.shape)
-
-
 def check(strategy: Strategy, sampling: Sampling, vocab: int) -> None:
     """Raise :class:`StrategyError` for a setting that ``vocab`` codes cannot serve."""
     k = strategy.acceptance.k
@@ -143,18 +136,18 @@ def geometry_of(
             f"the strategy {strategy.name!r} drafts tokens, but this model has no drafter; these "
             f"strategies need none: {NO_DRAFTER}; or train one with `lantern-accel train drafter`"
         )
-    nodes, depth = tree_size(tree)
+    nodes, depth = tree.size
     if depth >= config.num_tokens:
         raise StrategyError(
             f"a step is {depth} drafts deep and has {depth + 1} tokens, but an image has "
             f"{config.num_tokens} tokens; choose a shallower tree or a shorter window"
         )
     check(strategy, sampling, config.vocab_size)
-    tables = tables_of(tree)
     scratch = tests = drafts = 0
     if isinstance(tree, DynamicTree):
         scratch, tests = tree.depth * tree.top_k, tree.top_k * depth
-    elif tables is not None:
+    elif tree.shape is not None:
+        tables = TreeTables(tree.shape)
         tests = sum(tables.max_children)
         if drafter is not None:
             scratch = sum(len(level) for level in tables.inner[1:])

@@ -11,7 +11,7 @@ images; it is not given them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -107,13 +107,17 @@ def tokens_of(rate: float, length: int) -> float:
     return float(length) if rate >= 1 else (1.0 - rate**length) / (1.0 - rate)
 
 
-def rate_of(tokens: float, length: int) -> float:
-    """Return the rate at which a window of ``length`` brings so many tokens per step."""
-    low, high = 0.0, 1.0
+def _most(below: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the most, between two numbers, of which ``below`` still holds, by halving."""
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if tokens_of(middle, length) < tokens else (low, middle)
+        low, high = (middle, high) if below(middle) else (low, middle)
     return low
+
+
+def rate_of(tokens: float, length: int) -> float:
+    """Return the rate at which a window of ``length`` brings so many tokens per step."""
+    return _most(lambda rate: tokens_of(rate, length) < tokens, 0.0, 1.0)
 
 
 def rate_of_counts(counts: Mapping[int, Sequence[int]]) -> float:
@@ -122,12 +126,11 @@ def rate_of_counts(counts: Mapping[int, Sequence[int]]) -> float:
     ``counts``: tokens gained and steps, by length.
     """
     gained = sum(tokens for tokens, _ in counts.values())
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        brings = sum(steps * tokens_of(middle, length) for length, (_, steps) in counts.items())
-        low, high = (middle, high) if brings < gained else (low, middle)
-    return low
+
+    def brings(rate: float) -> float:
+        return sum(steps * tokens_of(rate, length) for length, (_, steps) in counts.items())
+
+    return _most(lambda rate: brings(rate) < gained, 0.0, 1.0)
 
 
 def shifted_by_counts(
@@ -154,12 +157,12 @@ def shifted_by_counts(
         return dict(known)
     # What is known beforehand is spread over the lengths as the steps were.
     gained = sum(counts[n][0] + sure * steps[n] / total * known[n] for n in steps)
-    low, high = -MOST_SHIFT, MOST_SHIFT
-    for _ in range(40):
-        middle = (low + high) / 2
-        brings = sum((1 + sure / total) * steps[n] * shifted(n, middle) for n in steps)
-        low, high = (middle, high) if brings < gained else (low, middle)
-    return {n: shifted(n, low) if n > 1 else known[n] for n in known}
+
+    def brings(shift: float) -> float:
+        return sum((1 + sure / total) * steps[n] * shifted(n, shift) for n in steps)
+
+    shift = _most(lambda shift: brings(shift) < gained, -MOST_SHIFT, MOST_SHIFT)
+    return {n: shifted(n, shift) if n > 1 else known[n] for n in known}
 
 
 @dataclass

@@ -7,9 +7,9 @@ lost. On a device that lets its copies lag, what is read is some steps old.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from lantern_accel.decoding.buckets import Reach
 from lantern_accel.decoding.geometry import Geometry
@@ -33,27 +33,27 @@ class Look:
     steps: int
 
 
-class LookSchedule(Protocol):
+class LookSchedule(ABC):
     """Says when the host posts a copy of the lengths, and when it reads the oldest one."""
 
-    def begin(self, length: int) -> None:
+    def begin(self, length: int) -> None:  # noqa: B027, optional
         """Prepare for an image whose first steps have this length."""
-        ...
 
+    @abstractmethod
     def due(self, index: int, reach: Reach) -> bool:
         """Return whether the lengths after step ``index``, counted from 1, are to be copied."""
-        ...
 
+    @abstractmethod
     def readable(self, index: int, posted: Sequence[Look]) -> bool:
         """Return whether the oldest copy is to be read after step ``index``."""
-        ...
 
-    def record(self, block: Block, length: int, posted: Sequence[Look]) -> None:
+    def record(  # noqa: B027, optional
+        self, block: Block, length: int, posted: Sequence[Look]
+    ) -> None:
         """Record what was read, with the length of the next steps and the copies still under way."""
-        ...
 
 
-class FixedSchedule:
+class FixedSchedule(LookSchedule):
     """Looks from the earliest step on at which an image can be complete, for steps of one length.
 
     Then every ``every`` steps; every eighth where progress is ``watched``; and where the next bucket may
@@ -64,9 +64,6 @@ class FixedSchedule:
         self.most, self.lag, self.every, self.watched = g.depth + 1, lag, every, watched
         self.earliest = -(-(g.tokens - 1) // self.most)
 
-    def begin(self, length: int) -> None:
-        """Nothing depends on it."""
-
     def due(self, index: int, reach: Reach) -> bool:
         late = index >= self.earliest and (index - self.earliest) % self.every == 0
         late = late or (self.watched and index % 8 == 0)
@@ -75,11 +72,8 @@ class FixedSchedule:
     def readable(self, index: int, posted: Sequence[Look]) -> bool:
         return bool(posted) and index - posted[0].index >= self.lag
 
-    def record(self, block: Block, length: int, posted: Sequence[Look]) -> None:
-        """Nothing depends on it."""
 
-
-class AdaptiveSchedule:
+class AdaptiveSchedule(LookSchedule):
     """Looks every few steps, after every one towards the end, for steps that change their length.
 
     Where copies lag, one is read when the next is posted. ``returns``: plain decoding can be left again;

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
 
-__all__ = ["Geometry", "RequestState", "State", "WindowState", "state_of"]
-
 
 class RequestState:
     """What every step reads and updates in place; nothing here changes its address.

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.rows import Allowed
-from lantern_accel.device.plan import DraftStack, Stack
 from lantern_accel.nn.transformer import Pass
 
 
@@ -119,18 +118,6 @@ class Drafter(Protocol):
 def place_of(target: Target) -> tuple[torch.dtype, torch.device]:
     """Return the dtype and the device of a target's weights."""
     return target.weight.dtype, target.weight.device
-
-
-def stack_of(target: Target) -> Stack | None:
-    """Return what a target is made of, its ``stack``; None where that is more than plain blocks."""
-    found: Stack | None = getattr(target, "stack", None)
-    return found
-
-
-def draft_stack_of(drafter: Drafter) -> DraftStack | None:
-    """Return what a drafter is made of, its ``stack``; None where that is more than plain blocks."""
-    found: DraftStack | None = getattr(drafter, "stack", None)
-    return found
 
 
 def row_of(config: TargetSizes) -> int:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.rows import Branches, Guidance
-from lantern_accel.decoding.state import Geometry, RequestState, State
+from lantern_accel.decoding.state import RequestState, State
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.trees import DraftTree, Written
 from lantern_accel.device.operations import KVCache, TensorOps, flags

@@ -11,7 +11,7 @@ import importlib.metadata
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -61,8 +61,6 @@ def load_offers(hook: str, what: str, check: Callable[[object], OfferT]) -> Offe
     ``what``: a singular noun for errors. ``check`` returns an offer that can be used and raises
     :class:`Unfit` for another.
     """
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
     offers: list[tuple[str, str, OfferT]] = []
     failures: list[tuple[str, str, str]] = []
     points = importlib.metadata.entry_points(group=GROUP)
@@ -71,8 +69,7 @@ def load_offers(hook: str, what: str, check: Callable[[object], OfferT]) -> Offe
 
         def ask(name: str = name, value: str = value) -> list[OfferT]:
             plugin = importlib.metadata.EntryPoint(name, value, GROUP).load()
-            found = _offered(manager, f"{name} = {value}", plugin, hook, what)
-            return [check(one) for one in found]
+            return [check(one) for one in _offered(plugin, hook, what)]
 
         try:
             offers += [(name, value, one) for one in in_time(ask, LOOKING)]
@@ -110,32 +107,26 @@ class Unfit(Exception):
     """A plug-in loaded, but is not what a plug-in must be."""
 
 
-def _offered(
-    manager: pluggy.PluginManager, name: str, plugin: object, hook: str, what: str
-) -> list[object]:
-    """Register one plug-in and ask it alone what it offers; raises Unfit when it cannot be asked."""
+def _offered(plugin: object, hook: str, what: str) -> list[object]:
+    """Ask one plug-in what it offers; raises Unfit when it cannot be asked."""
     # pluggy reads every attribute of what it registers; on an instance that runs properties.
     if not isinstance(plugin, types.ModuleType) and not inspect.isclass(plugin):
         raise Unfit(
             f"its entry point names a {type(plugin).__name__}; let it name the module that has "
             f"the hook {hook}"
         )
-    manager.register(plugin, name=name)
-
-    def has(one: str) -> bool:
-        calls: Sequence[pluggy.HookImpl] = getattr(manager.hook, one).get_hookimpls()
-        return any(call.plugin is plugin for call in calls)
-
-    if not any(has(one) for one in HOOKS):
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin)
+    if not any(getattr(manager.hook, one).get_hookimpls() for one in HOOKS):
         raise Unfit(
             f"{plugin.__name__} has no hook {HOOK} or {HOOKS[1]}; write one and mark it with "
             "@hookimpl from lantern_accel.device.hookspecs"
         )
-    if not has(hook):
+    if not getattr(manager.hook, hook).get_hookimpls():
         return []
-    others = [one for one in manager.get_plugins() if one is not plugin]
     offered: list[object] = []
-    for result in manager.subset_hook_caller(hook, others)():
+    for result in getattr(manager.hook, hook)():
         if not isinstance(result, (list, tuple)):
             raise Unfit(f"its hook {hook} returned a {type(result).__name__}, not a list")
         offered.extend(result)
@@ -171,19 +162,22 @@ def check_backend(spec: object) -> BackendSpec:
     """Return ``spec`` if it can be used; raises Unfit with the reason if not."""
     check_spec(spec, BackendSpec, "backend", API_VERSION)
     assert isinstance(spec, BackendSpec)
-    words = spec.aliases
-    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
-        raise Unfit(f"its backend {spec.name!r} has aliases {words!r}; make them a tuple of words")
-    # bool is an int, and as a priority a mistake.
-    if not isinstance(spec.priority, int) or isinstance(spec.priority, bool):
-        raise Unfit(
-            f"its backend {spec.name!r} has priority {spec.priority!r}; make it a whole number "
-            "(the CPU's is 0, a negative one is never automatic)"
-        )
-    given = spec.variants
-    if not isinstance(given, tuple) or not all(isinstance(one, Mapping) for one in given):
-        raise Unfit(
-            f"its backend {spec.name!r} has variants {given!r}; make them a tuple of options, each a "
-            "dictionary"
-        )
+    words, rank, given = spec.aliases, spec.priority, spec.variants
+    checks = {
+        "aliases": (
+            isinstance(words, tuple) and all(isinstance(word, str) for word in words),
+            "make them a tuple of words",
+        ),
+        "priority": (  # bool is an int, and as a priority a mistake
+            isinstance(rank, int) and not isinstance(rank, bool),
+            "make it a whole number (the CPU's is 0, a negative one is never automatic)",
+        ),
+        "variants": (
+            isinstance(given, tuple) and all(isinstance(one, Mapping) for one in given),
+            "make them a tuple of options, each a dictionary",
+        ),
+    }
+    for name, (right, mend) in checks.items():
+        if not right:
+            raise Unfit(f"its backend {spec.name!r} has {name} {getattr(spec, name)!r}; {mend}")
     return spec

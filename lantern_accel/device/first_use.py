@@ -18,17 +18,6 @@ REPORT = "report it to the plug-in's author"
 Answer = TypeVar("Answer")
 
 
-def check_answer(backend: str, method: str, found: object, kind: type[Answer]) -> Answer:
-    """Return what a method of a backend returned; raise BackendError where it is of another type."""
-    if not isinstance(found, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise BackendError(
-            f"backend {backend!r} failed in {method}: it returned a {type(found).__name__}, not "
-            f"{article} {kind.__name__}; {REPORT}"
-        )
-    return found
-
-
 def ask(
     backend: str, hook: str, call: Callable[[], object], kind: type[Answer], hint: str = REPORT
 ) -> Answer:
@@ -42,15 +31,24 @@ def ask(
         raise
     except (Exception, SystemExit) as error:
         raise BackendError(f"backend {backend!r} failed in {hook}: {why(error)}; {hint}") from error
-    return check_answer(backend, hook, found, kind)
+    if not isinstance(found, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise BackendError(
+            f"backend {backend!r} failed in {hook}: it returned a {type(found).__name__}, not "
+            f"{article} {kind.__name__}; {REPORT}"
+        )
+    return found
 
 
 def first_use(backend: Backend) -> None:
     """Allocate on a device and wait for it, so that one that is busy or has no kernels fails now.
 
-    Errors come out as the backend explains them.
+    Errors come out as the backend explains them. Raises BackendError, too, where the backend describes
+    itself by something of another type.
     """
     import torch
+
+    from lantern_accel.device.backend import DTYPES, DeviceFacts, MemoryUse
 
     try:
         torch.zeros(8, device=backend.device).add_(1)
@@ -64,13 +62,6 @@ def first_use(backend: Backend) -> None:
             f"{why(error)}; check with the vendor's tools that the device is free, or use another "
             "(`lantern-accel devices` lists them)"
         ) from error
-    _check_answers(backend)
-
-
-def _check_answers(backend: Backend) -> None:
-    """Raise BackendError where a backend describes itself by something of another type."""
-    from lantern_accel.device.backend import DTYPES, DeviceFacts, MemoryUse
-
     dtypes = backend.compute_dtypes()
     able = isinstance(dtypes, (tuple, list)) and all(one in DTYPES.values() for one in dtypes)
     if not able or not dtypes:

@@ -406,41 +406,27 @@ class FusedStep(Protocol):
 
 
 class DraftedTree(Protocol):
-    """What walking down a drafted tree reads."""
+    """What walking down a drafted tree reads, integer ``[B, T]`` by node.
+
+    ``tokens``: their codes; ``first_child``, and ``num_children``, how many follow it;
+    ``max_children``: the most children of a node, by depth. ``q``: what each group of siblings was
+    drawn from, float32 ``[B, G, V]``, None where drafts are certain; ``group``: the group that a node's
+    children were drawn from. ``tests()``: the uniform that each node's first child is tested with.
+    """
 
     @property
-    def tokens(self) -> Tensor:
-        """The node's codes, integer ``[B, T]``."""
-        ...
-
+    def tokens(self) -> Tensor: ...
     @property
-    def first_child(self) -> Tensor:
-        """The first child of each node, integer ``[B, T]``."""
-        ...
-
+    def first_child(self) -> Tensor: ...
     @property
-    def num_children(self) -> Tensor:
-        """How many follow it, integer ``[B, T]``."""
-        ...
-
+    def num_children(self) -> Tensor: ...
     @property
-    def max_children(self) -> tuple[int, ...]:
-        """The most children of a node, by depth."""
-        ...
-
+    def max_children(self) -> tuple[int, ...]: ...
     @property
-    def q(self) -> Tensor | None:
-        """What each group of siblings was drawn from, float32 ``[B, G, V]``; None: drafts are certain."""
-        ...
-
+    def q(self) -> Tensor | None: ...
     @property
-    def group(self) -> Tensor | None:
-        """The group that a node's children were drawn from, integer ``[B, T]``."""
-        ...
-
-    def tests(self) -> Tensor:
-        """Return the uniform that each node's first child is tested with, integer ``[B, T]``."""
-        ...
+    def group(self) -> Tensor | None: ...
+    def tests(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)

@@ -289,21 +289,16 @@ def _best(device: str, candidates: list[BackendSpec]) -> tuple[BackendSpec, Prob
 
 def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | BackendError]]:
     """Prepare all, then probe each: one probe may import torch, which others must precede."""
-    failed: dict[str, BackendError] = {}
-    for spec in specs:
+
+    def tried(look: Callable[[BackendSpec], Answer], spec: BackendSpec) -> Answer | BackendError:
         try:
-            _prepare(spec)
+            return look(spec)
         except BackendError as error:
-            failed[spec.name] = error
-    for spec in specs:
-        if spec.name in failed:
-            yield spec, failed[spec.name]
-            continue
-        try:
-            found: Probe | BackendError = _probe(spec)
-        except BackendError as error:
-            found = error
-        yield spec, found
+            return error
+
+    failed = [tried(_prepare, spec) for spec in specs]
+    for spec, error in zip(specs, failed, strict=True):
+        yield spec, tried(_probe, spec) if error is None else error
 
 
 def _prepare(spec: BackendSpec) -> None:

@@ -43,7 +43,6 @@ from lantern_accel.strategy.trees import (
     NAIVE_EXTEND_57,
     parse_tree,
     tree_paths,
-    tree_size,
 )
 from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import Sampling, StaticTree, Strategy, named_strategy
@@ -291,7 +290,7 @@ def plan(
                 cost = Cost(kind="step", label=f"scd {count}", batch=batch, nodes=count)
                 found.append((cost, windows.override(window=count)))
         if drafter:
-            count = tree_size(strategy.tree)[0]
+            count = strategy.tree.size[0]
             cost = Cost(kind="step", label=strategy.name, batch=batch, nodes=count)
             found.append((cost, strategy))
     return found

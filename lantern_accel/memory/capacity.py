@@ -9,7 +9,7 @@ import torch
 
 from lantern_accel.device.backend import Backend
 from lantern_accel.families.base import Model
-from lantern_accel.memory.footprint import copy_bytes, nodes_of
+from lantern_accel.memory.footprint import copy_bytes
 from lantern_accel.memory.limits import Fit, free_bytes, most_images
 from lantern_accel.memory.plan import Planner
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
@@ -45,7 +45,7 @@ class Capacity:
     def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
         t: Any = self.model.manifest.target
         rows = batch * sampling.branches
-        nodes = nodes_of(strategy)
+        nodes = strategy.tree.size[0]
         slots = t.prefix_length + t.num_tokens + 2 * nodes
         cache = 2 * (t.n_layer + 1) * rows * slots * t.dim * self.dtype.itemsize
         logits = 4 * rows * nodes * t.vocab_size

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
-from lantern_accel.strategy.trees import tree_size
+from lantern_accel.records import Frozen
 from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 
 META = torch.device("meta")
@@ -34,17 +33,16 @@ META = torch.device("meta")
 TRACED_LAYERS = 2
 
 
-@dataclass(frozen=True)
-class Footprint:
+class Footprint(Frozen):
     """Bytes by holder: ``weights`` by part, ``buffers`` (caches, state), ``tables``, ``workspace``.
 
     ``workspace`` has the most that each phase (``prefill``, ``step``, ``pixels``) holds beyond the rest.
     """
 
-    weights: Mapping[str, int]
+    weights: dict[str, int]
     buffers: int
     tables: int
-    workspace: Mapping[str, int]
+    workspace: dict[str, int]
 
 
 class Shapes(TensorOps):
@@ -206,8 +204,3 @@ def measure(
         tables=0 if table is None else table.numel() * table.dtype.itemsize,
         workspace=workspace,
     )
-
-
-def nodes_of(strategy: Strategy) -> int:
-    """Return the nodes that one step verifies."""
-    return tree_size(strategy.tree)[0]

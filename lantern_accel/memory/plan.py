@@ -23,9 +23,8 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
 from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
-from lantern_accel.memory.footprint import Footprint, measure, nodes_of
+from lantern_accel.memory.footprint import Footprint, measure
 from lantern_accel.memory.limits import free_bytes, most_images, size
-from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
     AUTO,
@@ -40,11 +39,11 @@ from lantern_accel.strategy.values import (
 DRIVER_RESERVE = Backend.runtime_bytes
 
 
-class MemoryPlan(Frozen):
+class MemoryPlan(Footprint):
     """Bytes on the device, by what holds them, for one batch size, strategy and dtype.
 
-    ``workspace`` is the most that each phase takes beyond the rest; phases follow each other, so that
-    only the largest counts. ``runtime`` is what is held beside the model. ``peak`` includes it.
+    Phases follow each other, so that only the largest workspace counts. ``runtime`` is what is held
+    beside the model. ``peak`` includes it.
     """
 
     model: str
@@ -53,10 +52,6 @@ class MemoryPlan(Frozen):
     strategy: str
     nodes: int = Field(description="nodes that one step verifies")
     text_device: Literal["device", "cpu"] = "device"
-    weights: dict[str, int]
-    buffers: int
-    tables: int
-    workspace: dict[str, int]
     runtime: int
     runtime_measured: bool = Field(description="read from the open device, or assumed")
     device: str = ""
@@ -151,22 +146,18 @@ class Planner:
         key = (strategy.model_dump_json(), sampling.model_dump_json(), batch, dtype, shape)
         if key not in self._seen:
             self._seen[key] = self._measure(strategy, sampling, batch, dtype, shape)
-        found = self._seen[key]
-        workspace = dict(found.workspace)
+        found = self._seen[key].model_dump()
         if self.text_bytes and where == "device":
             # Loaded for a new caption, and freed before its image is decoded where both do not fit.
-            workspace["text"] = self.text_bytes * max(dtype.itemsize, 2) // 4
+            found["workspace"]["text"] = self.text_bytes * max(dtype.itemsize, 2) // 4
         return MemoryPlan(
             model=self.manifest.name,
             dtype=str(dtype).removeprefix("torch."),
             batch=batch,
             strategy=strategy.name,
-            nodes=nodes_of(strategy),
+            nodes=strategy.tree.size[0],
             text_device=where,
-            weights=dict(found.weights),
-            buffers=found.buffers,
-            tables=found.tables,
-            workspace=workspace,
+            **found,
             runtime=self.runtime,
             runtime_measured=self.runtime_measured,
             device=self.device,
@@ -230,7 +221,7 @@ class Planner:
             fits(f"decode {largest} images together: --batch {largest}", batch=largest)
         if self.manifest.drafter is not None and strategy.needs_drafter:
             smaller = self.strategy("lantern++", tree="small_8")
-            if nodes_of(smaller) < plan.nodes:
+            if smaller.tree.size[0] < plan.nodes:
                 fits("verify a smaller tree: --tree small_8", strategy=smaller)
         if plan.nodes > 1:
             fits("decode plainly: --strategy vanilla", strategy=self.strategy("vanilla"))
@@ -328,8 +319,9 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
             f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}"
         )
     compute = DTYPES["bfloat16" if dtype == "auto" else dtype]
+    unknown = {"capacity": None, "runtime": DRIVER_RESERVE, "measured": False, "dtype": compute}
     if not device:
-        return {"capacity": None, "runtime": DRIVER_RESERVE, "measured": False, "dtype": compute}
+        return unknown
     report = devices_report()
     ready = [one.name for one in report if one.state == "ready"]
     if device.partition(":")[0] in ready:
@@ -343,19 +335,13 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
                 "measured": use.in_use is not None,
                 "dtype": backend.dtypes(dtype).compute,
             }
-    if device not in profile_names():
-        if device in {one.name for one in report}:  # a kind of device, and none of it is here
-            return {
-                "capacity": None,
-                "runtime": DRIVER_RESERVE,
-                "measured": False,
-                "dtype": compute,
-            }
-        names: Sequence[str] = sorted({*ready, *profile_names()})
-        raise DeviceRequestError(
-            f"no device here and no profile is named {device!r}{did_you_mean(device, names)} (or give "
-            "its memory: --memory 24GB)"
-        )
-    figure = load_profile(device).memory_bytes
-    capacity = int(figure.value) if figure is not None else None
-    return {"capacity": capacity, "runtime": DRIVER_RESERVE, "measured": False, "dtype": compute}
+    if device in profile_names():
+        figure = load_profile(device).memory_bytes
+        return unknown | {"capacity": None if figure is None else int(figure.value)}
+    if device in {one.name for one in report}:  # a kind of device, and none of it is here
+        return unknown
+    names: Sequence[str] = sorted({*ready, *profile_names()})
+    raise DeviceRequestError(
+        f"no device here and no profile is named {device!r}{did_you_mean(device, names)} (or give "
+        "its memory: --memory 24GB)"
+    )

@@ -59,37 +59,63 @@ _CLASS = {"cfg_scale": 4.0, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "cfg_i
 _CLI = {"cfg_scale": 3.0, "top_k": 2000, "top_p": 1.0, "temperature": 1.0, "cfg_interval": -1}
 
 
-def _paper(name: str, conditioning: Literal["class", "text"]) -> Preset:
-    plus = name.endswith("++")
-    rule = {"k": 10, "lam": 2.0} if plus else {"k": 1000, "delta": 0.1}
-    swept = "lambda about 2 to 5" if plus else "delta about 0.1 to 0.4"
+#: LANTERN's own settings by name: the strategy, its settings, what they are of, and the source.
+_LANTERN = {
+    "paper-lantern": (
+        "lantern",
+        {"k": 1000, "delta": 0.1, **_DYNAMIC},
+        "LANTERN on {}; the paper sweeps delta about 0.1 to 0.4",
+        f"arXiv 2410.03355; tree and residual of {_LANTERN_CODE}",
+    ),
+    "paper-lantern++": (
+        "lantern++",
+        {"k": 10, "lam": 2.0, **_STATIC},
+        "LANTERN++ on {}; the paper sweeps lambda about 2 to 5",
+        f"arXiv 2502.06352; tree and residual of {_LANTERN_CODE}",
+    ),
+    "official-cli": (
+        "lantern",
+        {"k": 1000, "delta": 0.1, **_DYNAMIC},
+        "LANTERN's command line with --lantern and nothing else: k 1000, delta 0.1",
+        f"{_LANTERN_CODE}, defaults of entrypoints/generate_images.py and EaModel",
+    ),
+    "official-run": (
+        "lantern++",
+        {"k": 10, "lam": 5.0, **_STATIC},
+        "LANTERN's own benchmark script: static tree, k 10, lambda 5",
+        f"{_LANTERN_CODE}, run.sh (--lantern_k 10 --lantern_delta 5)",
+    ),
+}
+
+
+def _lantern(name: str, conditioning: Literal["class", "text"] | None = None) -> Preset:
+    """Return LANTERN's settings for LlamaGen, the papers' by what it is conditioned on."""
+    strategy, values, summary, source = _LANTERN[name]
+    sampling = _CLI if conditioning is None else _TEXT if conditioning == "text" else _CLASS
     return Preset(
         name=name,
-        summary=(
-            f"LANTERN{'++' if plus else ''} on "
-            f"{'text' if conditioning == 'text' else 'class'}-conditional LlamaGen; the paper "
-            f"sweeps {swept}"
-        ),
-        source=f"arXiv {'2502.06352' if plus else '2410.03355'}; tree and residual of {_LANTERN_CODE}",
+        summary=summary.format(f"{conditioning}-conditional LlamaGen"),
+        source=source,
         family="llamagen",
         conditioning=conditioning,
-        strategy="lantern++" if plus else "lantern",
-        sampling=_TEXT if conditioning == "text" else _CLASS,
-        overrides={**rule, **(_STATIC if plus else _DYNAMIC), **_OFFICIAL},
+        strategy=strategy,
+        sampling=sampling,
+        overrides={**values, **_OFFICIAL},
     )
 
 
-def _anole(name: str, summary: str, source: str, strategy: str, **overrides: Any) -> Preset:
-    """LANTERN's settings for Anole, whose codebook has one space; its command line has the same."""
+def _anole(name: str) -> Preset:
+    """Return LANTERN's settings for Anole, whose codebook has one space; all are its command line's."""
+    strategy, values, summary, source = _LANTERN[name]
     return Preset(
         name=name,
-        summary=summary,
+        summary=summary.format("Anole"),
         source=source,
         family="chameleon",
         variant="anole",
         strategy=strategy,
         sampling=_CLI,
-        overrides={**overrides, "residual": "official"},
+        overrides={**values, "residual": "official"},
     )
 
 
@@ -107,28 +133,12 @@ def _fid(sizes: tuple[str, ...], scale: float) -> Preset:
 
 
 PRESETS: tuple[Preset, ...] = (
-    _paper("paper-lantern", "text"),
-    _paper("paper-lantern", "class"),
-    _paper("paper-lantern++", "text"),
-    _paper("paper-lantern++", "class"),
-    Preset(
-        name="official-cli",
-        summary="LANTERN's command line with --lantern and nothing else: k 1000, delta 0.1",
-        source=f"{_LANTERN_CODE}, defaults of entrypoints/generate_images.py and EaModel",
-        family="llamagen",
-        strategy="lantern",
-        sampling=_CLI,
-        overrides={"k": 1000, "delta": 0.1, **_DYNAMIC, **_OFFICIAL},
-    ),
-    Preset(
-        name="official-run",
-        summary="LANTERN's own benchmark script: static tree, k 10, lambda 5",
-        source=f"{_LANTERN_CODE}, run.sh (--lantern_k 10 --lantern_delta 5)",
-        family="llamagen",
-        strategy="lantern++",
-        sampling=_CLI,
-        overrides={"k": 10, "lam": 5.0, **_STATIC, **_OFFICIAL},
-    ),
+    _lantern("paper-lantern", "text"),
+    _lantern("paper-lantern", "class"),
+    _lantern("paper-lantern++", "text"),
+    _lantern("paper-lantern++", "class"),
+    _lantern("official-cli"),
+    _lantern("official-run"),
     Preset(
         name="llamagen-cli",
         summary="LlamaGen's command line, text: CFG 7.5, top-k 1000",
@@ -156,42 +166,7 @@ PRESETS: tuple[Preset, ...] = (
         strategy="vanilla",
         sampling={**_CLASS, "top_k": 4000},
     ),
-    _anole(
-        "paper-lantern",
-        "LANTERN on Anole; the paper sweeps delta about 0.1 to 0.4",
-        f"arXiv 2410.03355; tree and residual of {_LANTERN_CODE}",
-        "lantern",
-        k=1000,
-        delta=0.1,
-        **_DYNAMIC,
-    ),
-    _anole(
-        "paper-lantern++",
-        "LANTERN++ on Anole; the paper sweeps lambda about 2 to 5",
-        f"arXiv 2502.06352; tree and residual of {_LANTERN_CODE}",
-        "lantern++",
-        k=10,
-        lam=2.0,
-        **_STATIC,
-    ),
-    _anole(
-        "official-cli",
-        "LANTERN's command line with --lantern and nothing else: k 1000, delta 0.1",
-        f"{_LANTERN_CODE}, defaults of entrypoints/generate_images.py and EaModel",
-        "lantern",
-        k=1000,
-        delta=0.1,
-        **_DYNAMIC,
-    ),
-    _anole(
-        "official-run",
-        "LANTERN's own benchmark script: static tree, k 10, lambda 5",
-        f"{_LANTERN_CODE}, run.sh (--lantern_k 10 --lantern_delta 5)",
-        "lantern++",
-        k=10,
-        lam=5.0,
-        **_STATIC,
-    ),
+    *(_anole(name) for name in _LANTERN),
     Preset(
         name="anole-cli",
         summary="Anole's own program: temperature 0.7, top-p 0.9, text scale 3, image scale 1.2",

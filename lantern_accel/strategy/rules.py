@@ -7,7 +7,7 @@ reports then take it, as ``--accept KIND:field=value,...`` and as ``{"kind": KIN
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -30,8 +30,66 @@ Model = TypeVar("Model", bound=BaseModel)
 _TAGS = {"none", "chain", "static", "dynamic", "window"}
 
 
+#: Fields whose name on the command line differs from the one in Python.
+OPTION_NAMES = {"lam": "lambda"}
+
+
 class Value(Frozen):
     """A part of a strategy: frozen, and without fields that it does not know."""
+
+
+class Registered(Value):
+    """A value whose class is registered by its ``kind`` when it is defined."""
+
+    kind: str
+
+    registry: ClassVar[dict[str, Any]]
+    """Every class of a sort, by kind."""
+    sort: ClassVar[str]
+    """What errors call one of them."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields["kind"].default
+        if isinstance(kind, str):
+            cls.registry[kind] = cls
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what follows ``KIND:`` on the command line: ``field=value,...``."""
+        kind = str(cls.model_fields["kind"].default)
+        fields = {OPTION_NAMES.get(name, name): name for name in cls.model_fields if name != "kind"}
+        values: dict[str, Any] = {}
+        for part in filter(None, text.split(",")):
+            option, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or option not in fields:
+                known = ", ".join(f"{name}=..." for name in fields) or "no fields"
+                raise StrategyError(
+                    f"the {cls.sort} {kind!r} has no field {shown(option)}; it has {known}"
+                )
+            values[fields[option]] = value
+        return validated(cls, values, kind)
+
+    @classmethod
+    def of_kind(cls, kind: object) -> type[Self]:
+        """Return the class of a kind, from a file or the command line; raises StrategyError."""
+        if isinstance(kind, str) and kind in cls.registry:
+            found: type[Self] = cls.registry[kind]
+            return found
+        near = did_you_mean(str(kind), cls.registry)
+        raise StrategyError(f"no {cls.sort} is named {shown(kind)}{near}")
+
+    @classmethod
+    def described(cls, value: Any) -> Any:
+        """Return the value that a mapping describes; any other passes as it is, for pydantic to check."""
+        if not isinstance(value, dict):
+            return value
+        try:
+            kind = cls.of_kind(value.get("kind"))
+        except StrategyError as error:  # which would pass through what validates a whole file
+            raise ValueError(str(error)) from None
+        return kind.model_validate(value)
 
 
 @dataclass(frozen=True)
@@ -54,17 +112,22 @@ class Tried:
     q: Tensor | None = None
 
 
-class AcceptanceRule(Value):
+#: Every rule that is defined, by kind.
+RULES: dict[str, type[AcceptanceRule]] = {}
+
+
+class AcceptanceRule(Registered):
     """A rule for keeping a draft x: with probability ``min(1, A(x) / q(x))``, where ``A(x) >= p(x)``.
 
     A subclass gives ``kind`` (a ``Literal`` with a default), its fields, and :meth:`borrowed`.
     """
 
-    kind: str
     k: int = Field(
         0, ge=0, le=MOST_CODES, description="nearest codes that may count for a drafted one"
     )
 
+    registry: ClassVar[dict[str, Any]] = RULES
+    sort: ClassVar[str] = "acceptance rule"
     #: Fields whose values may change from request to request without a new compilation, in the order in
     #: which :meth:`borrowed` gets them; all other fields fix the shape of the step.
     runtime_params: ClassVar[tuple[str, ...]] = ()
@@ -72,13 +135,6 @@ class AcceptanceRule(Value):
     relaxed: ClassVar[bool] = True
     #: Whether :meth:`borrowed` reads ``Tried.p`` or ``q``; elsewhere p may have no columns.
     reads_distribution: ClassVar[bool] = False
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        kind = cls.model_fields["kind"].default
-        if isinstance(kind, str):
-            RULES[kind] = cls
 
     def borrowed(self, tried: Tried, runtime_params: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many neighbours count (int32 ``[...]``) and the mass that they lend, A(x) - p(x).
@@ -96,10 +152,6 @@ class AcceptanceRule(Value):
         """What of the rule fixes the shape of a step: everything but its runtime_params."""
         rest = self.model_dump(exclude=set(self.runtime_params))
         return tuple(sorted(rest.items()))
-
-
-#: Every rule that is defined, by kind.
-RULES: dict[str, type[AcceptanceRule]] = {}
 
 
 class Exact(AcceptanceRule):
@@ -172,23 +224,12 @@ class LanternPP(NearestCodes):
 
 def _rule(value: Any) -> Any:
     """Return the rule that a mapping or a text describes; a rule passes as it is."""
+    if not isinstance(value, str):
+        return AcceptanceRule.described(value)
     try:
-        if isinstance(value, str):
-            return parse_rule(value)
-        if isinstance(value, dict):
-            return _kind(value.get("kind")).model_validate(value)
-    except StrategyError as error:  # which would pass through what validates a whole file
+        return parse_rule(value)
+    except StrategyError as error:
         raise ValueError(str(error)) from None
-    return value
-
-
-def _kind(name: object) -> type[AcceptanceRule]:
-    """Return the rule of this name, from a file or the command line."""
-    if isinstance(name, str) and name in RULES:
-        return RULES[name]
-    raise StrategyError(
-        f"no acceptance rule is named {shown(name)}{did_you_mean(str(name), RULES)}"
-    )
 
 
 _SCHEMA = {
@@ -201,9 +242,6 @@ Acceptance = Annotated[
     SerializeAsAny[AcceptanceRule], BeforeValidator(_rule), WithJsonSchema(_SCHEMA)
 ]
 
-#: Fields whose name on the command line differs from the one in Python.
-OPTION_NAMES = {"lam": "lambda"}
-
 
 def parse_rule(text: str) -> AcceptanceRule:
     """Read a rule from text: ``exact``, ``lantern:k=100,delta=0.2``, ``lantern++:k=10,lambda=2``.
@@ -211,18 +249,7 @@ def parse_rule(text: str) -> AcceptanceRule:
     Raises :class:`StrategyError` that names the rule, the field or the value that is wrong.
     """
     kind, _, rest = text.strip().partition(":")
-    rule = _kind(kind)
-    fields = {OPTION_NAMES.get(name, name): name for name in rule.model_fields if name != "kind"}
-    values: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        option, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or option not in fields:
-            known = ", ".join(f"{name}=..." for name in fields) or "no fields"
-            raise StrategyError(
-                f"the acceptance rule {kind!r} has no field {option!r}; it has {known}"
-            )
-        values[fields[option]] = value
-    return validated(rule, values, kind)
+    return AcceptanceRule.of_kind(kind).parse(rest)
 
 
 def validated(model: type[Model], values: Any, what: str) -> Model:

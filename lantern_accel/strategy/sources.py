@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from importlib.metadata import entry_points
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, model_validator
 
-from lantern_accel.errors import StrategyError, did_you_mean, shown
-from lantern_accel.strategy.rules import Value, validated
+from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.rules import Registered, Value
 
 #: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
 Path = tuple[int, ...]
@@ -29,26 +29,42 @@ def chain_paths(length: int) -> tuple[Path, ...]:
     return tuple((0,) * (i + 1) for i in range(length))
 
 
-class DraftSource(Value):
+#: Every source that is defined, by kind.
+SOURCES: dict[str, type[DraftSource]] = {}
+
+
+class DraftSource(Registered):
     """Where drafts come from.
 
     A subclass gives ``kind`` (a ``Literal`` with a default), its fields, and :attr:`shape`, or the
     sizes that follow from them.
     """
 
-    kind: str
-
+    registry: ClassVar[dict[str, Any]] = SOURCES
+    sort: ClassVar[str] = "source of drafts"
     needs_drafter: ClassVar[bool] = False
     """Whether drafts are a drafter's."""
     by_name: ClassVar[bool] = True
     """Whether a strategy has the source's kind as its name."""
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        kind = cls.model_fields["kind"].default
-        if isinstance(kind, str):
-            SOURCES[kind] = cls
+    def of_kind(cls, kind: object) -> type[Self]:
+        """Return the class of a kind, loading the package that brings it; raises StrategyError."""
+        if isinstance(kind, str) and kind not in SOURCES:
+            for one in entry_points(group=GROUP, name=kind):
+                try:
+                    one.load()
+                except Exception as error:
+                    raise StrategyError(
+                        f"the source of drafts {kind!r} cannot be loaded from {one.value!r}: {error}; "
+                        "update or remove the package that brings it"
+                    ) from error
+        return super().of_kind(kind)
+
+    @property
+    def apart(self) -> bool:
+        """Whether no other kind of drafts takes their place in a strategy, as a drafter's trees may."""
+        return self.by_name or not (self.needs_drafter or self.kind == "none")
 
     @property
     def shape(self) -> tuple[Path, ...] | None:
@@ -68,22 +84,6 @@ class DraftSource(Value):
     def widest(self) -> int:
         """The most drafts of one place."""
         return 1 + max((path[-1] for path in self.shape or ()), default=-1)
-
-    @classmethod
-    def parse(cls, text: str) -> DraftSource:
-        """Read what follows ``KIND:`` on the command line: ``field=value,...``."""
-        kind = str(cls.model_fields["kind"].default)
-        known = [name for name in cls.model_fields if name != "kind"]
-        values: dict[str, Any] = {}
-        for part in filter(None, text.split(",")):
-            name, equals, value = (piece.strip() for piece in part.partition("="))
-            if not equals or name not in known:
-                fields = ", ".join(f"{one}=..." for one in known) or "no fields"
-                raise StrategyError(
-                    f"the drafts {kind!r} have no field {shown(name)}; they have {fields}"
-                )
-            values[name] = value
-        return validated(cls, values, kind)
 
 
 class DraftLength(Value):
@@ -120,24 +120,10 @@ class AdaptiveSource(DraftSource):
         """Return the source of steps that bring ``length`` tokens at most."""
 
 
-#: Every source that is defined, by kind.
-SOURCES: dict[str, type[DraftSource]] = {}
-
-
-def source_class(kind: object) -> type[DraftSource] | None:
-    """Return the source of this kind, loading the package that brings it; None: there is none."""
-    if not isinstance(kind, str):
-        return None
-    if kind not in SOURCES:
-        for one in entry_points(group=GROUP, name=kind):
-            try:
-                one.load()
-            except Exception as error:
-                raise StrategyError(
-                    f"the source of drafts {kind!r} cannot be loaded from {one.value!r}: {error}; "
-                    "update or remove the package that brings it"
-                ) from error
-    return SOURCES.get(kind)
+def source_class(kind: str) -> type[DraftSource] | None:
+    """Return the source of this kind; None: there is none. Raises StrategyError for a broken package."""
+    known = kind in SOURCES or any(entry_points(group=GROUP, name=kind))
+    return DraftSource.of_kind(kind) if known else None
 
 
 def named_sources() -> list[str]:
@@ -147,21 +133,6 @@ def named_sources() -> list[str]:
     return list(dict.fromkeys([*known, *(name for name in brought if name not in SOURCES)]))
 
 
-def _source(value: Any) -> Any:
-    """Return the source that a mapping describes; a source passes as it is."""
-    if not isinstance(value, dict):
-        return value
-    kind = value.get("kind")
-    try:
-        found = source_class(kind)
-    except StrategyError as error:  # which would pass through what validates a whole file
-        raise ValueError(str(error)) from None
-    if found is None:
-        near = did_you_mean(str(kind), SOURCES)
-        raise ValueError(f"no source of drafts is named {shown(kind)}{near}")
-    return found.model_validate(value)
-
-
 _SCHEMA = {
     "type": "object",
     "required": ["kind"],
@@ -169,4 +140,6 @@ _SCHEMA = {
     "description": "a source of drafts by its kind, with the fields of that source",
 }
 #: A source of drafts as a field of a model.
-Tree = Annotated[SerializeAsAny[DraftSource], BeforeValidator(_source), WithJsonSchema(_SCHEMA)]
+Tree = Annotated[
+    SerializeAsAny[DraftSource], BeforeValidator(DraftSource.described), WithJsonSchema(_SCHEMA)
+]

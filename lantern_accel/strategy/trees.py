@@ -28,11 +28,6 @@ def tree_paths(tree: DraftSource) -> tuple[Path, ...]:
     return tree.shape
 
 
-def tree_size(tree: DraftSource) -> tuple[int, int]:
-    """Return ``(nodes with the root, depth of the deepest draft)``."""
-    return tree.size
-
-
 def cut_tree(tree: DraftSource, nodes: int) -> DraftSource:
     """Return a drafter's tree with at most ``nodes`` nodes, the root included, and at least one draft.
 
@@ -40,7 +35,7 @@ def cut_tree(tree: DraftSource, nodes: int) -> DraftSource:
     worth, one sibling further quarters it (rates of the bundled model: 0.55 and 0.25). A dynamic tree
     gets a beam about as wide as deep. Trees that are small enough, and other sources, stay as they are.
     """
-    if not isinstance(tree, StaticTree | DynamicTree) or tree_size(tree)[0] <= max(nodes, 2):
+    if not isinstance(tree, StaticTree | DynamicTree) or tree.size[0] <= max(nodes, 2):
         return tree
     nodes = max(nodes, 2)
     if isinstance(tree, DynamicTree):

@@ -110,14 +110,6 @@ class ChainTree(AdaptiveSource):
     length: int = Field(4, ge=1, le=64, description="drafted tokens a step")
 
     @property
-    def size(self) -> tuple[int, int]:
-        return self.length + 1, self.length
-
-    @property
-    def widest(self) -> int:
-        return 1
-
-    @property
     def shape(self) -> tuple[Path, ...]:
         return chain_paths(self.length)
 
@@ -407,7 +399,7 @@ class Strategy(Value):
                 continue
             if key == "acceptance":
                 values[key] = value
-            elif key == "tree" and isinstance(value, BaseModel):
+            elif key == "tree" and isinstance(value, DraftSource):
                 values[key] = self._drafts_by(value)
             elif key == "window":
                 if not isinstance(self.tree, Window):
@@ -431,35 +423,18 @@ class Strategy(Value):
                 )
         return validated(Strategy, values, "strategy")
 
-    def _drafts_by(self, tree: BaseModel) -> dict[str, Any]:
-        """Return the values of another tree or window; one does not take the place of the other."""
-        if isinstance(self.tree, Window) and isinstance(tree, Window):
+    def _drafts_by(self, tree: DraftSource) -> dict[str, Any]:
+        """Return the values of other drafts: of a drafter in place of its own, else of the same kind."""
+        if not (self.tree.apart or tree.apart):
+            return tree.model_dump()
+        if type(self.tree) is type(tree):
             return {**self.tree.model_dump(), **tree.model_dump(exclude_unset=True)}
-        own = isinstance(self.tree, SelfDrafts), isinstance(tree, SelfDrafts)
-        if all(own):
-            return {**self.tree.model_dump(), **tree.model_dump(exclude_unset=True)}
-        if any(own):
-            raise StrategyError(
-                f"the strategy {self.name!r} takes no such drafts; 'self' takes self:LENGTH, and nothing "
-                "else does"
-            )
-        if self.tree.by_name or (isinstance(tree, DraftSource) and tree.by_name):
-            if type(self.tree) is type(tree):
-                return {**self.tree.model_dump(), **tree.model_dump(exclude_unset=True)}
-            raise StrategyError(
-                f"the strategy {self.name!r} has drafts of the kind {self.tree.kind!r} and takes no "
-                "others; name the strategy that they belong to"
-            )
-        if isinstance(self.tree, Window):
-            raise StrategyError(
-                f"the strategy {self.name!r} drafts in a window and takes no tree; write window:LENGTH, "
-                "or choose a strategy with a drafter, such as 'eagle' or 'lantern++'"
-            )
-        if isinstance(tree, Window):
-            raise StrategyError(
-                f"the strategy {self.name!r} takes no window; choose one of {_WINDOWS}"
-            )
-        return tree.model_dump()
+        other = _WINDOWS if isinstance(tree, Window) else repr(tree.kind)
+        ask = other if tree.apart else "a strategy with a drafter, such as 'eagle' or 'lantern++'"
+        raise StrategyError(
+            f"the strategy {self.name!r} has drafts of the kind {self.tree.kind!r} and takes none of the "
+            f"kind {tree.kind!r}; choose {ask}"
+        )
 
 
 def _dumped(rule: Any) -> dict[str, Any]:

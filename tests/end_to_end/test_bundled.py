@@ -12,7 +12,7 @@ from PIL import Image
 import lantern_accel
 from lantern_accel.measure.request import choose_strategies
 from lantern_accel.models.bundle import bundled_models, read_manifest
-from lantern_accel.strategy.trees import EAGLE2_TREE, tree_size
+from lantern_accel.strategy.trees import EAGLE2_TREE
 
 MODEL = "lantern-emoji"
 
@@ -106,13 +106,13 @@ def test_the_seed_fixes_the_picture(pipeline):
 def test_default_trees_are_as_large_as_the_device_favours(pipeline, monkeypatch, tmp_path):
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))  # nothing was tuned there
     own, most = pipeline.model.manifest.defaults, pipeline.backend.tree_nodes
-    assert tree_size(own.dynamic_tree)[0] > most and tree_size(own.static_tree)[0] > most
+    assert own.dynamic_tree.size[0] > most and own.static_tree.size[0] > most
     for name in ("eagle", "eagle2", "lantern", "lantern++"):
         for tree in (
             pipeline.strategy(name).tree,
             pipeline.request("pizza", strategy=name).strategy.tree,
         ):
-            assert tree_size(tree)[0] == most, name
+            assert tree.size[0] == most, name
     # What was asked for stays, the model's own tree and a preset's among it.
     asked = own.dynamic_tree
     words = f"dynamic:{asked.top_k},{asked.depth},{asked.total}"

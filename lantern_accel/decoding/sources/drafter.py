@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.decoding.commit import put_first
-from lantern_accel.decoding.levels import Level, Picks
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rows import Branches
 from lantern_accel.decoding.sources.base import Drafts, Kept, Setting, register
@@ -27,6 +26,44 @@ from lantern_accel.nn.transformer import Pass
 from lantern_accel.strategy.values import ChainTree, DynamicTree, StaticTree
 
 DrafterTree = ChainTree | StaticTree | DynamicTree
+
+
+class Picks:
+    """Columns of a tensor, by numbers that are known beforehand: a view where they are one after another.
+
+    Also where they are one column, several times.
+    """
+
+    def __init__(self, numbers: list[int], device: torch.device, index: torch.dtype) -> None:
+        self.first, self.count = (numbers or [0])[0], len(numbers)
+        self.same = len(set(numbers)) == 1
+        self.index: Tensor | None = None
+        if not self.same and numbers != list(range(self.first, self.first + self.count)):
+            self.index = torch.tensor(numbers, dtype=index, device=device)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the columns of ``values [B, n, ...]``."""
+        if self.index is not None:
+            return values.index_select(1, self.index)
+        if self.same:
+            shape = (len(values), self.count, *values.shape[2:])
+            return values[:, self.first : self.first + 1].expand(shape)
+        return values[:, self.first : self.first + self.count]
+
+
+@dataclass(frozen=True)
+class Level:
+    """Nodes of one depth that are run, in scratch slots of their own.
+
+    ``codes`` of the level before it, and the nodes there whose ``features`` go with them; ``seen``: the
+    device's form of the mask ``[M, 1, n, L - base]`` of what is behind the image; ``address`` of their
+    slots. All but the last are None where they follow from the drafts.
+    """
+
+    codes: Picks | None
+    features: Picks | None
+    seen: Tensor | None
+    address: Tensor
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.trees import parse_tree, tree_paths, tree_size
+from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
     DynamicTree,
@@ -163,7 +163,7 @@ def test_windows_need_no_drafter_and_hold_no_cache_of_one() -> None:
 def test_windows_as_text() -> None:
     found = parse_tree("window:24,left,anew,siblings=3.2,passes=2")
     assert found == Window(length=24, fresh="left", tail="anew", siblings=(3, 2), passes=2)
-    assert tree_size(found) == (29, 23)
+    assert found.size == (29, 23)
     sjd = named("sjd", 16)
     assert sjd.override(tree=parse_tree("window:32")).tree == Window(
         length=32, fresh="uniform", tail="anew"
@@ -191,10 +191,12 @@ def test_windows_that_cannot_be_read(text: str, words: str) -> None:
 
 
 def test_trees_and_windows_do_not_take_each_others_place() -> None:
-    with pytest.raises(StrategyError, match="drafts in a window and takes no tree"):
+    with pytest.raises(
+        StrategyError, match="'window' and takes none of the kind 'chain'"
+    ):
         named("scd").override(tree=parse_tree("chain:4"))
     eagle = named_strategy("eagle", static=STATIC, dynamic=DynamicTree(top_k=1, depth=0, total=2))
-    with pytest.raises(StrategyError, match="takes no window; choose one of 'sjd', 'scd'"):
+    with pytest.raises(StrategyError, match="takes none of the kind 'window'; choose 'sjd', 'scd'"):
         eagle.override(tree=parse_tree("window:8"))
     with pytest.raises(StrategyError, match="'eagle' has no window; choose one of"):
         eagle.override(window=8)

@@ -172,5 +172,5 @@ def test_relaxed_acceptance_and_a_missing_copy_are_refused():
     target, _ = models()
     with pytest.raises(StrategyError, match="none was given"):
         decode(strategy, target)
-    with pytest.raises(StrategyError, match="takes no such drafts"):
+    with pytest.raises(StrategyError, match="takes none of the kind 'self'; choose 'self'"):
         Strategy(name="scd", tree=parse_tree("window:8")).override(tree=parse_tree("self:4"))

@@ -183,13 +183,15 @@ def test_a_strategy_is_chosen_by_its_name_and_by_text_and_goes_through_json() ->
     assert parse_tree("row-above:length=7") == RowAbove(length=7)
     longer = chosen.override(tree=parse_tree("row-above:length=7"))
     assert Strategy.model_validate_json(longer.model_dump_json()) == longer
-    with pytest.raises(StrategyError, match="'row-above' have no field 'width'; they have length="):
+    with pytest.raises(StrategyError, match="'row-above' has no field 'width'; it has length="):
         parse_tree("row-above:width=7")
     with pytest.raises(StrategyError, match="length must be 1 or more"):
         parse_tree("row-above:length=0")
     with pytest.raises(StrategyError, match="did you mean row-above"):
         named_strategy("row-abov", static=nothing, dynamic=nothing)
-    with pytest.raises(StrategyError, match="takes no others"):
+    with pytest.raises(
+        StrategyError, match="takes none of the kind 'chain'; choose a strategy with"
+    ):
         chosen.override(tree=parse_tree("chain:3"))
 
 

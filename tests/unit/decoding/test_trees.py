@@ -23,7 +23,6 @@ from lantern_accel.strategy.trees import (
     STATIC_TREES,
     parse_tree,
     tree_paths,
-    tree_size,
 )
 from lantern_accel.strategy.values import (
     ChainTree,
@@ -45,18 +44,18 @@ def level_counts(tree: StaticTree) -> list[int]:
 def test_the_official_trees_have_their_published_levels() -> None:
     assert level_counts(NAIVE_EXTEND_57) == [5, 13, 16, 14, 9]
     assert level_counts(MC_SIM_7B_63) == [4, 8, 8, 3, 2]
-    assert tree_size(NAIVE_EXTEND_57) == (58, 5)
-    assert tree_size(MC_SIM_7B_63) == (26, 5)
-    assert tree_size(EAGLE2_TREE) == (59, 5)
+    assert NAIVE_EXTEND_57.size == (58, 5)
+    assert MC_SIM_7B_63.size == (26, 5)
+    assert EAGLE2_TREE.size == (59, 5)
     assert (EAGLE2_TREE.top_k, EAGLE2_TREE.depth) == (10, 4)
 
 
 def test_sizes_of_the_other_trees() -> None:
-    assert tree_size(NoTree()) == (1, 0)
-    assert tree_size(ChainTree(length=3)) == (4, 3)
+    assert NoTree().size == (1, 0)
+    assert ChainTree(length=3).size == (4, 3)
     assert tree_paths(NoTree()) == ()
     assert chain_paths(3) == ((0,), (0, 0), (0, 0, 0))
-    assert {name: tree_size(tree)[0] for name, tree in STATIC_TREES.items()} == {
+    assert {name: tree.size[0] for name, tree in STATIC_TREES.items()} == {
         "naive_extend_57": 58, "mc_sim_7b_63": 26, "small_8": 8, "small_12": 12, "small_16": 16,
     }  # fmt: skip
     with pytest.raises(StrategyError, match="before they are made"):

@@ -18,7 +18,7 @@ from lantern_accel.families.random_weights import random_model, sized, weights_b
 from lantern_accel.families.registry import family
 from lantern_accel.measure import ceilings, stepcost, work
 from lantern_accel.measure.stepcost import Acceptance, StepCost, read_acceptance
-from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree, tree_size
+from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, parse_tree
 from lantern_accel.strategy.values import Sampling, Strategy, named_strategy
 
 TINY = {
@@ -81,7 +81,7 @@ def test_random_weights_are_seeded_and_of_the_asked_dtype(backend: Backend, tiny
 
 @pytest.mark.parametrize("nodes", [2, 8, 16, 32, 60])
 def test_a_bush_has_as_many_nodes_as_it_says(nodes: int) -> None:
-    assert tree_size(stepcost.bush(nodes))[0] == nodes
+    assert stepcost.bush(nodes).size[0] == nodes
 
 
 def test_floors_by_hand(backend: Backend, tiny: str) -> None:

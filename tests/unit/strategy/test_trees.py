@@ -11,7 +11,6 @@ from lantern_accel.strategy.trees import (
     STATIC_TREES,
     cut_tree,
     tree_paths,
-    tree_size,
 )
 from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, StaticTree, Tree, Window
 
@@ -22,13 +21,13 @@ from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, Static
 )
 def test_a_cut_tree_has_so_many_nodes_or_stays(tree: Tree, nodes: int) -> None:
     cut = cut_tree(tree, nodes)
-    size, depth = tree_size(cut)
-    if tree_size(tree)[0] <= nodes:
+    size, depth = cut.size
+    if tree.size[0] <= nodes:
         assert cut is tree
     else:
         # Two at least: a tree without drafts would be another strategy.
         assert size == max(nodes, 2) and type(cut) is type(tree)
-        assert 1 <= depth <= tree_size(tree)[1]
+        assert 1 <= depth <= tree.size[1]
 
 
 def test_the_likeliest_drafts_stay() -> None:

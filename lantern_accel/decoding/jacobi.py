@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from lantern_accel.decoding.sources.window import (
     InvariantWindow,
     MaximalWindow,
     WindowDrafts,
-    WindowSetting,
 )
 from lantern_accel.decoding.state import WindowState
 from lantern_accel.decoding.step_engine import StepEngine
@@ -81,7 +81,9 @@ class JacobiEngine(StepEngine):
         self.siblings = siblings = Siblings(() if greedy else window.siblings, ops.index, device)
         #: Uniforms: tests, fresh drafts, siblings drawn, siblings tested, draws.
         tests, drafts = g.depth + siblings.widest, 2 * g.depth + siblings.total
-        recalls = window.passes and (g.keyed or window.tail == "coupled")
+        recalls = g.keyed or window.tail == "coupled"
+        if greedy and self.strategy.acceptance.relaxed:
+            recalls = False
         return replace(
             g,
             nodes=window.length + siblings.total,
@@ -91,9 +93,7 @@ class JacobiEngine(StepEngine):
             siblings=siblings.total,
             widest=siblings.widest,
             kept=self._kept(g.keyed) if longest is None else longest.geometry.kept,
-            passes=window.passes
-            if recalls and not (greedy and self.strategy.acceptance.relaxed)
-            else 0,
+            passes=window.passes if recalls else 0,
         )
 
     def _kept(self, keyed: bool) -> int:
@@ -105,6 +105,12 @@ class JacobiEngine(StepEngine):
             return min(most + reach, fresh.tokens) if follows else 0
         return 0 if greedy else min(2 * most + reach, fresh.tokens)
 
+    def _own(self, target: Target, *given: Any) -> None:
+        super()._own(target, *given)
+        g, ahead = self.geometry, 2 * self.window.length
+        _, device = place_of(target)
+        self.ring = Ring(max(g.kept, 1), g.tokens, ahead, g.batch, self.ops, device)
+
     def _step_on(self, longest: EngineBase) -> None:
         super()._step_on(longest)
         assert isinstance(longest, JacobiEngine)
@@ -112,20 +118,13 @@ class JacobiEngine(StepEngine):
 
     def _draft_with(self, drafter: Drafter | None) -> None:
         g, ops, device = self.geometry, self.ops, self.state.length.device
-        if not hasattr(self, "ring"):
-            ahead = 2 * self.window.length
-            self.ring = Ring(max(g.kept, 1), g.tokens, ahead, g.batch, ops, device)
         self.forward = WindowPass(self.verifying, g, self.siblings.counts)
-        self.ahead = torch.arange(1, self.window.length + 1, dtype=ops.index, device=device)
         #: What a step may gain, by the columns of the histogram, which the longest window has made.
         longest = self.state.histogram.shape[1]
         self.counts = torch.arange(1, longest + 1, dtype=ops.index, device=device)
         self.drafts = (InvariantWindow if g.keyed else MaximalWindow)(
-            WindowSetting(
-                self, self.window, g, self.state, self.ring, self.fresh, self.siblings,
-                self.forward.depths, self.ahead, longest,
-            )
-        )  # fmt: skip
+            self, self.window, self.ring, self.fresh, self.siblings, self.forward.depths
+        )
 
     def planned(self) -> PlannedWindow:
         """Describe where drafts come from, and the buffers that are theirs."""
@@ -195,7 +194,7 @@ class JacobiEngine(StepEngine):
     def _commit(self, drafted: Drafted, features: Tensor, coupled: Coupled) -> None:
         """Write tokens and counters, and draw fresh drafts; complete images stay as they are."""
         state, g = self.state, self.geometry
-        positions = state.length.unsqueeze(1) + self.ahead
+        positions = state.length.unsqueeze(1) + self.drafts.ahead
         state.tokens.scatter_(1, positions.clamp(max=g.tokens), coupled.tokens)
         # A longer window may have seen more before this one.
         newest = torch.maximum(state.newest, positions[:, -1])

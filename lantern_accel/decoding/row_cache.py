@@ -63,7 +63,7 @@ class RowCache:
         self.order = torch.arange(passes, dtype=index, device=device)
 
     def find(
-        self, state: WindowState, places: Tensor, left: Tensor, earlier: Tensor
+        self, state: WindowState | Lookup, places: Tensor, left: Tensor, earlier: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return where to look for positions ``places [B, S]``, and whether there is a row of them.
 
@@ -96,35 +96,14 @@ class RowCache:
         # What is before the first lies outside the window; the token itself stands for it.
         self.ops.put(state.row_previous, 1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
 
-    def refine(
-        self,
-        state: WindowState,
-        x: Tensor,
-        p: Tensor,
-        q: Tensor,
-        tokens: Tensor,
-        first: Tensor,
-        tests: Tensor,
-        draws: Tensor,
-        taken: Tensor | None = None,
-    ) -> Recalled:
-        """Draw the drafts behind a replacement again, where there is a better row for them.
-
-        ``x [B, L]``: the window that the pass saw, the last known token first; ``p [B, L, V]``, ``q [B, L
-        - 1, V]``, ``tests [B, L - 1]`` and ``draws [B, L]`` as in
-        :func:`~lantern_accel.decoding.maximal_coupling.couple`, and ``tokens [B, L]`` what it made of
-        them; ``first [B]``: the first that is not known; ``taken`` bool ``[B]``: that one was drawn with
-        the right past and stays.
-        """
-        given = Lookup(
-            state.length, state.step, state.row_probs, state.row_keys, state.row_previous, x, p, q,
-            tokens, first, tests, draws, taken, len(self.slots), self.tokens,
-        )  # fmt: skip
+    def refine(self, given: Lookup) -> Recalled:
+        """Draw the drafts behind a replacement again, where there is a better row for them."""
         done = self.ops.recall(given)
         if done is not None:
             return Recalled(*done)
+        x, p, q, tokens, taken = given.x, given.p, given.q, given.tokens, given.taken
         last, vocab = self.length - 1, self.vocab
-        slot = first.unsqueeze(1) + self.slots
+        slot = given.first.unsqueeze(1) + self.slots
         row = slot.clamp(max=last)
         drafted = row.clamp(max=last - 1)
 
@@ -135,11 +114,11 @@ class RowCache:
         changed = (slot <= last) & (now != x.gather(1, row))
         if taken is not None:
             changed = changed & ~(taken.unsqueeze(1) & (self.slots == 0))
-        places = state.length.unsqueeze(1) + 1 + row
-        probs = self.ops.held(state.row_probs)
+        places = given.length.unsqueeze(1) + 1 + row
+        probs = self.ops.held(given.row_probs)
         # The token before that agrees too, or at least the pass is recent.
         earlier = torch.cat((x[:, :1], tokens), dim=1).gather(1, (row - 1).clamp(min=0))
-        entry, found = self.find(state, places, now, earlier)
+        entry, found = self.find(given, places, now, earlier)
         found = changed & found
         index = torch.arange(len(x), dtype=self.index, device=x.device).unsqueeze(1)
         index = index * (self.passes * probs.shape[2]) + entry
@@ -152,13 +131,13 @@ class RowCache:
         inside = (row < last).unsqueeze(-1)
         was = torch.where(inside, rows(q, drafted), 0.0)
         code = x.gather(1, drafted + 1).unsqueeze(-1)
-        kept = tests.gather(1, drafted) * was.gather(-1, code).squeeze(-1) < guess.gather(
+        kept = given.tests.gather(1, drafted) * was.gather(-1, code).squeeze(-1) < guess.gather(
             -1, code
         ).squeeze(-1)
         kept = kept & inside.squeeze(-1)
         left = (guess - was).clamp(min=0.0)
         left = torch.where(left.sum(-1, keepdim=True) > 0, left, guess)
-        drawn = self.drawing.draw(left, draws.gather(1, row))
+        drawn = self.drawing.draw(left, given.draws.gather(1, row))
         drawn = torch.where(kept, code.squeeze(-1), drawn)
         spare = torch.cat((tokens, tokens[:, :1]), dim=1)
         spare = spare.scatter(1, torch.where(found, row, self.length), drawn)

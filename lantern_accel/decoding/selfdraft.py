@@ -86,7 +86,7 @@ class SelfEngine(JacobiEngine):
         assert copy is not None
         self.copy = JacobiEngine(copy, None, ops, one, sampling, batch=batch, cache=cache)
         positions = torch.arange(
-            self.geometry.tokens + 1, dtype=ops.index, device=self.ahead.device
+            self.geometry.tokens + 1, dtype=ops.index, device=self.state.length.device
         )
         self.positions = positions.unsqueeze(0).clone()  # no view, which some devices make anew
 

@@ -96,7 +96,8 @@ def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(tree=Window(length=2, fresh="uniform", tail="anew"), coupling="maximal")
     engine = JacobiEngine(model.target, None, TensorOps(), strategy, Sampling())
-    engine.drafts = module.MaximalWindow(engine.drafts.given)
+    e: Any = engine
+    e.drafts = module.MaximalWindow(e, e.window, e.ring, e.fresh, e.siblings, e.forward.depths)
     assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts
 
 

@@ -12,14 +12,14 @@ uniforms (:mod:`~lantern_accel.decoding.maximal_coupling`); source: SJD (arXiv 2
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.draft_init import DraftInitializer
-from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, compare, couple, leading
 from lantern_accel.decoding.pricing import window_prices
@@ -27,6 +27,7 @@ from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.siblings import Siblings, Tried
 from lantern_accel.decoding.state import WindowState
 from lantern_accel.decoding.window import Ring
+from lantern_accel.device.plan import Lookup
 from lantern_accel.strategy.values import Window
 
 #: Shares of a sibling's own distribution, its left neighbour's and the one above it, by measurement
@@ -34,42 +35,40 @@ from lantern_accel.strategy.values import Window
 SIBLING_SHARES = (1.0, 2.0, 1.0)
 
 
-@dataclass(frozen=True)
-class WindowSetting:
-    """What the drafts of one window are made for.
-
-    ``engine`` chooses tokens from rows of logits; ``depths`` integer ``[T]``: how far ahead each node of
-    a pass is, the siblings' behind the window's; ``longest``: the longest window on these buffers.
-    """
-
-    engine: EngineBase
-    window: Window
-    geometry: Geometry
-    state: WindowState
-    ring: Ring
-    initial: DraftInitializer
-    siblings: Siblings
-    depths: Tensor
-    ahead: Tensor
-    longest: int
-
-
 class WindowDrafts(ABC):
     """The drafts of one window: functions of static buffers, which a device captures with the step."""
 
-    def __init__(self, given: WindowSetting) -> None:
-        self.given, self.engine, self.window = given, given.engine, given.window
-        self.geometry, self.state, self.ring = given.geometry, given.state, given.ring
-        self.initial, self.siblings, self.ahead = given.initial, given.siblings, given.ahead
-        g, e = given.geometry, given.engine
-        self.ops, self.greedy, self.choices = e.ops, e.greedy, e.choices
-        self.filters, self.finite, self.rule = e.filters, e.finite, e.rule
+    def __init__(
+        self,
+        engine: EngineBase,
+        window: Window,
+        ring: Ring,
+        initial: DraftInitializer,
+        siblings: Siblings,
+        depths: Tensor,
+    ) -> None:
+        """``engine`` chooses tokens from rows of logits, and its state has the drafts.
+
+        ``depths`` integer ``[T]``: how far ahead each node of a pass is, the window's then the siblings'.
+        """
+        assert isinstance(engine.state, WindowState)
+        self.engine, self.window, self.ring = engine, window, ring
+        self.initial, self.siblings, self.depths = initial, siblings, depths
+        self.geometry, self.state, self.ops = g, state, ops = (
+            engine.geometry,
+            engine.state,
+            engine.ops,
+        )
+        self.greedy, self.choices, self.filters = engine.greedy, engine.choices, engine.filters
+        self.finite, self.rule = engine.finite, engine.rule
+        length, device = window.length, state.length.device
+        self.ahead = torch.arange(1, length + 1, dtype=ops.index, device=device)
+        self.sibling_depths = depths[length:].clone()  # no view, which some devices make anew
         self.recall: RowCache | None = None
         """The rows of earlier passes; None where none are recalled."""
         if g.passes:
-            length, device = self.window.length, self.state.length.device
             self.recall = RowCache(
-                g.passes, length, g.tokens, g.vocab, e.ops.index, device, e.ops, e.filters.draws
+                g.passes, length, g.tokens, g.vocab, ops.index, device, ops, self.filters.draws
             )
 
     @abstractmethod
@@ -130,10 +129,6 @@ class WindowDrafts(ABC):
 class InvariantWindow(WindowDrafts):
     """Chooses tokens by noise, or the likeliest, and drafts by the same noise."""
 
-    def __init__(self, given: WindowSetting) -> None:
-        super().__init__(given)
-        self.depths = given.depths[self.window.length :].clone()  # the siblings'
-
     def _choose(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Return the tokens of ``positions [B, T]``; keep the rows of a window's first ones."""
         if self.greedy:
@@ -182,7 +177,7 @@ class InvariantWindow(WindowDrafts):
         if self.greedy and self.rule.relaxed:
             self.finite.note(logits)
             return compare(x, logits, self.rule)
-        chosen = self._choose(logits, state.length.unsqueeze(1) + 1 + self.given.depths)
+        chosen = self._choose(logits, state.length.unsqueeze(1) + 1 + self.depths)
         tokens, taken = chosen[:, :length], None
         count = leading(x == tokens[:, :-1], x.dtype)
         if others is not None:
@@ -196,7 +191,7 @@ class InvariantWindow(WindowDrafts):
     ) -> tuple[Tensor, Tensor]:
         """Take what follows the sibling that is the token chosen in place of draft ``refused [B]``."""
         here = refused.clamp(max=tokens.shape[1] - 2).unsqueeze(1)
-        hit = (self.depths - 1 == refused.unsqueeze(1)) & (codes == tokens.gather(1, here))
+        hit = (self.sibling_depths - 1 == refused.unsqueeze(1)) & (codes == tokens.gather(1, here))
         taken = hit.any(dim=1)
         node = hit.to(torch.int32).argmax(dim=1, keepdim=True).to(tokens.dtype)
         then = torch.where(taken.unsqueeze(1), after.gather(1, node), tokens.gather(1, here + 1))
@@ -228,10 +223,10 @@ class InvariantWindow(WindowDrafts):
 class MaximalWindow(WindowDrafts):
     """Draws, tests and replaces an engine's drafts by uniforms, and keeps what they were drawn from."""
 
-    def __init__(self, given: WindowSetting) -> None:
-        super().__init__(given)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        most = self.state.histogram.shape[1]  # the longest window on these buffers
         #: Tests, fresh drafts, siblings drawn, siblings tested, draws: the bonus's is the last.
-        most = given.longest
         self.columns = (most - 1, most - 1, self.siblings.total, self.siblings.widest, most)
         self.fresh_column = most - 1
         self.looked_up = 0 if self.recall is None else len(self.recall.slots)
@@ -303,9 +298,11 @@ class MaximalWindow(WindowDrafts):
             taken = tried.taken
         if self.recall is None:
             return coupled
-        found = self.recall.refine(
-            state, window, rows, q, coupled.tokens, coupled.count, tests, draws, taken
-        )
+        given = Lookup(
+            state.length, state.step, state.row_probs, state.row_keys, state.row_previous, window, rows,
+            q, coupled.tokens, coupled.count, tests, draws, taken, self.looked_up, self.geometry.tokens,
+        )  # fmt: skip
+        found = self.recall.refine(given)
         self.recall.write(state, places, window, state.row_probs, rows)
         self.ring.write(state.q, found.places, found.rows)
         return Coupled(found.tokens, coupled.count, coupled.price)

@@ -191,9 +191,7 @@ def test_windows_that_cannot_be_read(text: str, words: str) -> None:
 
 
 def test_trees_and_windows_do_not_take_each_others_place() -> None:
-    with pytest.raises(
-        StrategyError, match="'window' and takes none of the kind 'chain'"
-    ):
+    with pytest.raises(StrategyError, match="'window' and takes none of the kind 'chain'"):
         named("scd").override(tree=parse_tree("chain:4"))
     eagle = named_strategy("eagle", static=STATIC, dynamic=DynamicTree(top_k=1, depth=0, total=2))
     with pytest.raises(StrategyError, match="takes none of the kind 'window'; choose 'sjd', 'scd'"):

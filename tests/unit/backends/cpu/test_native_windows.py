@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from support import native
@@ -11,8 +9,9 @@ from torch import Tensor
 
 from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.decoding.maximal_coupling import couple
-from lantern_accel.decoding.row_cache import RowCache
+from lantern_accel.decoding.row_cache import LOOKED_UP, RowCache
 from lantern_accel.decoding.rule import Rule
+from lantern_accel.device.plan import Lookup
 from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.strategy.rules import Exact
 from lantern_accel_cpu.native import windows
@@ -103,24 +102,22 @@ def test_the_look_up_finds_what_the_reference_finds(unit: str) -> None:
 
         at, step = codes(images, top=3) + 4, torch.tensor([seed % 11])
         places = at.view(-1, 1, 1) + torch.arange(1, wide + 1) + codes(images, passes, 1) - 1
-        state = SimpleNamespace(
-            row_probs=laws(make, images, passes, wide, vocab).bfloat16(),
-            row_keys=places * vocab + codes(images, passes, wide),
-            row_previous=codes(images, passes, wide),
-            length=at,
-            step=step,
-        )
+        probs = laws(make, images, passes, wide, vocab).bfloat16()
+        keys, previous = places * vocab + codes(images, passes, wide), codes(images, passes, wide)
         if seed % 9 == 0:
-            state.row_probs.zero_()
+            probs.zero_()
         p, q = laws(make, images, length, vocab), laws(make, images, length - 1, vocab)
         x, tokens = codes(images, length), codes(images, length)
         first = torch.randint(1, length + 1, (images,), generator=make)
         u = torch.rand(images, 2 * length, generator=make).clamp(max=1 - 2.0**-22)
         taken = None if seed % 3 else torch.rand(images, generator=make) < 0.5
-        given = (state, x, p, q, tokens, first, u[:, : length - 1], u[:, -length:], taken)
+        given = Lookup(
+            at, step, probs, keys, previous, x, p, q, tokens, first, u[:, : length - 1],
+            u[:, -length:], taken, LOOKED_UP, image,
+        )  # fmt: skip
         device = torch.device("cpu")
         want, got = (
-            RowCache(passes, length, image, vocab, torch.int64, device, one).refine(*given)
+            RowCache(passes, length, image, vocab, torch.int64, device, one).refine(given)
             for one in (Scanning(), ops)
         )
         assert torch.equal(got.tokens, want.tokens) and torch.equal(got.places, want.places)

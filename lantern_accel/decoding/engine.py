@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, accept
+from lantern_accel.decoding.accept import Accepted, accept, accept_greedy
 from lantern_accel.decoding.base import Decoded, EngineBase
 from lantern_accel.decoding.commit import commit
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.decoding.greedy import accept_greedy
 from lantern_accel.decoding.invariant import accept_invariant
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.pricing import path_prices

@@ -8,8 +8,7 @@ import secrets
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import accept
-from lantern_accel.decoding.greedy import accept_greedy
+from lantern_accel.decoding.accept import accept, accept_greedy
 from lantern_accel.decoding.logits import REFERENCE, Filters
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rule import Rule

@@ -11,8 +11,7 @@ from support.golden import golden, golden_metadata
 from support.tree_tensors import draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted, accept_sampling
-from lantern_accel.decoding.greedy import accept_greedy
+from lantern_accel.decoding.accept import Accepted, accept_greedy, accept_sampling
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.strategy.values import Exact, Lantern, LanternPP, Sampling

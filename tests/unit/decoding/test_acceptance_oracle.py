@@ -13,8 +13,7 @@ from support import oracle
 from support.tree_tensors import children_of, depths_of, draft_tree
 from torch import Tensor
 
-from lantern_accel.decoding.accept import accept_sampling
-from lantern_accel.decoding.greedy import accept_greedy
+from lantern_accel.decoding.accept import accept_greedy, accept_sampling
 from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual

@@ -10,7 +10,6 @@ import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import say, show_markdown, warn
-from lantern_accel.cli.options import finite
 from lantern_accel.errors import RequestError
 
 if TYPE_CHECKING:
@@ -47,14 +46,12 @@ def compare(
         None,
         min=1e-6,
         max=bounds.MOST_SECONDS,
-        callback=finite,
         help="The most seconds that a request may take; images that come later do not count.",
     ),
     tv_budget: float = typer.Option(
         0.0,
         min=0,
         max=1,
-        callback=finite,
         help="The most of a token's probability that an offered strategy may move; 0: exact ones only.",
     ),
 ) -> None:

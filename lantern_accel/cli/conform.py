@@ -9,7 +9,7 @@ import typer
 
 from lantern_accel.bounds import MOST_SECONDS
 from lantern_accel.cli.console import say
-from lantern_accel.cli.options import OPTION, finite, read_options
+from lantern_accel.cli.options import OPTION, read_options
 from lantern_accel.files import check_targets
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def conform(
     output: Path = typer.Option(None, "--output", "-o", help="Write the report here, as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
     limit: float = typer.Option(
-        600.0, min=1, max=MOST_SECONDS, callback=finite, help="Seconds that a check may take."
+        600.0, min=1, max=MOST_SECONDS, help="Seconds that a check may take."
     ),
     junit: Path = typer.Option(None, help="Write the report as JUnit XML."),
     certificate: Path = typer.Option(

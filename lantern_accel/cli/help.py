@@ -6,6 +6,7 @@ Help is plain text on purpose: the same on a terminal, in a pipe and in the docu
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,14 +117,24 @@ def _check_json(known: set[str], args: Sequence[str]) -> None:
 
 
 def tidy(app: typer.Typer) -> None:
-    """Give every command of ``app`` its whole summary in lists, and its options in groups."""
+    """Give every command its whole summary in lists, options in groups, and numbers that are finite."""
     for command in app.registered_commands:
         text = inspect.getdoc(command.callback) or ""
         command.short_help = command.short_help or text.partition("\n\n")[0].replace("\n", " ")
         command.cls = GroupedCommand
+        for one in inspect.signature(command.callback or tidy, eval_str=True).parameters.values():
+            if one.annotation in (float, float | None) and one.default.callback is None:
+                one.default.callback = _finite
     for group in app.registered_groups:
         if group.typer_instance is not None:
             about = group.typer_instance.info.help or group.help
             if isinstance(about, str):
                 group.short_help = about.partition("\n\n")[0].replace("\n", " ")
             tidy(group.typer_instance)
+
+
+def _finite(value: float | None) -> float | None:
+    """Refuse nan and inf, which typer's own bounds may let through."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a number that can be used.")
+    return value

@@ -52,7 +52,10 @@ def listing(
     """
     if context.invoked_subcommand is not None:
         return
-    rows = _preset_rows() if presets else _model_rows(parts, memory)
+    from lantern_accel.strategy.presets import PRESETS
+
+    published = [one.model_dump(mode="json") for one in PRESETS] if presets else []
+    rows = published or _model_rows(parts, memory)
     if as_json:
         print_json(rows)
     elif presets:
@@ -66,7 +69,7 @@ def listing(
             [
                 row["name"],
                 row["summary"] or row["kind"],
-                _at_hand(row),
+                "bundled" if row["source"] == "bundled" else "yes" if row["at_hand"] else "no",
                 _download(row),
                 row["licence"],
             ]
@@ -90,12 +93,6 @@ def _preset_line(row: dict[str, Any]) -> str:
     said = {**row["sampling"], **row["overrides"]}
     values = ", ".join(f"{key} {value}" for key, value in said.items())
     return f"{row['strategy']}, {values}: {row['summary']}"
-
-
-def _preset_rows() -> list[dict[str, Any]]:
-    from lantern_accel.strategy.presets import PRESETS
-
-    return [one.model_dump(mode="json") for one in PRESETS]
 
 
 def _model_rows(parts: bool, memory: bool) -> list[dict[str, Any]]:
@@ -139,12 +136,6 @@ def _memory(name: str) -> dict[str, Any]:
         if figure is not None:
             fits[device] = [dtype for dtype, peak in peaks.items() if peak <= figure.value]
     return {"memory_bytes": peaks, "fits": fits}
-
-
-def _at_hand(row: dict[str, Any]) -> str:
-    if row["source"] == "bundled":
-        return "bundled"
-    return "yes" if row["at_hand"] else "no"
 
 
 def _download(row: dict[str, Any]) -> str:

@@ -187,14 +187,6 @@ def _words(given: Sequence[str]) -> list[str]:
     return [word.strip() for text in given for word in text.split(",") if word.strip()]
 
 
-def finite(value: Any) -> Any:
-    """Refuse nan and inf, which typer's own bounds may let through; the callback of floats."""
-    for one in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(one, float) and not math.isfinite(one):
-            raise typer.BadParameter(f"{one} is not a number that can be used.")
-    return value
-
-
 def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, Any]:
     """Read ``name=value`` pairs; raises RequestError for what is none."""
 

@@ -15,7 +15,6 @@ from lantern_accel.cli.console import note, say
 from lantern_accel.cli.options import (
     Loading,
     Weights,
-    finite,
     numbers,
     strategy_words,
     whole_numbers,
@@ -60,7 +59,6 @@ def profile(
         None,
         min=0,
         max=bounds.MOST_SECONDS,
-        callback=finite,
         help="Timed seconds per cell at least. Default: 10, quick: 0.",
     ),
     quality_images: int = typer.Option(
@@ -85,7 +83,6 @@ def profile(
         120.0,
         min=1,
         max=bounds.MOST_SECONDS,
-        callback=finite,
         help="With --fleet: seconds that a device has to answer.",
     ),
 ) -> None:

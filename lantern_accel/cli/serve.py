@@ -15,7 +15,7 @@ import typer
 
 from lantern_accel.bounds import MOST_BATCH, MOST_PROMPT, MOST_SECONDS
 from lantern_accel.cli.console import say, warn
-from lantern_accel.cli.options import LoadingParts, finite, strategy_words, with_options
+from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError
 from lantern_accel.files import read_lines
 
@@ -39,13 +39,12 @@ def serve(
         64, min=1, max=100_000, help="Images that may wait; more are answered with 429."
     ),
     deadline: float = typer.Option(
-        300.0, min=1, max=MOST_SECONDS, callback=finite, help="Seconds that a request has in all."
+        300.0, min=1, max=MOST_SECONDS, help="Seconds that a request has in all."
     ),
     grace: float = typer.Option(
         300.0,
         min=1,
         max=MOST_SECONDS,
-        callback=finite,
         help="Seconds that a stop (Ctrl-C, SIGTERM) waits for images that are under way.",
     ),
     api_keys: Path = typer.Option(

@@ -11,7 +11,6 @@ from lantern_accel.cli.console import note, print_json, show_markdown
 from lantern_accel.cli.options import (
     Dtype,
     OnDevice,
-    finite,
     strategy_words,
     whole_numbers,
     with_options,
@@ -38,7 +37,6 @@ def stepcost(
         "--cfg-scale",
         min=0,
         max=bounds.MOST_SCALE,
-        callback=finite,
         help="Guidance. Default: 4 for classes, 7.5 for text.",
     ),
     top_k: int = typer.Option(
@@ -48,7 +46,6 @@ def stepcost(
         None,
         min=1,
         max=bounds.MOST_NODES,
-        callback=finite,
         help="Assume that a step brings this many tokens.",
     ),
     acceptance_from: Path = typer.Option(

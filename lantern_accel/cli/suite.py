@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel import bounds
-from lantern_accel.cli.options import finite, option
+from lantern_accel.cli.options import option
 from lantern_accel.errors import DataError, RequestError, did_you_mean
 from lantern_accel.files import check_target
 
@@ -62,10 +62,10 @@ class SuiteOptions:
     )
     resamples: int = option("Of FID's bootstrap.", default=100, min=2, max=10_000)
     preset: str | None = option("Published sampling: lantern-accel models --presets.")
-    temperature: float | None = option(None, callback=finite)
+    temperature: float | None = option(None)
     top_k: int | None = option(None)
-    top_p: float | None = option(None, callback=finite)
-    cfg_scale: float | None = option(None, callback=finite)
+    top_p: float | None = option(None)
+    cfg_scale: float | None = option(None)
 
     @property
     def name(self) -> Any:

@@ -16,7 +16,6 @@ from lantern_accel.cli.options import (
     OnDevice,
     TextPart,
     TokenizerPart,
-    finite,
     option,
     with_options,
 )
@@ -52,7 +51,6 @@ class Training(OnDevice):
         "Minutes for all runs together; the schedule ends then.",
         min=0.01,
         max=bounds.MOST_SECONDS,
-        callback=finite,
     )
     seed: int | None = option("Fixes all random numbers.", min=0, max=bounds.MOST_SEED)
     resume: bool = option(

@@ -12,7 +12,6 @@ from lantern_accel import bounds
 from lantern_accel.cli.console import note, say
 from lantern_accel.cli.options import (
     Loading,
-    finite,
     strategy_words,
     whole_numbers,
     with_options,
@@ -32,17 +31,16 @@ def tune(
     batch: list[str] = typer.Option(
         ["1,2,4,8,16,32"], "--batch", "-b", help="Batch sizes to choose for, such as 1,4."
     ),
-    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE, callback=finite),
+    temperature: float = typer.Option(1.0, min=0, max=bounds.MOST_TEMPERATURE),
     relaxed: bool = typer.Option(False, "--relaxed", help="Choose for `generate --relaxed`."),
     tv_budget: float = typer.Option(
-        None, callback=finite, help="Choose for `generate --tv-budget` with this budget."
+        None, help="Choose for `generate --tv-budget` with this budget."
     ),
     max_seconds: float = typer.Option(
         None,
         "--max-seconds",
         min=1,
         max=bounds.MOST_SECONDS,
-        callback=finite,
         help="The most seconds that choosing for auto may take.",
     ),
     repeats: int = typer.Option(3, min=1, max=bounds.MOST_SAMPLES, help="Decodings per finalist."),

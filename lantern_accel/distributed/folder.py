@@ -142,17 +142,14 @@ class RunFolder:
     def _append(self, lines: list[str]) -> None:
         if not lines:
             return
-        with (self.path / JOURNAL).open("ab") as stream:
-            # A torn line of a process that was killed ends here.
-            lead = b"\n" if stream.tell() and not self._ended() else b""
+        with (self.path / JOURNAL).open("a+b") as stream:
+            lead = b""
+            if stream.tell():  # a torn line of a process that was killed ends here
+                stream.seek(-1, os.SEEK_END)
+                lead = b"" if stream.read(1) == b"\n" else b"\n"
             stream.write(lead + "".join(f"{line}\n" for line in lines).encode())
             stream.flush()
             os.fsync(stream.fileno())
-
-    def _ended(self) -> bool:
-        with (self.path / JOURNAL).open("rb") as stream:
-            stream.seek(-1, os.SEEK_END)
-            return stream.read(1) == b"\n"
 
     def summarise(
         self, lost: Sequence[str], workers: Sequence[Mapping[str, Any]]

@@ -78,7 +78,9 @@ class Slots:
             for row in range(size)
         }
         self._policy = engine.length_policy()
-        self._clear()
+        with self.backend.inference():  # every row is finished, so that an empty one is a no-op
+            engine.state.reset()
+            self._finish(range(size))
 
     @inferring
     def _open(self, strategy: Strategy, conditions: Conditions) -> Strategy:
@@ -145,13 +147,6 @@ class Slots:
     def known(self, row: int) -> int:
         """Return the tokens of a row's image that are known, as of the last look."""
         return self._rows[row].known
-
-    @inferring
-    def _clear(self) -> None:
-        """Finish every row, so that an empty one is a no-op."""
-        state = self.engine.state
-        state.reset()
-        self._finish(range(self.size))
 
     def _finish(self, rows: range | list[int]) -> None:
         """Set rows to complete. One copy of one shape, whichever rows they are."""

@@ -33,7 +33,10 @@ def readable(runs: Sequence[Run]) -> list[Run]:
         taken = chosen | {one.name for one in found}
         twins = labels.count(label) > 1
         if run.name not in chosen and twins:
-            label = f"{label}, {_moment(run)}"
+            generated = GENERATED.fullmatch(run.name)
+            assert generated is not None
+            moment = datetime.strptime(generated["moment"], "%Y%m%d-%H%M")
+            label = f"{label}, {moment:%Y-%m-%d %H:%M}"
         if run.name in chosen or label in taken:
             label = run.name
         found.append(run.model_copy(update={"name": label}))
@@ -88,9 +91,3 @@ _WORDS = {
     ("torch", ""): "torch {}",
     ("commit", ""): "commit {}",
 }
-
-
-def _moment(run: Run) -> str:
-    found = GENERATED.fullmatch(run.name)
-    assert found is not None
-    return datetime.strptime(found["moment"], "%Y%m%d-%H%M").strftime("%Y-%m-%d %H:%M")

@@ -168,9 +168,9 @@ def _add_routes(
     @app.post("/generate")
     async def generate(request: Request) -> Response:
         given = await _json(request)
-        if not encoder.takes_ids(pipeline.model.family):
-            raise encoder.refuse_family(model)
-        asked, several = encoder.read_generate(given, manifest, settings.most_prompt)
+        asked, several = encoder.read_generate(
+            given, pipeline.model.family, manifest, settings.most_prompt
+        )
         inboxes = [Inbox(one) for one in asked]
         studio.submit(*(one.job for one in inboxes))
         codes = int(manifest.target.vocab_size)

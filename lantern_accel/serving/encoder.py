@@ -15,7 +15,7 @@ from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import LanternError, shown
 from lantern_accel.generation.request import build_request
 from lantern_accel.serving.body import ImageRequest
-from lantern_accel.serving.refusals import Refusal, wrong
+from lantern_accel.serving.refusals import wrong
 from lantern_accel.serving.studio import Completed, Finished
 
 #: What the head's own requests default to, where it names no seed.
@@ -44,16 +44,20 @@ class Picture(BaseModel):
     image_grid_thw: list[tuple[StrictInt, StrictInt, StrictInt]] = Field(min_length=1)
 
 
-def takes_ids(family: Any) -> bool:
-    """Return whether a family's prompts may be token ids."""
-    return hasattr(family, "conditions_of")
-
-
-def read_generate(given: object, manifest: Any, most_ids: int) -> tuple[list[ImageRequest], bool]:
+def read_generate(
+    given: object, family: Any, manifest: Any, most_ids: int
+) -> tuple[list[ImageRequest], bool]:
     """Return the requests of a body, and whether it was a list; raises :class:`Refusal`.
 
     ``most_ids``: token ids of one prompt.
     """
+    if not hasattr(family, "conditions_of"):
+        raise wrong(
+            None,
+            f"the model {manifest.name!r} takes no prompts as ids; POST /v1/images/generations draws "
+            "with it",
+            "not_supported",
+        )
     if not isinstance(given, dict):
         raise wrong(None, "the body is no JSON object; send one with input_ids")
     ids = given.get("input_ids")
@@ -154,12 +158,3 @@ def answer(
             "e2e_latency": used.seconds + used.waited,
         },
     }
-
-
-def refuse_family(name: str) -> Refusal:
-    """Return the refusal of a model whose prompts are no ids."""
-    return wrong(
-        None,
-        f"the model {name!r} takes no prompts as ids; POST /v1/images/generations draws with it",
-        "not_supported",
-    )

@@ -11,6 +11,7 @@ import typer
 from lantern_accel.cli import run
 from lantern_accel.cli.console import say
 from lantern_accel.cli.evaluate import evaluate
+from lantern_accel.cli.help import tidy
 from lantern_accel.cli.options import with_options
 from lantern_accel.cli.train import Training, explaining_the_disk, print_report
 
@@ -95,3 +96,6 @@ def target(
 def drafter(given: Training) -> None:
     """Train the EAGLE drafter on the final target."""
     _stage("drafter", given)
+
+
+tidy(app)

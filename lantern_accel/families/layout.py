@@ -50,6 +50,20 @@ class KeyLayout:
     ffn_norm: str = "post_attention_layernorm.weight"
     ffn_post_norm: str = ""
 
+    @classmethod
+    def llama(
+        cls, name: str, trunk: str, head: str = "lm_head.weight", **special: str
+    ) -> KeyLayout:
+        """Return transformers' names of a Llama whose trunk's begin with ``trunk``."""
+        return cls(
+            name=name,
+            embedding=f"{trunk}embed_tokens.weight",
+            head=head,
+            norm=f"{trunk}norm.weight",
+            block=f"{trunk}layers.{{i}}.",
+            **special,
+        )
+
     def layers(self, keys: Iterable[str]) -> int:
         """Return how many layers a checkpoint has, by its keys; 0 where it has none."""
         pattern = re.compile(re.escape(self.block).replace(r"\{i\}", r"(\d+)"))

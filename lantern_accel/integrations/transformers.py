@@ -24,7 +24,7 @@ from lantern_accel.families.janus.text import SpecialIds
 from lantern_accel.families.releases import require
 from lantern_accel.families.tokenizer import bucket, left_pad
 from lantern_accel.files import write_whole
-from lantern_accel.integrations.decoding import Accelerated, draw, fresh_seed
+from lantern_accel.integrations.decoding import Accelerated, ModuleWeights, draw, fresh_seed
 from lantern_accel.integrations.law import (
     check_outputs,
     check_stopping,
@@ -32,7 +32,6 @@ from lantern_accel.integrations.law import (
     refused,
     sampling_of,
 )
-from lantern_accel.integrations.sharing import ModuleWeights
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: transformers' classes, and how our model of each is described.

@@ -64,13 +64,7 @@ ORIGINAL = KeyLayout(
     attention_norm="attention_norm.weight",
     ffn_norm="ffn_norm.weight",
 )
-HUGGING_FACE = KeyLayout(
-    name="Hugging Face",
-    embedding="model.embed_tokens.weight",
-    head="lm_head.weight",
-    norm="model.norm.weight",
-    block="model.layers.{i}.",
-)
+HUGGING_FACE = KeyLayout.llama("Hugging Face", "model.")
 DRAFTER = KeyLayout(
     name="drafter", embedding="embed_tokens.weight", head="", norm="", block="layers.{i}."
 )

@@ -29,12 +29,9 @@ from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import released
 from lantern_accel.strategy.values import Sampling
 
-LAYOUT = KeyLayout(
-    name="Hugging Face",
-    embedding="model.language_model.embed_tokens.weight",
-    head="lm_head.weight",
-    norm="model.language_model.norm.weight",
-    block="model.language_model.layers.{i}.",
+LAYOUT = KeyLayout.llama(
+    "Hugging Face",
+    "model.language_model.",
     gate_up="mlp.gate_up_proj.weight",
     attention_post_norm="post_self_attn_layernorm.weight",
     ffn_post_norm="post_mlp_layernorm.weight",

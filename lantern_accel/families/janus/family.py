@@ -18,8 +18,7 @@ from lantern_accel.families.base import (
     check_two_way,
 )
 from lantern_accel.families.image_tokenizer import VQFamily
-from lantern_accel.families.janus.manifest import DEFAULTS, JanusManifest
-from lantern_accel.families.janus.model import JanusConfig, JanusGPT
+from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusGPT, JanusManifest
 from lantern_accel.families.janus.official import (
     BESIDE_TARGET,
     BESIDE_VQ,

@@ -1,4 +1,4 @@
-"""Janus's half that draws: a Llama with an embedding and a head for image tokens.
+"""Janus's half that draws: a Llama with an embedding and a head for image tokens, and its manifest.
 
 Source: deepseek-ai/Janus 1daa72f (arXiv 2501.17811), ``janus/models/modeling_vlm.py``. What an
 image token feeds the Llama, ``aligner(gen_embed[code])``, depends on the code alone, so it is
@@ -9,6 +9,7 @@ it, pads of the row without a prompt included.
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -16,10 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.janus.text import SpecialIds, Variant
+from lantern_accel.families.manifest import ModelDefaults
+from lantern_accel.families.prompted_drafter import PromptedManifest
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.sizes import LlamaSizes, SquareSizes
 from lantern_accel.nn.transformer import REFERENCE, Projection
+from lantern_accel.nn.vq import VQConfig
+from lantern_accel.strategy.values import Sampling
 
 
 class JanusConfig(LlamaSizes, SquareSizes):
@@ -85,3 +91,22 @@ class JanusGPT(Target):
     def head_layers(self) -> tuple[Projection, ...]:
         """Two layers."""
         return self.head_in, self.output
+
+
+#: ``generation_inference.py``: guidance 5, temperature 1, no filter.
+DEFAULTS = ModelDefaults(sampling=Sampling(cfg_scale=5.0))
+
+
+class JanusManifest(PromptedManifest):
+    """``model.json`` of Janus's family."""
+
+    family: Literal["janus"] = "janus"
+    variant: Variant = "pro"
+    ids: SpecialIds = SpecialIds()
+    target: JanusConfig
+    vq: VQConfig
+
+    @property
+    def pad(self) -> int:
+        """The id that pads prompts."""
+        return self.ids.pad

@@ -19,8 +19,7 @@ from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_chec
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.image_tokenizer import vq_names, vq_sizes
-from lantern_accel.families.janus.manifest import DEFAULTS, JanusManifest
-from lantern_accel.families.janus.model import JanusConfig
+from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusManifest
 from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
 from lantern_accel.families.layout import KeyLayout, block_recipes, llama_sizes
 from lantern_accel.families.prompted_family import add_drafter
@@ -51,13 +50,7 @@ class JanusLayout:
 
 
 ORIGINAL = JanusLayout(
-    KeyLayout(
-        name="original",
-        embedding="language_model.model.embed_tokens.weight",
-        head="language_model.lm_head.weight",
-        norm="language_model.model.norm.weight",
-        block="language_model.model.layers.{i}.",
-    ),
+    KeyLayout.llama("original", "language_model.model.", "language_model.lm_head.weight"),
     embed="gen_embed.weight",
     aligner=("gen_aligner.layers.0", "gen_aligner.layers.{i}"),
     head_in="gen_head.output_mlp_projector",
@@ -66,13 +59,7 @@ ORIGINAL = JanusLayout(
     vision_positions="vision_model.vision_tower.pos_embed",
 )
 HUGGING_FACE = JanusLayout(
-    KeyLayout(
-        name="Hugging Face",
-        embedding="model.language_model.embed_tokens.weight",
-        head="lm_head.weight",
-        norm="model.language_model.norm.weight",
-        block="model.language_model.layers.{i}.",
-    ),
+    KeyLayout.llama("Hugging Face", "model.language_model."),
     embed="model.generation_embeddings.weight",
     aligner=("model.generation_aligner.fc1", "model.generation_aligner.hidden_layers.{j}"),
     head_in="model.generation_head.proj_out",

@@ -163,9 +163,9 @@ def test_a_saved_model_decodes_with_us(tmp_path: Path) -> None:
 
 
 def test_weights_are_shared_where_layouts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lantern_accel.integrations import sharing
+    from lantern_accel.integrations import decoding
 
-    monkeypatch.setattr(sharing, "pack", lambda module, ops: None)  # as on most devices
+    monkeypatch.setattr(decoding, "pack", lambda module, ops: None)  # as on most devices
     for model, most in ((janus(10, dim=64), 0.5), (glm(10, dim=64, head_dim=12), 0.4)):
         before = {name: p.clone() for name, p in model.named_parameters()}
         ours = accelerated(model)

@@ -216,7 +216,6 @@ def _lines(path: Path | None) -> list[str]:
 
 
 def _seeds(text: str) -> list[int]:
-
     found = []
     for word in (one.strip() for one in text.split(",")):
         seed = whole(word, most=MOST_SEED)
@@ -237,7 +236,6 @@ def _report(results: Sequence[GenerationResult], as_json: bool, path: Path | Non
 
 
 def _summary(result: GenerationResult) -> None:
-
     stats = result.stats
     seconds = stats.seconds
     if stats.tokens_per_second is None:

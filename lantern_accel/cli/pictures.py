@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, read_json_file, write_json, write_whole
+from lantern_accel.generation.result import (
+    GenerationResult,
+    image_grid,
+    numbered,
+    picture_format,
+    save_image,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from PIL.Image import Image
 
-    from lantern_accel.generation.result import GenerationResult
-
 
 def free_name(count: int, stem: str = "lantern", suffix: str = ".png") -> Path:
     """Return the first of ``lantern.png``, ``lantern-a.png``, ... under which no picture lies yet."""
-    from lantern_accel.generation.result import numbered
-
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = (f"{stem}{suffix}", *(f"{stem}-{a}{suffix}" for a in letters))
     for name in (*names, *(f"{stem}-{a}{b}{suffix}" for a in letters for b in letters)):
@@ -44,8 +47,6 @@ def check_files(
     Without ``overwrite`` pictures that are there already are kept, and refused by name; ``resume`` goes
     on with those of an interrupted command.
     """
-    from lantern_accel.generation.result import numbered, picture_format
-
     if not output.suffix:
         raise RequestError(f"{output} has no picture format; name it .png, .jpg or .webp")
     picture_format(output)
@@ -106,8 +107,6 @@ class Pictures:
         self._state = {**self._state, "seeds": seeds, "finished": there}
 
     def _file(self, index: int) -> Path:
-        from lantern_accel.generation.result import numbered
-
         return numbered(self.output, index, self.count)
 
     def has(self, index: int) -> bool:
@@ -127,8 +126,6 @@ class Pictures:
         """Write an image that is done, or keep it for the one picture."""
         from PIL import Image as pillow
 
-        from lantern_accel.generation.result import save_image
-
         if self.scale > 1:
             larger = (image.width * self.scale, image.height * self.scale)
             image = image.resize(larger, pillow.Resampling.LANCZOS)
@@ -144,8 +141,6 @@ class Pictures:
 
     def write_grid(self, columns: int) -> None:
         """Write all images into one picture, ``columns`` in a row."""
-        from lantern_accel.generation.result import image_grid, save_image
-
         save_image(image_grid([self.images[i] for i in sorted(self.images)], columns), self.output)
         self.written.append(self.output)
 
@@ -173,8 +168,6 @@ class Pictures:
 
     def keep(self) -> list[Path]:
         """Write what is finished and waits for one picture as files of its own; return all files."""
-        from lantern_accel.generation.result import save_image
-
         for index, image in self.images.items():
             save_image(image, self._file(index))
             self.written.append(self._file(index))

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from typing import TYPE_CHECKING
 
+from lantern_accel.cached import read_record, write_record
 from lantern_accel.files import cache_dir
 
 if TYPE_CHECKING:
@@ -31,10 +32,12 @@ def remark(stats: GenerationStats) -> str | None:
         return None
     name = "auto" if stats.auto is not None else stats.strategy.name
     path = _path(stats)
-    kept = _read(path)
+    found = read_record(path) or {}
+    kept = {n: float(found[n]) for n in BASES if isinstance(found.get(n), int | float)}
     if name in BASES:
         if rate > kept.get(name, 0.0):
-            _keep(path, {**kept, name: rate})
+            with contextlib.suppress(OSError):
+                write_record(path, {**kept, name: rate})
         return None
     base = max(kept, key=lambda one: kept[one], default=None)
     if base is not None and rate < SLOWER * kept[base]:
@@ -52,23 +55,8 @@ def remark(stats: GenerationStats) -> str | None:
 
 
 def _path(stats: GenerationStats) -> Path:
-
     kind = [stats.device_name, stats.device, stats.backend, stats.backend_version, stats.model]
     kind += [stats.weights_hash, stats.dtype, str(stats.batch_size), str(stats.sampling.guided)]
     kind += [stats.torch, "" if stats.rounding is None else stats.rounding.text()]
     digest = hashlib.sha256("\n".join(kind).encode()).hexdigest()[:24]
     return cache_dir() / "rates" / f"{digest}.json"
-
-
-def _read(path: Path) -> dict[str, float]:
-    from lantern_accel.cached import read_record
-
-    found = read_record(path) or {}
-    return {name: float(found[name]) for name in BASES if isinstance(found.get(name), int | float)}
-
-
-def _keep(path: Path, rates: dict[str, float]) -> None:
-    from lantern_accel.cached import write_record
-
-    with contextlib.suppress(OSError):
-        write_record(path, rates)

@@ -119,7 +119,7 @@ def warm_up(
             say(f"{seconds:.1f} s", label=bucket, style="bold")
 
     with load.opened(quiet) as pipeline:
-        pipeline.kept_engines = max(pipeline.kept_engines, len(sizes) * len(names))
+        pipeline.engines.keep(len(sizes) * len(names))
         pipeline.warm_up(sizes, names, told)
         captured = bool(pipeline.backend.support("capture"))
         where = pipeline.backend.device

@@ -134,6 +134,10 @@ class Engines:
         """The engines that are kept, the one used last at the end."""
         return list(self._ready.values())
 
+    def keep(self, count: int) -> None:
+        """Keep so many engines for reuse, or more."""
+        self.kept = max(self.kept, count)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers that are kept."""

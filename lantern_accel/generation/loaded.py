@@ -226,15 +226,6 @@ class Loaded:
         """Free the buffers and captured steps that are kept for the next call."""
         self.engines.release()
 
-    @property
-    def kept_engines(self) -> int:
-        """Engines (buffers of one bucket of shapes) that are kept for reuse."""
-        return self.engines.kept
-
-    @kept_engines.setter
-    def kept_engines(self, count: int) -> None:
-        self.engines.kept = count
-
     def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
         """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new."""
         return self.engines.neighbours(k, space)

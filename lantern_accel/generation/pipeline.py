@@ -137,10 +137,10 @@ class Pipeline(Loaded):
         request of another bucket is served with a warning afterwards. Raises RequestError for more
         buckets than are kept.
         """
-        if len(batches) * len(strategies) > self.kept_engines:
+        if len(batches) * len(strategies) > self.engines.kept:
             raise RequestError(
                 f"{len(batches)} batch sizes of {len(strategies)} strategies are more buckets than the "
-                f"{self.kept_engines} that are kept; warm up fewer"
+                f"{self.engines.kept} that are kept; warm up fewer"
             )
         settings = self.sampling(**sampling)
         with self.request_lock.hold():

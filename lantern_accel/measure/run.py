@@ -220,7 +220,7 @@ class Profiler:
         if not cells:
             return
         self.say(f"batch {cells[0].batch}, temperature {cells[0].temperature:g}{self._left()}")
-        self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
+        self.pipeline.engines.keep(len(cells))
         self._warm(cells)
         for cell in interleave(cells, lambda c: len(c.samples), self._done, self.request.seed):
             self._sample(cell)

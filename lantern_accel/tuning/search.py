@@ -122,7 +122,7 @@ class Search(ABC, Generic[EvidenceT]):
 
         ``say`` gets the samples that are taken and those that are wanted.
         """
-        self.pipeline.kept_engines = max(self.pipeline.kept_engines, len(cells))
+        self.pipeline.engines.keep(len(cells))
         entries = list(cells.values())
         for cell in (one for one in entries if len(one.samples) < repeats):
             self.warm(cell)

@@ -103,9 +103,9 @@ def test_a_disk_that_fills_up_keeps_the_images_before(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    import lantern_accel.generation.result as result
+    from lantern_accel.cli import pictures
 
-    real, left = result.save_image, [2]
+    real, left = pictures.save_image, [2]
 
     def save(image: Any, path: Path) -> None:
         left[0] -= 1
@@ -116,7 +116,7 @@ def test_a_disk_that_fills_up_keeps_the_images_before(
     words = ["generate", "red heart", "-m", str(tiny_model), "-d", "cpu", "-s", "vanilla", "-n",
              "4", "-b", "1", "--seed", "3", "-q", "-o", str(tmp_path / "p.png")]  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(result, "save_image", save)
+        patch.setattr(pictures, "save_image", save)
         assert main(words) == 5
     assert "No space left on device" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.glob("p*.png")) == ["p-0.png", "p-1.png"]

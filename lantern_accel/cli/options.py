@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import math
@@ -234,14 +233,9 @@ def _group_parameters(group: Any) -> Iterator[inspect.Parameter]:
     """Yield the fields of a dataclass as typer's options."""
     kinds = typing.get_type_hints(group, include_extras=True)
     for one in fields(group):
-        kind, info = kinds[one.name], one.metadata.get("option")
-        if info is None:
-            kind, info = typing.get_args(kind)
-            info = copy.copy(info)
-            info.default = one.default
-        yield inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind
-        )
+        default = one.metadata.get("option", one.default)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(one.name, kind, default=default, annotation=kinds[one.name])
 
 
 def _settings_parameters() -> Iterator[inspect.Parameter]:

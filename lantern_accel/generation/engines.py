@@ -225,9 +225,7 @@ class Engines:
                     neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
                     copy=copy,
                 )
-                prefill = self._capture(engine.prefill, "prefill")
-                self._ready[key] = CapturedEngine(engine, prefill, *self._steps(engine))
-                self._tell()
+                self._ready[key] = self._captured(engine)
         else:
             self._more(self._ready[key])
         self._ready.move_to_end(key)
@@ -274,6 +272,13 @@ class Engines:
         need = self.capacity.copy_bytes(strategy)
         free = free_bytes(self.backend.memory()) if need else None
         return free is None or need <= free
+
+    def _captured(self, engine: EngineBase) -> CapturedEngine:
+        """Capture an engine's functions; one line tells of those that run as they are instead."""
+        prefill = self._capture(engine.prefill, "prefill")
+        ready = CapturedEngine(engine, prefill, *self._steps(engine))
+        self._tell()
+        return ready
 
     def _tell(self) -> None:
         """Warn of functions that run as they are, once."""

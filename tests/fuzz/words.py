@@ -110,18 +110,22 @@ class Command:
 
 
 def _parameter(one: inspect.Parameter) -> Parameter | None:
-    info = one.default
+    info, annotation = one.default, one.annotation
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation, info = typing.get_args(annotation)
     kind = type(info).__name__
     if kind not in ("OptionInfo", "ArgumentInfo"):
         return None
-    several = typing.get_origin(one.annotation) is list
+    several = typing.get_origin(annotation) is list
     if kind == "ArgumentInfo":
         return Parameter(one.name, "", False, several)
-    given = [word for word in info.param_decls or () if word.startswith("-")]
+    # Where no default stands before them, typer keeps the first name in its place.
+    given = [str(word) for word in (info.default, *(info.param_decls or ()))]
+    given = [word for word in given if word.startswith("-")]
     long = next(
         (word for word in given if word.startswith("--")), f"--{one.name.replace('_', '-')}"
     )
-    return Parameter(one.name, long.split("/")[0], one.annotation is bool, several)
+    return Parameter(one.name, long.split("/")[0], annotation is bool, several)
 
 
 def commands() -> list[Command]:

@@ -67,6 +67,9 @@ from lantern_accel.strategy.values import (
 
 #: What drafts must promise over plain decoding by costs of a few steps: these are uncertain by a tenth.
 ENOUGH = 1.15
+#: What counts of a drafter's drafts, next to other sources: how often it is right differs from prompt to
+#: prompt three times as much as for windows, and the first images show few prompts.
+CAREFUL = 0.9
 #: Weights from which on reading them decides a step, so that a copy in fewer bits may pay as a drafter.
 LEAST_WEIGHTS = 1 << 23
 #: Steps after which the acceptance of a copy's drafts is a first figure, and the images of a kind after
@@ -150,6 +153,11 @@ class Timed(BaseModel):
         if not isinstance(own, SelfDrafts) or not isinstance(other, SelfDrafts):
             return type(own) is type(other)
         return (own.weights, own.window) == (other.weights, other.window)
+
+    @property
+    def certainty(self) -> float:
+        """What its promise counts, next to those of other sources."""
+        return CAREFUL if self.strategy.needs_drafter else 1.0
 
     def promise(self, images: int) -> float:
         """Return the speed that the best length promises a batch, relative to plain decoding."""
@@ -384,7 +392,7 @@ class Auto:
         """Keep what promises most of what was :meth:`timed`, the first of equals, or plain decoding."""
         plain = min((one.plain for one in found if one.plain is not None), default=0.0)
         found = [one.relative_to(plain) for one in found] if plain else found
-        best = max(found, key=lambda one: one.promise(batch))
+        best = max(found, key=lambda one: one.promise(batch) * one.certainty)
         speedup, strategy = best.promise(batch), best.strategy
         evidence: dict[str, Any] = {}
         if speedup < ENOUGH:

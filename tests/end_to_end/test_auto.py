@@ -142,6 +142,17 @@ def test_drafts_that_promise_little_are_left_to_plain_decoding(
     assert drawn.stats.auto.startswith("plain decoding") == plain
 
 
+@pytest.mark.parametrize(("window", "tree", "wins"), [(1.4, 1.5, "window"), (1.4, 1.6, "static")])
+def test_a_drafter_must_promise_more_than_windows(tiny_model, own, window, tree, wins):
+    with load(tiny_model) as pipeline:
+        asked, sampling = pipeline.strategy("auto"), pipeline.sampling()
+        found = [promising(asked, window), promising(pipeline.auto.trees(asked), tree)]
+        pipeline.auto.settle(found, asked, 1, sampling)
+        choice = pipeline.auto.choice(asked, 1, sampling)
+    assert choice.strategy.tree.kind == wins
+    assert choice.speedup == {"window": window, "static": tree}[wins], "as it was promised"
+
+
 def test_a_choice_that_needs_a_drafter_is_left_where_there_is_none(undrafted_model, own):
     with load(undrafted_model) as pipeline:
         asked, sampling = pipeline.strategy("auto"), pipeline.sampling()

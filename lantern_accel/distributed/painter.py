@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lantern_accel.errors import LanternWarning, RequestError, noted
+from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -142,22 +142,22 @@ class Painter:
         size = min(self.size, len(waiting))
         if size < self.size and pipeline.backend.support("capture"):
             size = self.size  # captured steps of the usual size are there
-        slots = Slots(pipeline, request.strategy, request.sampling, size, waiting[0][1])
-        at: dict[int, tuple[Item, Conditions]] = {}
+        slots: Slots[tuple[Item, Conditions]] = Slots(
+            pipeline, request.strategy, request.sampling, size, waiting[0][1]
+        )
         found: list[Painted] = []
         model, left = pipeline.model, list(waiting)
-        while left or at:
+        while left or slots.images:
             while left and slots.joinable:
-                item, conditions = left.pop(0)
+                item, conditions = one = left.pop(0)
                 rows = model.family.rows(model, conditions, request.sampling)
-                at[slots.join(rows, item.seed, item.index)] = (item, conditions)
+                slots.join(one, rows, item.seed, item.index)
             slots.advance()
-            for row in slots.unsound:
-                item, _ = at.pop(row)
-                found.append(Painted(item.number, b"", error=str(slots.leave(row))))
-            for row in slots.complete:
-                item, conditions = at.pop(row)
-                found.append(self._painted(item, conditions, slots.take(row)))
+            for (item, conditions), made in slots.news():
+                if isinstance(made, NotFiniteError):
+                    found.append(Painted(item.number, b"", error=str(made)))
+                elif not isinstance(made, int):
+                    found.append(self._painted(item, conditions, made))
         return found
 
     def _picture(self, item: Item, tokens: Tensor, shape: Hashable) -> Image:

@@ -137,7 +137,7 @@ class Loaded:
             return self.model.family.pixels(self.model, tokens, shape).cpu()
 
     @inferring
-    def partial_picture(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image, int] | None:
+    def partial_picture(self, tokens: Tensor, shape: Hashable = None) -> tuple[Image | None, int]:
         """Return a picture of an image's known tokens, and how many of its pixel rows are real.
 
         ``tokens`` int64 ``[known]``, row by row from the top. The tokenizer's decoder looks at a whole
@@ -147,11 +147,11 @@ class Loaded:
         """
         target, _ = self.model.family.fitted(self.model, shape)
         if above_of(target.config) is not None:
-            return None
+            return None, 0
         total, row = int(target.config.num_tokens), row_of(target.config)
         rows = len(tokens) // row
         if not rows:
-            return None
+            return None, 0
         full = torch.empty(total, dtype=torch.int64)
         full[: rows * row] = tokens[: rows * row]
         for at in range(rows, total // row):  # an end of a row keeps its column

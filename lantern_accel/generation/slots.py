@@ -8,8 +8,9 @@ Nothing is captured or compiled anew, and the other rows do not notice.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from lantern_accel.strategy.values import Sampling, Strategy
 if TYPE_CHECKING:
     from lantern_accel.generation.loaded import Loaded
 
+#: What stands for an image with those who draw it.
+T = TypeVar("T")
 #: What all rows share and a row that joins leaves alone.
 SHARED = ("step",)
 
@@ -50,7 +53,7 @@ class Drawn:
     drafts: int
 
 
-class Slots:
+class Slots(Generic[T]):
     """``size`` rows of one engine for images of one strategy, one set of sampling settings and one shape.
 
     The pipeline is used by one thread; who makes slots must not call ``generate`` while they are in use.
@@ -70,6 +73,8 @@ class Slots:
         self.sampling, self.size, self.shape = sampling, size, conditions.shape
         self.strategy = self._open(strategy, conditions)
         self._rows: dict[int, _Row] = {}
+        #: What each row draws, by row.
+        self.images: dict[int, T] = {}
         engine = self.engine
         one, branches = torch.tensor([0]), torch.arange(engine.geometry.branches) * size
         #: Where a row's entries are in buffers of images, and in buffers of rows.
@@ -122,21 +127,6 @@ class Slots:
         return [row for row in range(self.size) if row not in self._rows]
 
     @property
-    def busy(self) -> list[int]:
-        """Rows with an image, complete ones included."""
-        return sorted(self._rows)
-
-    @property
-    def complete(self) -> list[int]:
-        """Rows whose image is complete; :meth:`take` gives it."""
-        return [row for row, one in self._rows.items() if one.known >= self.tokens and one.finite]
-
-    @property
-    def unsound(self) -> list[int]:
-        """Rows whose logits were not finite; :meth:`leave` frees them."""
-        return [row for row, one in self._rows.items() if not one.finite]
-
-    @property
     def joinable(self) -> bool:
         """Whether an image may join now."""
         begun = any(one.steps for one in self._rows.values())
@@ -166,8 +156,8 @@ class Slots:
         engine.move(self._policy.begin())
 
     @inferring
-    def join(self, rows: Rows, seed: int, index: int) -> int:
-        """Run a prompt into a free row and return its number.
+    def join(self, image: T, rows: Rows, seed: int, index: int) -> int:
+        """Run the prompt of an image into a free row and return its number.
 
         ``rows``: of this one image; ``seed, index`` pick its random stream.
         """
@@ -182,7 +172,7 @@ class Slots:
         # Else a device that replays nothing would show what the last image left.
         now = torch.stack((self.engine.state.length, finite.count)).index_select(1, place)
         finite.report.index_copy_(1, place, now)
-        self._rows[row] = _Row()
+        self._rows[row], self.images[row] = _Row(), image
         own = getattr(self._policy, "own", None)
         if own:  # what was learned of the row's last image does not hold for this one
             own[row] = 0.0
@@ -263,10 +253,23 @@ class Slots:
         )
         return tokens[: self._rows[row].known]
 
+    def news(self) -> Iterator[tuple[T, Drawn | NotFiniteError | int]]:
+        """Yield every image with what came of it; one that is over has left its row.
+
+        That is the complete image, the error that its logits were not finite, or else its row.
+        """
+        for row, one in sorted(self._rows.items()):
+            image = self.images[row]
+            if not one.finite:
+                self.leave(row)
+                dtype = self.engine.verifying.target.weight.dtype
+                yield image, NotFiniteError(row, one.steps, str(dtype).removeprefix("torch."))
+            else:
+                yield image, self._take(row) if one.known >= self.tokens else row
+
     @inferring
-    def take(self, row: int) -> Drawn:
-        """Return a complete image and free its row."""
-        state, one = self.engine.state, self._rows.pop(row)
+    def _take(self, row: int) -> Drawn:
+        state, one = self.engine.state, self._rows[row]
         part = slice(row, row + 1)
         decoded = Decoded(
             state.tokens[part, : self.tokens].to("cpu", torch.int64, copy=True),
@@ -274,15 +277,12 @@ class Slots:
             state.histogram[part].to("cpu", torch.int64, copy=True),
             state.price[part].to("cpu", copy=True),
         )
+        del self._rows[row], self.images[row]
         return Drawn(decoded, one.drafts)
 
     @inferring
-    def leave(self, row: int) -> NotFiniteError | None:
-        """Give up the image of a row, and free it; returns why, where its logits were not finite."""
-        one = self._rows.pop(row)
+    def leave(self, row: int) -> None:
+        """Give up the image of a row, and free it."""
+        del self._rows[row], self.images[row]
         with explained(self.backend):
             self._finish([row])
-        if one.finite:
-            return None
-        weight = self.engine.verifying.target.weight
-        return NotFiniteError(row, one.steps, str(weight.dtype).removeprefix("torch."))

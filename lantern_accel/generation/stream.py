@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Decoded
 from lantern_accel.device.backend import inferring
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import NotFiniteError, RequestError
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
-from lantern_accel.generation.slots import Slots
+from lantern_accel.generation.slots import Drawn, Slots
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -105,36 +105,28 @@ class Stream:
             conditions = self._conditions()
             wanted = list(range(request.count))
             slots = self._open(conditions)
-            at: dict[int, int] = {}
             shown: dict[int, int] = {}
             done: dict[int, tuple[Decoded, Image | None]] = {}
             while len(done) < request.count:
                 while wanted and slots.joinable:
-                    row = self._join(slots, conditions, wanted[0])
-                    at[row] = wanted.pop(0)
+                    self._join(slots, conditions, wanted.pop(0))
                 with self._timed("decode"):
                     slots.advance()
-                for row in slots.unsound:
-                    del at[row]
-                    error = slots.leave(row)
-                    assert error is not None
-                    raise error
-                for row in slots.complete:
-                    drawn, index = slots.take(row).decoded, at.pop(row)
-                    image = self._pixels(drawn, conditions, index)
-                    done[index] = drawn, image
-                    height = 0 if image is None else image.height
-                    yield Progress(index, drawn.tokens[0], slots.tokens, image, height, True)
-                for row, index in at.items():
-                    known = slots.known(row)
-                    share = known * (self._partials + 1) // slots.tokens
-                    image_, rows = None, 0
-                    if share > shown.get(index, 0):
-                        made = pipeline.partial_picture(slots.so_far(row), conditions.shape)
-                        if made is not None:
-                            shown[index] = share
-                            image_, rows = made
-                    yield Progress(index, slots.so_far(row), slots.tokens, image_, rows, False)
+                for index, one in slots.news():
+                    if isinstance(one, NotFiniteError):
+                        raise one
+                    if isinstance(one, Drawn):
+                        tokens = one.decoded.tokens[0]
+                        image = self._pixels(one.decoded, conditions, index)
+                        rows = 0 if image is None else image.height
+                        done[index] = one.decoded, image
+                    else:
+                        tokens, image, rows = slots.so_far(one), None, 0
+                        share = len(tokens) * (self._partials + 1) // slots.tokens
+                        if share > shown.get(index, 0):
+                            image, rows = pipeline.partial_picture(tokens, conditions.shape)
+                            shown[index] = share if image else shown.get(index, 0)
+                    yield Progress(index, tokens, slots.tokens, image, rows, index in done)
         self._finish(slots, done, total.seconds)
 
     @contextmanager
@@ -149,7 +141,7 @@ class Stream:
         with self._timed("text"):
             return self._pipeline.conditions(self.request.prompts, self.request.size)
 
-    def _open(self, conditions: Conditions) -> Slots:
+    def _open(self, conditions: Conditions) -> Slots[int]:
         pipeline, request = self._pipeline, self.request
         batch = request.batch_size or pipeline.engines.usual_batch(
             request.count, request.strategy, request.sampling
@@ -158,12 +150,12 @@ class Stream:
         return Slots(pipeline, request.strategy, request.sampling, size, conditions.pick([0]))
 
     @inferring
-    def _join(self, slots: Slots, conditions: Conditions, index: int) -> int:
+    def _join(self, slots: Slots[int], conditions: Conditions, index: int) -> None:
         model, request = self._pipeline.model, self.request
         with self._timed("prefill"):
             picked = conditions.pick([index // request.num_images])
             rows = model.family.rows(model, picked, request.sampling)
-            return slots.join(rows, request.seed, index)
+            slots.join(index, rows, request.seed, index)
 
     @inferring
     def _pixels(self, drawn: Decoded, conditions: Conditions, index: int) -> Image | None:
@@ -175,7 +167,9 @@ class Stream:
             )
             return next(iter(made), None)
 
-    def _finish(self, slots: Slots, done: dict[int, tuple[Decoded, Any]], total: float) -> None:
+    def _finish(
+        self, slots: Slots[int], done: dict[int, tuple[Decoded, Any]], total: float
+    ) -> None:
         ordered = [done[index] for index in range(self.request.count)]
         self._result = self._pipeline.finished(
             self.request,

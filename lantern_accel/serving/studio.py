@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.device.backend import inferring
-from lantern_accel.errors import DeviceLostError, RequestError, noted
+from lantern_accel.errors import DeviceLostError, NotFiniteError, RequestError, noted
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.serving.body import ImageRequest
@@ -140,9 +140,8 @@ class Studio:
         self._queue: deque[Picture] = deque()
         self._news = threading.Condition()
         self._closing = self._stopped = False
-        self._slots: Slots | None = None
+        self._slots: Slots[Picture] | None = None
         self._key: object = None
-        self._rows: dict[int, Picture] = {}
         self._each = 1.0
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="studio", daemon=True)
@@ -213,12 +212,17 @@ class Studio:
 
     # --- in its own thread ---------------------------------------------------------------------
 
+    @property
+    def running(self) -> dict[int, Picture]:
+        """The images that are being drawn, by row."""
+        return {} if self._slots is None else self._slots.images
+
     def _run(self) -> None:
         while True:
             with self._news:
-                while not (self._queue or self._rows or self._stopped):
+                while not (self._queue or self.running or self._stopped):
                     self._news.wait()
-                if self._stopped and not self._queue and not self._rows:
+                if self._stopped and not self._queue and not self.running:
                     return
             try:
                 self._turn()
@@ -230,39 +234,35 @@ class Studio:
         self._give_up()
         self._admit()
         slots = self._slots
-        if slots is None or not self._rows:
+        if slots is None or not slots.images:
             return
         slots.advance()
         self.metrics.turns.inc()
-        for row in slots.unsound:
-            picture, error = self._rows.pop(row), slots.leave(row)
-            assert error is not None
-            self._end(picture.job, Failed(error))
-        for row in slots.complete:
-            picture, drawn = self._rows.pop(row), slots.take(row)
-            try:
-                self._finish(picture, drawn)
-            except Exception as error:  # its row is given up already
-                if not isinstance(error, RequestError):
-                    log.error("a picture could not be made", exc_info=error)
-                self._end(picture.job, Failed(error))
-        for row, picture in self._rows.items():
-            self._show(row, picture)
-        self.metrics.running.set(len(self._rows))
+        for picture, one in slots.news():
+            if isinstance(one, NotFiniteError):
+                self._end(picture.job, Failed(one))
+            elif isinstance(one, int):
+                self._show(slots, one, picture)
+            else:
+                try:
+                    self._finish(slots, picture, one)
+                except Exception as error:  # its row is given up already
+                    if not isinstance(error, RequestError):
+                        log.error("a picture could not be made", exc_info=error)
+                    self._end(picture.job, Failed(error))
+        self.metrics.running.set(len(slots.images))
 
     def _give_up(self) -> None:
         """Free the rows and places of jobs that are over, or out of time."""
         now = time.monotonic()
         with self._news:
             waiting = list(self._queue)
-        for job in {id(p.job): p.job for p in [*waiting, *self._rows.values()]}.values():
+        for job in {id(p.job): p.job for p in [*waiting, *self.running.values()]}.values():
             if not job.over and now - job.came > self.limits.deadline:
                 self._end(job, Failed(too_late(self.limits.deadline)))
-        for row, picture in list(self._rows.items()):
-            if picture.job.over:
-                assert self._slots is not None
+        for row, picture in list(self.running.items()):
+            if picture.job.over and self._slots is not None:
                 self._slots.leave(row)
-                del self._rows[row]
                 self.metrics.dropped.inc()
         with self._news:
             kept = deque(one for one in self._queue if not one.job.over)
@@ -290,7 +290,7 @@ class Studio:
                     self._queue.popleft()
         with self._news:
             self.metrics.waiting.set(len(self._queue))
-        self.metrics.running.set(len(self._rows))
+        self.metrics.running.set(len(self.running))
 
     @inferring
     def _join(self, picture: Picture) -> bool:
@@ -304,16 +304,15 @@ class Studio:
         request = job.request
         key = (request.strategy, request.sampling, picture.conditions.shape)
         if self._slots is None or key != self._key:
-            if self._rows:
+            if self.running:
                 return False
             self._open(request, picture.conditions)
             self._key = key
         assert self._slots is not None
         if not self._slots.joinable:
             return False
-        row = self._slots.join(picture.rows, picture.seed, picture.stream)
+        self._slots.join(picture, picture.rows, picture.seed, picture.stream)
         job.began = job.began or time.monotonic()
-        self._rows[row] = picture
         return True
 
     def _open(self, request: ImageRequest, conditions: Conditions) -> None:
@@ -362,10 +361,10 @@ class Studio:
         return Rows(condition, rows.mask)
 
     @inferring
-    def _finish(self, picture: Picture, drawn: Drawn) -> None:
+    def _finish(self, slots: Slots[Picture], picture: Picture, drawn: Drawn) -> None:
         """Decode a complete image and hand it out; the last one completes its job."""
         job = picture.job
-        assert self._slots is not None and picture.conditions is not None
+        assert picture.conditions is not None
         shape = picture.conditions.shape
         image = None
         if job.request.ids is None:
@@ -393,26 +392,26 @@ class Studio:
         if not job.left:
             began = job.began or now
             notes = (*job.request.notes, *job.notes)
-            used = self._slots.strategy
             price = self.pipeline.model.rounding
             rounding = 0.0 if price is None else price.total_variation
-            self._end(job, Completed(used, notes, now - began, began - job.came, rounding))
+            waited = began - job.came
+            self._end(job, Completed(slots.strategy, notes, now - began, waited, rounding))
 
     @inferring
-    def _show(self, row: int, picture: Picture) -> None:
+    def _show(self, slots: Slots[Picture], row: int, picture: Picture) -> None:
         """Hand out a partial picture where its share of the image is known."""
-        wanted, slots = picture.job.request.partials, self._slots
-        if picture.partials >= wanted or picture.job.over or slots is None:
+        wanted = picture.job.request.partials
+        if picture.partials >= wanted or picture.job.over:
             return
         assert picture.conditions is not None
         known, tokens = slots.known(row), slots.tokens
         due = -(-tokens * (picture.partials + 1) // (wanted + 1))
         if known < due:
             return
-        made = self.pipeline.partial_picture(slots.so_far(row), picture.conditions.shape)
-        if made is None:  # no row is finished yet
+        image, _ = self.pipeline.partial_picture(slots.so_far(row), picture.conditions.shape)
+        if image is None:  # no row is finished yet
             return
-        event = Partial(picture.index, picture.partials, made[0], known, tokens)
+        event = Partial(picture.index, picture.partials, image, known, tokens)
         if not picture.partials:
             self.metrics.first_partial.observe(time.monotonic() - picture.job.came)
         picture.partials += 1
@@ -421,8 +420,7 @@ class Studio:
     def _fail(self, error: Exception) -> None:
         """End what runs with an error of the device; the next request finds new slots."""
         log.error("the running batch failed: %s", error, exc_info=error)
-        jobs = {id(one.job): one.job for one in self._rows.values()}
-        self._rows.clear()
+        jobs = {id(one.job): one.job for one in self.running.values()}
         self._slots = self._key = None
         if isinstance(error, DeviceLostError):
             self.broken = str(error)

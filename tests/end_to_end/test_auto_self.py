@@ -15,7 +15,7 @@ from lantern_accel.device.backend import Backend, MemoryUse
 from lantern_accel.families.random_weights import sized
 from lantern_accel.generation import auto as automatic
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.generation.slots import Slots
+from lantern_accel.generation.slots import Drawn, Slots
 from lantern_accel.memory.plan import Planner
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections
@@ -268,20 +268,19 @@ def test_rows_of_a_batch_that_come_and_go_draw_plain_tokens(tiny_model: Path) ->
         asked = pipeline.strategy("self", tree="self:3,int8")
         prompts = ["red heart", "dog face", "red heart"]
         given = [pipeline.conditions([one]) for one in prompts]
-        slots = Slots(pipeline, asked, sampling, 2, given[0])
+        slots: Slots[int] = Slots(pipeline, asked, sampling, 2, given[0])
         rows = [pipeline.model.family.rows(pipeline.model, one, sampling) for one in given]
         found: dict[int, torch.Tensor] = {}
-        image: dict[int, int] = {}
         waiting, steps = [0, 1, 2], list[int]()
         while len(found) < 3:
             while waiting and slots.joinable and slots.free:
                 number = waiting.pop(0)
-                image[slots.join(rows[number], 10 + number, 0)] = number
+                slots.join(number, rows[number], 10 + number, 0)
             slots.advance()
-            for row in slots.complete:
-                done = slots.take(row).decoded
-                found[image[row]] = done.tokens
-                steps.append(int(done.steps))
+            for number, one in slots.news():
+                if isinstance(one, Drawn):
+                    found[number] = one.decoded.tokens
+                    steps.append(int(one.decoded.steps))
         for number, prompt in enumerate(prompts):
             want = pipeline.generate(prompt, seed=10 + number, strategy="vanilla").tokens
             assert torch.equal(found[number], want)

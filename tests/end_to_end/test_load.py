@@ -27,7 +27,7 @@ def test_every_request_is_answered_with_its_own_picture(tiny_model, tmp_path, pa
         words += ["--partials", str(partials), "-o", str(tmp_path / "load.json")]
         (tmp_path / "prompts").write_text("red heart\ndog face\nfish\n")
         assert load.main([*words, "--prompts", str(tmp_path / "prompts")]) == 0
-        served.until(lambda: served.studio.state == "ok" and not served.studio._rows)
+        served.until(lambda: served.studio.state == "ok" and not served.studio.running)
     found = json.loads((tmp_path / "load.json").read_text())
     outcomes = found["outcomes"]
     assert sum(outcomes.values()) == 29 == len(found["samples"])

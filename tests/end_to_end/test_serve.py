@@ -279,7 +279,7 @@ def test_a_client_that_leaves_takes_its_image_along(held):
                 f"{served.url}/v1/images/generations", json=body | {"stream": False}, timeout=0.3
             )
         streamed.close()
-    served.until(lambda: served.studio._rows[0].job.over)
+    served.until(lambda: served.studio.running[0].job.over)
     hold.go.set()
     served.until(lambda: served.counted("cancelled_images_total") == 2)
     assert served.counted("images_total") == 0

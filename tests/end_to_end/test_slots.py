@@ -9,7 +9,7 @@ import torch
 
 import lantern_accel
 from lantern_accel.errors import BackendError
-from lantern_accel.generation.slots import Slots
+from lantern_accel.generation.slots import Drawn, Slots
 
 PROMPTS = ["red heart", "dog face", "a blue fish", "heart", "dog", "fish", "red face", "blue dog"]
 EXACT = ["vanilla", "eagle", "eagle2", "scd", "sjd", "scd-gumbel", "sjd-pac", "auto"]
@@ -24,33 +24,34 @@ def pipeline(tiny_model, tmp_path_factory):
     patch.undo()
 
 
-def opened(pipeline: Any, strategy: str, size: int, **sampling: Any) -> tuple[Slots, Any]:
-    """Return slots, and a function that lets image ``index`` of a prompt join."""
+def opened(pipeline: Any, strategy: str, size: int, **sampling: Any) -> tuple[Slots[Any], Any]:
+    """Return slots, and a function that lets an image of a prompt join."""
     request = pipeline.request(PROMPTS[0], strategy=strategy, batch_size=size, **sampling)
     with pipeline.backend.inference():
         first = pipeline.conditions(PROMPTS[:1])
         slots = Slots(pipeline, request.strategy, request.sampling, size, first)
 
-        def join(prompt: str, seed: int, index: int) -> int:
+        def join(prompt: str, seed: int, image: Any = None) -> int:
             with pipeline.backend.inference():
                 made = pipeline.conditions([prompt])
                 rows = pipeline.model.family.rows(pipeline.model, made, request.sampling)
-                return slots.join(rows, seed, index)
+                return slots.join(image, rows, seed, 0)
 
     return slots, join
 
 
-def staggered(slots: Slots, join: Any, jobs: list[tuple[str, int]], every: int) -> dict[int, Any]:
+def staggered(
+    slots: Slots[Any], join: Any, jobs: list[tuple[str, int]], every: int
+) -> dict[int, Any]:
     """Draw jobs that join one by one, a new one every so many looks or when a row is free."""
-    waiting, at, found, looks = list(enumerate(jobs)), {}, {}, 0
-    while waiting or at:
-        if waiting and slots.joinable and (looks % every == 0 or not at):
+    waiting, found, looks = list(enumerate(jobs)), {}, 0
+    while waiting or slots.images:
+        if waiting and slots.joinable and (looks % every == 0 or not slots.images):
             number, (prompt, seed) = waiting.pop(0)
-            at[join(prompt, seed, 0)] = number
+            join(prompt, seed, number)
         slots.advance()
         looks += 1
-        for row in slots.complete:
-            found[at.pop(row)] = slots.take(row)
+        found |= {image: one for image, one in slots.news() if isinstance(one, Drawn)}
     return found
 
 
@@ -63,7 +64,7 @@ def test_who_joins_a_running_batch_gets_the_image_of_his_own(pipeline, strategy,
     advance = slots.advance
 
     def counted() -> None:
-        together.append(len({slots.known(row) for row in slots.busy}))
+        together.append(len({slots.known(row) for row in slots.images}))
         advance()
 
     slots.advance = counted  # type: ignore[method-assign]
@@ -87,26 +88,22 @@ def test_no_function_is_captured_for_an_image_that_joins(pipeline):
 
 def test_an_image_that_leaves_changes_no_other(pipeline):
     slots, join = opened(pipeline, "vanilla", 2)
-    kept = join("red heart", 7, 0)
-    other = join("dog face", 7, 0)
+    join("red heart", 7, "red heart")
+    other = join("dog face", 7)
     slots.advance()
-    assert slots.leave(other) is None and slots.free == [other]
-    again = join("a blue fish", 7, 0) if slots.joinable else None
-    while kept not in slots.complete:
-        slots.advance()
-    expected = pipeline.generate("red heart", seed=7, strategy="vanilla").tokens
-    assert torch.equal(slots.take(kept).decoded.tokens, expected)
-    if again is not None:
-        while again not in slots.complete:
-            slots.advance()
-        expected = pipeline.generate("a blue fish", seed=7, strategy="vanilla").tokens
-        assert torch.equal(slots.take(again).decoded.tokens, expected)
-    assert slots.busy == []
+    slots.leave(other)
+    assert slots.free == [other] and slots.joinable
+    found = staggered(slots, join, [("a blue fish", 7)], every=1)
+    for image, prompt in (("red heart", "red heart"), (0, "a blue fish")):
+        expected = pipeline.generate(prompt, seed=7, strategy="vanilla").tokens
+        assert torch.equal(found[image].decoded.tokens, expected)
+    assert slots.images == {}
 
 
 def test_a_row_whose_numbers_are_not_finite_fails_alone(pipeline, monkeypatch):
     slots, join = opened(pipeline, "vanilla", 2)
-    good, bad = join("red heart", 7, 0), join("dog face", 7, 0)
+    join("red heart", 7, "good")
+    bad = join("dog face", 7, "bad")
     look = slots._look
 
     def ill(lengths: list[int], finite: list[int], *more: int) -> None:
@@ -115,18 +112,16 @@ def test_a_row_whose_numbers_are_not_finite_fails_alone(pipeline, monkeypatch):
 
     monkeypatch.setattr(slots, "_look", ill)
     slots.advance()
-    assert slots.unsound == [bad]
-    error = slots.leave(bad)
-    assert error is not None and "not finite" in str(error)
-    while good not in slots.complete:
-        slots.advance()
+    found = dict(slots.news())
+    assert "not finite" in str(found["bad"]) and list(slots.images.values()) == ["good"]
+    done = staggered(slots, join, [], every=1)["good"]
     expected = pipeline.generate("red heart", seed=7, strategy="vanilla").tokens
-    assert torch.equal(slots.take(good).decoded.tokens, expected)
+    assert torch.equal(done.decoded.tokens, expected)
 
 
 def test_steps_that_bring_nothing_are_noticed(pipeline, monkeypatch):
     slots, join = opened(pipeline, "vanilla", 2)
-    join("red heart", 7, 0)
+    join("red heart", 7)
     idle = {size: lambda: None for size in slots.ready.steps}
     monkeypatch.setattr(slots, "ready", type(slots.ready)(
         slots.ready.engine, slots.ready.prefill, slots.ready.step, idle

@@ -280,9 +280,11 @@ class SelfDrafts(AdaptiveSource):
         return (self.passes or -(-self.length // 3)) if self.window else self.length
 
     def of_length(self, length: int) -> DraftSource:
-        """Return fewer drafts with their share of the passes; NoTree for 1."""
+        """Return fewer drafts with their share of the passes, rounded; NoTree for 1."""
         drafts = length - 1
-        passes = -(-self.passes * drafts // self.length)
+        passes = max(
+            min(self.passes, 1), (2 * self.passes * drafts + self.length) // (2 * self.length)
+        )
         update = {"length": drafts, "passes": passes, "draft_lengths": ()}
         return self.model_copy(update=update) if drafts else NoTree()
 

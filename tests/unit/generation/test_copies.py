@@ -143,3 +143,22 @@ def test_what_a_plain_step_takes_beside_its_products_is_not_spared() -> None:
     known = times(int8=0.5, int6=0.41, int4=0.28)
     alone, within = best(known, 2, TIMED, 256, fits), best(known, 2, TIMED, 256, fits, 2.0)
     assert alone is not None and within is not None and within.speedup < alone.speedup
+
+
+def test_fewer_passes_than_settle_every_draft_may_promise_more() -> None:
+    # A pass costs half a plain step: the last ones settle drafts that are mostly right by then.
+    known = times(int8=0.66, int6=0.9, int4=0.9)
+    flat = tuple(DraftLength(length=n, cost=1.0 if n < 16 else 1.95) for n in (1, 2, 4, 8, 16))
+    found = best(known, 2, flat, 256, fits)
+    assert found is not None and found.tree.weights == "int8" and found.tree.window == 8
+    assert found.tree.passes / found.tree.length < 0.43
+
+
+def test_a_shorter_length_keeps_its_share_of_the_passes() -> None:
+    found = best(times(int8=0.5, int6=0.41, int4=0.28), 2, TIMED, 256, fits)
+    assert found is not None
+    for one in found.tree.draft_lengths[1:]:
+        shorter = found.tree.of_length(one.length)
+        assert isinstance(shorter, SelfDrafts)
+        share = found.tree.passes * shorter.length / found.tree.length
+        assert abs(shorter.passes - share) <= 0.5 or shorter.passes == 1

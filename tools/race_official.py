@@ -27,12 +27,14 @@ from typing import Any
 import torch
 from racing import Done, Race, Runner, race
 
+from lantern_accel.checkpoints.loading import fill
+from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.cli.console import say
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
-from lantern_accel.families.llamagen.keys import llamagen_name, load_into
+from lantern_accel.families.keys import LLAMA, recipes_of, renamed
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.store import resume
@@ -96,9 +98,16 @@ def our_target(official: Any, size: str, pixels: int, backend: Backend) -> Llama
     weight = official.output.weight
     target = LlamaGenGPT(config_of(size, pixels), ops=backend)
     tables = target.rope_cos, target.rope_sin
-    target.to(dtype=weight.dtype)
-    load_into(target, official.state_dict(), "the official model", llamagen_name)
-    target.to(device=backend.device).eval().requires_grad_(False)
+    held = HeldFile("the official model", official.state_dict())
+    fill(
+        target,
+        Checkpoint(held.path, [held]),
+        recipes_of(renamed(held.tensors, LLAMA)),
+        dtype=weight.dtype,
+        device=backend.device,
+        what=held.path.name,
+    )
+    target.eval().requires_grad_(False)
     target.rope_cos, target.rope_sin = (table.to(backend.device) for table in tables)
     pack(target, backend)
     return target

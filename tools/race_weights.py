@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from lantern_accel.decoding.neighbours import neighbour_table
+from lantern_accel.families.keys import LLAMA, load_float
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.families.llamagen.keys import drafter_name, llamagen_name, load_into
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.official import DRAFTER_RULES
 
 PREFIX = 120
 
@@ -51,11 +52,11 @@ def stored_weights(folder: Path, k: int, row: int) -> Weights:
     config = LlamaGenConfig.from_official(json.loads((folder / "target_config.json").read_text()))
     facts = json.loads((folder / "drafter_config.json").read_text())
     target = LlamaGenGPT(config)
-    load_into(target, load_file(folder / "target.safetensors"), "target", llamagen_name)
+    load_float(target, folder / "target.safetensors", LLAMA)
     drafter = EagleDrafter(
         drafter_config(config, facts["intermediate_size"], norm_eps=facts["rms_norm_eps"])
     )
-    load_into(drafter, load_file(folder / "drafter.safetensors"), "drafter", drafter_name)
+    load_float(drafter, folder / "drafter.safetensors", DRAFTER_RULES)
     captions = load_file(folder / "captions.safetensors")
     mask = captions["caption_mask"][row].bool()
     generator = torch.Generator().manual_seed(0)

@@ -152,6 +152,21 @@ class _PickleFile(WeightFile):
             self._tensors = None
 
 
+class HeldFile(WeightFile):
+    """Tensors in memory, in place of a file."""
+
+    def __init__(self, what: str, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(Path(what))
+        self.tensors = {key: tensor.detach() for key, tensor in tensors.items()}
+        self.headers = {key: (tuple(t.shape), t.dtype) for key, t in self.tensors.items()}
+
+    def read(self, key: str) -> Tensor:
+        return self.tensors[key]
+
+    def close(self) -> None:
+        """Keep all: nothing is mapped."""
+
+
 def _open_file(path: Path) -> WeightFile:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint file {path}; check the path")

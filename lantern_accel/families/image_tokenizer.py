@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import ClassVar
 
 import torch
@@ -14,10 +14,11 @@ from lantern_accel.checkpoints.layouts import explained
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Family, Model
+from lantern_accel.families.keys import renamed
 from lantern_accel.nn.vq import VQConfig, chameleon_pixels_to_uint8
 
-#: Names that Meta's and transformers' files have for tensors, and ours, which are LlamaGen's.
-_NAMES = (
+#: From the names that Meta's and transformers' files have for tensors to ours, which are LlamaGen's.
+_RULES = (
     (r"\.mid\.block_1\.", ".mid.0."),
     (r"\.mid\.attn_1\.", ".mid.1."),
     (r"\.mid\.block_2\.", ".mid.2."),
@@ -28,22 +29,15 @@ _UP = re.compile(r"^decoder\.up\.(\d+)\.")
 
 
 def vq_names(
-    keys: Iterable[str], prefixes: Sequence[str] = ("",), *, highest_first: bool = False
+    keys: Iterable[str], prefix: str = "", *, highest_first: bool = False
 ) -> dict[str, str]:
     """Return our name of every tensor of an image tokenizer, with its key.
 
-    ``prefixes``: how its keys begin in a file of several parts. ``highest_first``: level 0 of a decoder's
-    ``up`` is the highest resolution, as Meta counts, not the lowest.
+    ``prefix``: a pattern of how its keys begin in a file of several parts. ``highest_first``: level 0 of
+    a decoder's ``up`` is the highest resolution, as Meta counts, not the lowest.
     """
-    named: dict[str, str] = {}
-    for key in keys:
-        for prefix in prefixes:
-            if key.startswith(prefix):
-                name = key.removeprefix(prefix)
-                for pattern, ours in _NAMES:
-                    name = re.sub(pattern, ours, name)
-                named[name] = key
-                break
+    own = (key for key in keys if re.match(prefix, key))
+    named = renamed(own, ((f"^{prefix}", ""), *_RULES))
     last = max((int(m[1]) for name in named if (m := _UP.match(name))), default=0)
 
     def level(match: re.Match[str]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from lantern_accel.checkpoints.loading import (
     replace_tensor,
     without_data,
 )
-from lantern_accel.checkpoints.weights import Checkpoint, WeightFile
+from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
 from lantern_accel.device.backend import Backend
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
@@ -35,28 +34,12 @@ from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import Sampling, Strategy
 
 
-class _ModuleFile(WeightFile):
-    """A module's tensors under the names that its checkpoint has."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(Path(type(module).__name__))
-        held = module.state_dict(keep_vars=True).items()
-        self.tensors: dict[str, Tensor] = {name: tensor.detach() for name, tensor in held}
-        self.headers = {key: (tuple(t.shape), t.dtype) for key, t in self.tensors.items()}
-
-    def read(self, key: str) -> Tensor:
-        return self.tensors[key]
-
-    def close(self) -> None:
-        """Keep all: the tensors are the module's."""
-
-
 class ModuleWeights(Checkpoint):
     """A module's tensors, as a checkpoint reads them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        held = _ModuleFile(module)
+        held = HeldFile(type(module).__name__, module.state_dict(keep_vars=True))
         self.tensors = held.tensors
         super().__init__(held.path, [held])
 

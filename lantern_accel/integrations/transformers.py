@@ -88,7 +88,7 @@ def _config(weights: ModuleWeights) -> dict[str, Any]:
 
 def _janus(weights: ModuleWeights) -> Any:
     said, ids = _config(weights), SpecialIds()
-    return janus.manifest_of(weights, janus.HUGGING_FACE, said, ids=ids, variant="pro")
+    return janus.manifest_of(weights, said, ids=ids, variant="pro")
 
 
 def _glm(weights: ModuleWeights) -> Any:

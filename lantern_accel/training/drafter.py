@@ -25,8 +25,8 @@ from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rows import Allowed
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
+from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.families.llamagen.keys import load_float
 from lantern_accel.files import write_json
 from lantern_accel.nn.transformer import Projection
 from lantern_accel.quality.progress import Progress

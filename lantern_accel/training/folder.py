@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from safetensors.torch import save
 
 from lantern_accel.errors import DataError, LanternError
+from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen.drafter import DrafterConfig
-from lantern_accel.families.llamagen.keys import load_float
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
-from lantern_accel.families.llamagen.keys import load_float
+from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.text import PAD_ID, TextEncoder, TextEncoderConfig, place

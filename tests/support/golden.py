@@ -8,13 +8,18 @@ from __future__ import annotations
 import functools
 import json
 import lzma
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load as parse
-from torch import Tensor
+from torch import Tensor, nn
+
+from lantern_accel.checkpoints.loading import fill
+from lantern_accel.checkpoints.weights import Checkpoint, HeldFile
+from lantern_accel.families.keys import Rule, recipes_of, renamed
 
 ROOT = Path(__file__).resolve().parent.parent / "golden"
 
@@ -55,3 +60,13 @@ def golden_metadata(name: str) -> dict[str, str]:
     size = int.from_bytes(raw[:8], "little")
     found: dict[str, str] = json.loads(raw[8 : 8 + size]).get("__metadata__", {})
     return found
+
+
+def load_into(
+    module: nn.Module, tensors: Mapping[str, Tensor], what: str, rules: Iterable[Rule] = ()
+) -> None:
+    """Fill a module from tensors as from a file of them, in float32."""
+    held = HeldFile(what, tensors)
+    recipes = recipes_of(renamed(tensors, rules))
+    cpu = torch.device("cpu")
+    fill(module, Checkpoint(held.path, [held]), recipes, dtype=torch.float32, device=cpu, what=what)

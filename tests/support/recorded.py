@@ -10,11 +10,12 @@ from torch import Tensor
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.families.keys import LLAMA
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.families.llamagen.keys import drafter_name, llamagen_name, load_into
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.official import DRAFTER_RULES
 from lantern_accel.strategy.values import Sampling, Strategy
-from support.golden import golden, golden_metadata
+from support.golden import golden, golden_metadata, load_into
 
 
 def _frozen(module: torch.nn.Module) -> None:
@@ -26,7 +27,7 @@ def official_llamagen(name: str) -> LlamaGenGPT:
     """``llamagen_c2i`` or ``llamagen_t2i``, from their official key layout."""
     config = json.loads(golden_metadata(f"{name}/weights")["config"])
     model = LlamaGenGPT(LlamaGenConfig.from_official(config))
-    load_into(model, golden(f"{name}/weights"), name, llamagen_name)
+    load_into(model, golden(f"{name}/weights"), name, LLAMA)
     _frozen(model)
     return model
 
@@ -37,7 +38,7 @@ def lantern_target() -> LlamaGenGPT:
         dim=128, n_layer=4, n_head=4, ffn_dim=512, vocab_size=1024, grid=16, caption_dim=64
     )
     model = LlamaGenGPT(config)
-    load_into(model, golden("lantern/target"), "target", llamagen_name)
+    load_into(model, golden("lantern/target"), "target", LLAMA)
     _frozen(model)
     return model
 
@@ -57,7 +58,7 @@ def lantern_drafter(mask_padding: bool = True) -> EagleDrafter:
     model = EagleDrafter(config)
     # The official loader took the drafter's embedding from the head of a single-file checkpoint.
     head = {"embed_tokens.weight": golden("lantern/target")["output.weight"]}
-    load_into(model, {**golden("lantern/drafter"), **head}, "drafter", drafter_name)
+    load_into(model, {**golden("lantern/drafter"), **head}, "drafter", DRAFTER_RULES)
     _frozen(model)
     return model
 
@@ -75,7 +76,7 @@ def published_drafter() -> tuple[LlamaGenGPT, EagleDrafter]:
         mask_padding=False,
     )
     drafter = EagleDrafter(config)
-    load_into(drafter, golden("lantern_drafters/llamagen_weights"), "drafter", drafter_name)
+    load_into(drafter, golden("lantern_drafters/llamagen_weights"), "drafter", DRAFTER_RULES)
     _frozen(drafter)
     target = LlamaGenGPT(
         LlamaGenConfig(dim=64, n_layer=1, n_head=4, vocab_size=128, grid=16, caption_dim=8)

@@ -16,6 +16,7 @@ configurations and names tell them apart.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -34,7 +35,15 @@ from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifes
 from lantern_accel.families.chameleon.model import ChameleonConfig, TrunkConfig
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
 from lantern_accel.families.image_tokenizer import vq_names, vq_sizes
-from lantern_accel.families.layout import KeyLayout, block_recipes
+from lantern_accel.families.keys import (
+    LLAMA,
+    Change,
+    Rule,
+    recipes_of,
+    renamed,
+    to_adjacent,
+    trunk_sizes,
+)
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import parts_of, released
 from lantern_accel.families.tokenizer import read_vocabulary
@@ -43,49 +52,25 @@ from lantern_accel.nn.vq import VQConfig
 
 Shape = Callable[[str], tuple[int, ...]]
 
-
-ORIGINAL = KeyLayout(
-    name="original",
-    embedding="tok_embeddings.weight",
-    head="output.weight",
-    norm="norm.weight",
-    block="layers.{i}.",
-    q="attention.wq.weight",
-    k="attention.wk.weight",
-    v="attention.wv.weight",
-    qkv="attention.wqkv.weight",
-    out="attention.wo.weight",
-    q_norm="attention.q_normalization",
-    k_norm="attention.k_normalization",
-    gate="feed_forward.w1.weight",
-    up="feed_forward.w3.weight",
-    gate_up="feed_forward.w13.weight",
-    down="feed_forward.w2.weight",
-    attention_norm="attention_norm.weight",
-    ffn_norm="ffn_norm.weight",
-)
-HUGGING_FACE = KeyLayout.llama("Hugging Face", "model.")
-DRAFTER = KeyLayout(
-    name="drafter", embedding="embed_tokens.weight", head="", norm="", block="layers.{i}."
-)
-LAYOUTS = (ORIGINAL, HUGGING_FACE, DRAFTER)
+RULES: tuple[Rule, ...] = ((r"\.([qk])_normalization\.", r".\1_norm."), *LLAMA)
+#: The layouts by the key of their embedding.
+LAYOUTS = {
+    "tok_embeddings.weight": "original",
+    "model.embed_tokens.weight": "Hugging Face",
+    "embed_tokens.weight": "drafter",
+}
+#: The norm that tells Chameleon from LlamaGen, and by its shape which pairs turn.
+MARK = "layers.0.attention.q_norm.weight"
 
 #: What Hugging Face's files hold for another part: the picture tokenizer, or the target.
 BESIDE_TARGET = re.compile(r"^model\.vqmodel\.")
 BESIDE_VQ = re.compile(r"^(lm_head|model\.(embed_tokens|layers|norm))\.")
 
 
-def key_layout(keys: Iterable[str]) -> KeyLayout | None:
-    """Return the layout that a file's keys follow; None for another architecture.
-
-    Chameleon's mark is the norm of the queries, which LlamaGen has not.
-    """
-    there = set(keys)
-    for layout in LAYOUTS:
-        mark = f"{layout.block}{layout.q_norm}.weight".format(i=0)
-        if mark in there and layout.embedding in there:
-            return layout
-    return None
+def key_layout(keys: Iterable[str]) -> str | None:
+    """Return the layout that a file's keys follow; None for another architecture."""
+    named = renamed(keys, RULES)
+    return LAYOUTS.get(named.get("tok_embeddings.weight", "")) if MARK in named else None
 
 
 def half_split(shape: tuple[int, ...]) -> bool:
@@ -109,41 +94,34 @@ def head_norm_rows(norm: Tensor, heads: int, split: bool) -> Tensor:
 
 
 def trunk_recipes(
-    keys: Iterable[str], shape: Shape, config: TrunkConfig
-) -> tuple[KeyLayout, dict[str, Recipe]]:
-    """Say for every parameter of the blocks and the embedding where it lies in a checkpoint.
+    keys: Iterable[str], shape: Shape, config: TrunkConfig, *more: Change
+) -> dict[str, Recipe]:
+    """Say for every parameter where it lies in a checkpoint.
 
-    ``shape`` gives a key's shape. Raises :class:`CheckpointError` for another architecture.
+    ``shape`` gives a key's shape; ``more``: changes besides those of the trunk. Raises
+    :class:`CheckpointError` for another architecture.
     """
-    there = set(keys)
-    layout = key_layout(there)
-    if layout is None:
+    named = renamed(keys, RULES)
+    if MARK not in named:
         raise CheckpointError(
             "the checkpoint has no norms of queries and keys under any name that Chameleon's layouts "
             "use; it is of another architecture"
         )
-    d = config.head_dim
-    mark = f"{layout.block}{layout.q_norm}.weight".format(i=0)
+    d, mark = config.head_dim, named[MARK]
     split = half_split(shape(mark))
-    recipes = block_recipes(there, layout, config.decoder, d if split else 0)
-    for i in range(config.n_layer):
-        theirs, ours = layout.block.format(i=i), f"layers.{i}."
-        for leaf in ("weight", "bias"):
-            heads = {
-                f"{theirs}{layout.q_norm}.{leaf}": config.n_head,
-                f"{theirs}{layout.k_norm}.{leaf}": config.kv_heads,
-            }
-            for key, count in heads.items():
-                if key not in there:
-                    continue  # told with all that is missing
-                check_norm(key, shape(key), count, d)
-                if half_split(shape(key)) != split:
-                    raise CheckpointError(
-                        f"{key} has shape {list(shape(key))}, but {mark} {list(shape(mark))}: their "
-                        "rotations turn different pairs, so they are of two checkpoints; fetch both again"
-                    )
-            recipes[f"{ours}attention.qk_norm.{leaf}"] = Recipe(tuple(heads), _norm(heads, split))
-    return layout, recipes
+    changes = [*more, to_adjacent(d)] if split else [*more]
+    for part, heads in (("q_norm", config.n_head), ("k_norm", config.kv_heads)):
+        changes.append(
+            (rf"\.{part}\.", functools.partial(head_norm_rows, heads=heads, split=split))
+        )
+        for key in (key for name, key in named.items() if f".{part}." in name):
+            check_norm(key, shape(key), heads, d)
+            if half_split(shape(key)) != split:
+                raise CheckpointError(
+                    f"{key} has shape {list(shape(key))}, but {mark} {list(shape(mark))}: their "
+                    "rotations turn different pairs, so they are of two checkpoints; fetch both again"
+                )
+    return recipes_of(named, changes)
 
 
 def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> None:
@@ -156,20 +134,18 @@ def check_norm(key: str, shape: tuple[int, ...], heads: int, head_dim: int) -> N
         )
 
 
-def _norm(heads: Mapping[str, int], split: bool) -> Callable[[str, Tensor], Tensor]:
-    return lambda key, tensor: head_norm_rows(tensor, heads[key], split)
-
-
 def target_recipes(keys: Iterable[str], shape: Shape, config: ChameleonConfig) -> dict[str, Recipe]:
     """Say for every parameter of :class:`ChameleonGPT` where it lies in a checkpoint."""
-    layout, recipes = trunk_recipes(keys, shape, config)
-    rows = None if config.text_head else torch.tensor(config.token_ids())
+    if config.text_head:
+        return trunk_recipes(keys, shape, config)
+    codes = torch.tensor(config.token_ids())
+    return trunk_recipes(keys, shape, config, (r"^output\.", lambda rows: rows[codes]))
 
-    def codes(key: str, tensor: Tensor) -> Tensor:
-        return tensor if rows is None else tensor.index_select(0, rows)
 
-    recipes["output.weight"] = Recipe((layout.head,), codes)
-    return recipes
+def drafter_recipes(keys: Iterable[str], shape: Shape, config: TrunkConfig) -> dict[str, Recipe]:
+    """Say for every parameter of a published drafter for Chameleon where it lies."""
+    recipes = trunk_recipes(keys, shape, config)
+    return {name.replace("tok_embeddings.", "embed_tokens."): one for name, one in recipes.items()}
 
 
 def published_drafter(weights: Mapping[str, Tensor], config: TrunkConfig) -> dict[str, Tensor]:
@@ -178,42 +154,33 @@ def published_drafter(weights: Mapping[str, Tensor], config: TrunkConfig) -> dic
     Rows of q, k and their norms ``[heads, d]`` are half-split.
     """
     d, heads, kv_heads = config.head_dim, config.n_head, config.kv_heads
-    plain = ("embed_tokens.weight", "fc.weight", "fc.bias")
-    out = {name: weights[name] for name in plain if name in weights}
-    for i in range(config.n_layer):
-        ours, theirs = f"layers.{i}.", DRAFTER.block.format(i=i)
-        out[theirs + DRAFTER.attention_norm] = weights[f"{ours}attention_norm.weight"]
-        out[theirs + DRAFTER.ffn_norm] = weights[f"{ours}ffn_norm.weight"]
-        out[theirs + DRAFTER.out] = weights[f"{ours}attention.wo.weight"]
-        out[theirs + DRAFTER.down] = weights[f"{ours}feed_forward.w2.weight"]
-        gate, up = weights[f"{ours}feed_forward.w13.weight"].chunk(2)
-        out[theirs + DRAFTER.gate], out[theirs + DRAFTER.up] = gate, up
-        parts = [heads * d, kv_heads * d, kv_heads * d]
-        q, k, v = torch.split(weights[f"{ours}attention.wqkv.weight"], parts)
-        out[theirs + DRAFTER.q] = to_half_split(q, d)
-        out[theirs + DRAFTER.k] = to_half_split(k, d)
-        out[theirs + DRAFTER.v] = v
-        for leaf in ("weight", "bias"):
-            norms = torch.split(weights[f"{ours}attention.qk_norm.{leaf}"], [heads, kv_heads])
-            for name, norm in zip((DRAFTER.q_norm, DRAFTER.k_norm), norms, strict=True):
-                split = to_half_split(norm.reshape(-1), d).reshape(norm.shape)
-                out[f"{theirs}{name}.{leaf}"] = split
+    names = {
+        "attention.wqkv.": {
+            "self_attn.q_proj.": heads * d,
+            "self_attn.k_proj.": kv_heads * d,
+            "self_attn.v_proj.": kv_heads * d,
+        },
+        "attention.qk_norm.": {"self_attn.q_norm.": heads, "self_attn.k_norm.": kv_heads},
+        "attention.wo.": {"self_attn.o_proj.": config.dim},
+        "feed_forward.w13.": {"mlp.gate_proj.": config.ffn_dim, "mlp.up_proj.": config.ffn_dim},
+        "feed_forward.w2.": {"mlp.down_proj.": config.dim},
+        "attention_norm.": {"input_layernorm.": config.dim},
+        "ffn_norm.": {"post_attention_layernorm.": config.dim},
+    }
+    out: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        ours = next((one for one in names if f".{one}" in name), "")
+        theirs = names.get(ours, {"": len(tensor)})
+        for own, part in zip(theirs, torch.split(tensor, list(theirs.values())), strict=True):
+            if own.startswith(("self_attn.q_", "self_attn.k_")):
+                rows = part.flatten() if "norm" in own else part
+                part = to_half_split(rows, d).reshape(part.shape)
+            out[name.replace(ours, own)] = part
     return out
 
 
-def drafter_recipes(keys: Iterable[str], shape: Shape, config: TrunkConfig) -> dict[str, Recipe]:
-    """Say for every parameter of a published drafter for Chameleon where it lies."""
-    there = set(keys)
-    _, recipes = trunk_recipes(there, shape, config)
-    recipes["fc.weight"] = Recipe(("fc.weight",))
-    if "fc.bias" in there:
-        recipes["fc.bias"] = Recipe(("fc.bias",))
-    recipes["embed_tokens.weight"] = recipes.pop("tok_embeddings.weight")
-    return recipes
-
-
 #: Where Hugging Face's files keep the picture tokenizer.
-VQ_PREFIX = "model.vqmodel."
+VQ_PREFIX = r"model\.vqmodel\."
 #: Sizes that configurations repeat, Hugging Face's and Meta's, with our names.
 _SIZES = {
     "hidden_size": "dim",
@@ -239,35 +206,6 @@ def said_of(weights: Path) -> dict[str, Any]:
     return found
 
 
-def norm_shape(checkpoint: Checkpoint, layout: KeyLayout) -> tuple[int, ...]:
-    """Return the shape of the first layer's query norm, which tells the pairing."""
-    return checkpoint.shape(f"{layout.block}{layout.q_norm}.weight".format(i=0))
-
-
-def _trunk_sizes(checkpoint: Checkpoint, layout: KeyLayout) -> dict[str, Any]:
-    """Return the sizes of the blocks, read off shapes."""
-    block = layout.block.format(i=0)
-    token_count, dim = checkpoint.shape(layout.embedding)
-    head_dim = norm_shape(checkpoint, layout)[-1]
-    if block + layout.q in checkpoint:
-        q_rows = checkpoint.shape(block + layout.q)[0]
-        kv_rows = checkpoint.shape(block + layout.k)[0]
-    else:
-        q_rows = dim
-        kv_rows = (checkpoint.shape(block + layout.qkv)[0] - q_rows) // 2
-    layers = layout.layers(checkpoint)
-    if not layers:
-        raise CheckpointError(f"{checkpoint.path} has no layers; fetch it again")
-    return {
-        "dim": dim,
-        "n_layer": layers,
-        "n_head": q_rows // head_dim,
-        "n_kv_head": 0 if kv_rows == q_rows else kv_rows // head_dim,
-        "ffn_dim": checkpoint.shape(block + layout.down)[1],
-        "token_count": token_count,
-    }
-
-
 def _said(config: dict[str, Any]) -> dict[str, Any]:
     """Return what a configuration says that shapes do not."""
     rope = config.get("rope_parameters") or {}
@@ -280,9 +218,14 @@ def _said(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _trunk_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the sizes of the blocks, read off shapes."""
+    named = renamed(checkpoint, RULES)
+    return trunk_sizes(checkpoint, named, checkpoint.shape(named[MARK])[-1])
+
+
 def target_config(
     checkpoint: Checkpoint,
-    layout: KeyLayout,
     config: dict[str, Any],
     ids: SpecialIds,
     newline: bool,
@@ -293,7 +236,7 @@ def target_config(
     ``newline``: rows end in a token of their own; ``side``: codes along the default picture's side.
     Raises :class:`CheckpointError` where the configuration is of other weights.
     """
-    sizes = _trunk_sizes(checkpoint, layout)
+    sizes = _trunk_sizes(checkpoint)
     check_said(checkpoint.path, config, {name: sizes[size] for name, size in _SIZES.items()})
     return ChameleonConfig(
         **sizes,
@@ -310,13 +253,12 @@ def drafter_config(
     checkpoint: Checkpoint, path: Path, target: ChameleonConfig
 ) -> ChameleonDrafterConfig:
     """Return a published drafter's configuration; raises where it is of another target."""
-    layout = key_layout(checkpoint)
-    if layout is not DRAFTER:
+    if key_layout(checkpoint) != "drafter":
         raise CheckpointError(
             f"{path} is not a drafter for Anole or Lumina: it lacks their norms of queries and keys; "
             "name another with --drafter, or decode without one: --drafter none"
         )
-    sizes = _trunk_sizes(checkpoint, layout)
+    sizes = _trunk_sizes(checkpoint)
     if (sizes["dim"], sizes["token_count"]) != (target.dim, target.token_count):
         raise CheckpointError(
             f"the drafter {path} has width {sizes['dim']} and {sizes['token_count']} tokens, the model "
@@ -376,8 +318,8 @@ def chameleon_vq_config(**changes: object) -> VQConfig:
 def picture_names(keys: Iterable[str]) -> dict[str, str]:
     """Return our name of every tensor of the VQGAN, with its key; alone in a file or beside a target."""
     there = list(keys)
-    within = any(key.startswith(VQ_PREFIX) for key in there)
-    return vq_names(there, (VQ_PREFIX if within else "",), highest_first=True)
+    within = any(re.match(VQ_PREFIX, key) for key in there)
+    return vq_names(there, VQ_PREFIX if within else "", highest_first=True)
 
 
 def vq_config(checkpoint: Checkpoint) -> VQConfig:
@@ -414,7 +356,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
             f"{weights} is Chameleon's by its config.json, but lacks the embedding or the first layer's "
             "norm of queries: a part of it is absent; fetch it again"
         )
-    if layout is None or layout is DRAFTER:
+    if layout in (None, "drafter"):
         return None
     files = {"target": weights}
     notes: list[str] = []
@@ -442,8 +384,9 @@ def detect(path: Path, parts: Parts) -> Found | None:
                 f"{vq_path} is of another codebook: it has {vq.codebook_size} codes, the vocabulary of "
                 f"{path} {ids.image_codes}; name the right tokenizer with --vq"
             )
-    pairing = "half-split" if half_split(norm_shape(checkpoint, layout)) else "adjacent"
-    notes.append(f"{layout.name} keys, {pairing} rotary pairs")
+    mark = checkpoint.shape(renamed(checkpoint, RULES)[MARK])
+    pairing = "half-split" if half_split(mark) else "adjacent"
+    notes.append(f"{layout} keys, {pairing} rotary pairs")
     drafter = _drafter(path, parts, variant)
     if drafter is not None:
         files["drafter"] = drafter
@@ -453,7 +396,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         lambda why: f"the parts of {path} are not of one model ({why}); take them from one release"
     ):
         target = target_config(
-            checkpoint, layout, config, ids, variant == "lumina", _side(path, config, variant)
+            checkpoint, config, ids, variant == "lumina", _side(path, config, variant)
         )
         manifest = ChameleonManifest(
             name=_release(path).name,
@@ -475,8 +418,7 @@ def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> Chameleon
 
     Rows have no end of their own here: a picture is Anole's, square. Raises :class:`CheckpointError`.
     """
-    layout = key_layout(weights)
-    if layout is None or not config.get("vocabulary_map"):
+    if key_layout(weights) is None or not config.get("vocabulary_map"):
         raise CheckpointError(
             f"{weights.path} has no vocabulary_map in its configuration, or no norms of queries and "
             "keys, so "
@@ -484,7 +426,7 @@ def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> Chameleon
             "ChameleonForConditionalGeneration"
         )
     ids = ids_from_vocabulary(config["vocabulary_map"])
-    target = target_config(weights, layout, config, ids, False, _side(Path(), config, "anole"))
+    target = target_config(weights, config, ids, False, _side(Path(), config, "anole"))
     return ChameleonManifest(
         name="anole",
         variant="anole",
@@ -645,4 +587,4 @@ def _picture_tokenizer(path: Path, weights: Path, target: Checkpoint, parts: Par
     for home in _homes(path):
         if (home / name).is_file():
             return home / name
-    return weights if f"{VQ_PREFIX}decoder.conv_in.weight" in target else None
+    return weights if "model.vqmodel.decoder.conv_in.weight" in target else None

@@ -8,12 +8,11 @@ codebook says which codes are alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from torch import Tensor
 
 from lantern_accel.checkpoints.layouts import explained, read_json
 from lantern_accel.checkpoints.loading import Recipe
@@ -22,19 +21,19 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.glm_image.manifest import DEFAULTS, GlmImageManifest, Marks
 from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
-from lantern_accel.families.layout import KeyLayout, block_recipes, llama_sizes
+from lantern_accel.families.keys import LLAMA, Rule, llama_sizes, recipes_of, renamed, to_adjacent
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import released
 from lantern_accel.strategy.values import Sampling
 
-LAYOUT = KeyLayout.llama(
-    "Hugging Face",
-    "model.language_model.",
-    gate_up="mlp.gate_up_proj.weight",
-    attention_post_norm="post_self_attn_layernorm.weight",
-    ffn_post_norm="post_mlp_layernorm.weight",
+RULES: tuple[Rule, ...] = (
+    (r"^model\.language_model\.", ""),
+    (r"\.mlp\.gate_up_proj\.", ".feed_forward.w13."),
+    (r"\.post_self_attn_layernorm\.", ".attention_post_norm."),
+    (r"\.post_mlp_layernorm\.", ".ffn_post_norm."),
+    *LLAMA,
 )
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 #: What the file holds for another part: the half that reads pictures, the codebook, the target.
@@ -44,20 +43,14 @@ BESIDE_VQ = re.compile(r"^(?!model\.vqmodel\.quantize\.embedding\.)")
 
 def is_prior(keys: Iterable[str]) -> bool:
     """Return whether a file's keys are of GLM-Image's prior, whose blocks have four norms."""
-    there, block = set(keys), LAYOUT.block.format(i=0)
-    marks = (block + LAYOUT.attention_post_norm, block + LAYOUT.gate_up, LAYOUT.embedding)
-    return all(mark in there for mark in marks)
+    block = ("layers.0.attention_post_norm.weight", "layers.0.feed_forward.w13.weight")
+    return {"tok_embeddings.weight", *block} <= set(renamed(keys, RULES))
 
 
-def target_recipes(keys: Iterable[str], config: GlmImageConfig) -> dict[str, Recipe]:
+def target_recipes(keys: Iterable[str], config: GlmImageConfig) -> Mapping[str, Recipe]:
     """Say for every parameter of :class:`GlmImageGPT` where it lies in a checkpoint."""
-    recipes = block_recipes(keys, LAYOUT, config.decoder, config.rotated)
-
-    def codes(key: str, rows: Tensor) -> Tensor:
-        return rows[: config.vocab_size]
-
-    recipes["output.weight"] = Recipe((LAYOUT.head,), codes)
-    return recipes
+    head = (r"^output\.", lambda rows: rows[: config.vocab_size])
+    return recipes_of(renamed(keys, RULES), (to_adjacent(config.head_dim, config.rotated), head))
 
 
 #: The prior's folder in the released one, and the tokenizer's.
@@ -67,11 +60,9 @@ _TEXT = {
     "num_attention_heads": 32,
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 131072,
-    "hidden_act": "silu",
 }
 #: Sizes by which the published model is known.
 _RELEASED = ("dim", "n_layer", "n_head", "n_kv_head", "ffn_dim", "token_count", "vocab_size")
-_ROPE = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [8, 12, 12]}
 
 
 def detect(path: Path, parts: Parts) -> Found | None:
@@ -143,20 +134,16 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any], *, marks: Marks) -
 
 def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
-    given = said.get("text_config") or {}
-    text = {**_TEXT, **{k: v for k, v in given.items() if v is not None}}
-    rope = {**_ROPE, **(text.get("rope_parameters") or {})}
-    if rope.get("rope_type", "default") != "default" or text["hidden_act"] != "silu":
-        odd = f"rope_type {rope.get('rope_type')!r} and hidden_act {text['hidden_act']!r}"
-        raise CheckpointError(
-            f"the configuration of {checkpoint.path} asks for {odd}, of which only 'default' and "
-            "'silu' are supported; use the released model"
-        )
-    sizes = llama_sizes(checkpoint, LAYOUT, text)
+    given = {k: v for k, v in (said.get("text_config") or {}).items() if v is not None}
+    # Where another form of the file repeats the rotation, there is one kind alone.
+    given.pop("rope_scaling", None)
+    sizes = llama_sizes(checkpoint, renamed(checkpoint, RULES), {**_TEXT, **given})
+    sizes["n_kv_head"] = sizes["n_kv_head"] or sizes["n_head"]
+    rope = given.get("rope_parameters") or {}
     codes = (said.get("vq_config") or {}).get("num_embeddings")
     if codes is None:
         codes = checkpoint.shape(CODEBOOK)[0] if CODEBOOK in checkpoint else 16384
-    rows = checkpoint.shape(LAYOUT.head)[0]
+    rows = checkpoint.shape("lm_head.weight")[0]
     if codes > rows:
         raise CheckpointError(
             f"the head of {checkpoint.path} has {rows} rows, fewer than {codes} codes; its "
@@ -166,9 +153,8 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
     return GlmImageConfig(
         **sizes,
         vocab_size=codes,
-        rope_base=rope["rope_theta"],
-        rotated=int(width * rope["partial_rotary_factor"]),
-        sections=tuple(rope["mrope_section"]),
+        rotated=int(width * rope.get("partial_rotary_factor", 1.0)),
+        sections=tuple(rope.get("mrope_section", (8, 12, 12))),
     )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +20,45 @@ from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.image_tokenizer import vq_names, vq_sizes
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusManifest
 from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
-from lantern_accel.families.layout import KeyLayout, block_recipes, llama_sizes
+from lantern_accel.families.keys import (
+    LLAMA,
+    Rule,
+    layer_count,
+    llama_sizes,
+    matrix_shape,
+    recipes_of,
+    renamed,
+    to_adjacent,
+)
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import released
 from lantern_accel.nn.vq import VQConfig
 
-
-@dataclass(frozen=True)
-class JanusLayout:
-    """Names of one layout: the Llama's, and what is Janus's own.
-
-    ``vision_positions``: the vision tower's table, which has one row per image token.
-    """
-
-    trunk: KeyLayout
-    embed: str
-    aligner: tuple[str, str]
-    head_in: str
-    head_out: str
-    vq: str
-    vision_positions: str
-
-    def aligned(self, layer: int) -> str:
-        """Return the name of one layer of the aligner."""
-        first, more = self.aligner
-        return first if layer == 0 else more.format(i=2 * layer, j=layer - 1)
-
-
-ORIGINAL = JanusLayout(
-    KeyLayout.llama("original", "language_model.model.", "language_model.lm_head.weight"),
-    embed="gen_embed.weight",
-    aligner=("gen_aligner.layers.0", "gen_aligner.layers.{i}"),
-    head_in="gen_head.output_mlp_projector",
-    head_out="gen_head.vision_head",
-    vq="gen_vision_model.",
-    vision_positions="vision_model.vision_tower.pos_embed",
+RULES: tuple[Rule, ...] = (
+    (r"^(language_model\.)?lm_head\.", "text_head."),
+    (r"^(language_model\.model|model\.language_model)\.", ""),
+    (r"^model\.generation_embeddings\.", "gen_embed."),
+    (r"^gen_aligner\.layers\.(\d+)\.", lambda match: f"aligner.{int(match[1]) // 2}."),
+    (r"^model\.generation_aligner\.fc1\.", "aligner.0."),
+    (
+        r"^model\.generation_aligner\.hidden_layers\.(\d+)\.",
+        lambda match: f"aligner.{int(match[1]) + 1}.",
+    ),
+    (r"^(gen_head\.output_mlp_projector|model\.generation_head\.proj_out)\.", "head_in."),
+    (r"^(gen_head|model\.generation_head)\.vision_head\.", "output."),
+    *LLAMA,
 )
-HUGGING_FACE = JanusLayout(
-    KeyLayout.llama("Hugging Face", "model.language_model."),
-    embed="model.generation_embeddings.weight",
-    aligner=("model.generation_aligner.fc1", "model.generation_aligner.hidden_layers.{j}"),
-    head_in="model.generation_head.proj_out",
-    head_out="model.generation_head.vision_head",
-    vq="model.vqmodel.",
-    vision_positions="model.vision_model.embeddings.position_embedding.weight",
+#: How the keys begin that nothing but the drawing half of a layout has, and its table of codes.
+_OWN = {
+    "original": ("gen_embed.", "gen_aligner.", "gen_head."),
+    "Hugging Face": ("model.generation_embeddings.", "model.generation_"),
+}
+#: The vision tower's table, which has one row per image token.
+_VISION = (
+    "vision_model.vision_tower.pos_embed",
+    "model.vision_model.embeddings.position_embedding.weight",
 )
-LAYOUTS = (ORIGINAL, HUGGING_FACE)
 
 #: What files hold for another part: the half that reads pictures, the picture tokenizer, the target.
 BESIDE_TARGET = re.compile(
@@ -81,7 +72,7 @@ _FLOWS = ("vision_gen_enc_model.", "vision_gen_dec_model.")
 _HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that drawing needs"
 
 
-def key_layout(checkpoint: Checkpoint) -> JanusLayout | None:
+def key_layout(checkpoint: Checkpoint) -> str | None:
     """Return the layout that a file's keys follow; None where they are not Janus's.
 
     Raises :class:`CheckpointError` for JanusFlow, for weights that only read pictures, and for layouts
@@ -92,16 +83,17 @@ def key_layout(checkpoint: Checkpoint) -> JanusLayout | None:
         raise CheckpointError(
             f"{path} is JanusFlow, which draws by flow matching and not token by token; {_HINT}"
         )
-    found = [one for one in LAYOUTS if any(key.startswith(_own(one)) for key in there)]
+    found = [name for name, own in _OWN.items() if any(key.startswith(own) for key in there)]
     if len(found) > 1:
         raise CheckpointError(
-            f"{path} has keys of two layouts ({found[0].embed} and {found[1].embed} among them); use "
-            "the files of one release"
+            f"{path} has keys of two layouts ({' and '.join(_OWN[name][0] for name in found)} among "
+            "them); use the files of one release"
         )
     if found:
         return found[0]
-    reads = any(key.startswith(_READS) for key in there)
-    if reads and any(one.trunk.embedding in there for one in LAYOUTS):
+    if any(key.startswith(_READS) for key in there) and "tok_embeddings.weight" in renamed(
+        there, RULES
+    ):
         raise CheckpointError(
             f"{path} holds only the half of Janus that reads pictures: it lacks gen_embed, gen_aligner, "
             f"gen_head and gen_vision_model; {_HINT}"
@@ -109,32 +101,19 @@ def key_layout(checkpoint: Checkpoint) -> JanusLayout | None:
     return None
 
 
-def _own(layout: JanusLayout) -> tuple[str, ...]:
-    """Return how the keys begin that nothing but this layout's drawing half has."""
-    heads = (layout.head_in, layout.head_out)
-    return (layout.embed, layout.aligner[0].rpartition(".")[0], *heads)
-
-
-def target_recipes(checkpoint: Checkpoint, config: JanusConfig) -> dict[str, Recipe]:
+def target_recipes(checkpoint: Checkpoint, config: JanusConfig) -> Mapping[str, Recipe]:
     """Say for every parameter of :class:`JanusGPT` where it lies in a checkpoint."""
-    layout = key_layout(checkpoint)
-    if layout is None:
+    if key_layout(checkpoint) is None:
         raise CheckpointError(
             f"{checkpoint.path} has no image embedding under any name that Janus's layouts use; it is of "
             "another architecture"
         )
-    recipes = block_recipes(checkpoint, layout.trunk, config.decoder, config.head_dim)
-    recipes["gen_embed.weight"] = Recipe((layout.embed,))
-    linear = {f"aligner.{i}": layout.aligned(i) for i in range(config.aligner_depth)}
-    for ours, theirs in {**linear, "head_in": layout.head_in, "output": layout.head_out}.items():
-        for leaf in ("weight", "bias"):
-            recipes[f"{ours}.{leaf}"] = Recipe((f"{theirs}.{leaf}",))
-    return recipes
+    return recipes_of(renamed(checkpoint, RULES), (to_adjacent(config.head_dim),))
 
 
 def picture_names(keys: Iterable[str]) -> dict[str, str]:
     """Return LlamaGen's name of every tensor of the picture tokenizer, with its key."""
-    return vq_names(keys, [layout.vq for layout in LAYOUTS])
+    return vq_names(keys, r"(gen_vision_model|model\.vqmodel)\.")
 
 
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
@@ -171,18 +150,17 @@ def detect(path: Path, parts: Parts) -> Found | None:
         files["text_tokenizer"] = text
         ids = read_ids(text)
     variant, why = _variant(folder, said)
-    manifest = manifest_of(checkpoint, layout, said, ids=ids, variant=variant)
+    manifest = manifest_of(checkpoint, said, ids=ids, variant=variant)
     manifest = manifest.named(
         released(manifest, published_manifest, _RELEASED, variant=manifest.variant)
     )
     manifest = add_drafter(manifest, folder, parts, files, missing)
-    notes = [f"{layout.trunk.name} keys", f"the prompt of {ROLES[variant][0]}, {why}"]
+    notes = [f"{layout} keys", f"the prompt of {ROLES[variant][0]}, {why}"]
     return Found(manifest, files, parts, notes, missing)
 
 
 def manifest_of(
     checkpoint: Checkpoint,
-    layout: JanusLayout,
     said: dict[str, Any],
     *,
     ids: SpecialIds,
@@ -194,7 +172,7 @@ def manifest_of(
     """
     vq = vq_sizes(checkpoint, picture_names(checkpoint), "Janus's image tokenizer")
     llama = said.get("language_config") or said.get("text_config") or {}
-    target = target_config(checkpoint, layout, llama, _grid(checkpoint, layout, said))
+    target = target_config(checkpoint, llama, _grid(checkpoint, said))
     path = checkpoint.path
     with explained(
         lambda why: f"the parts of {path} are not of one model ({why}); take them from one release"
@@ -209,28 +187,12 @@ def manifest_of(
         )
 
 
-def target_config(
-    checkpoint: Checkpoint, layout: JanusLayout, llama: dict[str, Any], grid: int
-) -> JanusConfig:
+def target_config(checkpoint: Checkpoint, llama: dict[str, Any], grid: int) -> JanusConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
-    rope = llama.get("rope_parameters") or {}
-    scaled = llama.get("rope_scaling")
-    if rope.get("rope_type", "default") != "default":
-        scaled = rope
-    if scaled or llama.get("hidden_act", "silu") != "silu":
-        odd = f"rope_scaling {scaled}" if scaled else f"hidden_act {llama['hidden_act']!r}"
-        raise CheckpointError(
-            f"the configuration of {checkpoint.path} asks for {odd}, which no published Janus has and "
-            "which is not supported; use a published model"
-        )
-    said = {**_LLAMA, **{k: v for k, v in llama.items() if v is not None}}
-    sizes = llama_sizes(checkpoint, layout.trunk, said)
-    if sizes["n_kv_head"] == sizes["n_head"]:
-        sizes["n_kv_head"] = 0
-    codes, code_dim = checkpoint.shape(layout.embed)
-    depth = 0
-    while f"{layout.aligned(depth)}.weight" in checkpoint:
-        depth += 1
+    named = renamed(checkpoint, RULES)
+    given = {k: v for k, v in llama.items() if v is not None}
+    sizes = llama_sizes(checkpoint, named, {**_LLAMA, **given})
+    codes, code_dim = matrix_shape(checkpoint, named, "gen_embed.weight")
     with explained(
         lambda why: f"{checkpoint.path}: {why}; its configuration is not of these weights"
     ):
@@ -238,20 +200,20 @@ def target_config(
             **sizes,
             vocab_size=codes,
             code_dim=code_dim,
-            aligner_depth=depth,
-            head_dim_image=checkpoint.shape(f"{layout.head_in}.weight")[0],
-            rope_base=rope.get("rope_theta", said.get("rope_theta", 10000.0)),
+            aligner_depth=layer_count(named, "aligner"),
+            head_dim_image=matrix_shape(checkpoint, named, "head_in.weight")[0],
             grid=grid,
         )
 
 
-def _grid(checkpoint: Checkpoint, layout: JanusLayout, said: dict[str, Any]) -> int:
+def _grid(checkpoint: Checkpoint, said: dict[str, Any]) -> int:
     """Return the tokens along one side: as many as the vision tower has patches; 24 without one."""
     vision = said.get("vision_config") or {}
     count = vision.get("num_image_tokens")
-    if count is None and layout.vision_positions in checkpoint:
-        shape = checkpoint.shape(layout.vision_positions)
-        count = shape[1] if len(shape) == 3 else shape[0]
+    for key in _VISION:
+        if count is None and key in checkpoint:
+            shape = checkpoint.shape(key)
+            count = shape[1] if len(shape) == 3 else shape[0]
     if count is None:
         return 24
     side = math.isqrt(count) if isinstance(count, int) and count > 0 else 0

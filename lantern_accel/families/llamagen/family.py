@@ -11,8 +11,8 @@ import torch
 
 from lantern_accel.bounds import whole
 from lantern_accel.checkpoints.layouts import drafter_weights, read_json
-from lantern_accel.checkpoints.loading import Recipe, fill, without_data
-from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
+from lantern_accel.checkpoints.loading import Recipe, without_data
+from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError, ModelError, RequestError, shown
 from lantern_accel.families.base import (
     Conditions,
@@ -26,16 +26,13 @@ from lantern_accel.families.base import (
 )
 from lantern_accel.families.drafted_family import DraftedFamily
 from lantern_accel.families.image_tokenizer import VQFamily
+from lantern_accel.families.keys import LLAMA, load_float, recipes_of, renamed
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.features import FeatureFile
-from lantern_accel.families.llamagen.keys import (
-    drafter_name,
-    llamagen_name,
-    sources,
-)
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
 from lantern_accel.families.llamagen.official import (
+    DRAFTER_RULES,
     candidates_for,
     defaults_of,
     detect,
@@ -155,10 +152,8 @@ class LlamaGenFamily(VQFamily, DraftedFamily):
         self, part: str, checkpoint: Checkpoint, manifest: LlamaGenManifest
     ) -> Mapping[str, Recipe]:
         """Rename and stack; the VQ tokenizer has the official names already."""
-        if part == "vq":
-            return {key: Recipe((key,)) for key in checkpoint}
-        rename = llamagen_name if part == "target" else drafter_name
-        return {name: Recipe(keys) for name, keys in sources(checkpoint, rename).items()}
+        rules = {"target": LLAMA, "drafter": DRAFTER_RULES, "vq": ()}
+        return recipes_of(renamed(checkpoint, rules[part]))
 
     def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
         """Return a file of features, the bundled encoder, or flan-t5."""
@@ -188,15 +183,7 @@ class LlamaGenFamily(VQFamily, DraftedFamily):
         assert isinstance(manifest, LlamaGenManifest) and manifest.text is not None
         with without_data():
             encoder = TextEncoder(manifest.text)
-        checkpoint = open_checkpoint(found.files["text"])
-        fill(
-            encoder,
-            checkpoint,
-            {key: Recipe((key,)) for key in checkpoint},
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            what=found.files["text"].name,
-        )
+        load_float(encoder, found.files["text"])
         encoder.eval().requires_grad_(False)
         words = read_tokenizer(found.files["text_tokenizer"])
         check_vocabulary(words, manifest.text.vocab_size, found.files["text_tokenizer"])

@@ -32,8 +32,8 @@ from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.image_tokenizer import vq_sizes
+from lantern_accel.families.keys import LLAMA, Rule, layer_count, matrix_shape, renamed
 from lantern_accel.families.llamagen.drafter import DrafterConfig, misfit
-from lantern_accel.families.llamagen.keys import drafter_name, llamagen_name
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import SHAPES, LlamaGenConfig, llamagen_config
 from lantern_accel.families.manifest import ModelDefaults
@@ -41,6 +41,9 @@ from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import parts_of, published, released
 from lantern_accel.nn.vq import VQConfig
 from lantern_accel.strategy.values import Sampling
+
+#: A drafter has one table, of codes.
+DRAFTER_RULES: tuple[Rule, ...] = (*LLAMA, (r"^tok_embeddings\.", "embed_tokens."))
 
 
 @dataclass
@@ -66,7 +69,7 @@ INPUT_TYPES = {"t2i": 16, "c2i": 24, "t2i2": 32}
 
 def classify(checkpoint: Checkpoint) -> str | None:
     """Return which part of a LlamaGen model a checkpoint is; None: of something else."""
-    keys = {llamagen_name(key) for key in checkpoint}
+    keys = set(renamed(checkpoint, LLAMA))
     if "fc.weight" in keys and any(".attention." in key for key in keys):
         return None if any("q_norm" in key for key in keys) else "drafter"
     if any(key.startswith("cls_embedding.") for key in keys):
@@ -164,13 +167,10 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
         with explained(lambda why: f"{own}: {why}; take it from where the drafter is from"):
             return DrafterConfig.model_validate(read_json(own))
     said: dict[str, Any] = config_of(path)
-    shapes = {drafter_name(key): checkpoint.shape(key) for key in checkpoint}
-    try:
-        vocab, dim = shapes["embed_tokens.weight"]
-        ffn = shapes["layers.0.feed_forward.w1.weight"][0]
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"the drafter {path} lacks {error}; fetch it again") from None
-    layers = 1 + max(int(key.split(".")[1]) for key in shapes if key.startswith("layers."))
+    named = renamed(checkpoint, DRAFTER_RULES)
+    vocab, dim = matrix_shape(checkpoint, named, "embed_tokens.weight")
+    ffn = matrix_shape(checkpoint, named, "layers.0.feed_forward.w1.weight")[0]
+    layers = layer_count(named)
     if layers != 1:
         raise CheckpointError(
             f"the drafter {path} has {layers} layers; only drafters of one layer are supported"
@@ -395,32 +395,25 @@ def target_config(target: Candidate) -> LlamaGenConfig:
     Raises :class:`CheckpointError` where something cannot be told, with what to write where.
     """
     checkpoint, path = target.opened(), target.path
-    shapes = {llamagen_name(key): checkpoint.shape(key) for key in checkpoint}
-    said = _said(path, checkpoint)
-    for key in ("tok_embeddings.weight", "output.weight", "layers.0.feed_forward.w1.weight"):
-        if len(shapes.get(key, ())) != 2:
-            raise CheckpointError(
-                f"{path} lacks {key}: a part of the checkpoint is absent; fetch it again"
-            )
-    vocab, dim = shapes["tok_embeddings.weight"]
-    layers = 1 + max(
-        (int(m.group(1)) for key in shapes if (m := re.match(r"layers\.(\d+)\.", key))), default=-1
+    named = renamed(checkpoint, LLAMA)
+    said, layers = _said(path, checkpoint), layer_count(named)
+    (vocab, dim), _, (ffn, _) = (
+        matrix_shape(checkpoint, named, name)
+        for name in ("tok_embeddings.weight", "output.weight", "layers.0.feed_forward.w1.weight")
     )
-    if layers == 0:
-        raise CheckpointError(f"{path} has no layers: a part of it is absent; fetch it again")
     values: dict[str, Any] = {
         "dim": dim,
         "n_layer": layers,
         "vocab_size": vocab,
-        "ffn_dim": shapes["layers.0.feed_forward.w1.weight"][0],
+        "ffn_dim": ffn,
         "norm_eps": said.get("norm_eps", 1e-5),
         "rope_base": said.get("rope_base", 10000.0),
     }
-    if "cls_embedding.uncond_embedding" in shapes:
-        prefix, width = shapes["cls_embedding.uncond_embedding"]
+    if "cls_embedding.uncond_embedding" in named:
+        prefix, width = matrix_shape(checkpoint, named, "cls_embedding.uncond_embedding")
         values.update(conditioning="text", prefix_length=prefix, caption_dim=width)
-    elif "cls_embedding.embedding_table.weight" in shapes:
-        rows = shapes["cls_embedding.embedding_table.weight"][0]
+    elif "cls_embedding.embedding_table.weight" in named:
+        rows = matrix_shape(checkpoint, named, "cls_embedding.embedding_table.weight")[0]
         values.update(conditioning="class", prefix_length=1, num_classes=rows - 1)
     else:
         raise CheckpointError(

@@ -205,7 +205,7 @@ def test_a_drafter_that_lacks_something_or_has_more(tmp_path: Path) -> None:
     whole = random_drafter_weights(13, tokens=64)
     less = {key: value for key, value in whole.items() if "down_proj" not in key}
     more = whole | {k.replace("layers.0", "layers.1"): v for k, v in whole.items()}
-    for weights, told in ((less, "lacks layers.0.mlp.down_proj"), (more, "only drafters of one")):
+    for weights, told in ((less, "lacks layers.0.feed_forward.w2"), (more, "only drafters of one")):
         tokens = len(vocabulary(16, "a red fox on the moon", lumina=False))
         weights["embed_tokens.weight"] = torch.zeros(tokens, 32)
         write_drafter(folder / "drafter", weights)

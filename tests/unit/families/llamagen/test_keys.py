@@ -9,18 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.golden import load_into
 from support.official import Hostile
 from torch import Tensor
 
+from lantern_accel.checkpoints.weights import open_checkpoint
 from lantern_accel.errors import CheckpointError
+from lantern_accel.families.keys import LLAMA, load_float
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
-from lantern_accel.families.llamagen.keys import (
-    drafter_name,
-    llamagen_name,
-    load_into,
-    read_tensors,
-)
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
+from lantern_accel.families.llamagen.official import DRAFTER_RULES
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def weights(model: LlamaGenGPT) -> dict[str, Tensor]:
 
 def test_safetensors_load(model: LlamaGenGPT, weights: dict[str, Tensor], tmp_path: Path) -> None:
     save_file(weights, tmp_path / "w.safetensors")
-    load_into(model, read_tensors(tmp_path / "w.safetensors"), "w", llamagen_name)
+    load_float(model, tmp_path / "w.safetensors", LLAMA)
     for key, value in model.state_dict().items():
         assert torch.equal(value, weights[key])
 
@@ -51,13 +49,13 @@ def test_pickled_state_dicts_load_from_under_their_usual_names(
 ) -> None:
     content = {wrap: weights, "steps": 3, "args": argparse.Namespace(lr=1)} if wrap else weights
     torch.save(content, tmp_path / "w.pt")
-    load_into(model, read_tensors(tmp_path / "w.pt"), "w")
+    load_float(model, tmp_path / "w.pt")
     assert torch.equal(model.output.weight, weights["output.weight"])
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint file .*absent\.pt"):
-        read_tensors(tmp_path / "absent.pt")
+        open_checkpoint(tmp_path / "absent.pt")
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -73,7 +71,7 @@ def test_a_truncated_file_is_refused(
     whole = path.read_bytes()
     path.write_bytes(whole[: kept if isinstance(kept, int) else int(len(whole) * kept)])
     with pytest.raises(CheckpointError, match=r"cannot be read as|is empty") as caught:
-        read_tensors(path)
+        open_checkpoint(path)
     assert path.name in str(caught.value) and "fetch it again" in str(caught.value)
 
 
@@ -83,14 +81,14 @@ def test_another_kind_of_file_is_refused_without_torchs_advice(
 ) -> None:
     (tmp_path / "w.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match="is no checkpoint that torch wrote") as caught:
-        read_tensors(tmp_path / "w.pt")
+        open_checkpoint(tmp_path / "w.pt")
     assert "weights_only" not in str(caught.value)
 
 
 def test_something_else_than_a_state_dict_is_refused(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match="holds a list, not a state dict"):
-        read_tensors(tmp_path / "w.pt")
+        open_checkpoint(tmp_path / "w.pt")
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -101,7 +99,7 @@ def test_a_pickle_that_wants_to_run_code_is_refused(plain: bool, tmp_path: Path)
     else:
         torch.save({"model": Hostile(marker)}, path)
     with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
-        read_tensors(path)
+        open_checkpoint(path)
     assert not marker.exists()
 
 
@@ -138,10 +136,10 @@ def test_a_checkpoint_of_another_architecture_is_refused(
         DrafterConfig(dim=8, n_head=2, ffn_dim=8, vocab_size=16, grid=2, prefix_length=2)
     )
     with pytest.raises(CheckpointError, match=r"missing.*unknown.*another architecture"):
-        load_into(drafter, weights, "drafter", drafter_name)
+        load_into(drafter, weights, "drafter", DRAFTER_RULES)
     resnet = {"conv1.weight": torch.zeros(2, 3, 7, 7), "fc.bias": torch.zeros(10)}
     with pytest.raises(CheckpointError, match=r"missing.*2 keys are unknown"):
-        load_into(model, resnet, "target", llamagen_name)
+        load_into(model, resnet, "target", LLAMA)
 
 
 def test_tensors_that_released_files_carry_besides_are_ignored(
@@ -159,4 +157,4 @@ def test_a_half_of_a_stacked_matrix_is_not_loaded(
     w1, _ = weights.pop("layers.0.feed_forward.w13.weight").chunk(2)
     weights["layers.0.feed_forward.w1.weight"] = w1
     with pytest.raises(CheckpointError, match=r"w13.*w1"):
-        load_into(model, weights, "w", llamagen_name)
+        load_into(model, weights, "w", LLAMA)

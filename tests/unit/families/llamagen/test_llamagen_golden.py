@@ -7,11 +7,11 @@ import json
 
 import pytest
 import torch
-from support.golden import golden, golden_metadata
+from support.golden import golden, golden_metadata, load_into
 from support.recorded import decode, lantern_target, official_llamagen
 from torch.testing import assert_close
 
-from lantern_accel.families.llamagen.keys import llamagen_name, load_into
+from lantern_accel.families.keys import LLAMA
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.nn.rotary import rotary_table_2d
 from lantern_accel.strategy.values import Sampling
@@ -169,7 +169,7 @@ def test_the_hugging_face_layout_loads_to_the_same_model() -> None:
     stored = json.loads(golden_metadata("llamagen_t2i/weights")["hf_keys"])
     assert sorted(renamed) == stored, "the layout of the recorded Hugging Face checkpoint"
     model = LlamaGenGPT(official.config)
-    load_into(model, renamed, "hf", llamagen_name)
+    load_into(model, renamed, "hf", LLAMA)
     for (name, ours), theirs in zip(
         model.state_dict().items(), official.state_dict().values(), strict=True
     ):

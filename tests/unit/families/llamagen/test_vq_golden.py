@@ -6,11 +6,10 @@ import functools
 import json
 
 import torch
-from support.golden import golden, golden_metadata
+from support.golden import golden, golden_metadata, load_into
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from lantern_accel.families.llamagen.keys import load_into
 from lantern_accel.nn.vq import VQConfig, VQModel, pixels_to_uint8
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}

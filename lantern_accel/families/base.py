@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from lantern_accel.checkpoints.layouts import OWN_CONFIG
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, RequestError
 from lantern_accel.families.manifest import Manifest
+from lantern_accel.nn.drafter import Drafter
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
@@ -160,6 +162,12 @@ class Family(ABC):
     guided: ClassVar[bool] = True
     #: Files without which nothing can be drawn.
     needs: ClassVar[tuple[str, ...]] = ("target", "vq")
+    #: What :meth:`build` makes of the sizes of each part; without a drafter's none can be trained.
+    target_type: ClassVar[type[nn.Module]]
+    drafter_type: ClassVar[type[Drafter] | None] = None
+    vq_type: ClassVar[type[nn.Module]]
+    #: What can be fetched by name.
+    entries: ClassVar[Sequence[ModelEntry]] = ()
 
     # --- required: files -> modules ----------------------------------------------------------------
 
@@ -171,9 +179,16 @@ class Family(ABC):
         tell. Raises :class:`CheckpointError` for files of this family that cannot be used.
         """
 
-    @abstractmethod
     def build(self, manifest: Any, part: str, ops: TensorOps) -> nn.Module:
-        """Build one of :data:`PARTS`; called under torch's ``meta`` device."""
+        """Build one of :data:`PARTS`; called under torch's ``meta`` device.
+
+        The default makes the types of :attr:`target_type` and its siblings.
+        """
+        if part == "vq":
+            return self.vq_type(manifest.vq)
+        kind: Any = self.target_type if part == "target" else self.drafter_type
+        made: nn.Module = kind(getattr(manifest, part), ops=ops)
+        return made
 
     @abstractmethod
     def recipes(self, part: str, checkpoint: Checkpoint, manifest: Any) -> Mapping[str, Recipe]:
@@ -246,9 +261,9 @@ class Family(ABC):
     def published(self) -> Sequence[ModelEntry]:
         """Return the family's models that can be fetched by name, with the parts that they use.
 
-        Recommended: without it models are known by their path only.
+        Recommended: without :attr:`entries` models are known by their path only.
         """
-        return ()
+        return self.entries
 
     def from_entry(self, entry: ModelEntry) -> Manifest:
         """Return the manifest of a published model, to plan with before anything is downloaded.
@@ -257,36 +272,61 @@ class Family(ABC):
         """
         raise ModelError(f"the family {self.name!r} publishes no models")
 
-    def fitting_drafter(self, manifest: Any) -> Any:
-        """Return a manifest with a drafter that suits the target, where it has none.
+    def drafter_sizes(self, config: Any, layers: int = 1, taps: Sequence[int] = ()) -> Any:
+        """Return the sizes of a drafter to train for a target of this configuration.
 
-        Recommended: without it step costs of models without a published drafter are vanilla's only.
+        Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
+        Recommended with :attr:`drafter_type`: without it ``lantern-accel train drafter`` refuses the
+        model.
         """
-        return manifest
+        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
+
+    def read_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
+        """Return the sizes of a drafter that lies elsewhere, and the checkpoint of its weights.
+
+        Recommended with :meth:`drafter_sizes`. Raises :class:`CheckpointError` for a drafter of another
+        model.
+        """
+        raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
+
+    def fitting_drafter(self, manifest: Any) -> Any:
+        """Return a manifest with a drafter of one block as the target's are, where it has none.
+
+        Step costs of models without one are vanilla's only.
+        """
+        if manifest.drafter is not None or self.drafter_type is None:
+            return manifest
+        return manifest.model_copy(update={"drafter": self.drafter_sizes(manifest.target)})
 
     def fresh_drafter(self, target: Any, layers: int = 1, taps: Sequence[int] = ()) -> nn.Module:
         """Return an untrained drafter of some blocks that fits a target, in float32.
 
         Its embedding is the target's and stays as it is. ``taps``: blocks of the target that it reads.
         Raises :class:`ModelError` for blocks or taps that the family's drafters cannot have.
-        Recommended: without it ``lantern-accel train drafter`` refuses the model.
         """
-        raise ModelError(f"no drafter can be trained for models of the family {self.name!r}")
+        sizes = self.drafter_sizes(target.config, layers, taps)
+        if max(taps, default=0) > target.config.n_layer:
+            raise ModelError(
+                f"the drafter cannot read the states after block {max(taps)} of "
+                f"{target.config.n_layer}; name lower taps"
+            )
+        kind: Any = self.drafter_type
+        drafter: Drafter = kind(sizes)
+        drafter.start(target)
+        return drafter.train()
 
     def drafter_files(self, drafter: Any) -> DrafterFiles:
-        """Return a trained drafter as :meth:`detect` and :meth:`with_drafter` read it.
+        """Return a trained drafter as :meth:`detect` and :meth:`read_drafter` read it.
 
-        Recommended with :meth:`fresh_drafter`.
+        The default writes our own names, and its configuration.
         """
-        raise ModelError(f"no drafter can be written for models of the family {self.name!r}")
+        config = drafter.config.model_dump(mode="json")
+        return DrafterFiles(dict(drafter.state_dict()), OWN_CONFIG, config)
 
     def with_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
-        """Return a manifest with a drafter that lies elsewhere, and the checkpoint of its weights.
-
-        Recommended with :meth:`fresh_drafter`. Raises :class:`CheckpointError` for a drafter of another
-        model.
-        """
-        raise ModelError(f"models of the family {self.name!r} take no drafter from elsewhere")
+        """Return a manifest with a drafter of this model that lies elsewhere, and its weights."""
+        config, weights = self.read_drafter(manifest, path)
+        return manifest.model_copy(update={"drafter": config}), weights
 
     # --- optional ----------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.base import (
     Conditions,
+    Family,
     Found,
     Model,
     Parts,
@@ -31,7 +32,6 @@ from lantern_accel.families.base import (
     Size,
     TextSource,
 )
-from lantern_accel.families.drafted_family import DraftedFamily
 from lantern_accel.families.manifest import ManifestT
 from lantern_accel.families.prompted_drafter import (
     PromptedDrafter,
@@ -87,7 +87,7 @@ def add_drafter(
     return manifest.model_copy(update={"drafter": config})
 
 
-class TokenFamily(DraftedFamily):
+class TokenFamily(Family):
     """A family whose prompts are token ids, left-padded to few lengths.
 
     Its manifests have ``pad``, the id that pads prompts, ``grid(size)``, a picture's rows and columns of

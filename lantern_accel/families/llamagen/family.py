@@ -24,7 +24,6 @@ from lantern_accel.families.base import (
     TextSource,
     check_two_way,
 )
-from lantern_accel.families.drafted_family import DraftedFamily
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.keys import LLAMA, load_float, recipes_of, renamed
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
@@ -63,7 +62,7 @@ CAPTIONS = (
 _SIZED = re.compile(r"llamagen-(b|l|xl|xxl|3b)-(\d+)")
 
 
-class LlamaGenFamily(VQFamily, DraftedFamily):
+class LlamaGenFamily(VQFamily):
     """LlamaGen's published models, and the bundled one, which has the same architecture."""
 
     name: ClassVar[str] = "llamagen"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -11,11 +11,10 @@ from lantern_accel.measure.record import Cell, Interval, NotMeasured, Run
 from lantern_accel.quality.interval import Verdict, unpaired_ratio
 from lantern_accel.quality.interval import verdict as judge
 from lantern_accel.records import Record
-from lantern_accel.report.filing import DISTURBED, disturbance, unpublishable
+from lantern_accel.report.filing import disturbed, unpublishable
 from lantern_accel.report.names import differences
 from lantern_accel.report.offers import cell_of
-from lantern_accel.report.rows import Row, unsettled
-from lantern_accel.report.writing import percent
+from lantern_accel.report.rows import NO_BASE, Row, unsettled
 from lantern_accel.strategy.values import AUTO
 
 #: Samples per strategy below which confidence is low, and from which it may be high.
@@ -24,13 +23,16 @@ FEW, MANY = 10, 30
 NARROW = 0.05
 
 
+Pays = Literal["yes", "for a price", "not shown", "no", "unknown"]
+
+
 class Answer(Record):
     """What one run says of drafting, at one batch size and temperature."""
 
     run: str
     batch: int
     temperature: float
-    pays: Literal["yes", "for a price", "not shown", "no", "unknown"]
+    pays: Pays
     best: str | None = Field(description="the strategy that the answer is about")
     priced: str | None = Field(
         None, description="a relaxed strategy that is faster still, which has a price"
@@ -117,25 +119,21 @@ def answer(run: Run, rows: Sequence[Row]) -> Answer:
     best = next(iter(exact or relaxed or nearest), None)
     still = relaxed[0] if exact and relaxed and _speedup(relaxed[0]) > _speedup(exact[0]) else None
     names = {word: [r.strategy for r in judged if r.verdict == word] for word in _WORDS}
-    pays: Literal["yes", "for a price", "not shown", "no", "unknown"]
-    if exact:
-        pays = "yes"
-    elif relaxed:
-        pays = "for a price"
-    elif names["ambiguous"]:
-        pays = "not shown"
-    else:
-        pays = "no" if names["slower"] or names["same"] else "unknown"
+    pays: dict[Pays, list[Any]] = {  # the first that has something decides
+        "yes": exact,
+        "for a price": relaxed,
+        "not shown": names["ambiguous"],
+        "no": names["slower"] + names["same"],
+    }
     confidence, because = _confidence(run, here, best)
-    missing = "not measured: there is no vanilla at this batch size and temperature"
     return Answer(
         run=run.name,
         batch=here[0].batch,
         temperature=here[0].temperature,
-        pays=pays,
+        pays=next((word for word, found in pays.items() if found), "unknown"),
         best=None if best is None else best.strategy,
         priced=None if still is None else still.strategy,
-        plain_seconds=missing if plain is None else plain.seconds_per_image,
+        plain_seconds=NO_BASE if plain is None else plain.seconds_per_image,
         best_seconds=None if best is None else best.seconds_per_image,
         unshown=names["ambiguous"],
         same=names["same"],
@@ -162,70 +160,52 @@ def _confidence(
     samples = min(row.samples for row in here)
     because = ["quick run"] if run.settings.plan.quick else []
     because += [f"{samples} samples of each", f"batch {here[0].batch}"]
-    low = run.settings.plan.quick or samples < FEW
     compared = sum(row.strategy != "vanilla" for row in here)
     if best is not None and best.verdict == "faster" and compared > 1:
         because.append(f"the best of {compared}, so perhaps lucky")
-    if run.state != "complete":
-        because.append(f"the run is {run.state}")
-        low = True
-    restless = [row.strategy for row in here if not row.settled]
-    if restless:
-        because.append("warm-up did not settle")
-        low = True
-    shared = disturbance(run)
-    if shared is not None and shared > DISTURBED:
-        because.append(f"other programs used up to {percent(shared)} of the host")
-        low = True
-    narrow = (
-        best is not None
-        and isinstance(best.speedup, Interval)
-        and best.speedup.high - best.speedup.low <= 2 * NARROW * best.speedup.value
-    )
-    if low:
+    doubts = [] if run.state == "complete" else [f"the run is {run.state}"]
+    if not all(row.settled for row in here):
+        doubts.append("warm-up did not settle")
+    doubts += disturbed(run)
+    because += doubts
+    if doubts or run.settings.plan.quick or samples < FEW:
         return "low", because
+    speed = None if best is None else best.speedup
+    narrow = isinstance(speed, Interval) and speed.high - speed.low <= 2 * NARROW * speed.value
     return ("high" if narrow and samples >= MANY else "medium"), because
 
 
 def _untested(run: Run, rows: Sequence[Row]) -> list[str]:
     mine = [row for row in rows if row.run == run.name]
     found = [] if any(row.strategy == AUTO for row in mine) else [AUTO]
-    batches = sorted({row.batch for row in mine})
-    found.append(f"batches above {batches[-1]}")
-    devices = {row.device for row in rows}
-    if len(devices) == 1:
-        found.append("other devices")
-    return found
+    found.append(f"batches above {max(row.batch for row in mine)}")
+    return found + ["other devices"] * (len({row.device for row in rows}) == 1)
 
 
 def _standings(runs: Sequence[Run], rows: Sequence[Row]) -> list[Standing]:
     """Hold every device against the slowest; empty where fewer than two can be compared."""
-    found: list[tuple[float, Run, Row, Cell, list[float]]] = []
+    found: list[tuple[Row, Cell]] = []
     choice = setting(rows)
     for run in runs:
         here = [r for r in at_setting(rows, run.name) if (r.batch, r.temperature) == choice]
         exact = [row for row in here if row.exact]
-        if not exact:
-            continue
-        row = max(exact, key=lambda one: (one.settled, one.tokens_per_second.value))
-        cell = cell_of(run, row)
-        found.append((row.tokens_per_second.value, run, row, cell, cell.rates))
-    if len(found) < 2:
+        if exact:
+            row = max(exact, key=lambda one: (one.settled, one.tokens_per_second.value))
+            found.append((row, cell_of(run, row)))
+    if not found:
         return []
-    found.sort(key=lambda one: -one[0])
-    _, slow_run, slow_row, slow_cell, slow_rates = found[-1]
-    standings = []
-    for _, run, row, cell, rates in found[:-1]:
-        ratio = unpaired_ratio(rates, slow_rates)
-        standings.append(
-            Standing(
-                run=run.name,
-                strategy=row.strategy,
-                against=slow_run.name,
-                against_strategy=slow_row.strategy,
-                batch=row.batch,
-                ratio=ratio,
-                verdict=judge(ratio, unsettled=unsettled(cell, slow_cell)),
-            )
+    found.sort(key=lambda one: -one[0].tokens_per_second.value)
+    slowest, base = found.pop()
+    ratios = [unpaired_ratio(cell.rates, base.rates) for _, cell in found]
+    return [
+        Standing(
+            run=row.run,
+            strategy=row.strategy,
+            against=slowest.run,
+            against_strategy=slowest.strategy,
+            batch=row.batch,
+            ratio=ratio,
+            verdict=judge(ratio, unsettled=unsettled(cell, base)),
         )
-    return standings
+        for (row, cell), ratio in zip(found, ratios, strict=True)
+    ]

@@ -5,6 +5,7 @@ The JSON of ``lantern-accel compare`` is a :class:`Comparison`; the page and the
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
@@ -162,13 +163,11 @@ def rank(rows: Sequence[Any], key: str = "tokens_per_second") -> list[tuple[int,
     refuse_projected(rows)
     ordered: list[Row] = sorted(rows, key=lambda row: -getattr(row, key).value)
     places: list[tuple[int, Row]] = []
+    first = 0  # of the present place
     for index, row in enumerate(ordered):
-        place = index + 1
-        if places:
-            leader = ordered[places[-1][0] - 1]
-            if getattr(row, key).high >= getattr(leader, key).low:
-                place = places[-1][0]
-        places.append((place, row))
+        if getattr(row, key).high < getattr(ordered[first], key).low:
+            first = index
+        places.append((first + 1, row))
     return places
 
 
@@ -242,10 +241,9 @@ def _section(runs: Sequence[Run], profiles: Sequence[DeviceProfile], terms: Term
 
 def _pairs(runs: Sequence[Run]) -> Iterator[Pair]:
     for first, second in combinations(runs, 2):
-        others = {_key(cell): cell for cell in second.cells if cell.samples}
-        for cell in first.cells:
-            other = others.get(_key(cell))
-            if other is None or not cell.samples:
+        mine, others = ({_key(c): c for c in run.cells if c.samples} for run in (first, second))
+        for key, cell in mine.items():
+            if (other := others.get(key)) is None:
                 continue
             ratio = unpaired_ratio(cell.rates, other.rates)
             yield Pair(
@@ -276,12 +274,7 @@ def _rankings(rows: Sequence[Row]) -> Iterator[Ranking]:
                 if row.exact != relaxed and (not relaxed or isinstance(row.speedup, Interval))
             ]
             places = [
-                Place(
-                    rank=place,
-                    run=row.run,
-                    strategy=row.strategy,
-                    tokens_per_second=row.tokens_per_second,
-                )
+                Place(rank=place, **row.model_dump(include={*Place.model_fields} - {"rank"}))
                 for place, row in rank(racing)
             ]
             if places:
@@ -326,19 +319,13 @@ def _errors(
     """Hold the model against every measured cell: with the run's ceilings, and the profile's."""
     speeds = {(r.run, r.strategy, r.batch, r.temperature): r.tokens_per_second.value for r in rows}
     for run in runs:
-        matching = [profile for profile in profiles if _is_of(run, profile)]
-        for cell in run.cells:
-            if not cell.samples:
-                continue
+        sheets = [limits_of_profile(p, run.settings.dtype) for p in profiles if _is_of(run, p)]
+        for cell in (one for one in run.cells if one.samples):
             measured = speeds[(run.name, *_key(cell))]
-            limits = [limits_of_run(run, cell)]
-            limits += [limits_of_profile(profile, run.settings.dtype) for profile in matching]
-            for one in limits:
-                if one is not None:
-                    try:
-                        yield model_error(run, cell, measured, one)
-                    except ProjectionError:
-                        continue
+            for limits in (limits_of_run(run, cell), *sheets):
+                if limits is not None:
+                    with contextlib.suppress(ProjectionError):
+                        yield model_error(run, cell, measured, limits)
 
 
 # --- what is missing --------------------------------------------------------------------------

@@ -62,10 +62,28 @@ def _first_rows(section: ModelSection) -> list[Row]:
     return [r for one in section.first.answers for r in at_setting(section.rows, one.run)]
 
 
+def _compared(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that were held against plain decoding."""
+    return [r for r in rows if isinstance(r.speedup, Interval) and r.strategy != "vanilla"]
+
+
+def _named(axes: Any, names: Sequence[str]) -> None:
+    """Name the rows of a plot, from the top down."""
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", labelcolor=colour("ink"))
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+
+
+def _log_log(axes: Any) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.grid(which="minor", visible=False)
+
+
 def _verdicts(section: ModelSection, into: list[Figure]) -> None:
     """Draw every strategy's speed-up with its interval, and what follows from it."""
-    rows = [r for r in _first_rows(section) if isinstance(r.speedup, Interval)]
-    rows = [r for r in rows if r.strategy != "vanilla"]
+    rows = _compared(_first_rows(section))
     if not rows:
         return
     several = len({row.run for row in rows}) > 1
@@ -98,11 +116,7 @@ def _verdicts(section: ModelSection, into: list[Figure]) -> None:
                 va="center",
                 color=colour("ink"),
             )
-        names = [f"{r.strategy}, {r.run}" if several else r.strategy for r in rows]
-        axes.set_yticks(range(len(rows)), names)
-        axes.tick_params(axis="y", labelcolor=colour("ink"))
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(axis="y", visible=False)
+        _named(axes, [f"{r.strategy}, {r.run}" if several else r.strategy for r in rows])
         # A sample that was held up must not flatten the picture: such an interval leaves the frame.
         axes.set_xlim(right=min(axes.get_xlim()[1], 2 * max(most, 1.0)))
         axes.set_xlabel("speed relative to plain decoding on the same device, 95 % interval")
@@ -159,9 +173,7 @@ def _model_sizes(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[
                 shade = colour(strategy_role(strategy))
                 axes.plot([at, at], [speed.low, speed.high], color=shade, lw=1)
                 axes.plot(at, speed.value, "o", color=shade)
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            axes.grid(which="minor", visible=False)
+            _log_log(axes)
             axes.set_xlim(*ends)
             axes.margins(y=0.1)
             axes.xaxis.set_major_formatter(lambda at, _: _bytes_word(at))
@@ -181,9 +193,8 @@ def _size_points(run: Run, rows: Sequence[Row]) -> Iterator[tuple[float, Interva
         return
     exact = [row for row in rows if not row.relaxed]
     best = max(exact, key=lambda row: row.tokens_per_second.value)
-    for row in dict.fromkeys(one.strategy for one in (plain, best)):
-        chosen = plain if row == plain.strategy else best
-        yield _step_bytes(work), chosen.tokens_per_second, row, run.settings.model
+    for row in [plain, best] if best is not plain else [plain]:
+        yield _step_bytes(work), row.tokens_per_second, row.strategy, run.settings.model
 
 
 def _bytes_word(count: float) -> str:
@@ -198,10 +209,7 @@ def _step_bytes(work: Mapping[str, Any]) -> float:
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.run, []).append(row)
-    return groups
+    return {run: [r for r in rows if r.run == run] for run in dict.fromkeys(r.run for r in rows)}
 
 
 def _label(run: str, section: ModelSection) -> str:
@@ -211,10 +219,12 @@ def _label(run: str, section: ModelSection) -> str:
 
 def _throughput(section: ModelSection, into: list[Figure]) -> None:
     groups = _groups(section.rows)
-    temperature = min((r.temperature for r in section.rows), default=0.0, key=lambda t: abs(t - 1))
-    most = max((r.tokens_per_second.value for r in section.rows), default=1.0)
-    top = min(max((r.tokens_per_second.high for r in section.rows), default=1.0), 1.5 * most)
-    low = min((r.tokens_per_second.value for r in section.rows), default=1.0)
+    if not section.rows:
+        return
+    temperature = min((r.temperature for r in section.rows), key=lambda t: abs(t - 1))
+    speeds = [r.tokens_per_second for r in section.rows]
+    low, most = min(speed.value for speed in speeds), max(speed.value for speed in speeds)
+    top = min(max(speed.high for speed in speeds), 1.5 * most)
     for run, all_rows in groups.items():
         rows = [r for r in all_rows if r.temperature == temperature]
         batches = sorted({r.batch for r in rows})
@@ -273,10 +283,7 @@ def _phases(section: ModelSection, into: list[Figure]) -> None:
                         shade = colour(f"p-{phase}")
                         axes.barh(i, value, 0.62, left=left, color=shade)
                         left += value
-            axes.set_yticks(range(len(rows)), [r.strategy for r in rows])
-            axes.tick_params(axis="y", labelcolor=colour("ink"))
-            axes.invert_yaxis()
-            axes.grid(axis="y", visible=False)
+            _named(axes, [r.strategy for r in rows])
             axes.set_xlabel("milliseconds per image")
 
 
@@ -342,7 +349,7 @@ def _runs_of(rows: Sequence[Row]) -> str:
 
 
 def _compression(section: ModelSection, into: list[Figure]) -> None:
-    rows = [r for r in section.rows if isinstance(r.speedup, Interval) and r.strategy != "vanilla"]
+    rows = _compared(section.rows)
     if not rows:
         return
     with drawing(
@@ -359,8 +366,7 @@ def _compression(section: ModelSection, into: list[Figure]) -> None:
 
 
 def _moved(section: ModelSection, into: list[Figure]) -> None:
-    priced = [r for r in section.rows if isinstance(r.speedup, Interval) and r.moved is not None]
-    rows = [r for r in priced if r.strategy != "vanilla"]
+    rows = [r for r in _compared(section.rows) if r.moved is not None]
     if not any(row.relaxed for row in rows):
         return
 
@@ -374,23 +380,22 @@ def _moved(section: ModelSection, into: list[Figure]) -> None:
         axes.set_xlabel("total variation used per token (0 is exact)")
 
 
+def _far(row: Row) -> Interval:
+    """Return how far a row's images are from plain decoding's."""
+    distance = row.price.distance if isinstance(row.price, Quality) else None
+    return distance.value if isinstance(distance, Distance) else EXACT
+
+
 def _distance(section: ModelSection, into: list[Figure]) -> None:
     """Draw tokens per second of all strategies over the distance of their images from vanilla's."""
     rows = [r for r in _first_rows(section) if r.moved is not None]
-    found = {
-        id(row): row.price.distance
-        for row in rows
-        if isinstance(row.price, Quality) and isinstance(row.price.distance, Distance)
-    }
-    rows = [row for row in rows if not row.relaxed or id(row) in found]
+    prices = [row.price for row in rows if isinstance(row.price, Quality)]
+    found = [one.distance for one in prices if isinstance(one.distance, Distance)]
     if not found:
         return
-    images = min(row.price.images for row in rows if isinstance(row.price, Quality))
-    floors = [one.floor for one in found.values()]
-    low, high = min(f.low for f in floors), max(f.high for f in floors)
-
-    def far(row: Row) -> Interval:
-        return found[id(row)].value if id(row) in found else EXACT
+    rows = [row for row in rows if not row.relaxed or _far(row) is not EXACT]
+    images = min(one.images for one in prices if isinstance(one.distance, Distance))
+    low, high = min(one.floor.low for one in found), max(one.floor.high for one in found)
 
     with drawing(
         into,
@@ -401,9 +406,9 @@ def _distance(section: ModelSection, into: list[Figure]) -> None:
         + _runs_of(rows),
     ) as axes:
         axes.axvspan(low, high, color=colour("band"), lw=0)
-        _points(axes, rows, far, lambda row: row.tokens_per_second)
+        _points(axes, rows, _far, lambda row: row.tokens_per_second)
         axes.set_ylabel("tokens per second")
-        metrics = listed(list(dict.fromkeys(one.metric for one in found.values())))
+        metrics = listed(list(dict.fromkeys(one.metric for one in found)))
         axes.set_xlabel(f"distance of the images from plain decoding's ({metrics})")
 
 
@@ -440,8 +445,6 @@ def _roofline(section: ModelSection, runs: Sequence[Run], into: list[Figure]) ->
                 highest[cell.batch] = max(before, point, key=lambda p: p[1])
             for batch, point in highest.items() if len(highest) > 1 else ():
                 note(axes, f"batch {batch}", point)
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-            axes.grid(which="minor", visible=False)
+            _log_log(axes)
             axes.set_xlabel("operations per byte")
             axes.set_ylabel("FLOP/s")

@@ -8,13 +8,14 @@ quoted.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lantern_accel.device.datasheets import DeviceProfile
+from lantern_accel.device.datasheets import DeviceProfile, Figure
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel.measure.record import STEP_PHASES, Run, is_measured
@@ -47,12 +48,16 @@ def untraced(run: Run, unknown: str) -> list[str]:
 
 def disturbance(run: Run) -> float | None:
     """Return the largest median share of the host that others used during a cell; None: not known."""
-    shares = []
-    for cell in run.cells:
-        known = [s.others_cpu for s in cell.samples if is_measured(s.others_cpu)]
-        if known:
-            shares.append(statistics.median(known))
-    return max(shares, default=None)
+    known = [[s.others_cpu for s in c.samples if is_measured(s.others_cpu)] for c in run.cells]
+    return max((statistics.median(shares) for shares in known if shares), default=None)
+
+
+def disturbed(run: Run) -> list[str]:
+    """Return that other programs disturbed a run, where they did."""
+    shared = disturbance(run)
+    if shared is None or shared <= DISTURBED:
+        return []
+    return [f"other programs used up to {percent(shared)} of the host"]
 
 
 def unpublishable(run: Run) -> list[str]:
@@ -68,21 +73,15 @@ def unpublishable(run: Run) -> list[str]:
     if fewest < FEWEST:
         found.append(f"{fewest or 'no'} raw samples of a strategy, {FEWEST} are the least")
     # A session that was killed has no end; its samples say when they were taken.
-    if (
-        not run.sessions
-        or not all(one.started for one in run.sessions)
-        or not run.sessions[-1].ended
-    ):
+    timed = run.sessions and run.sessions[-1].ended and all(one.started for one in run.sessions)
+    if not timed:
         found.append("when it was measured is not known")
     if not metered(run):
         found.append("no energy meter was read")
     found += untraced(run, "the commit is not known")
-    shared = disturbance(run)
-    if shared is None and any(cell.samples for cell in run.cells):
+    if disturbance(run) is None and any(cell.samples for cell in run.cells):
         found.append("what else ran on the host is not known")
-    elif shared is not None and shared > DISTURBED:
-        found.append(f"other programs used up to {percent(shared)} of the host")
-    return found
+    return found + disturbed(run)
 
 
 @dataclass
@@ -119,57 +118,52 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
     if not metered(run):
         found.notes.append("no energy: the device has no meter that was read")
     device = run.environment.device
-    known = [one for one in profiles if one.matches(device.backend, device.name)]
-    if not known:
+    known = next((one for one in profiles if one.matches(device.backend, device.name)), None)
+    if known is not None:
+        found.faults += _beyond(run, known)
+    else:
         found.notes.append(
             f"no datasheet of {device.name!r} is known, so its rates were compared with none; add "
             "profiles/NAME.toml to have them compared"
         )
-    for profile in known[:1]:
-        found.faults += _beyond(run, profile)
     return found
 
 
 def _beyond(run: Run, profile: DeviceProfile) -> list[str]:
     """Return what a run claims beyond a device's datasheet; measured limits forbid nothing."""
+
+    def limit(figure: Figure | None) -> float:
+        return figure.value if figure is not None and figure.kind == "datasheet" else math.inf
+
     faults: list[str] = []
-    peak = profile.bandwidth_bytes_per_s
-    width = peak.value if peak is not None and peak.kind == "datasheet" else None
-    memory = profile.memory_bytes
-    if width is not None and not isinstance(run.ceilings, str):
+    has, dtype = f"and {profile.model} has", run.environment.dtype
+    width, memory = limit(profile.bandwidth_bytes_per_s), limit(profile.memory_bytes)
+    flops = limit(next((f for name, f in profile.peak_flops.items() if name == dtype), None))
+    if not isinstance(run.ceilings, str):
         for name in ("copy_bytes_per_s", "read_bytes_per_s"):
             rate = getattr(run.ceilings, name)
             if is_measured(rate) and rate > SLACK * width:
-                faults.append(
-                    f"{name} is {rate / 1e9:.0f} GB/s, and {profile.model} has {width / 1e9:.0f}"
-                )
+                faults.append(f"{name} is {rate / 1e9:.0f} GB/s, {has} {width / 1e9:.0f}")
     chip = profile.on_chip_bytes.value if profile.on_chip_bytes is not None else 0.0
-    dtype = run.environment.dtype
-    flops = next((f for name, f in profile.peak_flops.items() if name == dtype), None)
     for cell in run.cells:
         if not cell.samples or isinstance(cell.work, str):
             continue
         seconds = statistics.median(s.decode * s.images / s.steps for s in cell.samples)
         step = [cell.work[name] for name in STEP_PHASES]
         moved = sum(one.bytes for one in step)
-        if width is not None and moved > chip and moved / seconds > SLACK * width:
+        if moved > chip and moved / seconds > SLACK * width:
             faults.append(
-                f"{cell.name}: its steps would read {moved / seconds / 1e9:.0f} GB/s, and "
-                f"{profile.model} has {width / 1e9:.0f}"
+                f"{cell.name}: its steps would read {moved / seconds / 1e9:.0f} GB/s, {has} "
+                f"{width / 1e9:.0f}"
             )
         done = sum(one.flops for one in step) / seconds
-        if flops is not None and flops.kind == "datasheet" and done > SLACK * flops.value:
+        if done > SLACK * flops:
             faults.append(
-                f"{cell.name}: its steps would do {done / 1e12:.1f} TFLOP/s, and {profile.model} "
-                f"has {flops.value / 1e12:.1f} in {dtype}"
+                f"{cell.name}: its steps would do {done / 1e12:.1f} TFLOP/s, {has} "
+                f"{flops / 1e12:.1f} in {dtype}"
             )
-        peak_bytes = None if isinstance(cell.memory, str) else cell.memory.peak_bytes
-        if (
-            memory is not None
-            and memory.kind == "datasheet"
-            and is_measured(peak_bytes)
-            and peak_bytes > SLACK * memory.value
-        ):
+        used = None if isinstance(cell.memory, str) else cell.memory.peak_bytes
+        if is_measured(used) and used > SLACK * memory:
             faults.append(f"{cell.name}: it used more memory than {profile.model} has")
     return faults
 

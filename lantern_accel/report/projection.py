@@ -51,15 +51,20 @@ class Limits:
     """Nobody measured what a launch costs here."""
 
 
-class Projected(Frozen):
-    """A projected speed: never measured, never ranked."""
+class OfCell(Frozen):
+    """A figure of one strategy at one batch size and temperature, on one device."""
 
-    measured: Literal[False] = False
     device: str
-    profile: str
     strategy: str
     batch: int
     temperature: float
+
+
+class Projected(OfCell):
+    """A projected speed: never measured, never ranked."""
+
+    measured: Literal[False] = False
+    profile: str
     tokens_per_second: float
     ceiling_tokens_per_second: float
     """The same without the cost of launches: no software can be faster by this model."""
@@ -70,14 +75,10 @@ class Projected(Frozen):
     assumptions: str
 
 
-class Error(Frozen):
+class Error(OfCell):
     """Projection against measurement on one cell of a device that has both."""
 
     run: str
-    device: str
-    strategy: str
-    batch: int
-    temperature: float
     measured_tokens_per_second: float
     projected_tokens_per_second: float
     ceiling_tokens_per_second: float

@@ -18,7 +18,6 @@ from lantern_accel.measure.record import (
     Quality,
     Reading,
     Run,
-    Sample,
     is_measured,
     not_measured,
 )
@@ -42,6 +41,10 @@ UNPRICED = not_measured(
 )
 NO_BASE = not_measured("there is no vanilla at this batch size and temperature")
 PERCENTILES = (50, 95, 99)
+#: What a row has as its cell does.
+AS_MEASURED = (
+    *("batch", "temperature", "stands_for", "settled", "cold_seconds", "captured", "capture_kind"),
+)
 
 
 class Spread(Record):
@@ -203,13 +206,9 @@ def row_of(run: Run, cell: Cell) -> Row:
         strategy=cell.strategy.name,
         detail=detail_of(cell.strategy)
         + ("" if rounding is None else f", {rounding.weights} weights"),
-        stands_for=cell.stands_for,
         relaxed=cell.relaxed,
-        batch=cell.batch,
-        temperature=cell.temperature,
         samples=len(cell.samples),
         seconds=sum(s.prefill + s.decode for s in cell.samples),
-        settled=cell.settled,
         others_cpu=_of(readings([s.others_cpu for s in cell.samples]), statistics.median),
         tokens_per_second=intervals.median(cell.rates),
         images_per_second=_of(totals, lambda n: intervals.median([cell.batch / t for t in n])),
@@ -227,15 +226,13 @@ def row_of(run: Run, cell: Cell) -> Row:
         exact_verdict=exact_verdict,
         price=price,
         rounding=None if rounding is None else intervals.mean(rounding.by_image),
-        cold_seconds=cell.cold_seconds,
-        captured=cell.captured,
-        capture_kind=cell.capture_kind,
         tracing_ms=None if cell.tracing_seconds is None else 1e3 * cell.tracing_seconds,
         peak_bytes=_of(cell.memory, lambda memory: memory.peak_bytes),
         buffers_bytes=_of(cell.memory, lambda memory: memory.buffers_bytes),
         joules_per_image=per_image,
         images_per_joule=1 / per_image if is_measured(per_image) and per_image else per_image,
         **_fractions(run, cell),
+        **{name: getattr(cell, name) for name in AS_MEASURED},
         phase_ms=phase_ms(cell),
         phases_from=cell.step_ms_from,
     )
@@ -243,11 +240,8 @@ def row_of(run: Run, cell: Cell) -> Row:
 
 def _partner(run: Run, cell: Cell, fits: Callable[[Cell], bool]) -> Cell | None:
     """Return the first measured cell of the same batch size and temperature that fits."""
-    for other in run.cells:
-        same = (other.batch, other.temperature) == (cell.batch, cell.temperature)
-        if same and other.samples and fits(other):
-            return other
-    return None
+    here = (o for o in run.cells if (o.batch, o.temperature) == (cell.batch, cell.temperature))
+    return next((other for other in here if other.samples and fits(other)), None)
 
 
 def base_of(run: Run, cell: Cell) -> Cell | None:
@@ -355,21 +349,17 @@ def phase_ms(cell: Cell) -> dict[str, Reading]:
         split["host"] = max(split.get("host", 0.0) - prefill / max(steps, 1), 0.0)
         whole = sum(split.values()) or 1.0
         found |= {name: decode * value / whole for name, value in split.items()}
-        totals = readings([s.total for s in cell.samples])
-        if not isinstance(totals, str):
+        totals, host = readings([s.total for s in cell.samples]), found["host"]
+        if not isinstance(totals, str) and is_measured(host):
             claimed = sum(v for v in found.values() if is_measured(v))
-            host = found["host"]
-            if is_measured(host):
-                found["host"] = host + max(per_image(totals) - claimed, 0.0)
+            found["host"] = host + max(per_image(totals) - claimed, 0.0)
     return {name: found[name] for name in PHASES}
 
 
 def readings(values: Sequence[Reading]) -> list[float] | NotMeasured:
     """Return all numbers, or the first reason why there are not all."""
     numbers = [value for value in values if is_measured(value)]
-    if len(numbers) == len(values):
-        return numbers
-    return next(str(value) for value in values if not is_measured(value))
+    return next((str(value) for value in values if not is_measured(value)), numbers)
 
 
 def _of(value: Any, figure: Callable[[Any], Any]) -> Any:
@@ -379,12 +369,12 @@ def _of(value: Any, figure: Callable[[Any], Any]) -> Any:
 
 def _energy(cell: Cell, run: Run) -> Reading:
     """Return joules per image, over all samples."""
-    used: list[Sample] = [s for s in cell.samples if s.energy_mj is not None]
-    total = sum(s.energy_mj or 0.0 for s in used)
-    if not used or not total:
+    used = [(s.energy_mj, s.images) for s in cell.samples if s.energy_mj is not None]
+    total = sum(energy for energy, _ in used)
+    if not total:
         backend = run.environment.device.backend
         return not_measured(f"backend {backend!r} reads no energy meter")
-    return total / 1e3 / sum(s.images for s in used)
+    return total / 1e3 / sum(images for _, images in used)
 
 
 def _fractions(run: Run, cell: Cell) -> dict[str, Reading]:
@@ -394,14 +384,12 @@ def _fractions(run: Run, cell: Cell) -> dict[str, Reading]:
         return dict.fromkeys(names, run.ceilings)
     bandwidth = run.ceilings.bandwidth
     flops = run.ceilings.matmul_flops.get(run.settings.dtype, not_measured("no such ceiling"))
-    rate, work = statistics.median(cell.rates), cell.work
-    done, moved = achieved_rates(cell) or (0.0, 0.0)
+    reached = cell.work if isinstance(cell.work, str) else achieved_rates(cell)
+    rate = statistics.median(cell.rates)
     return {
         "tokens_per_s_per_gb_s": _of(bandwidth, lambda most: rate / (most / 1e9)),
-        "bandwidth_fraction": work
-        if isinstance(work, str)
-        else _of(bandwidth, lambda b: moved / b),
-        "matmul_fraction": work if isinstance(work, str) else _of(flops, lambda f: done / f),
+        "bandwidth_fraction": _of(reached, lambda r: _of(bandwidth, lambda most: r[1] / most)),
+        "matmul_fraction": _of(reached, lambda r: _of(flops, lambda most: r[0] / most)),
     }
 
 

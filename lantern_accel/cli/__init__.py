@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from lantern_accel.cli.console import warn
 from lantern_accel.errors import LanternWarning
@@ -34,19 +34,12 @@ def run(
         warnings.simplefilter("always", LanternWarning)
         show_others = warnings.showwarning
 
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             # Where in our source a warning was raised helps no user.
             if issubclass(category, LanternWarning):
                 warn(str(message))
             else:
-                show_others(message, category, filename, lineno, file, line)
+                show_others(message, category, *where, **more)
 
         warnings.showwarning = show
         words = None if argv is None else list(argv)

@@ -91,7 +91,6 @@ def compare(
 
 def _are_there(files: list[str]) -> None:
     """Raise RequestError for the first file that is missing, before anything is imported for a report."""
-
     for text in files:
         _, path = _renamed(text)
         if not glob.has_magic(path) and not Path(path).exists():

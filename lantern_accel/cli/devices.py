@@ -82,16 +82,13 @@ def _limits(profile: DeviceProfile) -> str:
     """Return one line: what it is, its fastest dtype, memory, bandwidth and power."""
     figures = profile.peak_flops
     dtype = "bfloat16" if "bfloat16" in figures else next(iter(figures))
-    parts = [
-        f"{profile.vendor} {profile.model}",
-        f"{figures[dtype].value / 1e12:g} TFLOP/s {dtype}",
-    ]
-    if profile.bandwidth_bytes_per_s is not None:
-        parts.append(f"{profile.bandwidth_bytes_per_s.value / 1e9:g} GB/s")
-    if profile.memory_bytes is not None:
-        parts.append(f"{profile.memory_bytes.value / 2**30:.0f} GiB")
-    if profile.power_w is not None:
-        parts.append(f"{profile.power_w.value:g} W")
-    kinds = {one.kind for one in profile.figures().values()}
-    parts.append(" and ".join(sorted(kinds)) + " figures")
-    return ", ".join(parts)
+    limits = (
+        (figures[dtype], 1e12, f"{{:g}} TFLOP/s {dtype}"),
+        (profile.bandwidth_bytes_per_s, 1e9, "{:g} GB/s"),
+        (profile.memory_bytes, 2**30, "{:.0f} GiB"),
+        (profile.power_w, 1, "{:g} W"),
+    )
+    parts = [form.format(one.value / unit) for one, unit, form in limits if one is not None]
+    kinds = sorted({one.kind for one in profile.figures().values()})
+    whole = [f"{profile.vendor} {profile.model}", *parts, f"{' and '.join(kinds)} figures"]
+    return ", ".join(whole)

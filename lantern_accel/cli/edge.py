@@ -111,18 +111,11 @@ def _drop_stdout() -> None:
 
 def _keep(text: str) -> Path | None:
     """Write a traceback to the cache, else to the system's temporary folder; None if neither can."""
-
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
 
-    def cached() -> Path:
-        return cache_dir() / "errors"
-
-    def temporary() -> Path:
-        return Path(tempfile.gettempdir())
-
-    for folder in (cached, temporary):
+    for folder in (lambda: cache_dir() / "errors", tempfile.gettempdir):
         with contextlib.suppress(OSError, RuntimeError):
-            path = folder() / name
+            path = Path(folder(), name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{' '.join(sys.argv)}\n{text}", encoding="utf-8")
             return path

@@ -12,10 +12,11 @@ import typer
 from lantern_accel.bounds import MOST_SEED, whole
 from lantern_accel.cli.console import bar, print_json, say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
+from lantern_accel.distributed.prompts import read_prompts
 from lantern_accel.errors import RequestError
-from lantern_accel.files import is_regular, read_lines, write_json
+from lantern_accel.files import write_json
 from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
-from lantern_accel.strategy.values import ChainTree, NoTree, SelfDrafts, StaticTree, Window
+from lantern_accel.strategy.values import StaticTree
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
@@ -101,7 +102,7 @@ def generate(
                 raise RequestError(f"--on draws a file of prompts, a file each; leave {name} out")
         settings = read_settings(settings, option_name).model_dump(exclude_none=True)
         return draw_folder(prompts_file, output, on, workers, load, settings, resume, quiet)
-    words = [*(prompts or []), *_lines(prompts_file)]
+    words = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file else [])]
     check_prompts(words)
     columns = strategy_words([compare]) if compare is not None else []
     if isinstance(settings["strategy"], str) and "," in settings["strategy"]:
@@ -114,13 +115,9 @@ def generate(
         )
     read_settings(settings, option_name)
     runs: list[dict[str, Any]] = [
-        {
-            **settings,
-            **({} if seed is None else {"seed": seed}),
-            **({"strategy": name} if columns else {}),
-        }
-        for seed in (_seeds(seeds) if seeds is not None else [None])
-        for name in (columns or [""])
+        {**settings, "seed": seed, "strategy": name}
+        for seed in (_seeds(seeds) if seeds is not None else [settings["seed"]])
+        for name in (columns or [settings["strategy"]])
     ]
     count = len(words) * (settings["num_images"] or 1) * len(runs)
     files = 1 if grid or columns else count
@@ -164,7 +161,7 @@ def generate(
 
 def _draw(
     pipeline: Pipeline,
-    words: Sequence[str],
+    words: Sequence[str | int],
     runs: Sequence[dict[str, Any]],
     pictures: Any,
     quiet: bool,
@@ -199,27 +196,10 @@ def _draw(
     return results
 
 
-def _lines(path: Path | None) -> list[str]:
-    """Return a file's lines that are not empty; raises RequestError where it cannot be read."""
-
-    if path is None:
-        return []
-    if not is_regular(path):
-        raise RequestError(f"{path} is not a file of prompts")
-    try:
-        found = read_lines(path)
-    except OSError as error:
-        raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
-    if not found:
-        raise RequestError(f"{path} holds no prompt; write one per line")
-    return found
-
-
 def _seeds(text: str) -> list[int]:
     found = []
     for word in (one.strip() for one in text.split(",")):
-        seed = whole(word, most=MOST_SEED)
-        if seed is None:
+        if (seed := whole(word, most=MOST_SEED)) is None:
             raise RequestError(f"{word[:40]!r} is not a seed; write numbers such as 1,2,3")
         found.append(seed)
     return found
@@ -236,6 +216,8 @@ def _report(results: Sequence[GenerationResult], as_json: bool, path: Path | Non
 
 
 def _summary(result: GenerationResult) -> None:
+    from lantern_accel.report.rows import detail_of
+
     stats = result.stats
     seconds = stats.seconds
     if stats.tokens_per_second is None:
@@ -254,21 +236,12 @@ def _summary(result: GenerationResult) -> None:
         say(stats.auto, label="auto", style="bold")
     if stats.rounding is not None:
         say(stats.rounding.text(), label="price", style="bold")
-    tree = stats.strategy.tree
-    shape = f"a {tree.kind} tree"
-    if isinstance(tree, StaticTree):
-        shape = f"a tree of {len(tree.paths)} drafts"
-        if not tree.name.startswith("custom"):
-            shape = f"the tree {tree.name} ({len(tree.paths)} drafts)"
-    elif isinstance(tree, Window):
-        shape = f"a window of {tree.length} tokens"
-    elif isinstance(tree, SelfDrafts):
-        shape = f"{tree.length} drafts of the model's own weights in {tree.weights}"
-    elif isinstance(tree, ChainTree):
-        shape = f"a chain of {tree.length} drafts"
-    how = "auto" if stats.auto is not None else stats.strategy.name
-    if stats.auto is None and not isinstance(tree, NoTree):
-        how += f" over {shape}"
+    tree, how = stats.strategy.tree, "auto"
+    if stats.auto is None:
+        how = stats.strategy.name
+        if isinstance(tree, StaticTree) and not tree.name.startswith("custom"):
+            how += f" over the tree {tree.name}"
+        how += f" ({detail_of(stats.strategy)})"
     say(
         f"{how} on {stats.device} "
         f"({stats.device_name}, {stats.dtype}), model {stats.model}, seed {stats.seed}",

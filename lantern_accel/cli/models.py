@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,7 @@ def listing(
     if as_json:
         print_json(rows)
     elif presets:
-        models = [
-            [row["name"], _preset_model(row), _preset_line(row), row["source"]] for row in rows
-        ]
+        models = [[r["name"], _preset_model(r), _preset_line(r), r["source"]] for r in rows]
         show_table(["preset", "for", "settings", "source"], models, ["preset", "for", "settings"])
     else:
         head = ["model", "what it is", "here", "download", "licence"]
@@ -238,17 +237,13 @@ def plan(
     sampling = validated(Sampling, values, "sampling")
     made = planner.plan(chosen, sampling, batch=batch)
     tips = planner.advice(made, chosen, sampling)
-    largest = None
+    fitting = partial(planner.largest_batch, chosen, sampling)
+    largest = None if made.capacity is None else fitting(made.capacity)
     usual: dict[str, dict[str, int]] = {}
-    if made.capacity is not None:
-        largest = planner.largest_batch(chosen, sampling, made.capacity)
-    elif device:
+    if largest is None and device:
         beside = {"": 0, **_beside(model)}
         usual = {
-            card: {
-                what: planner.largest_batch(chosen, sampling, held - taken)
-                for what, taken in beside.items()
-            }
+            card: {what: fitting(held - taken) for what, taken in beside.items()}
             for card, held in USUAL_MEMORY.items()
         }
     if as_json:
@@ -267,9 +262,6 @@ def plan(
 
 def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str, int]]) -> None:
     """Print what memory a plan takes, and on what it fits."""
-    from rich.console import Console
-    from rich.table import Table
-
     from lantern_accel.memory.limits import size
     from lantern_accel.models.check import NAMES
 
@@ -290,12 +282,7 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
     held[f"process and driver ({'measured' if made.runtime_measured else 'assumed'})"] = (
         made.runtime
     )
-    table = Table()
-    table.add_column("what")
-    table.add_column("memory", justify="right")
-    for what, count in held.items():
-        table.add_row(what, size(count))
-    Console(highlight=False).print(table)
+    show_table(["what", "memory"], [[what, size(count)] for what, count in held.items()])
     where = f" of {size(made.capacity)}" if made.capacity else ""
     if where and made.device != size(made.capacity or 0):
         where += f" on {made.device}"

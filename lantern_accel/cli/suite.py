@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
 
 SUITES = ("coco", "imagenet", "prompts")
+#: Options that the request takes as they are.
+AS_ASKED = (
+    *("chunk", "batch", "per_prompt", "reference", "save_reference", "geneval", "resamples"),
+)
 #: Stands in the place of a protocol's feature networks.
 STAND_IN = "efficientnet"
 
@@ -84,7 +88,6 @@ class PreparedSuite:
     """A suite that was read and checked as far as that goes without a model."""
 
     asked: SuiteOptions
-    images: Path | None
     output: Path
     protocol: Protocol
     captioned: Captioned | None
@@ -114,13 +117,9 @@ def read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuit
     if asked.features is not None:
         if asked.features != STAND_IN:
             raise RequestError(f"--features takes {STAND_IN}, not {asked.features!r}")
-        protocol = protocol.model_copy(
-            update={
-                "name": f"{protocol.name} with {STAND_IN}",
-                "network": STAND_IN,
-                "manifold": STAND_IN,
-            }
-        )
+        name = f"{protocol.name} with {STAND_IN}"
+        changes = {"name": name, "network": STAND_IN, "manifold": STAND_IN}
+        protocol = protocol.model_copy(update=changes)
     check_targets(output)
     for path in (asked.save_reference, asked.write_prompts, asked.geneval and asked.geneval / "a"):
         if path is not None:
@@ -140,15 +139,8 @@ def read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuit
     if captioned is not None:
         captioned = captioned.first(asked.count)
     weights = read_given(list(asked.metric_weights))
-    return PreparedSuite(
-        asked,
-        images,
-        output,
-        protocol,
-        captioned,
-        weights,
-        dict(map(_named_folder, asked.pictures)),
-    )
+    pictures = dict(map(_named_folder, asked.pictures))
+    return PreparedSuite(asked, output, protocol, captioned, weights, pictures)
 
 
 def write_prompts(ready: PreparedSuite) -> Path:
@@ -224,14 +216,8 @@ def request(
         sampling=sampling,
         work=asked.work or ready.output.with_suffix(".pictures"),
         seed=seed,
-        chunk=asked.chunk,
-        batch=asked.batch,
-        per_prompt=asked.per_prompt,
-        reference=asked.reference,
-        save_reference=asked.save_reference,
-        geneval=asked.geneval,
         pictures=ready.pictures,
         weights=ready.weights,
         host=asked.metrics_on_host,
-        resamples=asked.resamples,
+        **{name: getattr(asked, name) for name in AS_ASKED},
     )

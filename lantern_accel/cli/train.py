@@ -19,8 +19,9 @@ from lantern_accel.cli.options import (
     option,
     with_options,
 )
+from lantern_accel.distributed.prompts import read_prompts
 from lantern_accel.errors import DataError, DiskFullError, StrategyError
-from lantern_accel.files import disk_is_full, read_lines
+from lantern_accel.files import disk_is_full
 from lantern_accel.generation.settings import read_size
 from lantern_accel.strategy.values import (
     DynamicTree,
@@ -211,12 +212,7 @@ def drafter(
             f"--into writes a model folder, and {model} has no model.json; leave it out and name the "
             f"drafter when drawing: --drafter {given.work / 'drafter'}"
         )
-    lines: list[str] = []
-    if prompts is not None:
-        try:
-            lines = read_lines(prompts)
-        except OSError as error:
-            raise DataError(f"the prompts {prompts} cannot be read ({error.strerror})") from None
+    lines = [] if prompts is None else [str(one) for one in read_prompts(prompts)]
     with lantern_accel.load(
         model,
         device=given.device,

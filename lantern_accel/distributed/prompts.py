@@ -58,6 +58,11 @@ def read_items(path: Path, seed: int) -> list[Item]:
     return items
 
 
+def read_prompts(path: Path) -> list[str | int]:
+    """Read a file's prompts alone, as :func:`read_items` does; a row's name and seed mean nothing."""
+    return [item.prompt for item in read_items(path, 0)]
+
+
 def _read(path: Path) -> Iterator[Mapping[str, Any]]:
     """Go through a file's rows; raises RequestError where it cannot be read."""
     try:

@@ -61,62 +61,50 @@ class Kind:
         return {**load, "device": self.device, "options": options}
 
 
-def ray_module() -> Any:
-    """Return Ray; raises RequestError where it is not installed."""
+@contextmanager
+def connected() -> Iterator[Any]:
+    """Give Ray, connected to the cluster of ``RAY_ADDRESS`` or one on this machine; leave it at the end.
+
+    Raises RequestError where Ray is not installed.
+    """
     try:
         import ray
     except ImportError:
         raise RequestError(
             "--on ray needs Ray, which is not installed; pip install 'lantern-accel[ray]'"
         ) from None
-    return ray
-
-
-def connect(address: str | None = None, **more: Any) -> Any:
-    """Join the cluster of ``address`` (or ``RAY_ADDRESS``), or start one on this machine; return Ray."""
-    ray = ray_module()
     if not ray.is_initialized():
-        given = address or os.environ.get("RAY_ADDRESS")
-        if given is None:  # not one that was here and may be gone
-            given, more = "local", {"include_dashboard": False, **more}
-        ray.init(address=given, log_to_driver=False, logging_level="warning", **more)
-    return ray
-
-
-@contextmanager
-def connected() -> Iterator[Any]:
-    """Give Ray, connected as by :func:`connect`; leave its cluster after the block."""
-    ray = connect()
+        address = os.environ.get("RAY_ADDRESS")
+        # "local": not a cluster that was here and may be gone.
+        given = (
+            {"address": address} if address else {"address": "local", "include_dashboard": False}
+        )
+        ray.init(**given, log_to_driver=False, logging_level="warning")
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def known_device(resource: str) -> str | None:
-    """Return what ``--device`` is called on a worker that holds a resource of the cluster.
+def counted(resources: Mapping[str, float]) -> dict[str, int]:
+    """Return what a cluster has of the resources that may be devices."""
+    return {
+        name: int(count)
+        for name, count in sorted(resources.items())
+        if not NOT_DEVICES.fullmatch(name) and count >= 1
+    }
 
-    A backend's name, or a word that one answers to, is the resource in small letters. None for any other
-    resource: clusters have some of their own.
+
+def known_kinds(resources: Mapping[str, float]) -> list[Kind]:
+    """Return all that a cluster has of each device that a backend knows; it may have other resources.
+
+    A backend's name, or a word that one answers to, is the resource in small letters.
     """
     from lantern_accel.device.plugins import backend_specs
 
-    word, specs = resource.lower(), backend_specs()
-    known = word in specs or any(word in spec.aliases for spec in specs.values())
-    return word if known else None
-
-
-def device_of(resource: str) -> str:
-    """Return :func:`known_device`; raises RequestError where it is None."""
-    from lantern_accel.device.plugins import backend_specs
-
-    found = known_device(resource)
-    if found is None:
-        raise RequestError(
-            f"no backend is named like the resource {resource!r}; write {resource}=COUNT@DEVICE, with "
-            f"one of the devices {', '.join(sorted(backend_specs()))}"
-        )
-    return found
+    words = {word for name, spec in backend_specs().items() for word in (name, *spec.aliases)}
+    every = [Kind(name, count, name.lower()) for name, count in counted(resources).items()]
+    return [kind for kind in every if kind.device in words]
 
 
 def read_workers(text: str, resources: Mapping[str, float], threads: int | None) -> list[Kind]:
@@ -125,18 +113,13 @@ def read_workers(text: str, resources: Mapping[str, float], threads: int | None)
     ``auto``: one worker per accelerator of the cluster, or, where it has none, one per ``threads`` cores.
     Raises RequestError for more than the cluster has.
     """
-    devices = {
-        name: int(count)
-        for name, count in resources.items()
-        if not NOT_DEVICES.fullmatch(name) and count >= 1
-    }
+    from lantern_accel.device.plugins import backend_specs
+
+    devices, known = counted(resources), known_kinds(resources)
     if text == "auto":
-        cores = devices.pop("CPU", 0)
-        known = {name: known_device(name) for name in sorted(devices)}
-        found = [Kind(name, devices[name], device) for name, device in known.items() if device]
-        if found:
-            return found
-        return [Kind("CPU", max(1, cores // (threads or cores or 1)), "cpu")]
+        cores = devices.get("CPU", 0)
+        processors = Kind("CPU", max(1, cores // (threads or cores or 1)), "cpu")
+        return [kind for kind in known if kind.resource != "CPU"] or [processors]
     spelling = {name.upper(): name for name in devices}
     spelt = [name.lower() for name in devices]
     kinds = []
@@ -153,7 +136,13 @@ def read_workers(text: str, resources: Mapping[str, float], threads: int | None)
             raise RequestError(
                 f"this cluster has {devices[resource]} {resource}, not {parts[2]}; ask for as many"
             )
-        kinds.append(Kind(resource, count, parts[3] or device_of(resource)))
+        device = parts[3] or next((k.device for k in known if k.resource == resource), None)
+        if device is None:
+            raise RequestError(
+                f"no backend is named like the resource {resource!r}; write {resource}=COUNT@DEVICE, "
+                f"with one of the devices {', '.join(sorted(backend_specs()))}"
+            )
+        kinds.append(Kind(resource, count, device))
     return kinds
 
 
@@ -281,6 +270,10 @@ class Fleet:
 
 def _cause(error: Exception) -> str:
     """Return the last line of what an actor raised: its own error, without Ray's traceback."""
+    return f"could not be used: {lines_of(error)[-1][:300]}"
+
+
+def lines_of(error: Exception) -> list[str]:
+    """Return the lines of an error's text that are not blank, or else its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last = lines[-1] if lines else type(error).__name__
-    return f"could not be used: {last[:300]}"
+    return lines or [type(error).__name__]

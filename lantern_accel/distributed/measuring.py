@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.distributed.fleet import NOT_DEVICES, Kind, known_device, placed, read_workers
+from lantern_accel.distributed.fleet import Kind, known_kinds, lines_of, placed, read_workers
 from lantern_accel.errors import BackendError, RequestError
 from lantern_accel.files import write_whole
 
@@ -76,23 +76,17 @@ def models_of(resources: Mapping[str, float], workers: str) -> list[Kind]:
 
     ``workers``: ``auto`` (processors too), or kinds as :func:`~.fleet.read_workers` takes them.
     """
-    if workers == "auto":
-        names = {
-            name: known_device(name)
-            for name, count in sorted(resources.items())
-            if not NOT_DEVICES.fullmatch(name) and count >= 1
-        }
-        kinds = [Kind(name, 1, device) for name, device in names.items() if device is not None]
-    else:
-        kinds = read_workers(workers, resources, None)
+    auto = workers == "auto"
+    kinds = known_kinds(resources) if auto else read_workers(workers, resources, None)
     if not kinds:
         raise RequestError("this cluster has no device to measure; start its nodes first")
     types = sorted(name.removeprefix(TYPE) for name in resources if name.startswith(TYPE))
-    found = []
-    for kind in kinds:
-        typed = types if len(types) > 1 and kind.resource == "GPU" else [""]
-        found += [replace(kind, count=1, type=one) for one in typed]
-    return found
+    several = types if len(types) > 1 else [""]
+    return [
+        replace(kind, count=1, type=one)
+        for kind in kinds
+        for one in (several if kind.resource == "GPU" else [""])
+    ]
 
 
 def measure_fleet(
@@ -128,16 +122,11 @@ def _measured(
     except ray.exceptions.GetTimeoutError:
         return Measured(kind.name, b"", f"it did not answer within {patience:g} s")
     except ray.exceptions.RayError as error:
-        return Measured(kind.name, b"", f"its worker could not begin ({_short(error)})")
+        return Measured(kind.name, b"", f"its worker could not begin ({lines_of(error)[0][:200]})")
     try:
         return Measured(kind.name, *ray.get(worker.measure.remote(list(words), key)))
     except ray.exceptions.RayError as error:
-        return Measured(kind.name, b"", f"its worker was lost ({_short(error)})")
-
-
-def _short(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+        return Measured(kind.name, b"", f"its worker was lost ({lines_of(error)[0][:200]})")
 
 
 def write_runs(
@@ -147,7 +136,6 @@ def write_runs(
 
     Raises BackendError where there is none.
     """
-
     written, wrong = [], []
     for one in measured:
         if one.error:

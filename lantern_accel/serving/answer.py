@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def encoded(image: Image, request: ImageRequest) -> str:
     """Return a picture in the format that was asked for, as base64."""
-    stream = io.BytesIO()
-    more = {} if request.output_format == "png" else {"quality": request.compression}
-    image.convert("RGB").save(stream, format=FORMATS[request.output_format], **more)
+    stream, asked = io.BytesIO(), request.body
+    more = {} if asked.output_format == "png" else {"quality": asked.output_compression}
+    image.convert("RGB").save(stream, format=FORMATS[asked.output_format], **more)
     return base64.b64encode(stream.getvalue()).decode("ascii")
 
 
@@ -33,9 +33,9 @@ def _drawn(one: Finished) -> Image:
 def _common(request: ImageRequest, image: Image) -> dict[str, Any]:
     return {
         "size": f"{image.width}x{image.height}",
-        "quality": request.quality,
+        "quality": request.body.quality,
         "background": "opaque",
-        "output_format": request.output_format,
+        "output_format": request.body.output_format,
     }
 
 

@@ -157,7 +157,7 @@ def _add_routes(
         asked = read_body(await _json(request), manifest, picture, settings.most_prompt)
         inbox = Inbox(asked)
         studio.submit(inbox.job)
-        if asked.stream:
+        if asked.body.stream:
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             events = _events(inbox, asked, model)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)

@@ -8,7 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import LanternError, RequestError, StrategyError, did_you_mean, shown
@@ -47,18 +57,16 @@ class Body(BaseModel):
 
     prompt: StrictStr | StrictInt
     model: StrictStr | None = None
-    n: int | None = Field(None, ge=1, le=10, strict=True)
+    n: int = Field(1, ge=1, le=10, strict=True)
     size: StrictStr | None = None
-    quality: Literal["low", "medium", "high", "xhigh", "max", "auto", "standard", "hd"] | None = (
-        None
-    )
+    quality: Literal["low", "medium", "high", "xhigh", "max", "auto", "standard", "hd"] = "auto"
     background: Literal["opaque", "auto"] | None = None
     moderation: Literal["low", "auto"] | None = None
-    output_format: Literal["png", "webp", "jpeg"] | None = None
-    output_compression: int | None = Field(None, ge=0, le=100, strict=True)
+    output_format: Literal["png", "webp", "jpeg"] = "png"
+    output_compression: int = Field(100, ge=0, le=100, strict=True)
     response_format: Literal["b64_json"] | None = None
-    stream: StrictBool | None = None
-    partial_images: int | None = Field(None, ge=0, le=3, strict=True)
+    stream: StrictBool = False
+    partial_images: int = Field(0, ge=0, le=3, strict=True)
     # Beyond OpenAI's.
     seed: StrictInt | list[StrictInt] | None = None
     strategy: StrictStr | None = None
@@ -67,6 +75,12 @@ class Body(BaseModel):
     temperature: float | None = None
     guidance_scale: float | None = None
     negative_prompt: StrictStr | None = None
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _null_is_the_default(cls, value: Any, read: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[str(info.field_name)]
+        return field.default if value is None and not field.is_required() else read(value)
 
 
 #: What a field takes, for its error.
@@ -92,17 +106,11 @@ class ImageRequest:
     ``ids, grid``: the prompt as token ids, and the rows and columns of tokens; no picture is made then.
     """
 
-    prompt: str | int
-    negative: str | None
+    body: Body
     strategy: Strategy
     sampling: Sampling
     seeds: tuple[tuple[int, int], ...]
-    size: tuple[int, int] | None
-    stream: bool = False
-    partials: int = 0
-    output_format: str = "png"
-    compression: int = 100
-    quality: str = "auto"
+    size: tuple[int, int] | None = None
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     ids: tuple[int, ...] | None = None
@@ -150,17 +158,11 @@ def read_body(
     except LanternError as error:
         raise wrong(_blamed(error, settings), str(error)) from None
     return ImageRequest(
-        prompt=body.prompt,
-        negative=body.negative_prompt or None,
+        body,
         strategy=request.strategy,
         sampling=request.sampling,
         seeds=_seeds(body),
         size=size,
-        stream=bool(body.stream),
-        partials=body.partial_images or 0,
-        output_format=body.output_format or "png",
-        compression=100 if body.output_compression is None else body.output_compression,
-        quality=body.quality or "auto",
         ignored=ignored,
         notes=notes,
     )
@@ -213,16 +215,15 @@ def _size(
 
 
 def _seeds(body: Body) -> tuple[tuple[int, int], ...]:
-    count = body.n or 1
     if isinstance(body.seed, list):
-        if len(body.seed) != count:
+        if len(body.seed) != body.n:
             raise wrong(
-                "seed", f"there are {len(body.seed)} seeds for {count} images; send one for each"
+                "seed", f"there are {len(body.seed)} seeds for {body.n} images; send one for each"
             )
         found = tuple((seed, 0) for seed in body.seed)
     else:
         seed = secrets.randbelow(DRAWN_SEEDS) if body.seed is None else body.seed
-        found = tuple((seed, index) for index in range(count))
+        found = tuple((seed, index) for index in range(body.n))
     for seed, _ in found:
         if not 0 <= seed < SEEDS:
             raise wrong("seed", f"seed cannot be {shown(seed)}; it takes 0 to {SEEDS - 1}")

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import LanternError, shown
 from lantern_accel.generation.request import build_request
-from lantern_accel.serving.body import ImageRequest
+from lantern_accel.serving.body import Body, ImageRequest
 from lantern_accel.serving.refusals import wrong
 from lantern_accel.serving.studio import Completed, Finished
 
@@ -118,12 +118,10 @@ def _request(ids: Any, picture: Any, params: Any, manifest: Any, most_ids: int) 
         raise wrong("sampling_params", str(error)) from None
     seed = USUAL_SEED if read.sampling_seed is None else read.sampling_seed
     return ImageRequest(
-        prompt="ids",
-        negative=None,
+        Body(prompt="ids"),
         strategy=request.strategy,
         sampling=request.sampling,
         seeds=((seed, 0),),
-        size=None,
         ids=tuple(ids),
         grid=(rows, columns),
     )

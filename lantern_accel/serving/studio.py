@@ -20,7 +20,7 @@ from lantern_accel.device.backend import inferring
 from lantern_accel.errors import DeviceLostError, NotFiniteError, RequestError, noted
 from lantern_accel.families.base import Conditions, Rows
 from lantern_accel.generation.slots import Drawn, Slots
-from lantern_accel.serving.body import ImageRequest
+from lantern_accel.serving.body import Body, ImageRequest
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.refusals import busy, closing, lost, refusal_of, too_late
 from lantern_accel.strategy.values import AUTO, Strategy
@@ -157,11 +157,9 @@ class Studio:
         manifest = self.pipeline.model.manifest
         examples = self.pipeline.model.family.examples(manifest)
         for name in strategies:
-            sampling = self.pipeline.sampling()
-            request = ImageRequest(
-                examples[0], None, self.pipeline.strategy(name), sampling, ((0, 0),), None
-            )
-            self._open(request, self.pipeline.conditions([request.prompt]))
+            body, strategy = Body(prompt=examples[0]), self.pipeline.strategy(name)
+            request = ImageRequest(body, strategy, self.pipeline.sampling(), ((0, 0),))
+            self._open(request, self.pipeline.conditions(examples[:1]))
 
     def submit(self, *jobs: Job) -> None:
         """Queue jobs' images, all or none; raises :class:`Refusal` for too many, and when closing."""
@@ -329,27 +327,26 @@ class Studio:
         request, model = picture.job.request, self.pipeline.model
         with noted() as notes:
             if request.ids is None:
-                conditions = self.pipeline.conditions([request.prompt], request.size)
+                conditions = self.pipeline.conditions([request.body.prompt], request.size)
             else:
                 family: Any = model.family
                 conditions = family.conditions_of(
                     model, [request.ids], self.backend.device, request.grid
                 )
             rows = model.family.rows(model, conditions, request.sampling)
-            if request.negative is not None:
+            if request.body.negative_prompt:
                 rows = self._against(rows, conditions, request)
         picture.conditions, picture.rows = conditions, rows
         picture.job.notes = tuple(dict.fromkeys((*picture.job.notes, *notes)))
 
     def _against(self, rows: Rows, conditions: Conditions, request: ImageRequest) -> Rows:
         """Return rows whose unconditional branch is the negative prompt's."""
-        assert request.negative is not None
         if request.sampling.branches != 2:
             raise RequestError(
                 "a negative_prompt takes the place of guidance's second branch, and this request has "
                 f"{request.sampling.branches}; set guidance_scale above 1, or leave it out"
             )
-        against = self.pipeline.conditions([request.negative], request.size)
+        against = self.pipeline.conditions([str(request.body.negative_prompt)], request.size)
         same = against.condition.shape == conditions.condition.shape
         if not (same and len(rows.mask) == 1 and bool((against.mask == conditions.mask).all())):
             raise RequestError(
@@ -371,7 +368,7 @@ class Studio:
             with noted() as told:
                 seed = picture.seed + picture.stream
                 made = self.pipeline.pictures(
-                    drawn.decoded.tokens, shape, [job.request.prompt], [seed]
+                    drawn.decoded.tokens, shape, [job.request.body.prompt], [seed]
                 )
             if not made:
                 log.warning("%s", "; ".join(told))
@@ -400,7 +397,7 @@ class Studio:
     @inferring
     def _show(self, slots: Slots[Picture], row: int, picture: Picture) -> None:
         """Hand out a partial picture where its share of the image is known."""
-        wanted = picture.job.request.partials
+        wanted = picture.job.request.body.partial_images
         if picture.partials >= wanted or picture.job.over:
             return
         assert picture.conditions is not None

@@ -1,9 +1,10 @@
-"""What all records have in common: fields that are known, and one sentence for what is wrong with one."""
+"""What all records have in common: known fields, one sentence for a wrong one, rows of a table."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -41,3 +42,9 @@ def digest(value: Any) -> str:
     """Return the SHA-256 of a JSON value in its canonical form."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> list[str]:
+    """Return the lines of a Markdown table; a cell is one line, with its bars escaped."""
+    shown = [[" ".join(str(cell).replace("|", "\\|").split()) for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *shown)]

@@ -13,7 +13,7 @@ from lantern_accel.evaluation import plots
 from lantern_accel.evaluation.schema import Evaluation, Reading, Suite
 from lantern_accel.files import check_target, write_whole
 from lantern_accel.quality.interval import Interval
-from lantern_accel.records import NOT_MEASURED
+from lantern_accel.records import NOT_MEASURED, markdown_table
 from lantern_accel.strategy.values import Strategy
 
 #: Digits after the point, by column.
@@ -280,14 +280,9 @@ def markdown(found: Sequence[Table]) -> str:
     """Return tables as Markdown."""
     parts = []
     for one in found:
-        lines = [f"## {one.title}", "", _row(one.heads), _row(["---"] * len(one.heads))]
-        lines += [_row(row) for row in one.rows]
-        parts.append("\n".join([*lines, "", *(f"- {note}" for note in one.notes)]).rstrip())
+        lines = [f"## {one.title}", "", *markdown_table(one.heads, one.rows), ""]
+        parts.append("\n".join([*lines, *(f"- {note}" for note in one.notes)]).rstrip())
     return "\n\n".join(parts) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 _TEX = {

@@ -21,14 +21,10 @@ from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import STEP_PHASES
 from lantern_accel.memory.footprint import Shapes
 from lantern_accel.strategy.values import Sampling, Strategy
+from lantern_accel.testing.trace import computes
 
 #: Steps that pass before a trace begins, so that kernels are there, and steps that are traced.
 PASSED, TRACED = 2, 8
-#: Operators that reserve memory and compute nothing.
-ALLOCATING = frozenset(
-    f"aten::{name}"
-    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-)
 
 
 @contextmanager
@@ -62,9 +58,7 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        infos = [one.alias_info for one in func._schema.returns]
-        views = infos and all(info is not None and not info.is_write for info in infos)
-        if not views and func._schema.name not in ALLOCATING:
+        if computes(func):
             self.counts[self.phase] = self.counts.get(self.phase, 0) + 1
         return func(*args, **(kwargs or {}))
 

@@ -37,7 +37,7 @@ from lantern_accel.memory.capacity import Capacity
 from lantern_accel.memory.limits import free_bytes, size
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.quality.interval import relative_spread
-from lantern_accel.records import Record
+from lantern_accel.records import Record, markdown_table
 from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
     NAIVE_EXTEND_57,
@@ -156,10 +156,11 @@ class StepCost(Record):
         if self.acceptance is not None:
             a = self.acceptance
             lines.append(f"tokens per step: {a.tokens_per_step:g} ({a.source})")
-        lines += ["", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-        for row in self.rows():
-            cells = ("" if row[k] is None else format(row[k], f) for k, f in COLUMNS.values())
-            lines.append(f"| {' | '.join(cells)} |")
+        cells = (
+            ["" if row[k] is None else format(row[k], f) for k, f in COLUMNS.values()]
+            for row in self.rows()
+        )
+        lines += ["", *markdown_table([*COLUMNS], cells)]
         for cost in self.costs:
             if cost.phase_ms:
                 phases = ", ".join(f"{name} {ms:.3f}" for name, ms in cost.phase_ms.items())

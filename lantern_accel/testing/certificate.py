@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -14,18 +14,18 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from lantern_accel.decoding.base import EngineBase
 from lantern_accel.device.backend import CAPABILITIES, Backend, DeviceFacts
 from lantern_accel.device.conformance import Outcome, Report
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.spec import API_VERSION, BackendSpec
 from lantern_accel.families.random_weights import random_model, sized
-from lantern_accel.families.registry import broken_families, published
+from lantern_accel.families.registry import broken_families, family, published
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.memory.footprint import Shapes
-from lantern_accel.records import Record
+from lantern_accel.records import Record, markdown_table
 from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.values import Strategy
 from lantern_accel.testing import tiny
 from lantern_accel.testing.trace import Recorder
 
@@ -136,49 +136,42 @@ def count_kernels(backend: Backend) -> list[Kernels]:
     the operators that stand in for it.
     """
     dtype, large = backend.dtypes().compute, published()[0].name
-
-    def tiny_sized(family: str, strategy: str) -> Callable[[Any], EngineBase]:
-        def make(ops: Any) -> EngineBase:
-            engine = tiny.tiny_engine(ops, strategy, dtype=dtype, family=family)
-            tiny.load(engine, 0)
-            return engine
-
-        return make
-
-    def full_sized(strategy: str) -> Callable[[Any], EngineBase]:
-        manifest = sized(large)
-        chosen = choose_strategy(manifest.defaults, strategy)
-        sampling = manifest.defaults.sampling
-        return lambda ops: random_model(manifest, ops, dtype).engine(ops, chosen, sampling)
-
-    todo = [(f"tiny {one}", name, tiny_sized(one, name)) for one, name in tiny.cases(STRATEGIES)]
-    todo += [(large, name, full_sized(name)) for name in STRATEGIES]
     kind = str(dtype).removeprefix("torch.")
+    found = []
     with without_data(backend):
-        return [
-            _count(backend, Kernels(model=model, strategy=name, dtype=kind), make)
-            for model, name, make in todo
-        ]
+        for model, strategy in [*tiny.cases(STRATEGIES), *((large, one) for one in STRATEGIES)]:
+            if model == large:
+                manifest = sized(large)
+                chosen = choose_strategy(manifest.defaults, strategy)
+            else:
+                manifest = family(model).tiny()
+                target = manifest.target
+                chosen = tiny.tiny_strategy(strategy, target.vocab_size, target.num_tokens)
+            name = model if model == large else f"tiny {model}"
+            found.append(Kernels(model=name, strategy=strategy, dtype=kind))
+            _count(backend, found[-1], manifest, chosen, dtype)
+    return found
 
 
-def _count(backend: Backend, found: Kernels, make: Callable[[Any], EngineBase]) -> Kernels:
-    """Count one step of the engine that ``make`` gives, first as the backend would run it."""
+def _count(
+    backend: Backend, found: Kernels, manifest: Any, strategy: Strategy, dtype: torch.dtype
+) -> None:
+    """Count one step of a model of these sizes, first as the backend would run it."""
+    sampling = manifest.defaults.sampling
     for ops in (backend, Shapes(backend)):
         try:
-            engine = make(ops)
+            engine = random_model(manifest, ops, dtype).engine(ops, strategy, sampling)
             found.nodes = engine.geometry.nodes
-            recorder = Recorder(torch.device("meta"))
-            with recorder:
+            with Recorder(torch.device("meta")) as seen:
                 engine.step()
         except Exception as error:  # a kernel that takes no tensor without data, for example
             known = f"not counted ({why(error)[:200]})"
             found.why = found.why or f"the backend's operations do not run without data: {known}"
             continue
-        found.kernels = recorder.launched
+        found.kernels = seen.launched
         if ops is not backend:
             found.why = f"reference operations in the backend's layout; {found.why}"
         break
-    return found
 
 
 # --- the certificate ------------------------------------------------------------------------------
@@ -318,7 +311,7 @@ def markdown(card: Certificate) -> str:
         f"Made {card.made} UTC in {card.seconds:.0f} s by `{card.command}`.",
         "",
         *_table(("version of", ""), list(card.versions.items())),
-        *_table(("device", ""), [(k, _cell(v)) for k, v in card.device if v not in (None, ())]),
+        *_table(("device", ""), [(k, _words(v)) for k, v in card.device if v not in (None, ())]),
         *(_table(("option", ""), list(card.options.items())) if card.options else []),
         "## Failed",
         *_outcomes(report, "failed"),
@@ -365,19 +358,12 @@ def _counts(card: Certificate) -> str:
     )
 
 
-def _table(head: tuple[str, ...], rows: list[Any]) -> list[str]:
-    shown = [" | ".join(_cell(value) for value in row) for row in rows]
-    return [
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
-        *[f"| {row} |" for row in shown],
-        "",
-    ]
+def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> list[str]:
+    return [*markdown_table(head, rows), ""]
 
 
-def _cell(value: object) -> str:
-    text = "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
-    return " ".join(text.replace("|", "\\|").split())
+def _words(value: object) -> str:
+    return "; ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def _outcomes(report: Report, state: str) -> list[str]:

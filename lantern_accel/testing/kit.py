@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from lantern_accel.testing.result import (
     doing,
     doing_now,
 )
+from lantern_accel.testing.trace import source_line
 from lantern_accel.testing.watch import TimeLimit, Wait, Watch
 
 if TYPE_CHECKING:
@@ -133,29 +133,18 @@ def run_check(
     except TimeLimit:
         values = {"state": "failed", "detail": f"took longer than its limit, {limit:g} s{_at()}"}
     except Exception as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}{source_line(error)}"
+        line = source_line(error, _foreign)
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}{line and f' ({line})'}"
         values = {"state": "failed", "detail": f"{what}{_at()}", "cause": what}
     return Outcome(name=name, seconds=time.perf_counter() - began, **values)
 
 
-def source_line(error: BaseException) -> str:
-    """Return where an exception came from: the innermost line that is neither torch's nor the kit's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    package = Path(__file__).parents[1]
-    own = [
-        one
-        for one in frames
-        if not _OTHERS.search(one.filename.replace("\\", "/"))
-        and package not in Path(one.filename).parents
-    ]
-    if not own:
-        return ""
-    place = Path(own[-1].filename)
-    return f" ({place.parent.name}/{place.name}:{own[-1].lineno}: {own[-1].line})"
-
-
-#: Files whose lines tell a backend's author nothing.
-_OTHERS = re.compile(r"/torch/|/contextlib\.py$|^<|/unittest/mock\.py$")
+def _foreign(filename: str) -> bool:
+    """Return whether a file's lines tell a backend's author nothing: torch's, Python's and ours."""
+    others = re.search(
+        r"/torch/|/contextlib\.py$|^<|/unittest/mock\.py$", filename.replace("\\", "/")
+    )
+    return others is not None or Path(__file__).parents[1] in Path(filename).parents
 
 
 def near_misses(backend: Backend) -> list[str]:

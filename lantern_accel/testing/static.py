@@ -104,7 +104,9 @@ def trace_fake(
                 if recorder.violations:  # of which this error is a consequence
                     return recorder
                 raise
-            recorder.violations.append(Violation(rule, type(error).__name__, source_line(error)))
+            recorder.violations.append(
+                Violation(rule, type(error).__name__, source_line(error) or "unknown")
+            )
     return recorder
 
 

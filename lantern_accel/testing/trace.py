@@ -57,16 +57,6 @@ class Violation:
         return f"{self.operator}{why} at {self.source}"
 
 
-def source_line(error: BaseException | None = None) -> str:
-    """Return ``file:line: code`` of the innermost frame that is not torch's or the kit's."""
-    frames = traceback.extract_tb(error.__traceback__) if error else traceback.extract_stack()
-    for frame in reversed(frames):
-        path = Path(frame.filename)
-        if "torch" not in path.parts and path.parent != _HERE.parent:
-            return f"{path.parent.name}/{path.name}:{frame.lineno}: {frame.line}"
-    return "unknown"
-
-
 @functools.cache
 def _apart(filename: str) -> bool:
     """Return whether a file is torch's, Python's or the kit's own, and no step's."""
@@ -86,6 +76,14 @@ def _shown(at: tuple[str, int]) -> str:
     """Return ``folder/file:line: code`` of a file and line."""
     path = Path(at[0])
     return f"{path.parent.name}/{path.name}:{at[1]}: {linecache.getline(*at).strip()}"
+
+
+def source_line(error: BaseException, apart: Callable[[str], bool] = _apart) -> str:
+    """Return the innermost line that an exception came through, but for files ``apart``; "": none."""
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if not apart(frame.f_code.co_filename):
+            return _shown((frame.f_code.co_filename, line))
+    return ""
 
 
 def _implicit(name: str) -> bool:
@@ -221,7 +219,7 @@ class Recorder(Signature):  # type: ignore[no-untyped-call]  # torch's base clas
         self.launched = 0
 
     def _refuse(self, rule: str, operator: str, reason: str = "") -> None:
-        self.violations.append(Violation(rule, operator, source_line(), reason))
+        self.violations.append(Violation(rule, operator, _shown(_calling()), reason))
 
     def _before(self, known: _Operator, call: _Call, given: list[Any]) -> None:
         full = known.full

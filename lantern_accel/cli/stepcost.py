@@ -68,13 +68,10 @@ def stepcost(
         raise RequestError("give --tokens-per-step or --acceptance-from, not both")
     if output is not None:
         check_target(output)
+    counts = whole_numbers("--nodes", [nodes], 2, bounds.MOST_NODES)
     with open_backend(on.device, on.options) as backend:
-        from lantern_accel.measure.stepcost import (
-            Acceptance,
-            measure,
-            parse_nodes,
-            read_acceptance,
-        )
+        from lantern_accel.families.random_weights import sized
+        from lantern_accel.measure.stepcost import Acceptance, measure, read_acceptance
 
         acceptance = None
         if tokens_per_step:
@@ -83,7 +80,7 @@ def stepcost(
             acceptance = read_acceptance(acceptance_from, strategy)
         report = measure(
             backend,
-            size,
+            sized(size),
             strategy=strategy,
             tree=tree,
             dtype=dtype,
@@ -91,7 +88,7 @@ def stepcost(
             cfg_scale=cfg_scale,
             top_k=top_k,
             batches=batches,
-            nodes=parse_nodes(nodes),
+            nodes=counts,
             repeats=repeats,
             acceptance=acceptance,
             out=output,

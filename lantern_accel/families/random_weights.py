@@ -105,13 +105,6 @@ def _parts(manifest: Any, ops: TensorOps) -> dict[str, nn.Module]:
         return {part: kind.build(manifest, part, ops) for part in names}
 
 
-def weights_bytes(manifest: Any, dtype: torch.dtype) -> int:
-    """Return what target and drafter take in memory."""
-    parts = _parts(manifest, TensorOps()).values()
-    numbers: int = sum(t.numel() for part in parts for t in part.state_dict().values())
-    return numbers * dtype.itemsize
-
-
 def fill_random(
     manifest: Any,
     ops: TensorOps,

@@ -8,24 +8,24 @@ tokens a step brings is a property of weights: it is a stated number or one from
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
 
-from lantern_accel.bounds import MOST_NODES, whole
-from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import DraftTree, TreeTables
-from lantern_accel.device.backend import Backend, Replay, check_clock, inferring, recorded
-from lantern_accel.errors import DoesNotFitError, RequestError
-from lantern_accel.families.random_weights import RandomModel, random_model, sized, weights_bytes
+from lantern_accel.device.backend import Backend, Replay, check_clock, recorded
+from lantern_accel.errors import RequestError
+from lantern_accel.families.base import Found
+from lantern_accel.families.random_weights import RandomModel, random_model
 from lantern_accel.measure import store, work
 from lantern_accel.measure.ceilings import measure_ceilings
 from lantern_accel.measure.environment import describe
@@ -34,7 +34,7 @@ from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Ceilings, Environment, is_measured
 from lantern_accel.measure.work import step_needs
 from lantern_accel.memory.capacity import Capacity
-from lantern_accel.memory.limits import free_bytes, size
+from lantern_accel.memory.limits import check_weights
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.quality.interval import relative_spread
 from lantern_accel.records import Record, markdown_table
@@ -44,7 +44,6 @@ from lantern_accel.strategy.trees import (
     parse_tree,
     tree_paths,
 )
-from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import Sampling, StaticTree, Strategy, named_strategy
 
 COMMAND = "lantern-accel stepcost"
@@ -176,53 +175,72 @@ INNER = 10
 
 def bush(nodes: int) -> StaticTree:
     """Return a tree of ``nodes`` with the root, filled breadth first, four children per node."""
-    paths: list[TreePath] = []
-    level: list[TreePath] = [()]
-    while len(paths) < nodes - 1:
-        level = [(*path, rank) for path in level for rank in range(4)]
-        paths += level
-    return StaticTree(name=f"bush_{nodes}", paths=tuple(paths[: nodes - 1]))
+    every = (path for depth in itertools.count(1) for path in product(range(4), repeat=depth))
+    return StaticTree(name=f"bush_{nodes}", paths=tuple(itertools.islice(every, nodes - 1)))
 
 
 class Timed:
-    """One captured function of an engine, timed from the middle of an image, in the bucket of there.
+    """A kind of step, captured and timed from the middle of an image, in the bucket of there.
 
-    ``operators`` are those of one eager call.
+    ``cost`` gets what it needs; the operators are those of one eager call. Raises
+    :class:`DoesNotFitError` where its batch does not fit. What was captured is released after the block.
     """
 
-    def __init__(self, backend: Backend, engine: EngineBase, kind: str) -> None:
-        self.backend, self.engine, self.kind = backend, engine, kind
-        g = engine.geometry
+    def __init__(
+        self,
+        backend: Backend,
+        model: RandomModel,
+        cost: Cost,
+        strategy: Strategy,
+        sampling: Sampling,
+    ) -> None:
+        capacity = Capacity(model, backend, model.target.weight.dtype)
+        capacity.fit(cost.batch, strategy, sampling).check(backend)
+        self.backend, self.cost = backend, cost
+        self.engine = model.engine(backend, strategy, sampling, cost.batch)
+        engine, g = self.engine, self.engine.geometry
         self.middle = g.tokens // 2
         self.inner = max(min(INNER, (g.tokens - self.middle) // (g.depth + 1) - 1), 1)
         need = g.prefix + g.ahead + self.middle + self.inner * (g.depth + 1)
-        self.slots = next((n for n in engine.sizes if n >= need), engine.sizes[-1])
-        self.function = engine.steps[self.slots]
-        if kind == "verify":
-            tables = TreeTables(tree_paths(engine.strategy.tree))
-            topology = tables.topology(g.batch, backend.device, backend.index)
-            topology.pop("group")
-            tokens = torch.zeros(g.batch, g.nodes, dtype=backend.index, device=backend.device)
-            self.tree = DraftTree(tokens=tokens, max_children=tables.max_children, **topology)
-            self.sink = torch.zeros(g.batch, g.nodes, device=backend.device)
-            self.function = self.verify
+        slots = next((n for n in engine.sizes if n >= need), engine.sizes[-1])
+        function = self._verification(slots) if cost.kind == "verify" else engine.steps[slots]
         state = engine.state
         state.reset()
         state.prefix_mask.fill_(True)
         state.uniforms.fill_(0.5)
         self._rewind()
         with LaunchCounter() as counter:
-            self.function()
-        self.operators = counter.counts.get("other", 0)
-        self.replay: Replay = recorded(backend, self.function, kind)
+            function()
+        self.replay: Replay = recorded(backend, function, cost.kind)
         self.replay.expect(1000)
+        cost.operators, cost.captured = counter.counts.get("other", 0), self.replay.captured
+        cost.capture_seconds, cost.capture_bytes = self.replay.seconds, self.replay.nbytes
+        needs = step_needs(engine)
+        parts = [needs["verify"]] if cost.kind == "verify" else needs.values()
+        cost.floor_flops, cost.floor_bytes = (sum(one) for one in zip(*parts, strict=True))
 
-    def verify(self) -> None:
-        """Verification alone; one column is kept, so that a compiler does not drop the head."""
-        state = self.engine.state
+    def __enter__(self) -> Timed:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.replay.release()
+
+    def _verification(self, slots: int) -> Callable[[], None]:
+        """Return verification alone; one column is kept, so that a compiler does not drop the head."""
+        engine, state, g = self.engine, self.engine.state, self.engine.geometry
         assert isinstance(state, State)
-        _, logits = self.engine.verifying.verify(state, self.tree, self.slots)
-        self.sink.copy_(logits[:, :, 0])
+        device, index = self.backend.device, self.backend.index
+        tables = TreeTables(tree_paths(engine.strategy.tree))
+        topology = tables.topology(g.batch, device, index)
+        topology.pop("group")
+        tokens = torch.zeros(g.batch, g.nodes, dtype=index, device=device)
+        tree = DraftTree(tokens=tokens, max_children=tables.max_children, **topology)
+        sink = torch.zeros(g.batch, g.nodes, device=device)
+
+        def verify() -> None:
+            sink.copy_(engine.verifying.verify(state, tree, slots)[1][:, :, 0])
+
+        return verify
 
     def _rewind(self) -> None:
         state = self.engine.state
@@ -242,30 +260,10 @@ class Timed:
     def phase_ms(self) -> dict[str, float] | None:
         """Return milliseconds by phase where the recording keeps phases apart."""
         self._rewind()
-        found: dict[str, list[float]] = {}
-        for _ in range(self.inner):
-            for name, seconds in (self.replay.timed() or {}).items():
-                found.setdefault(name, []).append(1e3 * seconds)
-        return {name: statistics.median(ms) for name, ms in found.items()} or None
-
-
-@contextmanager
-def _timed(
-    backend: Backend, model: RandomModel, cost: Cost, strategy: Strategy, sampling: Sampling
-) -> Iterator[Timed]:
-    """Capture a kind of step, and note what it needs, inside the block."""
-    capacity = Capacity(model, backend, model.target.weight.dtype)
-    capacity.fit(cost.batch, strategy, sampling).check(backend)
-    timed = Timed(backend, model.engine(backend, strategy, sampling, cost.batch), cost.kind)
-    replay, needs = timed.replay, step_needs(timed.engine)
-    cost.operators, cost.captured = timed.operators, replay.captured
-    cost.capture_seconds, cost.capture_bytes = replay.seconds, replay.nbytes
-    parts = [needs["verify"]] if cost.kind == "verify" else needs.values()
-    cost.floor_flops, cost.floor_bytes = (sum(figures) for figures in zip(*parts, strict=True))
-    try:
-        yield timed
-    finally:
-        replay.release()
+        rows = [found for _ in range(self.inner) if (found := self.replay.timed())]
+        return (
+            {n: 1e3 * statistics.median(row[n] for row in rows) for n in rows[0]} if rows else None
+        )
 
 
 # --- a measurement --------------------------------------------------------------------------------
@@ -295,87 +293,6 @@ def plan(
             cost = Cost(kind="step", label=strategy.name, batch=batch, nodes=count)
             found.append((cost, strategy))
     return found
-
-
-@inferring
-def run_stepcost(
-    backend: Backend,
-    model: RandomModel,
-    strategy: Strategy,
-    sampling: Sampling,
-    *,
-    weights: str = FULL,
-    batches: Sequence[int] = (1,),
-    nodes: Sequence[int] = (8, 16, 32, 60),
-    repeats: int = 10,
-    acceptance: Acceptance | None = None,
-    out: Path | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> StepCost:
-    """Measure ceilings and steps; ``out`` is written after every kind of step and resumed from there.
-
-    Raises :class:`RequestError` where ``out`` holds a measurement with other settings, and
-    :class:`DoesNotFitError` where a batch does not fit.
-    """
-    check_clock(backend)
-    dtype = model.target.output.weight.dtype
-    settings = {
-        "model": model.name,
-        "config": model.target.config.model_dump(mode="json"),
-        "strategy": strategy.model_dump(mode="json"),
-        "sampling": sampling.model_dump(mode="json"),
-        "device": str(backend.device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "weights": weights,
-        "threads": torch.get_num_threads(),
-        "options": [note for note in backend.facts().notes if "=" in note],
-    }
-    fresh = StepCost(settings=settings, environment=describe(backend, dtype))
-    report = store.resume(out, fresh, lambda stored: stored.settings, COMMAND)
-    report.acceptance = acceptance or report.acceptance
-    keep = store.Keeper(out, report)
-    if report.ceilings is None:
-        report.ceilings = measure_ceilings(backend, dtype, say)
-        keep()
-    known = {cost.key: cost for cost in report.costs}
-    for batch in batches:
-        (base_cost, vanilla), *rest = plan(strategy, [batch], nodes, model.drafter is not None)
-        every = [(base_cost, vanilla), *rest]
-        todo = [(c, s) for c, s in every if len(known.get(c.key, c).ms) < repeats]
-        if not todo:
-            continue
-        with _timed(backend, model, base_cost, vanilla, sampling) as base:
-            for cost, chosen in todo:
-                say(f"{cost.label}, batch {batch}: capture")
-                if cost is base_cost:
-                    cost.ms = cost.vanilla_ms = [base.ms() for _ in range(repeats)]
-                    cost.phase_ms = base.phase_ms()
-                else:
-                    with _timed(backend, model, cost, chosen, sampling) as timed:
-                        timed.ms()
-                        for _ in range(repeats):
-                            cost.ms.append(timed.ms())
-                            cost.vanilla_ms.append(base.ms())
-                        cost.phase_ms = timed.phase_ms()
-                report.costs = [c for c in report.costs if c.key != cost.key] + [cost]
-                say(f"{cost.label}, batch {batch}: {statistics.median(cost.ms):.3f} ms")
-                keep()
-    keep()
-    return report
-
-
-# --- from names -----------------------------------------------------------------------------------
-
-
-def parse_nodes(text: str) -> list[int]:
-    """Read ``8,16,32,60``; raises :class:`RequestError`."""
-    nodes = [whole(part.strip(), 2, MOST_NODES) for part in text.split(",") if part.strip()]
-    known = [count for count in nodes if count is not None]
-    if len(known) < len(nodes):
-        raise RequestError(
-            f"nodes {text[:80]!r} are not counts from 2 to {MOST_NODES}, such as 8,16,32,60"
-        )
-    return known
 
 
 def read_acceptance(path: Path, strategy: str) -> Acceptance:
@@ -408,31 +325,22 @@ def sampling_of(manifest: Any, cfg_scale: float | None, top_k: int | None) -> Sa
 
 
 def make_model(
-    backend: Backend, name: str, dtype: str, neighbours: int, weights: str = FULL
+    backend: Backend, manifest: Any, dtype: str, neighbours: int, weights: str = FULL
 ) -> RandomModel:
-    """Make a model of a named size on an opened device, its target's weights rounded as ``weights`` says.
+    """Make a model of these sizes on an opened device, its target's weights rounded as ``weights`` says.
 
-    Raises :class:`DoesNotFitError` where its weights do not fit, naming a dtype that would.
+    Raises :class:`DeviceMemoryError` where its weights do not fit, naming a dtype that would.
     """
-    how = None if weights == FULL else rounding(weights)
-    manifest = sized(name)
     compute = backend.dtypes(dtype).compute
-    need, free = weights_bytes(manifest, compute), free_bytes(backend.memory())
-    if free is not None and need > free:
-        fits = [d for d in backend.compute_dtypes() if weights_bytes(manifest, d) <= free]
-        way = (
-            f"use the dtype {str(fits[0]).removeprefix('torch.')}" if fits else "use a smaller size"
-        )
-        raise DoesNotFitError(
-            f"random weights of {name} take {size(need)}, device {backend.device} has {size(free)} "
-            f"free; {way}"
-        )
+    found = Found(manifest, dict.fromkeys(("target", "drafter"), Path()))
+    check_weights(backend, found, compute)
+    how = None if weights == FULL else rounding(weights)
     return random_model(manifest, backend, compute, neighbours=neighbours, how=how)
 
 
 def measure(
     backend: Backend,
-    name: str,
+    manifest: Any,
     *,
     strategy: str = "lantern++",
     tree: str | None = None,
@@ -440,20 +348,68 @@ def measure(
     weights: str = FULL,
     cfg_scale: float | None = None,
     top_k: int | None = None,
+    batches: Sequence[int] = (1,),
+    nodes: Sequence[int] = (8, 16, 32, 60),
+    repeats: int = 10,
+    acceptance: Acceptance | None = None,
+    out: Path | None = None,
     say: Callable[[str], None] = lambda text: None,
-    **measuring: Any,
 ) -> StepCost:
-    """Measure a size by name; ``measuring`` as :func:`run_stepcost` takes it.
+    """Measure ceilings and steps; ``out`` is written after every kind of step and resumed from there.
 
-    Bad input raises before anything is made.
+    Bad input raises before anything is made. Raises :class:`RequestError` where ``out`` holds a
+    measurement with other settings, and :class:`DoesNotFitError` where a batch does not fit.
     """
     check_clock(backend)
     chosen = named_strategy(strategy, static=NAIVE_EXTEND_57, dynamic=EAGLE2_TREE)
     if tree is not None:
         chosen = chosen.override(tree=parse_tree(tree))
-    manifest = sized(name)
     sampling = sampling_of(manifest, cfg_scale, top_k)
     check_settings(chosen, sampling, manifest.target.vocab_size)
-    say(f"random weights of {name}")
-    model = make_model(backend, name, dtype, max(chosen.neighbours, 1), weights)
-    return run_stepcost(backend, model, chosen, sampling, weights=weights, say=say, **measuring)
+    say(f"random weights of {manifest.name}")
+    model = make_model(backend, manifest, dtype, max(chosen.neighbours, 1), weights)
+    compute = model.target.output.weight.dtype
+    settings = {
+        "model": model.name,
+        "config": model.target.config.model_dump(mode="json"),
+        "strategy": chosen.model_dump(mode="json"),
+        "sampling": sampling.model_dump(mode="json"),
+        "device": str(backend.device),
+        "dtype": str(compute).removeprefix("torch."),
+        "weights": weights,
+        "threads": torch.get_num_threads(),
+        "options": [note for note in backend.facts().notes if "=" in note],
+    }
+    fresh = StepCost(settings=settings, environment=describe(backend, compute))
+    report = store.resume(out, fresh, lambda stored: stored.settings, COMMAND)
+    report.acceptance = acceptance or report.acceptance
+    keep = store.Keeper(out, report)
+    with backend.inference():
+        if report.ceilings is None:
+            report.ceilings = measure_ceilings(backend, compute, say)
+            keep()
+        known = {cost.key: len(cost.ms) for cost in report.costs}
+        for batch in batches:
+            every = plan(chosen, [batch], nodes, model.drafter is not None)
+            todo = [one for one in every if known.get(one[0].key, 0) < repeats]
+            if not todo:
+                continue
+            base_cost, vanilla = every[0]
+            with Timed(backend, model, base_cost, vanilla, sampling) as base:
+                for cost, one in todo:
+                    say(f"{cost.label}, batch {batch}: capture")
+                    if cost is base_cost:
+                        cost.ms = cost.vanilla_ms = [base.ms() for _ in range(repeats)]
+                        cost.phase_ms = base.phase_ms()
+                    else:
+                        with Timed(backend, model, cost, one, sampling) as timed:
+                            timed.ms()
+                            for _ in range(repeats):
+                                cost.ms.append(timed.ms())
+                                cost.vanilla_ms.append(base.ms())
+                            cost.phase_ms = timed.phase_ms()
+                    report.costs = [c for c in report.costs if c.key != cost.key] + [cost]
+                    say(f"{cost.label}, batch {batch}: {statistics.median(cost.ms):.3f} ms")
+                    keep()
+    keep()
+    return report

@@ -46,7 +46,7 @@ def test_a_table_a_file_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("options", "says"),
     [
         (["--size", "llamagen-xs-256"], "no size is named 'llamagen-xs-256'"),
-        (["--nodes", "many"], "are not counts"),
+        (["--nodes", "many"], "--nodes takes numbers from 2 to 1024"),
         (["--strategy", "eagel"], "did you mean eagle"),
         (["--tokens-per-step", "2", "--acceptance-from", "x.json"], "not both"),
         (["--acceptance-from", "nowhere.json"], "there is no file nowhere.json"),

@@ -133,8 +133,8 @@ def shared_pipeline(
     return Pipeline(model, backend, head.dtype), Memory(shared, beside)
 
 
-#: From a module's weights to the manifest of our model of it.
-Describe = Callable[[ModuleWeights], Any]
+#: From a module's weights and its configuration to the manifest of our model of it.
+Describe = Callable[[Checkpoint, dict[str, Any]], Any]
 
 
 class InterruptedDecodingError(LanternError):
@@ -167,7 +167,8 @@ class Accelerated:
                 return self._pipeline
             self.close()
         weights, kind = ModuleWeights(self.module), family(self.family)
-        manifest = self.describe(weights)
+        config: Any = self.module.config
+        manifest = self.describe(weights, config.to_dict())
         relaxed = isinstance(self.strategy, Strategy) and bool(self.strategy.neighbours)
         relaxed = relaxed or (
             isinstance(self.strategy, str) and self.strategy.startswith("lantern")

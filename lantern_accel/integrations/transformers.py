@@ -20,11 +20,10 @@ from lantern_accel.families.base import Rows
 from lantern_accel.families.chameleon import official as chameleon
 from lantern_accel.families.glm_image import official as glm_image
 from lantern_accel.families.janus import official as janus
-from lantern_accel.families.janus.text import SpecialIds
 from lantern_accel.families.releases import require
 from lantern_accel.families.tokenizer import bucket, left_pad
 from lantern_accel.files import write_whole
-from lantern_accel.integrations.decoding import Accelerated, ModuleWeights, draw, fresh_seed
+from lantern_accel.integrations.decoding import Accelerated, Describe, draw, fresh_seed
 from lantern_accel.integrations.law import (
     check_outputs,
     check_stopping,
@@ -53,10 +52,10 @@ def accelerated(
     :class:`ModelError` for a class that is unknown, or for an untested release.
     """
     require("transformers")
-    kinds = {
-        JANUS: ("janus", _janus),
-        GLM: ("glm_image", _glm),
-        CHAMELEON: ("chameleon", _chameleon),
+    kinds: dict[str, tuple[str, Describe]] = {
+        JANUS: ("janus", janus.manifest_of),
+        GLM: ("glm_image", glm_image.manifest_of),
+        CHAMELEON: ("chameleon", chameleon.manifest_of_module),
     }
     name = type(model).__name__
     if name not in kinds:
@@ -73,31 +72,9 @@ def _known(model: nn.Module) -> Accelerated:
     return accelerated(model) if ours is None else ours
 
 
-def _class_of(model: nn.Module) -> Any:
-    return type(model)
-
-
-# --- descriptions -----------------------------------------------------------------------------------
-
-
-def _config(weights: ModuleWeights) -> dict[str, Any]:
-    config: Any = weights.module.config
-    said: dict[str, Any] = config.to_dict()
-    return said
-
-
-def _janus(weights: ModuleWeights) -> Any:
-    said, ids = _config(weights), SpecialIds()
-    return janus.manifest_of(weights, said, ids=ids, variant="pro")
-
-
-def _glm(weights: ModuleWeights) -> Any:
-    said = _config(weights)
-    return glm_image.manifest_of(weights, said, marks=glm_image.read_marks(said))
-
-
-def _chameleon(weights: ModuleWeights) -> Any:
-    return chameleon.manifest_of_module(weights, _config(weights))
+def _own_generate(model: nn.Module) -> Callable[..., Any]:
+    kind: Any = type(model)
+    return functools.partial(kind.generate, model)
 
 
 # --- Janus ------------------------------------------------------------------------------------------
@@ -115,8 +92,7 @@ def accelerate(model: nn.Module, strategy: str | Strategy = "auto", **overrides:
             f"{type(model).__name__} takes lantern-accel as a callable: "
             "model.generate(..., custom_generate=lantern_accel.integrations.transformers.decode)"
         )
-    plain = functools.partial(_class_of(model).generate, model)
-    vars(model)["generate"] = functools.partial(_generate_image, ours, plain)
+    vars(model)["generate"] = functools.partial(_generate_image, ours, _own_generate(model))
     vars(model)["restore"] = functools.partial(restore, model)
     return model
 
@@ -218,8 +194,7 @@ def save_custom_generate(folder: str | Path) -> Path:
 
 def generate_saved(model: nn.Module, **kwargs: Any) -> Any:
     """Do what the file of :func:`save_custom_generate` is for."""
-    plain = functools.partial(_class_of(model).generate, model)
-    return _generate_image(_known(model), plain, **kwargs)
+    return _generate_image(_known(model), _own_generate(model), **kwargs)
 
 
 # --- callables --------------------------------------------------------------------------------------

@@ -43,8 +43,9 @@ BESIDE_VQ = re.compile(r"^(?!model\.vqmodel\.quantize\.embedding\.)")
 
 def is_prior(keys: Iterable[str]) -> bool:
     """Return whether a file's keys are of GLM-Image's prior, whose blocks have four norms."""
-    block = ("layers.0.attention_post_norm.weight", "layers.0.feed_forward.w13.weight")
-    return {"tok_embeddings.weight", *block} <= set(renamed(keys, RULES))
+    first = "model.language_model.layers.0."
+    marks = {first + "post_self_attn_layernorm.weight", first + "mlp.gate_up_proj.weight"}
+    return {"model.language_model.embed_tokens.weight", *marks} <= set(keys)
 
 
 def target_recipes(keys: Iterable[str], config: GlmImageConfig) -> Mapping[str, Recipe]:
@@ -93,7 +94,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         raise CheckpointError(
             f"GLM-Image takes no vq from elsewhere, so {parts.vq} would not be read; leave --vq out"
         )
-    files, missing, marks = {"target": home}, {}, read_marks(said)
+    files, missing = {"target": home}, {}
     if CODEBOOK in checkpoint:
         files["vq"] = home
     else:
@@ -103,8 +104,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         missing["text"] = f"a text tokenizer: put the released {PROCESSOR} folder beside {folder}"
     else:
         files["text_tokenizer"] = text
-        marks = read_marks(said, text)
-    manifest = manifest_of(checkpoint, said, marks=marks)
+    manifest = manifest_of(checkpoint, said, text)
     manifest = manifest.named(released(manifest, published_manifest, _RELEASED))
     asked = folder / "generation_config.json"
     if asked.is_file():
@@ -113,10 +113,13 @@ def detect(path: Path, parts: Parts) -> Found | None:
     return Found(manifest, files, parts, ["the prior of GLM-Image"], missing)
 
 
-def manifest_of(checkpoint: Checkpoint, said: dict[str, Any], *, marks: Marks) -> GlmImageManifest:
+def manifest_of(
+    checkpoint: Checkpoint, said: dict[str, Any], tokenizer: Path | None = None
+) -> GlmImageManifest:
     """Return the manifest of weights and their configuration, which is read off shapes where it can be.
 
-    Raises :class:`CheckpointError` where the two are not of one model.
+    ``tokenizer``: its file, whose configuration names the marks around a size. Raises
+    :class:`CheckpointError` where the two are not of one model.
     """
     path = checkpoint.path
     with explained(lambda why: f"{path}: {why}; its configuration is not of these weights"):
@@ -125,7 +128,7 @@ def manifest_of(checkpoint: Checkpoint, said: dict[str, Any], *, marks: Marks) -
         vq = CodebookConfig(codebook_size=known[0], codebook_dim=known[1])
         return GlmImageManifest(
             name="glm-image" if path.name == PRIOR else path.absolute().name,
-            marks=marks,
+            marks=read_marks(said, tokenizer),
             target=target,
             vq=vq,
             defaults=DEFAULTS.within(target.vocab_size),
@@ -175,7 +178,7 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
     return manifest.defaults.model_copy(update={"sampling": sampling})
 
 
-def read_marks(said: dict[str, Any], tokenizer: Path | None = None) -> Marks:
+def read_marks(said: dict[str, Any], tokenizer: Path | None) -> Marks:
     """Return the strings around a picture's size, of the tokenizer's own configuration."""
     beside = None if tokenizer is None else tokenizer.parent / "tokenizer_config.json"
     told = read_json(beside) if beside is not None and beside.is_file() else {}

@@ -68,6 +68,7 @@ BESIDE_TARGET = re.compile(
 BESIDE_VQ = re.compile(r"^(?!gen_vision_model\.|model\.vqmodel\.)")
 #: What a file of understanding has, and JanusFlow's, which draws by flow matching.
 _READS = ("vision_model.", "model.vision_model.")
+_WORDS = {"language_model.model.embed_tokens.weight", "model.language_model.embed_tokens.weight"}
 _FLOWS = ("vision_gen_enc_model.", "vision_gen_dec_model.")
 _HINT = "Janus-Pro-1B, Janus-Pro-7B and Janus-1.3B hold all that drawing needs"
 
@@ -91,9 +92,7 @@ def key_layout(checkpoint: Checkpoint) -> str | None:
         )
     if found:
         return found[0]
-    if any(key.startswith(_READS) for key in there) and "tok_embeddings.weight" in renamed(
-        there, RULES
-    ):
+    if any(key.startswith(_READS) for key in there) and there & _WORDS:
         raise CheckpointError(
             f"{path} holds only the half of Janus that reads pictures: it lacks gen_embed, gen_aligner, "
             f"gen_head and gen_vision_model; {_HINT}"
@@ -150,7 +149,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         files["text_tokenizer"] = text
         ids = read_ids(text)
     variant, why = _variant(folder, said)
-    manifest = manifest_of(checkpoint, said, ids=ids, variant=variant)
+    manifest = manifest_of(checkpoint, said, ids, variant)
     manifest = manifest.named(
         released(manifest, published_manifest, _RELEASED, variant=manifest.variant)
     )
@@ -162,9 +161,8 @@ def detect(path: Path, parts: Parts) -> Found | None:
 def manifest_of(
     checkpoint: Checkpoint,
     said: dict[str, Any],
-    *,
-    ids: SpecialIds,
-    variant: Variant,
+    ids: SpecialIds | None = None,
+    variant: Variant = "pro",
 ) -> JanusManifest:
     """Return the manifest of weights and their configuration, which is read off shapes where it can be.
 
@@ -180,7 +178,7 @@ def manifest_of(
         return JanusManifest(
             name=path.absolute().name if path.is_dir() else path.stem,
             variant=variant,
-            ids=ids,
+            ids=ids or SpecialIds(),
             target=target,
             vq=vq,
             defaults=DEFAULTS.within(target.vocab_size),

@@ -165,18 +165,26 @@ def side_of(said: Mapping[str, Any], path: Path) -> int:
     return side
 
 
-def folders_named(roots: Iterable[Path], depth: int, wanted: Callable[[Path], bool]) -> list[Path]:
-    """Return the folders down to ``depth`` below the roots that are ``wanted``, nearest first."""
-    level = [root for root in roots if root.is_dir()]
-    out: list[Path] = []
-    for _ in range(depth + 1):
-        below: list[Path] = []
-        for folder in level:
-            if wanted(folder) and folder not in out:
-                out.append(folder)
-            try:
-                below += [p for p in sorted(folder.iterdir()) if p.is_dir() and p.name[0] != "."]
-            except OSError:
-                continue
-        level = below
-    return out
+def find_file(places: Iterable[Path], name: str) -> Path | None:
+    """Return the first of the places that is a file, or that has a file of this name."""
+    for place in places:
+        for path in (place, place / name):
+            if path.is_file():
+                return path
+    return None
+
+
+def folder_config(folder: Path) -> dict[str, Any]:
+    """Return a folder's ``config.json``; {} where there is none."""
+    path = folder / "config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def open_own(path: Path, ours: bool) -> Checkpoint | None:
+    """Open a checkpoint; None for one that cannot be opened, unless it is ``ours`` by other signs."""
+    try:
+        return open_checkpoint(path)
+    except CheckpointError:
+        if ours:
+            raise
+        return None  # whose it is, others may know

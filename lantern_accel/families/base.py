@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -165,7 +165,7 @@ class Family(ABC):
     #: What :meth:`build` makes of the sizes of each part; without a drafter's none can be trained.
     target_type: ClassVar[type[nn.Module]]
     drafter_type: ClassVar[type[Drafter] | None] = None
-    vq_type: ClassVar[type[nn.Module]]
+    vq_type: ClassVar[Callable[..., nn.Module]]
     #: What can be fetched by name.
     entries: ClassVar[Sequence[ModelEntry]] = ()
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import random
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.checkpoints.layouts import drafter_weights
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint, open_checkpoint
-from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
 from lantern_accel.families.base import (
     Conditions,
@@ -24,23 +23,10 @@ from lantern_accel.families.base import (
     Rows,
     check_two_way,
 )
+from lantern_accel.families.chameleon import official
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
-from lantern_accel.families.chameleon.official import (
-    BESIDE_TARGET,
-    BESIDE_VQ,
-    chameleon_vq_config,
-    detect,
-    drafter_config,
-    drafter_recipes,
-    drafter_said,
-    fitting_drafter,
-    picture_names,
-    published_drafter,
-    published_manifest,
-    target_recipes,
-)
 from lantern_accel.families.chameleon.published import ENTRIES
 from lantern_accel.families.chameleon.text import (
     SpecialIds,
@@ -78,17 +64,14 @@ class ChameleonFamily(VQFamily, TokenFamily):
     name: ClassVar[str] = "chameleon"
     manifest_type: ClassVar[type[Manifest]] = ChameleonManifest
     text_type, target_type, drafter_type = ChameleonText, ChameleonGPT, ChameleonDrafter
+    #: Attention is in its middle alone.
+    vq_type = staticmethod(functools.partial(VQModel, attend=False))
     entries = ENTRIES
-    detect, from_entry = staticmethod(detect), staticmethod(published_manifest)
+    detect = staticmethod(official.detect)
+    from_entry = staticmethod(official.published_manifest)
     pixels_at_once: ClassVar[int] = 512 * 512
     #: Hugging Face's files hold target and VQGAN together.
-    beside: ClassVar[Mapping[str, re.Pattern[str]]] = {"target": BESIDE_TARGET, "vq": BESIDE_VQ}
-
-    def build(self, manifest: ChameleonManifest, part: str, ops: TensorOps) -> nn.Module:
-        """Build the trunk, its drafter or the VQGAN, which has attention in its middle alone."""
-        if part == "vq":
-            return VQModel(manifest.vq, attend=False)
-        return super().build(manifest, part, ops)
+    beside = official.BESIDE
 
     def tiny(self) -> ChameleonManifest:
         """Return a Lumina: rows end in newlines, and guidance branches have prompts of their own."""
@@ -100,7 +83,7 @@ class ChameleonFamily(VQFamily, TokenFamily):
             dim=32, n_layer=2, n_head=4, n_kv_head=2, ffn_dim=48, token_count=64, image_codes=40,
             newline_id=47, height=4, width=4, prefix_length=8, swin_norm=True,
         )  # fmt: skip
-        vq = chameleon_vq_config(
+        vq = official.chameleon_vq_config(
             ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=40, codebook_dim=4
         )
         return ChameleonManifest(
@@ -109,7 +92,7 @@ class ChameleonFamily(VQFamily, TokenFamily):
             side=4,
             ids=ids,
             target=target,
-            drafter=fitting_drafter(target),
+            drafter=official.fitting_drafter(target),
             vq=vq,
             defaults=DEFAULTS["lumina"].within(target.vocab_size),
         )
@@ -126,11 +109,11 @@ class ChameleonFamily(VQFamily, TokenFamily):
     ) -> Mapping[str, Recipe]:
         """Rename, stack, and permute what rotations of the other pairing need."""
         if part == "target":
-            return target_recipes(checkpoint, checkpoint.shape, manifest.target)
+            return official.target_recipes(checkpoint, checkpoint.shape, manifest.target)
         if part == "drafter":
             assert manifest.drafter is not None
-            return drafter_recipes(checkpoint, checkpoint.shape, manifest.drafter)
-        return {name: Recipe((key,)) for name, key in picture_names(checkpoint).items()}
+            return official.drafter_recipes(checkpoint, checkpoint.shape, manifest.drafter)
+        return {name: Recipe((key,)) for name, key in official.picture_names(checkpoint).items()}
 
     def tokens(self, model: Model, codes: Tensor) -> Tensor:
         """End every row with the newline, where the model writes it."""
@@ -146,19 +129,19 @@ class ChameleonFamily(VQFamily, TokenFamily):
                 f"drafters of the family {self.name!r} have one block and read the target's last states; "
                 "leave n_layer and taps out"
             )
-        return fitting_drafter(config)
+        return official.fitting_drafter(config)
 
     def drafter_files(self, drafter: ChameleonDrafter) -> DrafterFiles:
         """Return LANTERN's keys and configuration."""
-        weights = published_drafter(drafter.state_dict(), drafter.config)
-        return DrafterFiles(weights, "config.json", drafter_said(drafter.config))
+        weights = official.published_drafter(drafter.state_dict(), drafter.config)
+        return DrafterFiles(weights, "config.json", official.drafter_said(drafter.config))
 
     def read_drafter(
         self, manifest: ChameleonManifest, path: Path
     ) -> tuple[ChameleonDrafterConfig, Path]:
         """Take LANTERN's drafter, or one that was trained here."""
         weights = drafter_weights(path)
-        return drafter_config(open_checkpoint(weights), weights, manifest.target), weights
+        return official.drafter_config(open_checkpoint(weights), weights, manifest.target), weights
 
     def positions(self, target: ChameleonConfig) -> int:
         """Return the trained positions: whatever a file says, those of its own picture and a prompt."""

@@ -25,7 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.checkpoints.layouts import check_said, drafter_weights, explained, read_json
+from lantern_accel.checkpoints.layouts import (
+    check_said,
+    drafter_weights,
+    explained,
+    find_file,
+    open_own,
+    read_json,
+)
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
 from lantern_accel.errors import CheckpointError
@@ -63,8 +70,10 @@ LAYOUTS = {
 MARK = "layers.0.attention.q_norm.weight"
 
 #: What Hugging Face's files hold for another part: the picture tokenizer, or the target.
-BESIDE_TARGET = re.compile(r"^model\.vqmodel\.")
-BESIDE_VQ = re.compile(r"^(lm_head|model\.(embed_tokens|layers|norm))\.")
+BESIDE = {
+    "target": re.compile(r"^model\.vqmodel\."),
+    "vq": re.compile(r"^(lm_head|model\.(embed_tokens|layers|norm))\."),
+}
 
 
 def key_layout(keys: Iterable[str]) -> str | None:
@@ -344,14 +353,12 @@ def detect(path: Path, parts: Parts) -> Found | None:
     if weights is None:
         return None
     config = said_of(weights)
-    try:
-        checkpoint = open_checkpoint(weights)
-    except CheckpointError:
-        if _is_ours(weights, config):
-            raise
-        return None  # whose it is, others may know
+    typed = config.get("model_type") == "chameleon"
+    checkpoint = open_own(weights, typed or weights.name == "consolidated.pth")
+    if checkpoint is None:
+        return None
     layout = key_layout(checkpoint)
-    if layout is None and config.get("model_type") == "chameleon":
+    if layout is None and typed:
         raise CheckpointError(
             f"{weights} is Chameleon's by its config.json, but lacks the embedding or the first layer's "
             "norm of queries: a part of it is absent; fetch it again"
@@ -462,12 +469,8 @@ def published_manifest(entry: ModelEntry) -> ChameleonManifest:
 
 def _weights(path: Path) -> Path | None:
     """Return the file or folder that holds the target's weights, where there may be one."""
-    if path.is_file():
-        return path
-    for folder in (path / "models" / "7b", path):
-        if (folder / "consolidated.pth").is_file():
-            return folder / "consolidated.pth"
-    return path if path.is_dir() and has_weights(path) else None
+    found = find_file((path / "models" / "7b", path), "consolidated.pth")
+    return path if found is None and path.is_dir() and has_weights(path) else found
 
 
 def _release(path: Path) -> Path:
@@ -486,28 +489,17 @@ def _homes(path: Path) -> list[Path]:
     return [home, *(root / folder for root in roots for folder in below)]
 
 
-def _file_of(given: Path | None, name: str) -> Path | None:
-    """Return the file of this name at a path that a user gave: itself, or within the folder."""
-    if given is None or given.is_file():
-        return given
-    for folder in (given, given / "tokenizer"):
-        if (folder / name).is_file():
-            return folder / name
-    return None
+def _in(given: Path | None) -> list[Path]:
+    """Return where a tokenizer may lie at a path that a user gave: itself, or within the folder."""
+    return [] if given is None else [given, given / "tokenizer"]
 
 
 def _text_tokenizer(path: Path, parts: Parts) -> Path | None:
-    name = "text_tokenizer.json"
-    # The picture tokenizer's folder has the text tokenizer beside it.
-    near = None if parts.vq is None or parts.vq.is_file() else _file_of(parts.vq, name)
     homes = _homes(path)
-    places = [_file_of(parts.text, name), *(home / name for home in homes), near]
-    places += [home / "tokenizer.json" for home in homes]
-    return next((file for file in places if file is not None and file.is_file()), None)
-
-
-def _is_ours(weights: Path, config: dict[str, Any]) -> bool:
-    return config.get("model_type") == "chameleon" or weights.name == "consolidated.pth"
+    # The picture tokenizer's folder has the text tokenizer beside it.
+    near = [] if parts.vq is None or parts.vq.is_file() else _in(parts.vq)
+    named = find_file([*_in(parts.text), *homes, *near], "text_tokenizer.json")
+    return named or find_file(homes, "tokenizer.json")
 
 
 # --- which model --------------------------------------------------------------------------------------
@@ -578,13 +570,9 @@ def _where_drafter(path: Path, variant: Variant) -> str:
 
 def _picture_tokenizer(path: Path, weights: Path, target: Checkpoint, parts: Parts) -> Path | None:
     """Return the file of the picture tokenizer: given, beside the model, or within its shards."""
-    name = "vqgan.ckpt"
-    if parts.vq is not None:
-        found = _file_of(parts.vq, name)
-        if found is None:
-            raise CheckpointError(f"{parts.vq} has no {name}; name {_WHERE_VQ}")
-        return found
-    for home in _homes(path):
-        if (home / name).is_file():
-            return home / name
-    return weights if "model.vqmodel.decoder.conv_in.weight" in target else None
+    found = find_file(_homes(path) if parts.vq is None else _in(parts.vq), "vqgan.ckpt")
+    if found is None and parts.vq is not None:
+        raise CheckpointError(f"{parts.vq} has no vqgan.ckpt; name {_WHERE_VQ}")
+    if found is None and "model.vqmodel.decoder.conv_in.weight" in target:
+        return weights
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,20 +18,15 @@ from lantern_accel.families.base import (
     Prompt,
     Rows,
 )
-from lantern_accel.families.glm_image.manifest import DEFAULTS, GlmImageManifest, Marks
+from lantern_accel.families.glm_image import official
 from lantern_accel.families.glm_image.model import (
+    DEFAULTS,
     Codebook,
     CodebookConfig,
     GlmImageConfig,
     GlmImageGPT,
-)
-from lantern_accel.families.glm_image.official import (
-    BESIDE_TARGET,
-    BESIDE_VQ,
-    CODEBOOK,
-    detect,
-    published_manifest,
-    target_recipes,
+    GlmImageManifest,
+    Marks,
 )
 from lantern_accel.families.glm_image.painting import paint
 from lantern_accel.families.glm_image.published import ENTRIES
@@ -54,19 +48,20 @@ class GlmImageFamily(PromptedFamily):
     guided: ClassVar[bool] = False
     text_type, target_type, vq_type = GlmImageText, GlmImageGPT, Codebook
     entries = ENTRIES
-    detect, from_entry = staticmethod(detect), staticmethod(published_manifest)
+    detect = staticmethod(official.detect)
+    from_entry = staticmethod(official.published_manifest)
     #: One file holds all parts, and a half that reads pictures.
-    beside: ClassVar[Mapping[str, re.Pattern[str]]] = {"target": BESIDE_TARGET, "vq": BESIDE_VQ}
+    beside = official.BESIDE
 
     def recipes(
         self, part: str, checkpoint: Checkpoint, manifest: GlmImageManifest
     ) -> Mapping[str, Recipe]:
         """Rename, stack, reorder the rows that turn, and keep the head's rows of codes."""
         if part == "target":
-            return target_recipes(checkpoint, manifest.target)
+            return official.target_recipes(checkpoint, manifest.target)
         if part == "drafter":
             return self.drafter_recipes(checkpoint)
-        return {"embedding.weight": Recipe((CODEBOOK,))}
+        return {"embedding.weight": Recipe((official.CODEBOOK,))}
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return one row an image: this prior has no guidance."""

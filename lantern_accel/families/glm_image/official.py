@@ -14,13 +14,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lantern_accel.checkpoints.layouts import explained, read_json
+from lantern_accel.checkpoints.layouts import (
+    explained,
+    find_file,
+    folder_config,
+    open_own,
+    read_json,
+)
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.glm_image.manifest import DEFAULTS, GlmImageManifest, Marks
-from lantern_accel.families.glm_image.model import CodebookConfig, GlmImageConfig
+from lantern_accel.families.glm_image.model import (
+    DEFAULTS,
+    CodebookConfig,
+    GlmImageConfig,
+    GlmImageManifest,
+    Marks,
+)
 from lantern_accel.families.keys import LLAMA, Rule, llama_sizes, recipes_of, renamed, to_adjacent
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_family import add_drafter
@@ -37,8 +48,10 @@ RULES: tuple[Rule, ...] = (
 )
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
 #: What the file holds for another part: the half that reads pictures, the codebook, the target.
-BESIDE_TARGET = re.compile(r"^model\.(visual|vqmodel)\.")
-BESIDE_VQ = re.compile(r"^(?!model\.vqmodel\.quantize\.embedding\.)")
+BESIDE = {
+    "target": re.compile(r"^model\.(visual|vqmodel)\."),
+    "vq": re.compile(r"^(?!model\.vqmodel\.quantize\.embedding\.)"),
+}
 
 
 def is_prior(keys: Iterable[str]) -> bool:
@@ -75,14 +88,11 @@ def detect(path: Path, parts: Parts) -> Found | None:
     if home is None:
         return None
     folder = home if home.is_dir() else home.parent
-    said = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    said = folder_config(folder)
     ours = said.get("model_type") == "glm_image"
-    try:
-        checkpoint = open_checkpoint(home)
-    except CheckpointError:
-        if ours:
-            raise
-        return None  # whose it is, others may know
+    checkpoint = open_own(home, ours)
+    if checkpoint is None:
+        return None
     if not is_prior(checkpoint):
         if ours:
             raise CheckpointError(
@@ -99,7 +109,10 @@ def detect(path: Path, parts: Parts) -> Found | None:
         files["vq"] = home
     else:
         missing["vq"] = f"the codebook {CODEBOOK}: fetch the released {PRIOR} again"
-    text = _tokenizer(parts.text, folder)
+    homes = [folder / PROCESSOR, folder.parent / PROCESSOR, folder]
+    if parts.text is not None:
+        homes = [parts.text / PROCESSOR, parts.text]
+    text = find_file(homes, "tokenizer.json")
     if text is None:
         missing["text"] = f"a text tokenizer: put the released {PROCESSOR} folder beside {folder}"
     else:
@@ -194,41 +207,25 @@ def read_marks(said: dict[str, Any], tokenizer: Path | None) -> Marks:
 
 def _home(path: Path) -> Path | None:
     """Return where the prior's weights lie, in the released folder or at the path itself."""
-    index = path / "model_index.json"
-    if path.is_dir() and index.is_file():
+    if not path.is_dir():
+        return path if path.is_file() else None
+    index, prior = path / "model_index.json", path / PRIOR
+    if index.is_file():
         if read_json(index).get("_class_name") != "GlmImagePipeline":
             return None
-        prior = path / PRIOR
-        if not prior.is_dir() or not has_weights(prior):
-            raise CheckpointError(
-                f"{path} holds GLM-Image's diffusion half without its prior; fetch the folder {PRIOR} of "
-                "zai-org/GLM-Image too"
-            )
-        return prior
-    if path.is_dir() and (path / "config.json").is_file():
-        kind = read_json(path / "config.json").get("_class_name")
-        if kind == "GlmImageTransformer2DModel":
-            raise CheckpointError(
-                f"{path} is GLM-Image's diffusion half without its prior; name the folder {PRIOR} of the "
-                "release, or the whole release"
-            )
-    if path.is_dir():
+        if prior.is_dir() and has_weights(prior):
+            return prior
+    elif folder_config(path).get("_class_name") != "GlmImageTransformer2DModel":
         return path if has_weights(path) else None
-    return path if path.is_file() else None
+    raise CheckpointError(
+        f"{path} holds GLM-Image's diffusion half without its prior; name the whole release of "
+        f"zai-org/GLM-Image, with its folder {PRIOR}, or that folder"
+    )
 
 
 def _release(folder: Path) -> Path:
     """Return the folder of the whole release, which the prior's may lie in."""
     return folder.parent if folder.name == PRIOR else folder
-
-
-def _tokenizer(given: Path | None, folder: Path) -> Path | None:
-    homes = [folder / PROCESSOR, folder.parent / PROCESSOR, folder]
-    for home in homes if given is None else [given / PROCESSOR, given]:
-        found = home / "tokenizer.json" if home.is_dir() else home
-        if found.is_file():
-            return found
-    return None
 
 
 def published_manifest(entry: ModelEntry) -> GlmImageManifest:

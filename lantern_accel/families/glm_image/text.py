@@ -12,7 +12,7 @@ from typing import Any
 
 from lantern_accel.errors import RequestError, shown
 from lantern_accel.families.glm_image.grids import grids
-from lantern_accel.families.glm_image.manifest import GlmImageManifest, Marks
+from lantern_accel.families.glm_image.model import GlmImageManifest, Marks
 from lantern_accel.families.tokenizer import PromptText
 
 

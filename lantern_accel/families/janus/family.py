@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -18,15 +17,8 @@ from lantern_accel.families.base import (
     check_two_way,
 )
 from lantern_accel.families.image_tokenizer import VQFamily
+from lantern_accel.families.janus import official
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusGPT, JanusManifest
-from lantern_accel.families.janus.official import (
-    BESIDE_TARGET,
-    BESIDE_VQ,
-    detect,
-    picture_names,
-    published_manifest,
-    target_recipes,
-)
 from lantern_accel.families.janus.published import ENTRIES
 from lantern_accel.families.janus.text import SpecialIds, prompt_ids
 from lantern_accel.families.manifest import Manifest
@@ -53,9 +45,10 @@ class JanusFamily(VQFamily, PromptedFamily):
     manifest_type: ClassVar[type[Manifest]] = JanusManifest
     text_type, target_type, vq_type = JanusText, JanusGPT, VQModel
     #: One file holds all parts, and a half that reads pictures.
-    beside: ClassVar[Mapping[str, re.Pattern[str]]] = {"target": BESIDE_TARGET, "vq": BESIDE_VQ}
+    beside = official.BESIDE
     entries = ENTRIES
-    detect, from_entry = staticmethod(detect), staticmethod(published_manifest)
+    detect = staticmethod(official.detect)
+    from_entry = staticmethod(official.published_manifest)
     shape_names = ("prefix_length",)
     pixels_at_once: ClassVar[int] = 384 * 384
 
@@ -64,10 +57,10 @@ class JanusFamily(VQFamily, PromptedFamily):
     ) -> Mapping[str, Recipe]:
         """Rename and stack; the picture tokenizer has LlamaGen's tensors."""
         if part == "target":
-            return target_recipes(checkpoint, manifest.target)
+            return official.target_recipes(checkpoint, manifest.target)
         if part == "drafter":
             return self.drafter_recipes(checkpoint)
-        return {name: Recipe((key,)) for name, key in picture_names(checkpoint).items()}
+        return {name: Recipe((key,)) for name, key in official.picture_names(checkpoint).items()}
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return ``[cond; uncond]``: of the prompt without text the ends alone stay, the rest are pads.

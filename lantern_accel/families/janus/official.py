@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import explained, read_json
+from lantern_accel.checkpoints.layouts import explained, find_file, folder_config, open_own
 from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
+from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
 from lantern_accel.families.image_tokenizer import vq_names, vq_sizes
@@ -61,11 +61,13 @@ _VISION = (
 )
 
 #: What files hold for another part: the half that reads pictures, the picture tokenizer, the target.
-BESIDE_TARGET = re.compile(
-    r"^(gen_vision_model|vision_model|aligner|language_model\.lm_head)\.|"
-    r"^(lm_head|model\.(vqmodel|vision_model|aligner))\."
-)
-BESIDE_VQ = re.compile(r"^(?!gen_vision_model\.|model\.vqmodel\.)")
+BESIDE = {
+    "target": re.compile(
+        r"^(gen_vision_model|vision_model|aligner|language_model\.lm_head)\.|"
+        r"^(lm_head|model\.(vqmodel|vision_model|aligner))\."
+    ),
+    "vq": re.compile(r"^(?!gen_vision_model\.|model\.vqmodel\.)"),
+}
 #: What a file of understanding has, and JanusFlow's, which draws by flow matching.
 _READS = ("vision_model.", "model.vision_model.")
 _WORDS = {"language_model.model.embed_tokens.weight", "model.language_model.embed_tokens.weight"}
@@ -130,18 +132,13 @@ def detect(path: Path, parts: Parts) -> Found | None:
     if path.is_dir() and not has_weights(path):
         return None
     folder = path if path.is_dir() else path.parent
-    said = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    try:
-        checkpoint = open_checkpoint(path)
-    except CheckpointError:
-        if said.get("model_type") in _KINDS:
-            raise
-        return None  # whose it is, others may know
-    layout = key_layout(checkpoint)
-    if layout is None:
+    said = folder_config(folder)
+    checkpoint = open_own(path, said.get("model_type") in _KINDS)
+    layout = None if checkpoint is None else key_layout(checkpoint)
+    if checkpoint is None or layout is None:
         return None
     files, missing = {"target": path, "vq": path}, {}
-    text = _tokenizer(parts.text or folder)
+    text = find_file([parts.text or folder], "tokenizer.json")
     ids = _ids(said)
     if text is None:
         missing["text"] = f"a text tokenizer: put the model's tokenizer.json into {folder}"
@@ -221,11 +218,6 @@ def _grid(checkpoint: Checkpoint, said: dict[str, Any]) -> int:
             "damaged"
         )
     return side
-
-
-def _tokenizer(path: Path) -> Path | None:
-    found = path / "tokenizer.json" if path.is_dir() else path
-    return found if found.is_file() else None
 
 
 def _ids(said: dict[str, Any]) -> SpecialIds:

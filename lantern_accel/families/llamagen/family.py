@@ -26,20 +26,11 @@ from lantern_accel.families.base import (
 )
 from lantern_accel.families.image_tokenizer import VQFamily
 from lantern_accel.families.keys import LLAMA, load_float, recipes_of, renamed
+from lantern_accel.families.llamagen import official
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.features import FeatureFile
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT, llamagen_config
-from lantern_accel.families.llamagen.official import (
-    DRAFTER_RULES,
-    candidates_for,
-    defaults_of,
-    detect,
-    fitting_drafter,
-    published_manifest,
-    published_vq,
-    read_drafter,
-)
 from lantern_accel.families.llamagen.published import ENTRIES
 from lantern_accel.families.llamagen.t5 import T5Text, encoder_hash, encoder_parameters
 from lantern_accel.families.llamagen.text import TextEncoder, WordText
@@ -69,15 +60,16 @@ class LlamaGenFamily(VQFamily):
     manifest_type: ClassVar[type[Manifest]] = LlamaGenManifest
     target_type, drafter_type, vq_type = LlamaGenGPT, EagleDrafter, VQModel
     entries = ENTRIES
-    detect, from_entry = staticmethod(detect), staticmethod(published_manifest)
+    detect = staticmethod(official.detect)
+    from_entry = staticmethod(official.published_manifest)
     #: One of 128 x 128 or larger, four of 64 x 64. More took the same time, and memory in proportion.
     pixels_at_once: ClassVar[int] = 128 * 128
     to_uint8 = staticmethod(pixels_to_uint8)
 
     def read_drafter(self, manifest: LlamaGenManifest, path: Path) -> tuple[DrafterConfig, Path]:
         """Take LANTERN's drafter, or one that was trained here."""
-        (one,) = candidates_for("drafter", drafter_weights(path), ())
-        return read_drafter(one, manifest.target, manifest.name), one.path
+        (one,) = official.candidates_for("drafter", drafter_weights(path), ())
+        return official.read_drafter(one, manifest.target, manifest.name), one.path
 
     def sized(self, name: str, values: Mapping[str, Any] | None = None) -> LlamaGenManifest | None:
         """Return ``llamagen-SIZE-PIXELS``, or a target's configuration from a file."""
@@ -89,9 +81,11 @@ class LlamaGenFamily(VQFamily):
         else:
             return None
         codes = {"codebook_size": target.vocab_size}
-        vq = published_vq().model_copy(update=codes)
-        made = LlamaGenManifest(name=name, target=target, vq=vq, defaults=defaults_of(target))
-        return made.model_copy(update={"drafter": fitting_drafter(target)})
+        vq = official.published_vq().model_copy(update=codes)
+        made = LlamaGenManifest(
+            name=name, target=target, vq=vq, defaults=official.defaults_of(target)
+        )
+        return made.model_copy(update={"drafter": official.fitting_drafter(target)})
 
     def examples(self, manifest: LlamaGenManifest) -> Sequence[Prompt]:
         """Return captions that the bundled model knows, or classes from all over ImageNet."""
@@ -107,13 +101,13 @@ class LlamaGenFamily(VQFamily):
             caption_dim=16,
         )  # fmt: skip
         vq = VQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=48, codebook_dim=4)
-        drafter = fitting_drafter(target).model_copy(update={"taps": (1,)})
+        drafter = official.fitting_drafter(target).model_copy(update={"taps": (1,)})
         return LlamaGenManifest(
             name="tiny-llamagen",
             target=target,
             drafter=drafter,
             vq=vq,
-            defaults=defaults_of(target),
+            defaults=official.defaults_of(target),
         )
 
     def tiny_conditions(self, model: Model, count: int, seed: int) -> Conditions:
@@ -151,7 +145,7 @@ class LlamaGenFamily(VQFamily):
         self, part: str, checkpoint: Checkpoint, manifest: LlamaGenManifest
     ) -> Mapping[str, Recipe]:
         """Rename and stack; the VQ tokenizer has the official names already."""
-        rules = {"target": LLAMA, "drafter": DRAFTER_RULES, "vq": ()}
+        rules = {"target": LLAMA, "drafter": official.DRAFTER_RULES, "vq": ()}
         return recipes_of(renamed(checkpoint, rules[part]))
 
     def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
@@ -194,7 +188,7 @@ class LlamaGenFamily(VQFamily):
         """Return the sizes of blocks as the target's are, which hide the caption's pads."""
         same = {"norm_eps": config.norm_eps, "rope_base": config.rope_base}
         update = {**same, "n_layer": layers, "taps": taps, "prefix_rotary": config.prefix_rotary}
-        return DrafterConfig.model_validate(fitting_drafter(config).model_dump() | update)
+        return DrafterConfig.model_validate(official.fitting_drafter(config).model_dump() | update)
 
     def conditions(
         self,

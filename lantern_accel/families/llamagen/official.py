@@ -22,7 +22,6 @@ from lantern_accel.checkpoints.layouts import (
     drafter_weights,
     examine,
     explained,
-    folders_named,
     read_json,
     search,
     side_of,
@@ -284,13 +283,16 @@ def find_text(around: Surroundings) -> None:
             )
         around.files["t5"] = parts.text
         return
-    fitting = [
-        folder
-        for folder in folders_named(around.folders, 2, is_t5)
-        if read_json(folder / "config.json").get("d_model") == config.caption_dim
-    ]
-    if fitting:
-        around.files["t5"] = fitting[0]
+    near = (
+        path.parent
+        for level in ("", "[!.]*/", "[!.]*/[!.]*/")
+        for root in around.folders
+        for path in sorted(root.glob(f"{level}config.json"))
+    )
+    widths = ((one, read_json(one / "config.json").get("d_model")) for one in near if is_t5(one))
+    fitting = next((one for one, width in widths if width == config.caption_dim), None)
+    if fitting is not None:
+        around.files["t5"] = fitting
     elif parts.embeddings is None:
         around.missing["text"] = (
             "a text encoder (google/flan-t5-xl): put its folder in t5-ckpt/ beside the model, name it "

@@ -31,8 +31,7 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.official import (
-    BESIDE_TARGET,
-    BESIDE_VQ,
+    BESIDE,
     check_norm,
     drafter_config,
     drafter_recipes,
@@ -259,13 +258,13 @@ def test_other_architectures_are_not_taken_for_chameleon() -> None:
 
 def test_what_lies_beside_a_target_is_known() -> None:
     target = random_hf_weights(6)
-    assert all(BESIDE_VQ.search(key) for key in target)
-    assert not any(BESIDE_TARGET.search(key) for key in target)
+    assert all(BESIDE["vq"].search(key) for key in target)
+    assert not any(BESIDE["target"].search(key) for key in target)
     key = "model.vqmodel.encoder.conv_in.weight"
-    assert BESIDE_TARGET.search(key)
-    assert not BESIDE_VQ.search(key)
+    assert BESIDE["target"].search(key)
+    assert not BESIDE["vq"].search(key)
     # Alone in its file the picture tokenizer has nothing beside it.
-    assert not BESIDE_VQ.search("encoder.conv_in.weight")
+    assert not BESIDE["vq"].search("encoder.conv_in.weight")
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.nn.sizes import PrefixRotary
 from lantern_accel.nn.transformer import Pass, dense_visible
 
-PrefixRotary = Literal["zero", "identity"]
 NetworkT = TypeVar("NetworkT", bound="RotaryNetwork")
 
 
@@ -66,15 +66,15 @@ def rotary_table_2d(
     not the identity, so that every score that involves a prefix position is 0. ``"identity"`` lets
     the image attend to the prompt by content.
     """
-    half = head_dim // 2
-    freqs = 1.0 / (base ** (torch.arange(0, half, 2).float()[: half // 2] / half))
-    angles = torch.outer(torch.arange(grid).float(), freqs)
-    rows = angles[:, None, :].expand(grid, grid, -1)
-    cols = angles[None, :, :].expand(grid, grid, -1)
-    flat = torch.cat((rows, cols), dim=-1).reshape(grid * grid, half)
-    zeros = torch.zeros(prefix, half)
-    first = zeros if prefix_rotary == "zero" else torch.ones(prefix, half)
-    return torch.cat((first, flat.cos())), torch.cat((zeros, flat.sin()))
+    half, cpu = head_dim // 2, torch.device("cpu")
+    side = rotary_table(torch.arange(grid, device=cpu), half, base, cpu)
+    cos, sin = (
+        torch.cat((t.repeat_interleave(grid, dim=0), t.repeat(grid, 1)), dim=1) for t in side
+    )
+    first = torch.zeros(2, prefix, half, device=cpu)
+    if prefix_rotary == "identity":
+        first[0] = 1
+    return torch.cat((first[0], cos)), torch.cat((first[1], sin))
 
 
 class RotaryNetwork(nn.Module):
@@ -141,10 +141,7 @@ class GridNetwork(RotaryNetwork):
     def place_tables(self, device: torch.device) -> None:
         """Make the rotary tables on the host, so that every device has the same bits."""
         c = self.config
-        with torch.device("cpu"):
-            made = rotary_table_2d(
-                c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary
-            )
+        made = rotary_table_2d(c.prefix_length, c.grid, c.head_dim, c.rope_base, c.prefix_rotary)
         for name, table in zip(("rope_cos", "rope_sin"), made, strict=True):
             self.register_buffer(name, table.to(device), persistent=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -11,6 +11,8 @@ from lantern_accel.bounds import MOST_CODES, MOST_GRID, MOST_LAYERS
 from lantern_accel.errors import shown
 from lantern_accel.records import Frozen
 
+#: What a prompt's positions have in the tables of a grid.
+PrefixRotary = Literal["zero", "identity"]
 #: The largest number that a field may have; :data:`MOST_CODES` for all others.
 MOST = {
     "n_layer": MOST_LAYERS,
@@ -104,3 +106,25 @@ class SquareSizes(Sizes):
     def row_tokens(self) -> int:
         """Tokens from one position to the one below it."""
         return self.grid
+
+
+class GridSizes(SquareSizes):
+    """Sizes of a network whose image tokens turn by row and column, as LlamaGen's do."""
+
+    dim: int = Field(ge=4)
+    n_head: int = Field(ge=1)
+    rope_base: float = 10000.0
+    prefix_rotary: PrefixRotary = Field("zero", description="LlamaGen: zero, prompt scores are 0")
+
+    @model_validator(mode="after")
+    def _heads_turn(self) -> GridSizes:
+        if self.dim % self.n_head or self.head_dim % 4:
+            raise ValueError(
+                f"dim {self.dim} must be n_head {self.n_head} times a head width that is a multiple of "
+                "4 (2D rotary positions)"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_head

@@ -24,7 +24,7 @@ from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.families.tokenizer import read_tokenizer
 from lantern_accel.files import write_json, write_whole
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.nn.rotary import PrefixRotary
+from lantern_accel.nn.sizes import PrefixRotary
 from lantern_accel.quality.features import to_pixels
 from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.progress import Progress

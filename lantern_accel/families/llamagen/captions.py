@@ -34,13 +34,7 @@ _BEFORE_MARKUP = _table(
 _AFTER_MARKUP = _table(
     (r"@[\w\d]+\b", ""),  # nicknames
     # CJK strokes, Katakana extensions, enclosed and compatibility forms, ideographs.
-    (r"[\u31c0-\u31ef]+", ""),
-    (r"[\u31f0-\u31ff]+", ""),
-    (r"[\u3200-\u32ff]+", ""),
-    (r"[\u3300-\u33ff]+", ""),
-    (r"[\u3400-\u4dbf]+", ""),
-    (r"[\u4dc0-\u4dff]+", ""),
-    (r"[\u4e00-\u9fff]+", ""),
+    (r"[\u31c0-\u9fff]+", ""),
     # Every kind of dash.
     (
         r"[\u002D\u058A\u05BE\u1400\u1806\u2010-\u2015\u2E17\u2E1A\u2E3A\u2E3B\u2E40\u301C\u3030"

@@ -17,47 +17,34 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import DraftStack
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.drafter import Drafter, check_taps
-from lantern_accel.nn.rotary import GridNetwork, PrefixRotary
-from lantern_accel.nn.sizes import SquareSizes
+from lantern_accel.nn.rotary import GridNetwork
+from lantern_accel.nn.sizes import GridSizes
 from lantern_accel.nn.transformer import REFERENCE, RMSNorm, described
 
 
-class DrafterConfig(SquareSizes):
+class DrafterConfig(GridSizes):
     """Sizes of an EAGLE drafter for a LlamaGen target."""
 
-    dim: int = Field(ge=4)
     n_layer: int = Field(1, ge=1, description="blocks; the published drafters have one")
     taps: tuple[int, ...] = Field(
         (),
         description="blocks of the target, counted from 1, whose states are read beside its last ones "
         "(EAGLE-3, arXiv 2503.01840)",
     )
-    n_head: int = Field(ge=1)
     ffn_dim: int = Field(ge=1)
     vocab_size: int = Field(ge=2)
     grid: int = Field(ge=1)
     prefix_length: int = Field(ge=0, description="the target's prefix length less one")
     norm_eps: float = 1e-6
     bias: bool = True
-    rope_base: float = 10000.0
-    prefix_rotary: PrefixRotary = Field("zero", description="LlamaGen: zero, prompt scores are 0")
     mask_padding: bool = Field(
         True, description="hide the caption's pads; the published drafters were trained seeing them"
     )
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> DrafterConfig:
-        if self.dim % self.n_head or (self.dim // self.n_head) % 4:
-            raise ValueError(
-                f"dim {self.dim} must be n_head {self.n_head} times a head width that is a multiple of "
-                "4 (2D rotary positions)"
-            )
+    def _taps_ascend(self) -> DrafterConfig:
         check_taps(self.taps)
         return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_head
 
     @property
     def decoder(self) -> Decoder:
@@ -109,11 +96,3 @@ class EagleDrafter(GridNetwork, Drafter):
         """Embed code 0 for every position: nothing of the condition is read."""
         shape = (features.shape[0], length)
         return self.embed(torch.zeros(shape, dtype=self.ops.index, device=features.device))
-
-    def forward_dense(
-        self, codes: Tensor, features: Tensor, prefix_mask: Tensor | None = None
-    ) -> Tensor:
-        """Run a whole sequence without a cache; ``prefix_mask`` bool ``[R, prefix_length]``."""
-        prefix = self.config.prefix_length
-        at = self.dense_pass(prefix_mask, prefix, codes.shape[1] - prefix, features)
-        return self.run(self.embed(codes), features, at)

@@ -18,8 +18,8 @@ from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Stack
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.rotary import GridNetwork, PrefixRotary
-from lantern_accel.nn.sizes import SquareSizes
+from lantern_accel.nn.rotary import GridNetwork
+from lantern_accel.nn.sizes import GridSizes
 from lantern_accel.nn.transformer import (
     REFERENCE,
     Projection,
@@ -32,12 +32,10 @@ def default_ffn_dim(dim: int) -> int:
     return -(-int(2 * 4 * dim / 3) // 256) * 256
 
 
-class LlamaGenConfig(SquareSizes):
+class LlamaGenConfig(GridSizes):
     """Sizes of a LlamaGen GPT."""
 
-    dim: int = Field(ge=4)
     n_layer: int = Field(ge=1)
-    n_head: int = Field(ge=1)
     ffn_dim: int = Field(0, ge=0, description="0: int(8 dim / 3) rounded up to 256")
     vocab_size: int = Field(16384, ge=2)
     conditioning: Literal["class", "text"] = "text"
@@ -45,23 +43,12 @@ class LlamaGenConfig(SquareSizes):
     num_classes: int = Field(1000, ge=1)
     caption_dim: int = Field(2048, ge=1)
     norm_eps: float = 1e-5
-    rope_base: float = 10000.0
-    prefix_rotary: PrefixRotary = Field("zero", description="LlamaGen: zero, prompt scores are 0")
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> LlamaGenConfig:
-        if self.dim % self.n_head or (self.dim // self.n_head) % 4:
-            raise ValueError(
-                f"dim {self.dim} must be n_head {self.n_head} times a head width that is a "
-                "multiple of 4 (2D rotary positions)"
-            )
+    def _classes_fit(self) -> LlamaGenConfig:
         if self.conditioning == "class" and self.prefix_length != 1:
             raise ValueError("a class-conditional model has a prefix_length of 1")
         return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_head
 
     @property
     def hidden_dim(self) -> int:

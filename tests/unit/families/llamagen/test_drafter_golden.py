@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support.golden import golden
-from support.recorded import lantern_drafter, lantern_target, published_drafter
+from support.recorded import (
+    drafted_densely,
+    lantern_drafter,
+    lantern_target,
+    published_drafter,
+)
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -76,7 +81,7 @@ def same_tree(tree: DraftTree, tokens: Tensor, mask: Tensor, depth: Tensor) -> N
 def test_the_published_drafter_predicts_the_recorded_features() -> None:
     _, drafter = published_drafter()
     io = golden("lantern_drafters/llamagen_io")
-    out = drafter.forward_dense(io["input_ids"], io["hidden_states"])
+    out = drafted_densely(drafter, io["input_ids"], io["hidden_states"])
     assert_close(out, io["out_hidden"], **CLOSE)
 
 
@@ -120,11 +125,11 @@ def cap0() -> dict[str, Any]:
 
 def test_the_drafter_sees_pads_where_it_was_trained_seeing_them(cap0: dict[str, Any]) -> None:
     drafter = lantern_drafter(mask_padding=False)
-    out = drafter.forward_dense(cap0["in_ids"], cap0["in_hidden"])
+    out = drafted_densely(drafter, cap0["in_ids"], cap0["in_hidden"])
     assert_close(out, cap0["out_hidden"], **CLOSE)
     # The option that hides them changes the state of the first image token.
     hidden = torch.zeros(2, PREFIX, dtype=torch.bool)
-    other = drafter.forward_dense(cap0["in_ids"], cap0["in_hidden"], hidden)
+    other = drafted_densely(drafter, cap0["in_ids"], cap0["in_hidden"], hidden)
     assert (other[:, -1] - out[:, -1]).abs().max() > 1e-3
 
 

@@ -19,6 +19,7 @@ from support.official import (
     write_sizes,
     write_trained,
 )
+from support.recorded import drafted_densely
 from torch.testing import assert_close
 
 import lantern_accel
@@ -173,7 +174,7 @@ def test_published_drafter(tmp_path: Path) -> None:
         assert (drafter.config.norm_eps, drafter.config.mask_padding) == (1e-6, False)
         assert (drafter.config.prefix_length, drafter.config.grid) == (119, 16)
         assert torch.equal(drafter.embed_tokens.weight, weights["embed_tokens.weight"])
-        out = drafter.forward_dense(io["input_ids"], io["hidden_states"])
+        out = drafted_densely(drafter, io["input_ids"], io["hidden_states"])
     assert_close(out, io["out_hidden"], **CLOSE)
 
 

@@ -254,14 +254,6 @@ class Checkpoint:
     def __iter__(self) -> Iterator[str]:
         return iter(self._home)
 
-    def __len__(self) -> int:
-        return len(self._home)
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that hold it."""
-        return [file.path for file in self._files]
-
     @property
     def info(self) -> dict[str, Any]:
         """What the files say about themselves: safetensors metadata, a trainer's arguments."""

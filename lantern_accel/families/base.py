@@ -63,7 +63,7 @@ class Found:
     some requests are refused.
     """
 
-    manifest: Manifest
+    manifest: Any
     files: dict[str, Path]
     parts: Parts = Parts()
     notes: list[str] = field(default_factory=list)

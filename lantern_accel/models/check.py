@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from lantern_accel.checkpoints.loading import checked
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import LanternError, ModelError
 from lantern_accel.families.base import PARTS, Found, Parts
 from lantern_accel.families.registry import family
+from lantern_accel.models.bundle import open_part
 from lantern_accel.models.locate import find_model
 from lantern_accel.records import Frozen
 
@@ -79,10 +82,6 @@ def check(path: Path, parts: Parts | None = None) -> Checked:
 
 def _part(found: Found, part: str) -> Part:
     """Compare a part's keys and shapes with what its module needs."""
-    from lantern_accel.checkpoints.loading import checked
-    from lantern_accel.device.operations import TensorOps
-    from lantern_accel.models.bundle import open_part
-
     path = found.files[part]
     kind = family(found.manifest.family)
     try:

@@ -36,22 +36,19 @@ def named_parts(
     embeddings: str | Path | None = None,
 ) -> Parts:
     """Return the parts that a user named; raises :class:`ModelError` for a path that is not there."""
-    paths: dict[str, Path | None] = {}
-    for option, value in (("vq", vq), ("drafter", drafter), ("text-encoder", text_encoder)):
-        paths[option] = None
-        if value is None or (option == "drafter" and str(value) == NO_DRAFTER):
-            continue
-        path = Path(value)
+    no_drafter = drafter is not None and str(drafter) == NO_DRAFTER
+    given = {"vq": vq, "drafter": None if no_drafter else drafter, "text-encoder": text_encoder}
+    paths = {option: Path(value) for option, value in given.items() if value is not None}
+    for option, path in paths.items():
         if not path.exists():
             raise ModelError(f"there is no {path} (given with --{option}); check the path")
-        paths[option] = path
     if text_device not in ("device", "cpu"):
         raise RequestError(f"the text encoder runs on 'device' or on 'cpu', not on {text_device!r}")
     return Parts(
-        vq=paths["vq"],
-        drafter=paths["drafter"],
-        no_drafter=drafter is not None and str(drafter) == NO_DRAFTER,
-        text=paths["text-encoder"],
+        vq=paths.get("vq"),
+        drafter=paths.get("drafter"),
+        no_drafter=no_drafter,
+        text=paths.get("text-encoder"),
         embeddings=Path(embeddings) if embeddings is not None else None,
         text_device=text_device,
     )

@@ -62,6 +62,7 @@ class LlamaGenFamily(VQFamily):
     entries = ENTRIES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
+    drafter_sizes = staticmethod(official.fitting_drafter)
     #: One of 128 x 128 or larger, four of 64 x 64. More took the same time, and memory in proportion.
     pixels_at_once: ClassVar[int] = 128 * 128
     to_uint8 = staticmethod(pixels_to_uint8)
@@ -101,7 +102,7 @@ class LlamaGenFamily(VQFamily):
             caption_dim=16,
         )  # fmt: skip
         vq = VQConfig(ch=32, ch_mult=(1,), num_res_blocks=1, codebook_size=48, codebook_dim=4)
-        drafter = official.fitting_drafter(target).model_copy(update={"taps": (1,)})
+        drafter = official.fitting_drafter(target, taps=(1,))
         return LlamaGenManifest(
             name="tiny-llamagen",
             target=target,
@@ -181,14 +182,6 @@ class LlamaGenFamily(VQFamily):
         words = read_tokenizer(found.files["text_tokenizer"])
         check_vocabulary(words, manifest.text.vocab_size, found.files["text_tokenizer"])
         return WordText(encoder, words)
-
-    def drafter_sizes(
-        self, config: LlamaGenConfig, layers: int = 1, taps: Sequence[int] = ()
-    ) -> DrafterConfig:
-        """Return the sizes of blocks as the target's are, which hide the caption's pads."""
-        same = {"norm_eps": config.norm_eps, "rope_base": config.rope_base}
-        update = {**same, "n_layer": layers, "taps": taps, "prefix_rotary": config.prefix_rotary}
-        return DrafterConfig.model_validate(official.fitting_drafter(config).model_dump() | update)
 
     def conditions(
         self,

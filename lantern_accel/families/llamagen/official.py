@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +42,6 @@ from lantern_accel.strategy.values import Sampling
 
 #: A drafter has one table, of codes.
 DRAFTER_RULES: tuple[Rule, ...] = (*LLAMA, (r"^tok_embeddings\.", "embed_tokens."))
-
-
-@dataclass
-class Surroundings:
-    """A GPT whose other parts are looked for: its sizes and name, and where they may lie.
-
-    What is found goes into ``files`` (by part), what is not into ``missing``.
-    """
-
-    config: LlamaGenConfig
-    name: str
-    folders: Sequence[Path]
-    parts: Parts
-    files: dict[str, Path]
-    missing: dict[str, str]
 
 
 #: What a published model is known by.
@@ -120,19 +104,19 @@ def vq_config(checkpoint: Checkpoint) -> VQConfig:
     return vq_sizes(checkpoint, names, "LlamaGen's image tokenizer")
 
 
-def find_vq(around: Surroundings) -> VQConfig | None:
-    """Find the tokenizer of a GPT; None where there is none, which ``missing`` then says.
+def find_vq(found: Found, folders: Sequence[Path]) -> None:
+    """Find the tokenizer of a GPT, named or in the folders.
 
     Raises :class:`CheckpointError` for a tokenizer of another codebook, and for several to choose from.
     """
-    config, name, parts = around.config, around.name, around.parts
-    candidates = candidates_for("vq", parts.vq, around.folders)
+    config, name = found.manifest.target, found.files["target"].name
+    candidates = candidates_for("vq", found.parts.vq, folders)
     hint = "t2i" if config.conditioning == "text" else "c2i"
     if not candidates:
-        around.missing["vq"] = (
+        found.missing["vq"] = (
             f"an image tokenizer (vq_ds16_{hint}.pt): put it beside {name}, or name it with --vq"
         )
-        return None
+        return
     configs = {one.path: vq_config(one.opened()) for one in candidates}
     fitting = [p for p, c in configs.items() if c.codebook_size == config.vocab_size]
     if not fitting:
@@ -148,8 +132,8 @@ def find_vq(around: Surroundings) -> VQConfig | None:
     if len(fitting) > 1:
         names = ", ".join(p.name for p in fitting)
         raise CheckpointError(f"several tokenizers fit {name} ({names}); name one with --vq")
-    around.files["vq"] = fitting[0]
-    return configs[fitting[0]]
+    found.files["vq"] = fitting[0]
+    found.manifest = found.manifest.model_copy(update={"vq": configs[fitting[0]]})
 
 
 # --- drafter ----------------------------------------------------------------------------------------
@@ -207,48 +191,56 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
         )
 
 
-def fitting_drafter(config: LlamaGenConfig) -> DrafterConfig:
-    """Return the sizes of an EAGLE drafter for a GPT: one block as wide as the GPT's."""
+def fitting_drafter(
+    config: LlamaGenConfig, layers: int = 1, taps: Sequence[int] = ()
+) -> DrafterConfig:
+    """Return the sizes of an EAGLE drafter for a GPT: blocks as the GPT's, which hide the pads."""
     return DrafterConfig(
         dim=config.dim,
+        n_layer=layers,
+        taps=tuple(taps),
         n_head=config.n_head,
         ffn_dim=config.hidden_dim,
         vocab_size=config.vocab_size,
         grid=config.grid,
         prefix_length=config.prefix_length - 1,
+        norm_eps=config.norm_eps,
+        rope_base=config.rope_base,
+        prefix_rotary=config.prefix_rotary,
     )
 
 
 def published_drafter(config: LlamaGenConfig) -> DrafterConfig:
     """Return the sizes of LANTERN's published drafter for a GPT, which was trained seeing pads."""
-    return fitting_drafter(config).model_copy(update={"mask_padding": False})
+    theirs = {"mask_padding": False, "norm_eps": 1e-6}
+    return fitting_drafter(config).model_copy(update=theirs)
 
 
-def find_drafter(around: Surroundings) -> DrafterConfig | None:
+def find_drafter(found: Found, folders: Sequence[Path]) -> None:
     """Find LANTERN's drafter of a GPT: named, beside it, or in ``trained_drafters``.
 
     Raises :class:`CheckpointError` with all sizes where what is there is of another model.
     """
-    config, parts = around.config, around.parts
+    config, parts = found.manifest.target, found.parts
     if parts.no_drafter:
-        return None
+        return
     named = None if parts.drafter is None else drafter_weights(parts.drafter)
-    roots = [*around.folders, *(folder / "trained_drafters" for folder in around.folders)]
+    roots = [*folders, *(folder / "trained_drafters" for folder in folders)]
     candidates = candidates_for("drafter", named, roots)
     if not candidates:
-        around.missing["drafter"] = (
+        found.missing["drafter"] = (
             "a drafter: without one 'auto' and the strategies that need none work; put LANTERN's in "
             "trained_drafters/ beside it, name one with --drafter, or train one with `lantern-accel "
             "train drafter`"
         )
-        return None
+        return
     fitting = [
         one for one in candidates if not misfit(drafter_config(one.path, one.opened()), config)
     ]
     chosen = (fitting or candidates)[0]
-    sizes = read_drafter(chosen, config, around.name)
-    around.files["drafter"] = chosen.path
-    return sizes
+    sizes = read_drafter(chosen, config, found.files["target"].name)
+    found.files["drafter"] = chosen.path
+    found.manifest = found.manifest.model_copy(update={"drafter": sizes})
 
 
 def read_drafter(one: Candidate, config: LlamaGenConfig, name: str) -> DrafterConfig:
@@ -266,9 +258,9 @@ def read_drafter(one: Candidate, config: LlamaGenConfig, name: str) -> DrafterCo
 # --- text encoder -----------------------------------------------------------------------------------
 
 
-def find_text(around: Surroundings) -> None:
+def find_text(found: Found, folders: Sequence[Path]) -> None:
     """Find flan-t5 by its ``config.json``: named, or in a folder near the GPT."""
-    config, parts = around.config, around.parts
+    config, parts = found.manifest.target, found.parts
     if parts.text is not None:
         if not is_t5(parts.text):
             raise CheckpointError(
@@ -281,20 +273,20 @@ def find_text(around: Surroundings) -> None:
                 f"the text encoder {parts.text} gives features of width {width}, the model takes "
                 f"{config.caption_dim}; name the folder of flan-t5-xl with --text-encoder"
             )
-        around.files["t5"] = parts.text
+        found.files["t5"] = parts.text
         return
     near = (
         path.parent
         for level in ("", "[!.]*/", "[!.]*/[!.]*/")
-        for root in around.folders
+        for root in folders
         for path in sorted(root.glob(f"{level}config.json"))
     )
     widths = ((one, read_json(one / "config.json").get("d_model")) for one in near if is_t5(one))
     fitting = next((one for one, width in widths if width == config.caption_dim), None)
     if fitting is not None:
-        around.files["t5"] = fitting
+        found.files["t5"] = fitting
     elif parts.embeddings is None:
-        around.missing["text"] = (
+        found.missing["text"] = (
             "a text encoder (google/flan-t5-xl): put its folder in t5-ckpt/ beside the model, name it "
             "with --text-encoder, or give the prompts' features with --embeddings"
         )
@@ -344,29 +336,26 @@ def detect(path: Path, parts: Parts) -> Found | None:
     config = target_config(target)
     # A Hugging Face folder has its tokenizer and drafters beside it, not inside.
     beside = [target.path, target.path.parent] if target.path.is_dir() else [folder]
-    files = {"target": target.path}
-    missing: dict[str, str] = {}
-    around = Surroundings(config, target.path.name, beside, parts, files, missing)
-    vq = find_vq(around)
-    drafter = find_drafter(around)
+    manifest = LlamaGenManifest(
+        name=target.path.stem,
+        target=config,
+        vq=published_vq().model_copy(update={"codebook_size": config.vocab_size}),
+        defaults=defaults_of(config),
+    )
+    found = Found(manifest, {"target": target.path}, parts)
+    find_vq(found, beside)
+    find_drafter(found, beside)
     if config.conditioning == "text":
-        find_text(around)
-    with explained(lambda why: f"{target.path}: {why}"):
-        manifest = LlamaGenManifest(
-            name=target.path.stem,
-            target=config,
-            drafter=drafter,
-            vq=vq or published_vq().model_copy(update={"codebook_size": config.vocab_size}),
-            defaults=defaults_of(config),
-        )
-    known = released(manifest, published_manifest, _RELEASED)
-    if vq is not None and known and manifest.image_size != known.config["pixels"]:
+        find_text(found, beside)
+    known, side = released(found.manifest, published_manifest, _RELEASED), found.manifest.image_size
+    if "vq" in found.files and known and side != known.config["pixels"]:
         raise CheckpointError(
-            f"{files['vq']} makes {vq.downsample} pixels of a token, but {target.path.name} draws "
-            f"{config.grid} x {config.grid} tokens for {known.config['pixels']} pixels; name the "
+            f"{found.files['vq']} makes {side // config.grid} pixels of a token, but {target.path.name} "
+            f"draws {config.grid} x {config.grid} tokens for {known.config['pixels']} pixels; name the "
             "tokenizer of 16 pixels a token with --vq"
         )
-    return Found(manifest.named(known), files, parts, missing=missing)
+    found.manifest = found.manifest.named(known)
+    return found
 
 
 def defaults_of(config: LlamaGenConfig) -> ModelDefaults:

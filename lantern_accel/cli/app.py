@@ -8,7 +8,6 @@ from typing import Any
 
 import typer
 
-from lantern_accel.cli.bench import bench
 from lantern_accel.cli.compare import compare
 from lantern_accel.cli.conform import conform, port
 from lantern_accel.cli.devices import devices, hardware
@@ -16,7 +15,7 @@ from lantern_accel.cli.evaluate import evaluate
 from lantern_accel.cli.generate import generate
 from lantern_accel.cli.help import WHICH, exit_codes, tidy
 from lantern_accel.cli.models import commands as models
-from lantern_accel.cli.profile import profile
+from lantern_accel.cli.profile import bench, profile
 from lantern_accel.cli.profiles import commands as profiles
 from lantern_accel.cli.serve import serve
 from lantern_accel.cli.stepcost import stepcost

@@ -106,8 +106,7 @@ def serve(
             )
         return _on_ray(workers, load, given, host, port, slots)
     with load.opened() as pipeline:
-        from lantern_accel.serving.app import make_app
-        from lantern_accel.serving.server import Server
+        from lantern_accel.serving.app import Server, make_app
         from lantern_accel.serving.studio import ServerSettings
 
         settings = ServerSettings(slots or pipeline.backend.default_batch, **given)

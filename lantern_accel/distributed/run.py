@@ -1,19 +1,32 @@
-"""Draws a file of prompts into a folder of images, here or on Ray's workers."""
+"""Draws a file of prompts into a folder of images, here or on Ray's workers.
+
+The folder holds the images, a journal of those that are finished, and a summary at the end. An image is
+written whole, then its line in the journal. So whatever is killed, an image with a line is finished, and
+one without is drawn again, to the same result.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from lantern_accel.distributed.folder import SUFFIX, RunFolder
-from lantern_accel.distributed.painter import Batch, Painter
+from lantern_accel.distributed.painter import Batch, Painted, Painter
 from lantern_accel.distributed.prompts import Item, read_items
 from lantern_accel.errors import RequestError
-from lantern_accel.files import digest_of
+from lantern_accel.files import digest_of, read_json_file, write_json, write_whole
 
+SCHEMA = 1
+#: What the images are: PNG.
+SUFFIX = ".png"
+RUN, JOURNAL, SUMMARY = "run.json", "journal.jsonl", "summary.json"
 #: What tells workers apart but decides no image.
 NO_MATTER = ("device", "options", "text_device", "tell", "on_loading")
 
@@ -108,3 +121,158 @@ def _agree(workers: Sequence[Mapping[str, Any]]) -> None:
                 f"the workers differ in their {name.replace('_', ' ')} ({', '.join(sorted(found))}), so "
                 f"an image would depend on who draws it{hint}"
             )
+
+
+class RunFolder:
+    """Where one run's images go. Raises RequestError for a folder of another run, or of one to resume."""
+
+    def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
+        """``asked``: what decides the images, the base seed left out; it must be the same to resume."""
+        self.path = path
+        text = json.dumps(asked, sort_keys=True, default=str)
+        self._key = hashlib.sha256(text.encode()).hexdigest()
+        self.finished: set[int] = set()
+        self.failed: dict[int, str] = {}
+        self.devices: dict[str, dict[str, Any]] = {}
+        self.seed: int | None = None
+        self._began = time.time()
+        self._check(resume)
+
+    def _check(self, resume: bool) -> None:
+        path = self.path
+        if path.exists() and not path.is_dir():
+            raise RequestError(f"{path} is a file; name a folder for the images")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            found = read_json_file(path / RUN)
+        except FileNotFoundError:
+            if any(path.iterdir()):
+                raise RequestError(
+                    f"{path} holds other files; name a new folder for the images"
+                ) from None
+            return
+        except OSError as error:
+            raise RequestError(
+                f"{path} cannot be used ({error.strerror}); choose another"
+            ) from None
+        except ValueError:
+            raise RequestError(f"{path / RUN} is damaged; choose another folder") from None
+        if not resume:
+            raise RequestError(
+                f"{path} holds a run already; --resume continues it, or choose another folder"
+            )
+        if not isinstance(found, dict) or found.get("asked_sha256") != self._key:
+            raise RequestError(
+                f"{path} holds the run of another command; repeat that one with --resume, or choose "
+                "another folder"
+            )
+        self.seed = int(found["seed"])
+        self._read_journal()
+
+    def begin(self, seed: int, facts: Mapping[str, Any]) -> None:
+        """Note the run's seed and what its images are drawn with."""
+        self.seed = seed
+        for part in self.path.glob(".lantern-*.part"):  # of a process that was killed
+            with contextlib.suppress(OSError):
+                part.unlink()
+        written = {"schema_version": SCHEMA, "asked_sha256": self._key, "seed": seed, **facts}
+        write_json(self.path / RUN, written)
+
+    def _read_journal(self) -> None:
+        """Take over what is finished; the last line may be torn."""
+        with contextlib.suppress(FileNotFoundError), (self.path / JOURNAL).open("rb") as lines:
+            for line in lines:
+                try:
+                    one = json.loads(line)
+                    number, there = int(one["number"]), (self.path / str(one["file"])).is_file()
+                except (ValueError, KeyError, TypeError):
+                    continue
+                if there:
+                    self.finished.add(number)
+
+    def left(self, items: Sequence[Item]) -> list[Item]:
+        """Return the items that are still to be drawn."""
+        return [item for item in items if item.number not in self.finished]
+
+    def keep(self, batch: Batch, items: Mapping[int, Item]) -> None:
+        """Write a batch's images, then their lines, and count them for its device."""
+        mine = self.devices.setdefault(
+            batch.worker,
+            {"device": batch.device, "images": 0, "failed": 0, "seconds": 0.0, "joules": 0.0,
+             "tokens": 0, "steps": 0, "total_variation": 0.0},
+        )  # fmt: skip
+        mine["seconds"] += batch.seconds
+        known = mine["joules"] is not None and batch.joules is not None
+        mine["joules"] = mine["joules"] + batch.joules if known else None
+        lines = []
+        for one in batch.images:
+            if one.number in self.finished:  # drawn twice, since a worker was thought lost
+                continue
+            if one.error is not None:
+                self.failed[one.number] = one.error
+                mine["failed"] += 1
+                continue
+            name = f"{items[one.number].name}{SUFFIX}"
+            write_whole(self.path / name, one.picture)
+            lines.append(self._line(one, name, batch.worker))
+            self.finished.add(one.number)
+            self.failed.pop(one.number, None)
+            mine["images"] += 1
+            mine["tokens"] += one.tokens
+            mine["steps"] += one.steps
+            mine["total_variation"] += one.price
+        self._append(lines)
+
+    def _line(self, one: Painted, name: str, worker: str) -> str:
+        kept = {
+            "number": one.number,
+            "file": name,
+            "seed": one.seed,
+            "tokens_sha256": one.tokens_sha256,
+            "steps": one.steps,
+            "total_variation": one.price,
+            "worker": worker,
+            **({} if one.note is None else {"note": one.note}),
+        }
+        return json.dumps(kept, sort_keys=True)
+
+    def _append(self, lines: list[str]) -> None:
+        if not lines:
+            return
+        with (self.path / JOURNAL).open("a+b") as stream:
+            lead = b""
+            if stream.tell():  # a torn line of a process that was killed ends here
+                stream.seek(-1, os.SEEK_END)
+                lead = b"" if stream.read(1) == b"\n" else b"\n"
+            stream.write(lead + "".join(f"{line}\n" for line in lines).encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def summarise(
+        self, lost: Sequence[str], workers: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Write and return the summary: images, throughput per worker, and what was lost."""
+        per = {}
+        for name, mine in sorted(self.devices.items()):
+            seconds, tokens, images = mine["seconds"], mine["tokens"], mine["images"]
+            simulated = any(one["worker"] == name and one["simulated"] for one in workers)
+            speed = images / seconds if seconds and not simulated else None
+            per[name] = {
+                **mine,
+                "images_per_second": speed,
+                "tokens_per_step": (tokens - images) / mine["steps"] if mine["steps"] else None,
+                "total_variation_per_token": mine["total_variation"] / tokens if tokens else None,
+                "joules_per_image": mine["joules"] / images if mine["joules"] and images else None,
+                "simulated": simulated,
+            }
+        summary = {
+            "schema_version": SCHEMA,
+            "images": len(self.finished),
+            "failed": {str(n): text for n, text in sorted(self.failed.items())},
+            "seed": self.seed,
+            "seconds_of_this_call": time.time() - self._began,
+            "workers_of_this_call": per,
+            "lost_workers": list(lost),
+        }
+        write_json(self.path / SUMMARY, summary)
+        return summary

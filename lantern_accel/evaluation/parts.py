@@ -68,7 +68,7 @@ def interchange(
             name, other = "nothing: the reconstruction itself", codes
         else:
             name = f"one of the {k} nearest codes"
-            table = pipeline.neighbours(k).cpu().long()
+            table = pipeline.engines.neighbours(k).cpu().long()
             pick = torch.randint(k, codes.shape, generator=generator)
             other = table[codes].gather(-1, pick.unsqueeze(-1)).squeeze(-1)
         seen = pipeline.pixels(tokens_of(pipeline, other))

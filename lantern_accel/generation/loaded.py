@@ -31,7 +31,6 @@ from lantern_accel.memory.capacity import Capacity
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
     AUTO,
-    NeighbourSpace,
     Sampling,
     SelfDrafts,
     Strategy,
@@ -74,10 +73,6 @@ class Loaded:
         ``lam``, ``residual``, ``neighbour_space``; None leaves the default.
         """
         return choose_strategy(self.manifest.defaults, strategy, **changes)
-
-    def tuned(self, strategy: Strategy, temperature: float) -> Strategy:
-        """Return the strategy over the tree that ``lantern-accel tune`` found for this device, if any."""
-        return self.auto.tuned(strategy, temperature)
 
     def fitted(
         self, strategy: Strategy, batch: int | None, count: int, sampling: Sampling
@@ -225,10 +220,6 @@ class Loaded:
     def release_engines(self) -> None:
         """Free the buffers and captured steps that are kept for the next call."""
         self.engines.release()
-
-    def neighbours(self, k: int, space: NeighbourSpace | None = None) -> Tensor:
-        """Return the neighbour table of the codebook, int32 ``[V, k]``, from the disk cache or new."""
-        return self.engines.neighbours(k, space)
 
     @inferring
     def engine(

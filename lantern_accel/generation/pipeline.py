@@ -114,7 +114,7 @@ class Pipeline(Loaded):
 
     def request(self, prompt: Prompt | Sequence[Prompt], **settings: Any) -> GenerationRequest:
         """Check a request and fill in a preset's or the model's defaults, before any work is done."""
-        made = build_request(self.manifest, prompt, settings, self.tuned)
+        made = build_request(self.manifest, prompt, settings, self.auto.tuned)
         named = isinstance(settings.get("strategy"), str)
         if named and settings.get("tree") is None and settings.get("window") is None:
             fitted = self.fitted(made.strategy, made.batch_size, made.count, made.sampling)
@@ -158,7 +158,7 @@ class Pipeline(Loaded):
         shape = self.model.family.usual_shape(self.model)
         chosen = self.strategy(given)
         if isinstance(given, str):
-            chosen = self.tuned(chosen, sampling.temperature)
+            chosen = self.auto.tuned(chosen, sampling.temperature)
             chosen = self.fitted(chosen, batch, batch, sampling)
         size = self.engines.padded(batch, chosen, sampling)
         ready = self.engine(size, chosen, sampling, shape)

@@ -73,7 +73,7 @@ def choose_strategies(
     for temperature in temperatures:
         sampling = pipeline.sampling(temperature=temperature)
         for one in found:
-            pipeline.engines.check(pipeline.tuned(one, temperature), sampling)
+            pipeline.engines.check(pipeline.auto.tuned(one, temperature), sampling)
     return found
 
 

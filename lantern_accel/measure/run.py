@@ -99,7 +99,7 @@ class Profiler:
 
     def _strategies(self, temperature: float, batch: int) -> list[Strategy]:
         """Return the wanted strategies as a request would have them: trees tuned, windows fitted."""
-        found = [self.pipeline.tuned(one, temperature) for one in self.request.strategies]
+        found = [self.pipeline.auto.tuned(one, temperature) for one in self.request.strategies]
         if self.request.window:
             return found
         sampling = self.pipeline.sampling(temperature=temperature)

@@ -317,7 +317,7 @@ class Studio:
         pipeline, size = self.pipeline, self.limits.slots
         strategy = request.strategy
         if strategy.name != AUTO:  # as `generate` does with a strategy by name
-            strategy = pipeline.tuned(strategy, request.sampling.temperature)
+            strategy = pipeline.auto.tuned(strategy, request.sampling.temperature)
             strategy = pipeline.fitted(strategy, size, size, request.sampling)
         self._slots = self._key = None
         self._slots = Slots(pipeline, strategy, request.sampling, size, conditions)

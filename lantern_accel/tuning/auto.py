@@ -230,7 +230,7 @@ class AutoTuner(Search[AutoEvidence]):
         if self.pipeline.model.drafter is not None and (near.cost or 1.0) < TREE_WORTH:
             name = "lantern++" if self.strategy.acceptance.relaxed else "eagle"
             tree = self.pipeline.strategy(name, tv_budget=self.strategy.tv_budget)
-            found[name] = self.pipeline.tuned(tree, self.sampling.temperature)
+            found[name] = self.pipeline.auto.tuned(tree, self.sampling.temperature)
         return found
 
     def _best_copy(self, batch: int) -> Strategy | None:

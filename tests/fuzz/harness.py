@@ -175,7 +175,7 @@ WORK = (
     "lantern_accel.measure.stepcost.make_model",
     "lantern_accel.evaluation.run.Evaluator.run",
     "lantern_accel.generation.rounding_price.rounded_model",
-    "lantern_accel.serving.server.Server.run",
+    "lantern_accel.serving.app.Server.run",
     "lantern_accel.distributed.fleet.connect",
     "lantern_accel.evaluation.grid.draw_grid",
     "lantern_accel.memory.plan.measure",

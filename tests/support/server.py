@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lantern_accel
-from lantern_accel.serving.app import make_app
-from lantern_accel.serving.server import Server
+from lantern_accel.serving.app import Server, make_app
 from lantern_accel.serving.studio import ServerSettings
 
 

@@ -241,6 +241,6 @@ def test_neighbour_tables_in_both_spaces(lantern: Path) -> None:
     recorded = golden("lantern/proximity")
     with load(lantern / "LlamaGen-T2I") as pipeline:
         for space, name in (("raw", "nearest_raw"), ("decoder", "nearest_l2norm")):
-            table = pipeline.neighbours(32, space)
+            table = pipeline.engines.neighbours(32, space)
             same = (table == recorded[name].int()).float().mean()
             assert same > 0.999, space  # equal distances may be ordered either way

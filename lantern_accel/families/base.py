@@ -22,6 +22,7 @@ from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError, RequestError
+from lantern_accel.families.keys import Change, Rule, recipes_of, renamed
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.nn.drafter import Drafter
 from lantern_accel.strategy.values import Sampling
@@ -166,6 +167,8 @@ class Family(ABC):
     target_type: ClassVar[type[nn.Module]]
     drafter_type: ClassVar[type[Drafter] | None] = None
     vq_type: ClassVar[Callable[..., nn.Module]]
+    #: By part the rules from the keys of its files to our names; a part without has our names.
+    rules: ClassVar[Mapping[str, Sequence[Rule]]] = {}
     #: What can be fetched by name.
     entries: ClassVar[Sequence[ModelEntry]] = ()
 
@@ -190,9 +193,17 @@ class Family(ABC):
         made: nn.Module = kind(getattr(manifest, part), ops=ops)
         return made
 
-    @abstractmethod
     def recipes(self, part: str, checkpoint: Checkpoint, manifest: Any) -> Mapping[str, Recipe]:
-        """Say which keys of a checkpoint every parameter of a part comes from."""
+        """Say which keys of a checkpoint every parameter of a part comes from.
+
+        The default goes by :attr:`rules` and :meth:`changes`.
+        """
+        named = renamed(checkpoint, self.rules.get(part, ()))
+        return recipes_of(named, self.changes(part, manifest))
+
+    def changes(self, part: str, manifest: Any) -> Sequence[Change]:
+        """Return what becomes of a part's tensors on their way: another order of rows, or fewer."""
+        return ()
 
     # --- required: prompts -> conditions -> rows -> pixels -----------------------------------------
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
 import torch
@@ -14,37 +13,19 @@ from lantern_accel.checkpoints.layouts import explained
 from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError, ModelError
 from lantern_accel.families.base import Family, Model
-from lantern_accel.families.keys import renamed
+from lantern_accel.families.keys import Rule
 from lantern_accel.nn.vq import VQConfig, chameleon_pixels_to_uint8
 
 #: From the names that Meta's and transformers' files have for tensors to ours, which are LlamaGen's.
-_RULES = (
+VQ_RULES: tuple[Rule, ...] = (
     (r"\.mid\.block_1\.", ".mid.0."),
     (r"\.mid\.attn_1\.", ".mid.1."),
     (r"\.mid\.block_2\.", ".mid.2."),
     (r"^(encoder\.down|decoder\.up)\.(\d+)\.block\.", r"\1.\2.res."),
     (r"^encoder\.down\.", "encoder.conv_blocks."),
 )
-_UP = re.compile(r"^decoder\.up\.(\d+)\.")
-
-
-def vq_names(
-    keys: Iterable[str], prefix: str = "", *, highest_first: bool = False
-) -> dict[str, str]:
-    """Return our name of every tensor of an image tokenizer, with its key.
-
-    ``prefix``: a pattern of how its keys begin in a file of several parts. ``highest_first``: level 0 of
-    a decoder's ``up`` is the highest resolution, as Meta counts, not the lowest.
-    """
-    own = (key for key in keys if re.match(prefix, key))
-    named = renamed(own, ((f"^{prefix}", ""), *_RULES))
-    last = max((int(m[1]) for name in named if (m := _UP.match(name))), default=0)
-
-    def level(match: re.Match[str]) -> str:
-        number = last - int(match[1]) if highest_first else int(match[1])
-        return f"decoder.conv_blocks.{number}."
-
-    return {_UP.sub(level, name): key for name, key in named.items()}
+#: Of a decoder whose level 0 is the lowest resolution, as ours is; Meta counts from the highest.
+LOWEST_FIRST: Rule = (r"^decoder\.up\.", "decoder.conv_blocks.")
 
 
 def vq_sizes(
@@ -57,9 +38,9 @@ def vq_sizes(
 ) -> VQConfig:
     """Return the sizes of an image tokenizer, read off shapes.
 
-    ``names``: :func:`vq_names`; ``whose``: what it should be, for errors; ``attend`` and ``l2_norm``: as
-    that has them. Raises :class:`CheckpointError` where a part is absent, too much or of a size that none
-    has.
+    ``names``: our names with their keys; ``whose``: what it should be, for errors; ``attend`` and
+    ``l2_norm``: as that has them. Raises :class:`CheckpointError` where a part is absent, too much or of
+    a size that none has.
     """
     path = checkpoint.path
 

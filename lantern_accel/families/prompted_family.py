@@ -19,8 +19,6 @@ from lantern_accel.checkpoints.layouts import (
     explained,
     read_json,
 )
-from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import CheckpointError, RequestError
 from lantern_accel.families.base import (
     Conditions,
@@ -218,10 +216,6 @@ class PromptedFamily(TokenFamily):
         side = model.manifest.token_pixels
         size = None if grid is None else (grid[1] * side, grid[0] * side)
         return self.padded(model, prompts, device, model.manifest.grid(size))
-
-    def drafter_recipes(self, checkpoint: Checkpoint) -> Mapping[str, Recipe]:
-        """Return our own names: what :meth:`drafter_files` wrote."""
-        return {key: Recipe((key,)) for key in checkpoint}
 
     def drafter_sizes(self, config: Any, layers: int = 1, taps: Sequence[int] = ()) -> Any:
         """Return the sizes of blocks as the target's are, which read its tables."""

@@ -41,7 +41,7 @@ from lantern_accel.families.chameleon.drafter import ChameleonDrafterConfig
 from lantern_accel.families.chameleon.manifest import DEFAULTS, ChameleonManifest, Variant
 from lantern_accel.families.chameleon.model import ChameleonConfig, TrunkConfig
 from lantern_accel.families.chameleon.text import SpecialIds, ids_from_vocabulary
-from lantern_accel.families.image_tokenizer import vq_names, vq_sizes
+from lantern_accel.families.image_tokenizer import VQ_RULES, vq_sizes
 from lantern_accel.families.keys import (
     LLAMA,
     Change,
@@ -189,7 +189,7 @@ def published_drafter(weights: Mapping[str, Tensor], config: TrunkConfig) -> dic
 
 
 #: Where Hugging Face's files keep the picture tokenizer.
-VQ_PREFIX = r"model\.vqmodel\."
+VQ_PREFIX = "model.vqmodel."
 #: Sizes that configurations repeat, Hugging Face's and Meta's, with our names.
 _SIZES = {
     "hidden_size": "dim",
@@ -327,8 +327,11 @@ def chameleon_vq_config(**changes: object) -> VQConfig:
 def picture_names(keys: Iterable[str]) -> dict[str, str]:
     """Return our name of every tensor of the VQGAN, with its key; alone in a file or beside a target."""
     there = list(keys)
-    within = any(re.match(VQ_PREFIX, key) for key in there)
-    return vq_names(there, VQ_PREFIX if within else "", highest_first=True)
+    within = [key for key in there if key.startswith(VQ_PREFIX)]
+    up = r"\bdecoder\.up\.(\d+)\."
+    last = max((int(match[1]) for key in there if (match := re.search(up, key))), default=0)
+    highest_first: Rule = (up, lambda match: f"decoder.conv_blocks.{last - int(match[1])}.")
+    return renamed(within or there, ((rf"^{VQ_PREFIX}", ""), *VQ_RULES, highest_first))
 
 
 def vq_config(checkpoint: Checkpoint) -> VQConfig:

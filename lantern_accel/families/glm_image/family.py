@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import (
     Conditions,
@@ -31,6 +29,7 @@ from lantern_accel.families.glm_image.model import (
 from lantern_accel.families.glm_image.painting import paint
 from lantern_accel.families.glm_image.published import ENTRIES
 from lantern_accel.families.glm_image.text import GlmImageText
+from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import fitting_config
 from lantern_accel.families.prompted_family import PromptedFamily
@@ -52,16 +51,13 @@ class GlmImageFamily(PromptedFamily):
     from_entry = staticmethod(official.published_manifest)
     #: One file holds all parts, and a half that reads pictures.
     beside = official.BESIDE
+    rules = official.RULES
 
-    def recipes(
-        self, part: str, checkpoint: Checkpoint, manifest: GlmImageManifest
-    ) -> Mapping[str, Recipe]:
-        """Rename, stack, reorder the rows that turn, and keep the head's rows of codes."""
-        if part == "target":
-            return official.target_recipes(checkpoint, manifest.target)
-        if part == "drafter":
-            return self.drafter_recipes(checkpoint)
-        return {"embedding.weight": Recipe((official.CODEBOOK,))}
+    def changes(self, part: str, manifest: GlmImageManifest) -> Sequence[Change]:
+        """Reorder the rows of heads that turn, and keep the head's rows of codes."""
+        target = manifest.target
+        codes = (r"^output\.", lambda rows: rows[: target.vocab_size])
+        return (to_adjacent(target.head_dim, target.rotated), codes) if part == "target" else ()
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return one row an image: this prior has no guidance."""

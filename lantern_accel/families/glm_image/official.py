@@ -8,7 +8,7 @@ codebook says which codes are alike.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from lantern_accel.checkpoints.layouts import (
     open_own,
     read_json,
 )
-from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
@@ -32,14 +31,14 @@ from lantern_accel.families.glm_image.model import (
     GlmImageManifest,
     Marks,
 )
-from lantern_accel.families.keys import LLAMA, Rule, llama_sizes, recipes_of, renamed, to_adjacent
+from lantern_accel.families.keys import LLAMA, Rule, llama_sizes, renamed
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import released
 from lantern_accel.strategy.values import Sampling
 
-RULES: tuple[Rule, ...] = (
+TARGET_RULES: tuple[Rule, ...] = (
     (r"^model\.language_model\.", ""),
     (r"\.mlp\.gate_up_proj\.", ".feed_forward.w13."),
     (r"\.post_self_attn_layernorm\.", ".attention_post_norm."),
@@ -47,6 +46,8 @@ RULES: tuple[Rule, ...] = (
     *LLAMA,
 )
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
+CODEBOOK_RULES = ((r"^model\.vqmodel\.quantize\.", ""),)
+RULES = {"target": TARGET_RULES, "vq": CODEBOOK_RULES}
 #: What the file holds for another part: the half that reads pictures, the codebook, the target.
 BESIDE = {
     "target": re.compile(r"^model\.(visual|vqmodel)\."),
@@ -59,12 +60,6 @@ def is_prior(keys: Iterable[str]) -> bool:
     first = "model.language_model.layers.0."
     marks = {first + "post_self_attn_layernorm.weight", first + "mlp.gate_up_proj.weight"}
     return {"model.language_model.embed_tokens.weight", *marks} <= set(keys)
-
-
-def target_recipes(keys: Iterable[str], config: GlmImageConfig) -> Mapping[str, Recipe]:
-    """Say for every parameter of :class:`GlmImageGPT` where it lies in a checkpoint."""
-    head = (r"^output\.", lambda rows: rows[: config.vocab_size])
-    return recipes_of(renamed(keys, RULES), (to_adjacent(config.head_dim, config.rotated), head))
 
 
 #: The prior's folder in the released one, and the tokenizer's.
@@ -153,7 +148,7 @@ def _target(checkpoint: Checkpoint, said: dict[str, Any]) -> GlmImageConfig:
     given = {k: v for k, v in (said.get("text_config") or {}).items() if v is not None}
     # Where another form of the file repeats the rotation, there is one kind alone.
     given.pop("rope_scaling", None)
-    sizes = llama_sizes(checkpoint, renamed(checkpoint, RULES), {**_TEXT, **given})
+    sizes = llama_sizes(checkpoint, renamed(checkpoint, TARGET_RULES), {**_TEXT, **given})
     sizes["n_kv_head"] = sizes["n_kv_head"] or sizes["n_head"]
     rope = given.get("rope_parameters") or {}
     codes = (said.get("vq_config") or {}).get("num_embeddings")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
-from lantern_accel.checkpoints.loading import Recipe
-from lantern_accel.checkpoints.weights import Checkpoint
 from lantern_accel.families.base import (
     Conditions,
     Model,
@@ -21,6 +19,7 @@ from lantern_accel.families.janus import official
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusGPT, JanusManifest
 from lantern_accel.families.janus.published import ENTRIES
 from lantern_accel.families.janus.text import SpecialIds, prompt_ids
+from lantern_accel.families.keys import Change, to_adjacent
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.prompted_drafter import fitting_config
 from lantern_accel.families.prompted_family import PromptedFamily
@@ -46,21 +45,16 @@ class JanusFamily(VQFamily, PromptedFamily):
     text_type, target_type, vq_type = JanusText, JanusGPT, VQModel
     #: One file holds all parts, and a half that reads pictures.
     beside = official.BESIDE
+    rules = official.RULES
     entries = ENTRIES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
     shape_names = ("prefix_length",)
     pixels_at_once: ClassVar[int] = 384 * 384
 
-    def recipes(
-        self, part: str, checkpoint: Checkpoint, manifest: JanusManifest
-    ) -> Mapping[str, Recipe]:
-        """Rename and stack; the picture tokenizer has LlamaGen's tensors."""
-        if part == "target":
-            return official.target_recipes(checkpoint, manifest.target)
-        if part == "drafter":
-            return self.drafter_recipes(checkpoint)
-        return {name: Recipe((key,)) for name, key in official.picture_names(checkpoint).items()}
+    def changes(self, part: str, manifest: JanusManifest) -> Sequence[Change]:
+        """Reorder the rows of heads that turn in pairs ``(i, i + d/2)``."""
+        return (to_adjacent(manifest.target.head_dim),) if part == "target" else ()
 
     def rows(self, model: Model, conditions: Conditions, sampling: Sampling) -> Rows:
         """Return ``[cond; uncond]``: of the prompt without text the ends alone stay, the rest are pads.

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lantern_accel.checkpoints.layouts import explained, find_file, folder_config, open_own
-from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
-from lantern_accel.families.image_tokenizer import vq_names, vq_sizes
+from lantern_accel.families.image_tokenizer import LOWEST_FIRST, VQ_RULES, vq_sizes
 from lantern_accel.families.janus.model import DEFAULTS, JanusConfig, JanusManifest
 from lantern_accel.families.janus.text import ROLES, SpecialIds, Variant, read_ids
 from lantern_accel.families.keys import (
@@ -26,16 +24,14 @@ from lantern_accel.families.keys import (
     layer_count,
     llama_sizes,
     matrix_shape,
-    recipes_of,
     renamed,
-    to_adjacent,
 )
 from lantern_accel.families.prompted_family import add_drafter
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.families.registry import released
 from lantern_accel.nn.vq import VQConfig
 
-RULES: tuple[Rule, ...] = (
+TARGET_RULES: tuple[Rule, ...] = (
     (r"^(language_model\.)?lm_head\.", "text_head."),
     (r"^(language_model\.model|model\.language_model)\.", ""),
     (r"^model\.generation_embeddings\.", "gen_embed."),
@@ -49,6 +45,13 @@ RULES: tuple[Rule, ...] = (
     (r"^(gen_head|model\.generation_head)\.vision_head\.", "output."),
     *LLAMA,
 )
+#: Of the picture tokenizer, which has LlamaGen's tensors.
+PICTURE_RULES = (
+    (r"^(gen_vision_model|model\.vqmodel)\.", ""),
+    *VQ_RULES,
+    LOWEST_FIRST,
+)
+RULES = {"target": TARGET_RULES, "vq": PICTURE_RULES}
 #: How the keys begin that nothing but the drawing half of a layout has, and its table of codes.
 _OWN = {
     "original": ("gen_embed.", "gen_aligner.", "gen_head."),
@@ -102,21 +105,6 @@ def key_layout(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def target_recipes(checkpoint: Checkpoint, config: JanusConfig) -> Mapping[str, Recipe]:
-    """Say for every parameter of :class:`JanusGPT` where it lies in a checkpoint."""
-    if key_layout(checkpoint) is None:
-        raise CheckpointError(
-            f"{checkpoint.path} has no image embedding under any name that Janus's layouts use; it is of "
-            "another architecture"
-        )
-    return recipes_of(renamed(checkpoint, RULES), (to_adjacent(config.head_dim),))
-
-
-def picture_names(keys: Iterable[str]) -> dict[str, str]:
-    """Return LlamaGen's name of every tensor of the picture tokenizer, with its key."""
-    return vq_names(keys, r"(gen_vision_model|model\.vqmodel)\.")
-
-
 #: What transformers' LlamaConfig takes for what a configuration leaves out, as published ones do.
 _LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 #: Sizes by which a published model is known.
@@ -165,7 +153,7 @@ def manifest_of(
 
     Raises :class:`CheckpointError` where the two are not of one model.
     """
-    vq = vq_sizes(checkpoint, picture_names(checkpoint), "Janus's image tokenizer")
+    vq = vq_sizes(checkpoint, renamed(checkpoint, PICTURE_RULES), "Janus's image tokenizer")
     llama = said.get("language_config") or said.get("text_config") or {}
     target = target_config(checkpoint, llama, _grid(checkpoint, said))
     path = checkpoint.path
@@ -184,7 +172,7 @@ def manifest_of(
 
 def target_config(checkpoint: Checkpoint, llama: dict[str, Any], grid: int) -> JanusConfig:
     """Return the target's sizes: shapes first, the configuration for what they cannot say."""
-    named = renamed(checkpoint, RULES)
+    named = renamed(checkpoint, TARGET_RULES)
     given = {k: v for k, v in llama.items() if v is not None}
     sizes = llama_sizes(checkpoint, named, {**_LLAMA, **given})
     codes, code_dim = matrix_shape(checkpoint, named, "gen_embed.weight")

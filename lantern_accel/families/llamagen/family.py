@@ -11,8 +11,7 @@ import torch
 
 from lantern_accel.bounds import whole
 from lantern_accel.checkpoints.layouts import drafter_weights, read_json
-from lantern_accel.checkpoints.loading import Recipe, without_data
-from lantern_accel.checkpoints.weights import Checkpoint
+from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.errors import CheckpointError, ModelError, RequestError, shown
 from lantern_accel.families.base import (
     Conditions,
@@ -25,7 +24,7 @@ from lantern_accel.families.base import (
     check_two_way,
 )
 from lantern_accel.families.image_tokenizer import VQFamily
-from lantern_accel.families.keys import LLAMA, load_float, recipes_of, renamed
+from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen import official
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.families.llamagen.features import FeatureFile
@@ -62,6 +61,7 @@ class LlamaGenFamily(VQFamily):
     entries = ENTRIES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
+    rules = official.RULES
     drafter_sizes = staticmethod(official.fitting_drafter)
     #: One of 128 x 128 or larger, four of 64 x 64. More took the same time, and memory in proportion.
     pixels_at_once: ClassVar[int] = 128 * 128
@@ -141,13 +141,6 @@ class LlamaGenFamily(VQFamily):
         except CheckpointError as error:
             return str(error)
         return None
-
-    def recipes(
-        self, part: str, checkpoint: Checkpoint, manifest: LlamaGenManifest
-    ) -> Mapping[str, Recipe]:
-        """Rename and stack; the VQ tokenizer has the official names already."""
-        rules = {"target": LLAMA, "drafter": official.DRAFTER_RULES, "vq": ()}
-        return recipes_of(renamed(checkpoint, rules[part]))
 
     def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
         """Return a file of features, the bundled encoder, or flan-t5."""

@@ -42,6 +42,7 @@ from lantern_accel.strategy.values import Sampling
 
 #: A drafter has one table, of codes.
 DRAFTER_RULES: tuple[Rule, ...] = (*LLAMA, (r"^tok_embeddings\.", "embed_tokens."))
+RULES = {"target": LLAMA, "drafter": DRAFTER_RULES}
 
 
 #: What a published model is known by.

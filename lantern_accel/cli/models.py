@@ -147,7 +147,7 @@ def _download(row: dict[str, Any]) -> str:
 
 
 def _memory_cells(row: dict[str, Any]) -> list[str]:
-    from lantern_accel.memory.limits import size
+    from lantern_accel.memory.plan import size
 
     peaks = ", ".join(f"{size(held)} in {dtype}" for dtype, held in row["memory_bytes"].items())
     fits = [f"{device} ({', '.join(kinds)})" for device, kinds in row["fits"].items() if kinds]
@@ -262,7 +262,7 @@ def plan(
 
 def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str, int]]) -> None:
     """Print what memory a plan takes, and on what it fits."""
-    from lantern_accel.memory.limits import size
+    from lantern_accel.memory.plan import size
     from lantern_accel.models.check import NAMES
 
     nodes = f"{made.nodes} node{'s' if made.nodes > 1 else ''}"

@@ -76,7 +76,8 @@ class DraftTest:
 
         Its mean over drafts is ``sum_x [min(q, A) - min(q, p)]``, the distance of one drawn draft.
         """
-        return self.probability - (self.px / self.qx.clamp(min=TINY)).clamp(max=1.0)
+        share = self.qx.clamp(min=TINY)
+        return (self.mass / share).clamp(max=1.0) - (self.px / share).clamp(max=1.0)
 
 
 def examine(
@@ -188,7 +189,7 @@ def accept(
     )
     if done is not None:
         return Accepted(*done)
-    inner, last = _rows(logits, tree.parents), partial(_row, logits)
+    inner, last = _rows(logits, tree.parents), partial(row_at, logits)
     allowed = None
     if masked and rule.residual == "official":
         allowed = inner > float("-inf")
@@ -224,7 +225,7 @@ def accept_sampling(
     """
     inner = _rows(probs, tree.parents)
     may = None if allowed is None else _rows(allowed, tree.parents)
-    return _walk(tree, inner, partial(_row, probs), rule, uniforms, bonus_uniform, may, ops.draw)
+    return _walk(tree, inner, partial(row_at, probs), rule, uniforms, bonus_uniform, may, ops.draw)
 
 
 def _rows(table: Tensor, nodes: Tensor | None) -> Tensor:
@@ -234,27 +235,14 @@ def _rows(table: Tensor, nodes: Tensor | None) -> Tensor:
     return table.gather(1, nodes.unsqueeze(-1).expand(-1, -1, table.shape[-1]))
 
 
-def _row(table: Tensor, node: Tensor) -> Tensor:
+def row_at(table: Tensor, node: Tensor) -> Tensor:
     """Return row ``node [B]`` of ``table [B, T, V]``: ``[B, V]``."""
     return _rows(table, node.unsqueeze(1)).squeeze(1)
 
 
-def _at(table: Tensor, node: Tensor) -> Tensor:
+def entry_at(table: Tensor, node: Tensor) -> Tensor:
     """Return entry ``node [B]`` of ``table [B, T]``."""
     return table.gather(1, node.unsqueeze(1)).squeeze(1)
-
-
-@dataclass(frozen=True)
-class SiblingGroups:
-    """What became of every family of siblings, as if its parent had been reached.
-
-    ``chosen`` integer ``[B, G]``: the child that is kept, the parent where none is; ``price``
-    ``[B, G]``; ``left`` float32 ``[B, G, V]``: the target's distribution after what was refused.
-    """
-
-    chosen: Tensor
-    price: Tensor
-    left: Tensor
 
 
 def _price(masses: list[Tensor], shares: Tensor | None, tried: list[Tensor]) -> Tensor:
@@ -298,10 +286,12 @@ def _test_families(
     rule: Rule,
     uniforms: Tensor,
     allowed: Tensor | None,
-) -> SiblingGroups:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Test the children of all inner nodes, one sibling rank after the other; ``p [B, G, V]``.
 
-    What does not depend on the tests is looked up for all ranks at once.
+    Returns, as if every parent had been reached, the child that is kept, integer ``[B, G]`` (the parent
+    where none is), the price ``[B, G]``, and the target's distribution after what was refused, ``[B, G,
+    V]``. What does not depend on the tests is looked up for all ranks at once.
     """
     shape, q = ranks.has.shape, tree.q
     if tree.parents is None and q is not None and tree.group is not None:
@@ -342,9 +332,9 @@ def _test_families(
         if c + 1 < shape[1]:
             free = kept.logical_not() if free is None else free ^ kept
     if not rule.relaxed:
-        return SiblingGroups(chosen, torch.zeros(chosen.shape, device=p.device), p)
+        return chosen, torch.zeros(chosen.shape, device=p.device), p
     price = _price(masses, shares, tried)
-    return SiblingGroups(chosen, price if extra is None else price + extra, p)
+    return chosen, price if extra is None else price + extra, p
 
 
 def _walk(
@@ -370,27 +360,26 @@ def _walk(
         bonus = draw(p, bonus_uniform)
         return Accepted(node.unsqueeze(1), node, bonus, p, p[:, :0])
     ranks = tree.ranks()
-    found = _test_families(tree, ranks, inner, rule, uniforms, allowed)
-    chosen, price = found.chosen, found.price
+    chosen, price, left = _test_families(tree, ranks, inner, rule, uniforms, allowed)
     if tree.parents is not None:
         # From groups to nodes; a node without children stays where it is.
         chosen = ranks.ids.scatter(1, ranks.parent, chosen)
         price = ranks.nothing.scatter(1, ranks.parent, price)
     path = [ranks.ids[:, 0], chosen[:, 0]]
     while len(path) <= depth:
-        path.append(_at(chosen, path[-1]))
+        path.append(entry_at(chosen, path[-1]))
     node, steps = path[-1], torch.stack(path, dim=1)
-    length = _at(tree.depth, node)
+    length = entry_at(tree.depth, node)
     unpaid = ranks.levels > length.unsqueeze(1)
     paid = price.gather(1, steps[:, :-1]).masked_fill(unpaid, 0)
     if tree.parents is None:
-        p = _row(found.left, node)
+        p = row_at(left, node)
     else:
         assert tree.group is not None
         p = torch.where(
-            _at(ranks.leaf, node).unsqueeze(-1),
+            entry_at(ranks.leaf, node).unsqueeze(-1),
             last(node),
-            _row(found.left, _at(tree.group, node)),
+            row_at(left, entry_at(tree.group, node)),
         )
     return Accepted(steps, length, draw(p, bonus_uniform), p, paid)
 
@@ -402,7 +391,7 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     go to the lower code, and paths of equal length to the lower ``row_rank``. The bonus token is the
     argmax of the unmodified logits at the last accepted node.
     """
-    batch, nodes, vocab = logits.shape
+    nodes = logits.shape[1]
     best = logits.argmax(dim=-1).to(tree.tokens.dtype)
     depth = len(tree.max_children)
     parent_best = best.gather(1, tree.parent)
@@ -410,23 +399,13 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     likeliest = x == parent_best
     accepted = likeliest
     if rule.relaxed:
-        probs = logits.softmax(dim=-1)
-        flat = probs.flatten(1)
-        base = tree.parent * vocab
-        px = flat.gather(1, base + x)
-        top = flat.gather(1, base + parent_best)
-        near = flat.new_zeros(batch, nodes, 0)
-        if rule.neighbours is not None and rule.acceptance.k:
-            codes = rule.neighbours[:, : rule.acceptance.k].index_select(0, x.flatten()).to(x.dtype)
-            codes = codes.view(batch, nodes, -1) + base.unsqueeze(-1)
-            near = flat.gather(1, codes.flatten(1)).view(codes.shape)
-        level = (tree.depth - 1).clamp(min=0)
-        rows = probs[..., :0]
-        if rule.acceptance.reads_distribution:
-            rows = probs.gather(1, tree.parent.unsqueeze(-1).expand(-1, -1, vocab))
-        tried = Tried(px, torch.ones_like(px), near, rows, x, level)
-        total = px + rule.borrowed(tried)[1]
-        accepted = accepted | (total > top) | ((total == top) & (x < parent_best))
+        # The parents' rows, by one index: gathering as many numbers takes many times as long.
+        image = torch.arange(len(x), dtype=x.dtype, device=x.device).unsqueeze(1)
+        rows = (image * nodes + tree.parent).flatten()
+        p = logits.softmax(dim=-1).flatten(0, 1).index_select(0, rows).view(logits.shape)
+        mass = examine(rule, p, None, x, (tree.depth - 1).clamp(min=0), None).mass
+        top = _of(p, parent_best)
+        accepted = accepted | (mass > top) | ((mass == top) & (x < parent_best))
     root = torch.arange(nodes, dtype=best.dtype, device=logits.device) == 0
     accepted = accepted | root
     for _ in range(depth):
@@ -436,11 +415,9 @@ def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:
     candidates = reached == length.unsqueeze(1)
     rank = torch.where(candidates, tree.row_rank, nodes)
     last = rank.argmin(dim=1).to(best.dtype)
-    seen = tree.visible.gather(1, last.view(-1, 1, 1).expand(-1, 1, nodes)).squeeze(1)
+    seen = row_at(tree.visible, last)
     levels = torch.arange(depth + 1, dtype=best.dtype, device=logits.device).view(1, -1, 1)
     on_path = seen.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
     path = on_path.to(torch.int32).argmax(dim=-1).to(best.dtype)
-    weights = logits.gather(1, last.view(-1, 1, 1).expand(-1, 1, vocab)).squeeze(1)
-    bonus = best.gather(1, last.unsqueeze(1)).squeeze(1)
     other = ~likeliest.gather(1, path)[:, 1:] & (levels[:, 1:, 0] <= length.unsqueeze(1))
-    return Accepted(path, length, bonus, weights, other.float())
+    return Accepted(path, length, entry_at(best, last), row_at(logits, last), other.float())

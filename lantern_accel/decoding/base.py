@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.buckets import Reach, Steps, Within
+from lantern_accel.decoding.buckets import Reach, Steps
 from lantern_accel.decoding.finite import FiniteGuard, require
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import Geometry
@@ -22,13 +23,13 @@ from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.length_policy import Block, FixedLength, LengthPolicy
 from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.looks import FixedSchedule, Look, LookSchedule
-from lantern_accel.decoding.randomness import draw_uniforms, image_keys
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.runtime_params import RuntimeParams
 from lantern_accel.decoding.sources.base import Drafts
 from lantern_accel.decoding.sources.drafter import Drafting
-from lantern_accel.decoding.state import RequestState
+from lantern_accel.decoding.state import State
 from lantern_accel.decoding.verify import Verifying
+from lantern_accel.device.noise import draw_uniforms, image_keys
 from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -87,7 +88,7 @@ class EngineBase(ABC):
     """The drafts of a tree; None in an engine of windows."""
     drafting: Drafting | None = None
     """The same, where they are a drafter's."""
-    state: RequestState
+    state: State
     #: How a step prices relaxation: by a bound that every step can afford, or exactly, on the host, in
     #: steps that run operator by operator (:mod:`~.pricing`).
     accounting: Literal["bound", "exact"] = "bound"
@@ -149,7 +150,7 @@ class EngineBase(ABC):
     @property
     def steps(self) -> dict[int, Callable[[], None]]:
         """The steps that a device captures, by the slots that each looks at."""
-        smaller = {slots: Within(self, slots).step for slots in self.sizes[:-1]}
+        smaller = {slots: partial(self.step, slots) for slots in self.sizes[:-1]}
         return {**smaller, self.sizes[-1]: self.step}
 
     def _of_buckets(self, step: Steps | None) -> Mapping[int, Callable[[], None]]:

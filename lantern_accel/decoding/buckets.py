@@ -9,9 +9,6 @@ bucket is never left too late.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.device.operations import KVLayout, TensorOps
@@ -62,26 +59,6 @@ def usual(g: Geometry, layout: KVLayout, ops: TensorOps) -> list[int]:
         return ops.kv_layout(at.layers, at.rows, slots, at.heads, at.head_dim, at.dtype).capacity
 
     return buckets(layout.capacity, g.prefix + g.ahead, aligned)
-
-
-class Within:
-    """A step that looks at the first ``slots`` slots; its method :meth:`step` is what is captured.
-
-    ``owner`` has a method ``step(slots)``, and names what that changes.
-    """
-
-    def __init__(self, owner: Any, slots: int) -> None:
-        self.owner, self.slots = owner, slots
-
-    @property
-    def changes(self) -> dict[str, Tensor]:
-        """The tensors that a step may change in place, by name."""
-        found: dict[str, Tensor] = self.owner.changes
-        return found
-
-    def step(self) -> None:
-        """Run one step. No value is read by the host."""
-        self.owner.step(self.slots)
 
 
 class Reach:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import Accepted
+from lantern_accel.decoding.accept import Accepted, entry_at, row_at
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.trees import DraftTree
 
@@ -57,7 +57,8 @@ class Choices:
 def accept_invariant(tree: DraftTree, logits: Tensor, choices: Choices, length: Tensor) -> Accepted:
     """Keep the drafts that the target chooses itself, from guided logits ``[B, T, V]``.
 
-    ``length [B]``: the position of the root. The device does all of it at once where it has a kernel,
+    Walks down the children that are the token chosen after their parent. ``length [B]``: the position of
+    the root. The device does all of it at once where it has a kernel,
     which then looks at the rows that are visited alone.
     """
     if not choices.greedy:
@@ -65,34 +66,24 @@ def accept_invariant(tree: DraftTree, logits: Tensor, choices: Choices, length: 
         done = ops.accept_invariant(tree, logits, given, choices.keys, length)
         if done is not None:
             return Accepted(*done)
-    weights = logits if choices.greedy else distribution(logits, choices.filters)
-    positions = length.unsqueeze(1) + tree.ahead().chunk(2, dim=1)[1]
-    chosen = (
-        choices.of_logits(logits, positions) if choices.greedy else choices.of(weights, positions)
-    )
-    return accept_chosen(tree, chosen, weights)
-
-
-def accept_chosen(tree: DraftTree, chosen: Tensor, weights: Tensor) -> Accepted:
-    """Walk down the children that are what the target chooses after their parent.
-
-    ``chosen`` integer ``[B, T]``: the token after each node, on the path that leads there; ``weights``
-    float32 ``[B, T, V]``: what it was chosen from. Siblings differ, so that no two paths are kept.
-    """
-    batch, nodes, vocab = weights.shape
+    if choices.greedy:
+        weights, chosen = logits, logits.argmax(dim=-1).to(choices.filters.ops.index)
+    else:
+        weights = distribution(logits, choices.filters)
+        chosen = choices.of(weights, length.unsqueeze(1) + tree.ahead().chunk(2, dim=1)[1])
     depth = len(tree.max_children)
     if not depth:
         node = torch.zeros_like(chosen[:, 0])
         return Accepted(node.unsqueeze(1), node, chosen[:, 0], weights[:, 0], weights[:, 0, :0])
-    root = torch.arange(nodes, dtype=chosen.dtype, device=chosen.device) == 0
+    # Siblings differ, so that no two paths are kept.
+    root = torch.arange(chosen.shape[1], dtype=chosen.dtype, device=chosen.device) == 0
     accepted = root | (tree.tokens == chosen.gather(1, tree.parent))
     for _ in range(depth):
         accepted = accepted & accepted.gather(1, tree.parent)
     levels = torch.arange(depth + 1, dtype=chosen.dtype, device=chosen.device).view(1, -1, 1)
     on_path = accepted.unsqueeze(1) & (tree.depth.unsqueeze(1) == levels)
     path = on_path.to(torch.int32).argmax(dim=-1).to(chosen.dtype)
-    length = torch.where(accepted, tree.depth, 0).amax(dim=1)
-    last = path.gather(1, length.unsqueeze(1))
-    bonus = chosen.gather(1, last).squeeze(1)
-    row = weights.gather(1, last.unsqueeze(-1).expand(-1, -1, vocab)).squeeze(1)
-    return Accepted(path, length, bonus, row, weights.new_zeros(batch, depth))
+    kept = torch.where(accepted, tree.depth, 0).amax(dim=1)
+    last = entry_at(path, kept)
+    row = row_at(weights, last)
+    return Accepted(path, kept, entry_at(chosen, last), row, weights.new_zeros(len(row), depth))

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.accept import examine, residual, residual_price
+from lantern_accel.decoding.accept import examine, residual, residual_price, row_at
 from lantern_accel.decoding.logits import REFERENCE, Draws
-from lantern_accel.decoding.rule import TINY, Rule, allowance
+from lantern_accel.decoding.rule import Rule, allowance
 from lantern_accel.device.sampling import SamplingOps
 
 
@@ -42,12 +42,6 @@ def leading(accepted: Tensor, dtype: torch.dtype) -> Tensor:
     """Count the drafts before the first that is not kept, ``[B]`` from bool ``[B, T]``."""
     order = torch.arange(accepted.shape[1], dtype=dtype, device=accepted.device)
     return order.masked_fill(accepted, accepted.shape[1]).amin(dim=1)
-
-
-def _at(values: Tensor, index: Tensor) -> Tensor:
-    """Return row ``index [B]`` of ``values [B, T, V]``, ``[B, V]``."""
-    where = index.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
-    return values.gather(1, where).squeeze(1)
 
 
 def couple(
@@ -81,13 +75,12 @@ def couple(
     kept = tests * qx < px
     known = kept
     price = torch.zeros_like(px)
-    if rule.relaxed:
-        mass = rule.mass(own, qx, x, q)
-        known = tests * qx < mass
-        share = qx.clamp(min=TINY)
-        price = (mass / share).clamp(max=1.0) - (px / share).clamp(max=1.0)
-    count = leading(known, x.dtype)
     order = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+    if rule.relaxed:
+        most = None if rule.budget is None else allowance(rule.budget.expand_as(px), own, q)
+        every = examine(rule, own, q, x, order, most, qx=qx)
+        known, price = tests * qx < every.mass, every.price
+    count = leading(known, x.dtype)
     before = order < count.unsqueeze(1)
     left = (own - q).clamp(min=0.0)
     # Where p is q to the last bit nothing is left; then the draw is p's.
@@ -97,11 +90,11 @@ def couple(
         kept = kept & before
     first = count.clamp(max=x.shape[1] - 1)
     if rule.relaxed:
-        here, drafted = _at(own, first), _at(q, first)
+        here, drafted = row_at(own, first), row_at(q, first)
         limit = None
         if rule.budget is not None:
             limit = allowance(rule.budget.expand(len(x)), here, drafted)
-        test = examine(rule, here, drafted, _at(code, first).squeeze(-1), first, limit)
+        test = examine(rule, here, drafted, row_at(code, first).squeeze(-1), first, limit)
         row = residual(rule, test, here > 0)
         hit = order == count.unsqueeze(1)
         left = torch.where(hit.unsqueeze(-1), row.unsqueeze(1), left)
@@ -112,7 +105,7 @@ def couple(
     drawn = (drawing or Draws(ops)).draw(torch.cat((left, bonus), dim=1), draws)
     tokens = torch.cat((torch.where(kept, x, drawn[:, :-1]), drawn[:, -1:]), dim=1)
     price = price.masked_fill(order > count.unsqueeze(1), 0)
-    return Coupled(tokens, count + 1, price, _at(left, first))
+    return Coupled(tokens, count + 1, price, row_at(left, first))
 
 
 def compare(x: Tensor, scores: Tensor, rule: Rule) -> Coupled:
@@ -125,12 +118,12 @@ def compare(x: Tensor, scores: Tensor, rule: Rule) -> Coupled:
     own = best[:, :-1]
     likeliest = x == own
     p = scores[:, :-1].softmax(dim=-1)
-    mass = rule.mass(p, torch.ones(x.shape, device=x.device), x)
+    order = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+    mass = examine(rule, p, None, x, order, None).mass
     top = p.gather(-1, own.unsqueeze(-1)).squeeze(-1)
     near = (mass > top) | ((mass == top) & (x < own))
     price = (near & ~likeliest).float()
     count = leading(likeliest | near, x.dtype)
-    order = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
     before = order < count.unsqueeze(1)
     tokens = torch.cat((torch.where(before, x, own), best[:, -1:]), dim=1)
     return Coupled(tokens, count + 1, torch.where(before, price, 0.0))

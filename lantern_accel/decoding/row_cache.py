@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.logits import REFERENCE, Draws
 from lantern_accel.decoding.rule import TINY
-from lantern_accel.decoding.state import WindowState
+from lantern_accel.decoding.state import State
 from lantern_accel.device.plan import Lookup
 from lantern_accel.device.sampling import SamplingOps
 
@@ -63,7 +63,7 @@ class RowCache:
         self.order = torch.arange(passes, dtype=index, device=device)
 
     def find(
-        self, state: WindowState | Lookup, places: Tensor, left: Tensor, earlier: Tensor
+        self, state: State | Lookup, places: Tensor, left: Tensor, earlier: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return where to look for positions ``places [B, S]``, and whether there is a row of them.
 
@@ -83,7 +83,7 @@ class RowCache:
         return entry, hit.any(dim=-1)
 
     def write(
-        self, state: WindowState, places: Tensor, x: Tensor, buffer: Tensor, values: Tensor
+        self, state: State, places: Tensor, x: Tensor, buffer: Tensor, values: Tensor
     ) -> None:
         """Keep what a pass gave for positions ``places [B, L]``, behind the window's tokens ``x [B, L]``.
 

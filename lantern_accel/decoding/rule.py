@@ -73,27 +73,6 @@ class Rule:
             order = torch.arange(self.acceptance.k, dtype=torch.int32, device=count.device)
         return order < count.unsqueeze(-1)
 
-    def mass(self, p: Tensor, q: Tensor, x: Tensor, drafted: Tensor | None = None) -> Tensor:
-        """Return A(x), what codes ``x [B, T]`` count for under ``p [B, T, V]``: float32 ``[B, T]``.
-
-        ``q [B, T]``: the probability with which each was drawn; 1 where it is certain. ``drafted``
-        ``[B, T, V]``: all of what it was drawn from, None where it is certain.
-        """
-        px = p.gather(-1, x.unsqueeze(-1)).squeeze(-1)
-        if not self.relaxed:
-            return px
-        near = p[..., :0]
-        if self.neighbours is not None and self.acceptance.k:
-            table = self.neighbours[:, : self.acceptance.k]
-            codes = table.index_select(0, x.flatten()).to(x.dtype)
-            near = p.gather(-1, codes.view(*x.shape, -1))
-        depth = torch.arange(x.shape[1], dtype=x.dtype, device=x.device).expand_as(x)
-        mass = px + self.borrowed(Tried(px, q, near, p, x, depth, drafted))[1]
-        if self.budget is None:
-            return mass
-        most = allowance(self.budget.expand_as(px), p, drafted)
-        return torch.minimum(mass, px + most * q)
-
 
 def allowance(left: Tensor, p: Tensor, q: Tensor | None) -> Tensor:
     """Return how much one draft may spend where ``left [...]`` is left of a token's budget.

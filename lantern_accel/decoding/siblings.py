@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lantern_accel.decoding.accept import entry_at, row_at
 from lantern_accel.decoding.logits import Draws
 from lantern_accel.device.operations import flags
 
@@ -78,18 +79,10 @@ class Siblings:
         draft, from 0 on; ``tokens [B, L]`` without siblings; ``after [B, total, V]``: the target's
         distributions after the siblings; uniforms ``tests [B, widest]`` and ``draws [B, L]``.
         """
-
-        def at(values: Tensor, index: Tensor) -> Tensor:
-            return values.gather(1, index.unsqueeze(1)).squeeze(1)
-
-        def row(values: Tensor, index: Tensor) -> Tensor:
-            where = index.view(-1, 1, 1).expand(-1, 1, values.shape[-1])
-            return values.gather(1, where).squeeze(1)
-
         has = refused < len(self.counts)
         place = refused.clamp(max=len(self.counts) - 1)
         first, number = self.first.index_select(0, place), self.number.index_select(0, place)
-        others = row(q, place).scatter(-1, at(x, place).unsqueeze(-1), 0.0)
+        others = row_at(q, place).scatter(-1, entry_at(x, place).unsqueeze(-1), 0.0)
         taken = flags(False, *has.shape, device=has.device)
         node = first
         for rank in range(self.widest):
@@ -98,8 +91,8 @@ class Siblings:
             left = left / left.sum(-1, keepdim=True).clamp(min=1e-38)
             tried = has & ~taken & (rank < number)
             now = torch.where(tried, first + rank, first)
-            code = at(siblings, now)
-            share, mass = at(others, code), at(left, code)
+            code = entry_at(siblings, now)
+            share, mass = entry_at(others, code), entry_at(left, code)
             kept = tried & (share > 0) & (tests[:, rank] * share < mass)
             rest = (left - others).clamp(min=0.0)
             rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, left)
@@ -110,10 +103,10 @@ class Siblings:
             taken = taken | kept
         here = refused.clamp(max=tokens.shape[1] - 2)
         # The replacement, now that its siblings' share is gone; then the token after an accepted one.
-        replaced = drawing.draw(left, at(draws, here))
-        replaced = torch.where(taken, at(siblings, node), replaced)
-        following = row(after, node)
-        then = drawing.draw(following, at(draws, here + 1))
+        replaced = drawing.draw(left, entry_at(draws, here))
+        replaced = torch.where(taken, entry_at(siblings, node), replaced)
+        following = row_at(after, node)
+        then = drawing.draw(following, entry_at(draws, here + 1))
         order = torch.arange(tokens.shape[1], dtype=self.index, device=tokens.device)
         hit = (order == refused.unsqueeze(1)) & has.unsqueeze(1)
         tokens = torch.where(hit, replaced.unsqueeze(1), tokens)

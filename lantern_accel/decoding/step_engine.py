@@ -18,7 +18,7 @@ from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.runtime_params import RuntimeParams
-from lantern_accel.decoding.state import state_of
+from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import KVCache, TensorOps
@@ -89,7 +89,7 @@ class StepEngine(EngineBase):
         scale = values.scale if sampling.guided else None
         guidance = Guidance(scale, image_scale, target.allowed(), ops)
         layout, drafts = cache_layouts(g, target, drafter, ops)
-        self.state = state_of(g, target.condition_buffer(g.rows), dtype, ops.index, device)
+        self.state = State(g, target.condition_buffer(g.rows), dtype, ops.index, device)
         self.greedy = sampling.greedy
         self.choices = Choices(self.state.keys, self.filters, self.greedy)
         # What the host reads while steps run: the lengths, and whether numbers are finite.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.rows import Branches, Guidance
-from lantern_accel.decoding.state import RequestState, State
+from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.trees import DraftTree, Written
 from lantern_accel.device.operations import KVCache, TensorOps, flags
@@ -56,7 +56,7 @@ class Verifying:
         states = self.target(x, at, self.taps)
         return states, states[..., -self.geometry.dim :]
 
-    def prefill(self, state: RequestState) -> tuple[Tensor, Tensor]:
+    def prefill(self, state: State) -> tuple[Tensor, Tensor]:
         """Run the prompt; return features ``[R, prefix, D]`` and guided logits ``[B, V]``."""
         g = self.geometry
         x = self.target.embed_prefix(state.condition)
@@ -118,7 +118,7 @@ class Verifying:
 
     def run(
         self,
-        state: RequestState,
+        state: State,
         tokens: Tensor,
         cells: Tensor,
         following: Tensor,

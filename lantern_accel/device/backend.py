@@ -140,6 +140,13 @@ class MemoryUse:
     free: int | None = None
     definition: str = ""
 
+    @property
+    def left(self) -> int | None:
+        """What may still be allocated; None where the device does not say."""
+        if self.free is not None or self.limit is None:
+            return self.free
+        return self.limit - (self.in_use or 0)
+
 
 @dataclass(frozen=True)
 class DeviceConditions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -82,7 +83,8 @@ def buffers_of(step: Step) -> dict[str, Tensor]:
     and what comes back becomes their new value. An engine's steps name them; of any other function the
     answer is empty, and :func:`changed_by` finds them out.
     """
-    named = getattr(getattr(step, "__self__", None), "changes", None)
+    method = step.func if isinstance(step, functools.partial) else step
+    named = getattr(getattr(method, "__self__", None), "changes", None)
     return dict(named) if isinstance(named, dict) else {}
 
 

@@ -9,7 +9,8 @@ Suresh, arXiv 2408.07978).
 
 The generator is Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2,
 3", SC 2011): additions, rotations and exclusive-ors of 32-bit words, so that every device computes the
-same bits without 64-bit products.
+same bits without 64-bit products. No two seeds share an image, and an image is the same alone and in a
+batch. The papers' tests take uniforms of the same generator, a row a step.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 PARITY = 0x1BD11BDA
 #: Positions and codes that a counter tells apart: 16 bits of it are the position, 16 half the code.
 MOST_POSITIONS, MOST_CODES = 1 << 16, 1 << 17
+#: Uniforms stay this far below 1, so that ``u * total < total`` in float32.
+HEADROOM = 2.0**-22
 #: ln 2 and the series of ``atanh(t) / t`` in t squared, as float32 numbers.
 LN2 = 0.693147182464599609375
 SERIES = (1.0, 1 / 3, 1 / 5, 1 / 7, 1 / 9, 1 / 11, 1 / 13)
@@ -41,6 +44,25 @@ def noise_keys(seeds: Sequence[int], images: Sequence[int]) -> Tensor:
         for seed, image in zip(seeds, images, strict=True)
     ]
     return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+
+
+def image_keys(seed: int, images: Sequence[int]) -> Tensor:
+    """Return the keys of a request's images, int32 ``[B, 3]``."""
+    return noise_keys([seed] * len(images), images)
+
+
+def draw_uniforms(seed: int, images: Sequence[int], steps: int, columns: int) -> Tensor:
+    """Return float32 uniforms in (0, 1), ``[len(images), steps, columns]``, on the host.
+
+    Those of step s and column c are the word that noise has at position s for code c.
+    """
+    low, high, image = (image_keys(seed, images)[:, i].view(-1, 1, 1) for i in range(3))
+    column = torch.arange((columns + 1) // 2, dtype=torch.int32)
+    counter = (torch.arange(steps, dtype=torch.int32) << 16).unsqueeze(-1) | column
+    words = torch.stack(threefry(low, high, counter, image), dim=-1).flatten(-2)[..., :columns]
+    # Midpoints of a 2**-24 grid: never 0, so that a code without probability is never accepted.
+    raw = (words >> 9) & ((1 << 23) - 1)
+    return ((2 * raw + 1).double() / 2**24).clamp(max=1 - HEADROOM).float()
 
 
 def _rotated(x: Tensor, by: int, shift: Shift) -> Tensor:

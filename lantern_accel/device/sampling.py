@@ -164,7 +164,7 @@ class SamplingOps:
     def draw(self, weights: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
         """Draw by inverse CDF: codes ``[...]`` from weights ``[..., V]`` (any sum), uniforms ``[...]``.
 
-        The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.decoding.randomness`), so that
+        The uniforms are below ``1 - 2**-22`` (:mod:`lantern_accel.device.noise`), so that
         rounding cannot push a draw past the last code with a weight. ``sums``: what
         :meth:`running_sums` made.
         """

@@ -31,9 +31,8 @@ from lantern_accel.errors import (
 )
 from lantern_accel.families.base import Model, Rows
 from lantern_accel.files import cache_dir
-from lantern_accel.memory.capacity import Capacity
-from lantern_accel.memory.limits import free_bytes
-from lantern_accel.memory.limits import size as written
+from lantern_accel.memory.limits import Capacity
+from lantern_accel.memory.plan import size as written
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
 from lantern_accel.strategy.values import AUTO, NeighbourSpace, Sampling, SelfDrafts, Strategy
@@ -241,7 +240,7 @@ class Engines:
             return None
         how, model = rounding(strategy.tree.weights), self.model
         if how.name not in self._copies:
-            need, free = self.capacity.copy_bytes(strategy), free_bytes(self.backend.memory())
+            need, free = self.capacity.copy_bytes(strategy), self.backend.memory().left
             if free is not None and need > free:
                 raise DoesNotFitError(
                     f"a copy of {model.manifest.name} in {how.name} to draft with takes {written(need)}, "
@@ -270,7 +269,7 @@ class Engines:
     def holds(self, strategy: Strategy) -> bool:
         """Return whether the copy that a strategy drafts with is there, or fits; True: it needs none."""
         need = self.capacity.copy_bytes(strategy)
-        free = free_bytes(self.backend.memory()) if need else None
+        free = self.backend.memory().left if need else None
         return free is None or need <= free
 
     def _captured(self, engine: EngineBase) -> CapturedEngine:

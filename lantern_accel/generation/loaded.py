@@ -27,7 +27,7 @@ from lantern_accel.generation.result import (
     PhaseSeconds,
     pictures,
 )
-from lantern_accel.memory.capacity import Capacity
+from lantern_accel.memory.limits import Capacity
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
     AUTO,

@@ -29,7 +29,7 @@ from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.base import Family, Model, Rows
 from lantern_accel.families.registry import family
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.memory.limits import size
+from lantern_accel.memory.plan import size
 from lantern_accel.nn.transformer import pack
 from lantern_accel.strategy.values import Sampling, Strategy
 

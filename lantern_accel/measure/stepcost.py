@@ -20,7 +20,6 @@ import torch
 from pydantic import Field
 
 from lantern_accel.decoding.geometry import check as check_settings
-from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, Replay, check_clock, recorded
 from lantern_accel.errors import RequestError
@@ -33,8 +32,7 @@ from lantern_accel.measure.phases import LaunchCounter
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Ceilings, Environment, is_measured
 from lantern_accel.measure.work import step_needs
-from lantern_accel.memory.capacity import Capacity
-from lantern_accel.memory.limits import check_weights
+from lantern_accel.memory.limits import Capacity, check_weights
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.quality.interval import relative_spread
 from lantern_accel.records import Record, markdown_table
@@ -228,7 +226,6 @@ class Timed:
     def _verification(self, slots: int) -> Callable[[], None]:
         """Return verification alone; one column is kept, so that a compiler does not drop the head."""
         engine, state, g = self.engine, self.engine.state, self.engine.geometry
-        assert isinstance(state, State)
         device, index = self.backend.device, self.backend.index
         tables = TreeTables(tree_paths(engine.strategy.tree))
         topology = tables.topology(g.batch, device, index)
@@ -246,7 +243,7 @@ class Timed:
         state = self.engine.state
         state.length.fill_(self.middle)
         state.step.fill_(self.middle)
-        if hasattr(state, "pending_count"):
+        if not state.in_place:
             state.pending_count.fill_(1)
 
     def ms(self) -> float:

@@ -1,28 +1,22 @@
-"""Checks that weights and buffers fit on a device before they are made, and says what would fit."""
+"""Checks that weights, and the buffers of a batch, fit on a device, and says what would fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from lantern_accel.device.backend import DTYPES, Backend, MemoryUse
 from lantern_accel.errors import DeviceMemoryError, DoesNotFitError
-from lantern_accel.families.base import Found
-from lantern_accel.memory.footprint import weight_bytes
+from lantern_accel.families.base import Found, Model
+from lantern_accel.memory.footprint import copy_bytes, weight_bytes
+from lantern_accel.memory.plan import Planner, most_images, size
+from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy
 
-
-def free_bytes(use: MemoryUse) -> int | None:
-    """Return what may still be allocated; None where the device does not say."""
-    if use.free is not None:
-        return use.free
-    return None if use.limit is None else use.limit - (use.in_use or 0)
-
-
-def size(nbytes: int) -> str:
-    """Write a number of bytes for people."""
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**28 else f"{nbytes / 2**20:.0f} MiB"
+#: Taken for pixels and everything else where only a rough bound is wanted.
+ROUGH_REST = 2 * 10**9
 
 
 # --- weights ------------------------------------------------------------------------------------
@@ -39,7 +33,7 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
 
     Names the dtypes that would fit.
     """
-    free = free_bytes(backend.memory())
+    free = backend.memory().left
     need = weights_bytes(found, dtype)
     if free is None or need <= free:
         return
@@ -57,28 +51,6 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
 
 
 # --- buffers ------------------------------------------------------------------------------------
-
-
-def most_images(needed: Callable[[int], int], free: int, limit: int) -> int:
-    """Return the most images, ``limit`` at most, whose ``needed`` bytes are within ``free``; may be 0.
-
-    ``needed`` grows with the batch, and nearly in proportion: buffers have the batch as a factor or do
-    not depend on it. So the line through two known batches guesses best, and halving serves where
-    the guesses do not close in.
-    """
-    if needed(limit) <= free:
-        return limit
-    if limit == 1 or needed(1) > free:
-        return 0
-    low, high, guesses = 1, limit, 0
-    while high - low > 1:
-        below, above = needed(low), needed(high)
-        middle = low + (free - below) * (high - low) // max(above - below, 1)
-        if guesses > 4:
-            middle = (low + high) // 2
-        middle, guesses = min(max(middle, low + 1), high - 1), guesses + 1
-        low, high = (middle, high) if needed(middle) <= free else (low, middle)
-    return low
 
 
 @dataclass(frozen=True)
@@ -117,3 +89,77 @@ def _name(dtype: torch.dtype) -> str:
 
 def _total(use: MemoryUse) -> str:
     return "" if use.limit is None else f" of {size(use.limit)}"
+
+
+class Capacity:
+    """Estimates for one loaded model on one device how many images fit together."""
+
+    def __init__(self, model: Model, backend: Backend, dtype: torch.dtype) -> None:
+        self.model, self.backend, self.dtype = model, backend, dtype
+        #: Weights of the copies to draft with that are held already (:class:`SelfDrafts`).
+        self.copies: frozenset[str] = frozenset()
+        self._planner = Planner(model.manifest, dtype=dtype, runtime=0, ops=backend)
+
+    def copy_bytes(self, strategy: Strategy) -> int:
+        """Return the bytes of the copy that a strategy drafts with, 0 where it is held or none."""
+        tree = strategy.tree
+        if not isinstance(tree, SelfDrafts) or tree.weights in self.copies:
+            return 0
+        return copy_bytes(self.model.target, tree)
+
+    def needed(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable = None
+    ) -> int:
+        """Return the bytes of buffers, a copy to draft with, tables and the largest workspace."""
+        plan = self._planner.plan(strategy, sampling, batch=batch, shape=shape)
+        copy = self.copy_bytes(strategy)
+        return copy + plan.buffers + plan.tables + max(plan.workspace.values())
+
+    def _bound(self, batch: int, strategy: Strategy, sampling: Sampling) -> int:
+        t: Any = self.model.manifest.target
+        rows = batch * sampling.branches
+        nodes = strategy.tree.size[0]
+        slots = t.prefix_length + t.num_tokens + 2 * nodes
+        cache = 2 * (t.n_layer + 1) * rows * slots * t.dim * self.dtype.itemsize
+        logits = 4 * rows * nodes * t.vocab_size
+        prompt = 32 * 4 * rows * t.prefix_length * t.dim
+        table = 4 * t.vocab_size * (strategy.neighbours + 1)
+        copy = self.copy_bytes(strategy)
+        return int(2 * cache + 32 * logits + prompt + table + copy + ROUGH_REST)
+
+    def keeps_text(self, images: int) -> bool:
+        """Return whether a text encoder may stay where it was just used: so many images fit beside it.
+
+        By the rough bound alone, drafts included. Not where the device does not say what it has left:
+        reading an encoder again costs seconds, running out of memory the request.
+        """
+        free = self.backend.memory().left
+        manifest = self.model.manifest
+        widest = "lantern++" if manifest.drafter is not None else "auto"
+        strategy = self._planner.strategy(widest)
+        bound = self._bound(max(images, 1), strategy, manifest.defaults.sampling)
+        return free is not None and bound < free
+
+    def fit(
+        self,
+        batch: int,
+        strategy: Strategy,
+        sampling: Sampling,
+        *,
+        shape: Hashable = None,
+        spare: int = 0,
+    ) -> Fit:
+        """Return how many of ``batch`` images fit what the device has left, workspace included.
+
+        Where a bound far above the truth fits, nothing is counted: tracing without data makes torch
+        load 60 MB of itself. ``shape``: of the picture; None: the usual one. ``spare``: bytes that are
+        held now and can be given up.
+        """
+        free = self.backend.memory().left
+        if free is None or self._bound(batch, strategy, sampling) < free + spare:
+            return Fit(batch, batch)
+
+        def needed(images: int) -> int:
+            return self.needed(images, strategy, sampling, shape)
+
+        return Fit(batch, most_images(needed, free + spare, batch), needed(batch), free)

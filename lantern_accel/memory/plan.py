@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,6 @@ from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean,
 from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure
-from lantern_accel.memory.limits import free_bytes, most_images, size
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.values import (
     AUTO,
@@ -86,29 +86,52 @@ class MemoryPlan(Footprint):
         return {**self.model_dump(mode="json"), **found}
 
 
-class Planner:
-    """Plans for one model on one device; traces are kept, so that trying batches is cheap."""
+def size(nbytes: int) -> str:
+    """Write a number of bytes for people."""
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**28 else f"{nbytes / 2**20:.0f} MiB"
 
-    def __init__(
-        self,
-        manifest: Any,
-        *,
-        dtype: torch.dtype,
-        text_bytes: int = 0,
-        text_device: Literal["device", "cpu"] = "device",
-        runtime: int = DRIVER_RESERVE,
-        runtime_measured: bool = False,
-        device: str = "",
-        capacity: int | None = None,
-        ops: TensorOps | None = None,
-    ) -> None:
-        """``ops``: an open device's, whose layout buffers have; None: the reference's."""
-        self.manifest = manifest
-        self.family = family(manifest.family)
-        self.dtype = dtype
-        self.text_bytes, self.text_device = text_bytes, text_device
-        self.runtime, self.runtime_measured = runtime, runtime_measured
-        self.device, self.capacity, self.ops = device, capacity, ops
+
+def most_images(needed: Callable[[int], int], free: int, limit: int) -> int:
+    """Return the most images, ``limit`` at most, whose ``needed`` bytes are within ``free``; may be 0.
+
+    ``needed`` grows with the batch, and nearly in proportion: buffers have the batch as a factor or do
+    not depend on it. So the line through two known batches guesses best, and halving serves where
+    the guesses do not close in.
+    """
+    if needed(limit) <= free:
+        return limit
+    if limit == 1 or needed(1) > free:
+        return 0
+    low, high, guesses = 1, limit, 0
+    while high - low > 1:
+        below, above = needed(low), needed(high)
+        middle = low + (free - below) * (high - low) // max(above - below, 1)
+        if guesses > 4:
+            middle = (low + high) // 2
+        middle, guesses = min(max(middle, low + 1), high - 1), guesses + 1
+        low, high = (middle, high) if needed(middle) <= free else (low, middle)
+    return low
+
+
+@dataclass
+class Planner:
+    """Plans for one model on one device; traces are kept, so that trying batches is cheap.
+
+    ``ops``: an open device's, whose layout buffers have; None: the reference's.
+    """
+
+    manifest: Any
+    dtype: torch.dtype
+    text_bytes: int = 0
+    text_device: Literal["device", "cpu"] = "device"
+    runtime: int = DRIVER_RESERVE
+    runtime_measured: bool = False
+    device: str = ""
+    capacity: int | None = None
+    ops: TensorOps | None = None
+
+    def __post_init__(self) -> None:
+        self.family = family(self.manifest.family)
         self._seen: dict[Any, Footprint] = {}
 
     def strategy(self, name: str | None = None, **changes: Any) -> Strategy:
@@ -180,12 +203,7 @@ class Planner:
         if strategy.name == AUTO and self.manifest.drafter is not None:
             tried.append(strategy.model_copy(update={"tree": adaptive_chain(AUTO_CHAINS)}))
             tried.append(self.strategy("eagle"))
-        more: dict[str, Any] = {
-            "batch": batch,
-            "dtype": dtype,
-            "ops": self.ops,
-            "shape": shape,
-        }
+        more: dict[str, Any] = {"batch": batch, "dtype": dtype, "ops": self.ops, "shape": shape}
         found = (measure(self.family, self.manifest, one, sampling, **more) for one in tried)
         return max(found, key=lambda one: one.buffers + max(one.workspace.values(), default=0))
 
@@ -272,16 +290,9 @@ def planner_for(
         found = find_model(model)
         manifest, text = found.manifest, text_bytes(found)
     facts = _device(device, dtype)
-    return Planner(
-        manifest,
-        dtype=facts["dtype"],
-        text_bytes=text,
-        text_device=text_device,
-        runtime=facts["runtime"],
-        runtime_measured=facts["measured"],
-        device=device or (size(memory) if memory else ""),
-        capacity=memory or facts["capacity"],
-    )
+    if memory:
+        device, facts["capacity"] = device or size(memory), memory
+    return Planner(manifest, text_bytes=text, text_device=text_device, device=device, **facts)
 
 
 def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
@@ -310,7 +321,7 @@ def runtime_of(backend: Backend) -> int:
 
 
 def _device(device: str, dtype: str) -> dict[str, Any]:
-    """Return capacity, runtime and dtype of a device by a backend's or a profile's name."""
+    """Return what a :class:`Planner` takes of a device, by a backend's or a profile's name."""
     from lantern_accel.device.datasheets import load_profile, profile_names
     from lantern_accel.device.plugins import devices_report, open_backend
 
@@ -319,7 +330,7 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
             f"no dtype is named {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}"
         )
     compute = DTYPES["bfloat16" if dtype == "auto" else dtype]
-    unknown = {"capacity": None, "runtime": DRIVER_RESERVE, "measured": False, "dtype": compute}
+    unknown: dict[str, Any] = {"capacity": None, "dtype": compute}
     if not device:
         return unknown
     report = devices_report()
@@ -327,12 +338,12 @@ def _device(device: str, dtype: str) -> dict[str, Any]:
     if device.partition(":")[0] in ready:
         with open_backend(device) as backend:
             use = backend.memory()
-            free = free_bytes(use)
+            measured = use.in_use is not None
             return {
                 # Without what other programs hold.
-                "capacity": None if free is None else free + (use.in_use or 0),
-                "runtime": runtime_of(backend) if use.in_use is not None else DRIVER_RESERVE,
-                "measured": use.in_use is not None,
+                "capacity": None if use.left is None else use.left + (use.in_use or 0),
+                "runtime": runtime_of(backend) if measured else DRIVER_RESERVE,
+                "runtime_measured": measured,
                 "dtype": backend.dtypes(dtype).compute,
             }
     if device in profile_names():

@@ -15,12 +15,13 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from lantern_accel.bounds import MOST_DEPTH, MOST_NODES
 from lantern_accel.errors import StrategyError, did_you_mean
-from lantern_accel.strategy.published_rules import Annealed, Grouped
 from lantern_accel.strategy.rules import (
     RULES,
     Acceptance,
     AcceptanceRule,
+    Annealed,
     Exact,
+    Grouped,
     Lantern,
     LanternPP,
     Tried,

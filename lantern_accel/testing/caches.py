@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.device.operations import KVCache
@@ -157,7 +156,7 @@ def _slots(backend: Backend, strategy: str) -> int:
     known = torch.arange(g.prefix, g.prefix + g.tokens, dtype=backend.index, device=backend.device)
     known = known.expand(g.rows, -1)
     while int(state.length.min()) < g.tokens - 1 and steps < g.tokens:
-        if isinstance(state, State):
+        if not state.in_place:
             table = state.slot_of.cpu()
             if not torch.equal(table.sort(dim=1).values, torch.arange(g.image_slots).expand(2, -1)):
                 raise Failed(f"{strategy}: after {steps} steps two positions share a slot")
@@ -175,7 +174,7 @@ def _slots(backend: Backend, strategy: str) -> int:
             ):
                 raise Failed(f"{strategy}, step {steps} wrote to a slot of a known position")
             # A window's step writes the last token's own keys and values.
-            if not isinstance(state, State) and not all(new[row, count].any() for new in after):
+            if state.in_place and not all(new[row, count].any() for new in after):
                 raise Failed(f"{strategy}, step {steps} left the last token's slot empty")
     return steps
 

@@ -21,7 +21,6 @@ import numpy as np
 from pydantic import Field
 
 from lantern_accel.decoding.base import EngineBase
-from lantern_accel.decoding.state import State
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.record import Cell
@@ -200,7 +199,6 @@ class TreeTuner(Search[TreeEvidence]):
             if complete:
                 return
             state = engine.state
-            assert isinstance(state, State)
             last = int(state.last_length)
             path = state.last_path[0].tolist()
             for depth in range(min(max(last, 0) + 1, len(PROBE))):

@@ -191,8 +191,8 @@ def watched(seen: dict[str, bool]) -> Iterator[None]:
     """Stop before long work, and note where the logits that are drawn from were no numbers."""
     import torch
 
+    from lantern_accel.decoding.jacobi import WindowPass
     from lantern_accel.decoding.verify import Verifying
-    from lantern_accel.decoding.window import WindowPass
 
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.decoding.commit import put_first
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rows import Branches
 from lantern_accel.decoding.sources.base import Drafts, Kept, Setting, register
-from lantern_accel.decoding.state import State
+from lantern_accel.decoding.state import State, put_first
 from lantern_accel.decoding.trees import DraftTree, TreeTables, Written
 from lantern_accel.device import plan
 from lantern_accel.device.operations import KVCache, flags

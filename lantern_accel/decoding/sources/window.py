@@ -20,19 +20,44 @@ from torch import Tensor
 
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.draft_init import DraftInitializer
+from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, compare, couple, leading
 from lantern_accel.decoding.pricing import window_prices
 from lantern_accel.decoding.row_cache import RowCache
 from lantern_accel.decoding.siblings import Siblings, Tried
-from lantern_accel.decoding.state import WindowState
-from lantern_accel.decoding.window import Ring
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Lookup
 from lantern_accel.strategy.values import Window
 
 #: Shares of a sibling's own distribution, its left neighbour's and the one above it, by measurement
 #: (docs/jacobi.md); their sum does not matter.
 SIBLING_SHARES = (1.0, 2.0, 1.0)
+
+
+class Ring:
+    """Finds the rows of :attr:`.State.q` that belong to positions; past the image is trash."""
+
+    def __init__(self, g: Geometry, ahead: int, ops: TensorOps, device: torch.device) -> None:
+        kept = max(g.kept, 1)
+        place = torch.arange(g.tokens + ahead, dtype=ops.index, device=device) % kept
+        place[g.tokens :] = kept
+        self.place, self.ops = place, ops
+        first = torch.arange(g.batch, dtype=ops.index, device=device)
+        self.first = first.unsqueeze(1) * (kept + 1)
+
+    def _rows(self, positions: Tensor) -> Tensor:
+        place = self.place.index_select(0, positions.flatten()).view(positions.shape)
+        return (place + self.first).flatten()
+
+    def read(self, q: Tensor, positions: Tensor) -> Tensor:
+        """Return the distributions ``[B, T, V]`` of positions ``[B, T]``."""
+        flat = q.flatten(0, 1).index_select(0, self._rows(positions))
+        return flat.view(*positions.shape, -1)
+
+    def write(self, q: Tensor, positions: Tensor, values: Tensor) -> None:
+        """Store the distributions ``[B, T, V]`` of positions ``[B, T]``."""
+        self.ops.put(q, 0, self._rows(positions), values.flatten(0, 1))
 
 
 class WindowDrafts(ABC):
@@ -51,7 +76,6 @@ class WindowDrafts(ABC):
 
         ``depths`` integer ``[T]``: how far ahead each node of a pass is, the window's then the siblings'.
         """
-        assert isinstance(engine.state, WindowState)
         self.engine, self.window, self.ring = engine, window, ring
         self.initial, self.siblings, self.depths = initial, siblings, depths
         self.geometry, self.state, self.ops = g, state, ops = (

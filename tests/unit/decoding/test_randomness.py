@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from support.chi_square import misfit
 
-from lantern_accel.decoding.randomness import HEADROOM, draw_uniforms
+from lantern_accel.device.noise import HEADROOM, draw_uniforms
 
 
 def test_an_images_numbers_do_not_depend_on_its_batch() -> None:

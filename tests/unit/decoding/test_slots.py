@@ -9,8 +9,7 @@ from support.tiny import tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted
-from lantern_accel.decoding.commit import commit
-from lantern_accel.decoding.engine import Engine
+from lantern_accel.decoding.engine import Engine, commit
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.strategy.values import Strategy
 

@@ -16,8 +16,8 @@ from lantern_accel.device.backend import Backend, MemoryUse, Replay
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.memory.limits import free_bytes, most_images, size, weights_bytes
-from lantern_accel.memory.plan import Planner
+from lantern_accel.memory.limits import weights_bytes
+from lantern_accel.memory.plan import Planner, most_images, size
 from lantern_accel.models.locate import find_model
 from lantern_accel.strategy.values import STRATEGIES
 
@@ -94,9 +94,9 @@ def test_the_largest_batch_is_found_whatever_memory_grows_like() -> None:
 
 
 def test_free_memory_is_what_the_device_says_or_what_is_left() -> None:
-    assert free_bytes(MemoryUse()) is None
-    assert free_bytes(MemoryUse(in_use=3, limit=10)) == 7
-    assert free_bytes(MemoryUse(in_use=3, limit=10, free=2)) == 2
+    assert MemoryUse().left is None
+    assert MemoryUse(in_use=3, limit=10).left == 7
+    assert MemoryUse(in_use=3, limit=10, free=2).left == 2
 
 
 def test_a_model_that_does_not_fit_is_told_before_it_is_loaded(

@@ -42,15 +42,9 @@ from lantern_accel.families.llamagen.model import LlamaGenConfig, llamagen_confi
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.store import resume
 from lantern_accel.nn.transformer import pack
+from lantern_accel.strategy.rules import Acceptance, Exact, LanternPP
 from lantern_accel.strategy.trees import parse_tree
-from lantern_accel.strategy.values import (
-    Acceptance,
-    Exact,
-    LanternPP,
-    Sampling,
-    StaticTree,
-    Strategy,
-)
+from lantern_accel.strategy.values import Sampling, StaticTree, Strategy
 
 # --- the official side --------------------------------------------------------------------------
 

@@ -18,13 +18,11 @@ from lantern_accel.device.backend import (
     DeviceConditions,
     DeviceFacts,
     DTypePolicy,
-    KVCache,
-    KVLayout,
     MemoryUse,
-    Replay,
     Support,
 )
-from lantern_accel.device.kv_cache import Pass
+from lantern_accel.device.capture import Replay
+from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.device.plan import (
     AcceptanceRule,
     DraftedTree,

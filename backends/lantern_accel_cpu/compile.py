@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.device.backend import Replay
+from lantern_accel.device.capture import Replay
 from lantern_accel.errors import BackendError
 
 #: Seconds that compiling a step is taken to cost; 12 to 35 were measured on two cores, 1 to 3 once

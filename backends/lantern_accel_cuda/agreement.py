@@ -19,7 +19,7 @@ from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.noise import noise_keys
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.sampling import Filter
+from lantern_accel.device.plan import Filter
 from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import SMALL_16
 from lantern_accel.testing.result import Failed, Measured, within

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.device.backend import KVLayout
+from lantern_accel.device.kv_cache import KVLayout
 
 SLOT_MULTIPLE = 8
 WIDTH_MULTIPLE = 8

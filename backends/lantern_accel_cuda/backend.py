@@ -14,14 +14,13 @@ from lantern_accel.device.backend import (
     Backend,
     DeviceConditions,
     DeviceFacts,
-    HostCopy,
-    KVCache,
-    KVLayout,
     MemoryUse,
-    Replay,
     Stopwatch,
     Support,
 )
+from lantern_accel.device.capture import Replay
+from lantern_accel.device.kv_cache import KVCache, KVLayout
+from lantern_accel.device.operations import HostCopy
 from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter
 from lantern_accel.device.sampling import triangle
 from lantern_accel.errors import BackendError

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from lantern_accel.device.backend import Replay
+from lantern_accel.device.capture import Replay
 from lantern_accel.errors import LanternError, NotCapturableError
 from lantern_accel_cuda import faults
 from lantern_accel_cuda.handles import event

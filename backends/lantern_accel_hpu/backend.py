@@ -17,15 +17,14 @@ from torch import Tensor
 from lantern_accel.device.backend import (
     Backend,
     DeviceFacts,
-    HostCopy,
-    KVCache,
-    KVLayout,
     MemoryUse,
     OperatorRule,
-    Replay,
     Stopwatch,
     Support,
 )
+from lantern_accel.device.capture import Replay
+from lantern_accel.device.kv_cache import KVCache, KVLayout
+from lantern_accel.device.operations import HostCopy
 from lantern_accel.errors import BackendError, NotCapturableError
 from lantern_accel_hpu import faults, operators
 from lantern_accel_hpu.bridge import Bridge

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lantern_accel.device.backend import KVLayout
+from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.errors import (
     BackendError,
     DeviceLostError,

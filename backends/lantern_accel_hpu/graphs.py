@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern_accel.device.backend import Replay
+from lantern_accel.device.capture import Replay
 from lantern_accel.errors import BackendError, LanternWarning, NotCapturableError
 from lantern_accel_hpu import faults
 from lantern_accel_hpu.bridge import Bridge

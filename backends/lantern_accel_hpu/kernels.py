@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.device.operations import KVCache, KVLayout, TensorOps
-from lantern_accel.device.sampling import Filter
+from lantern_accel.device.kv_cache import KVCache, KVLayout
+from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.plan import Filter
 from lantern_accel_hpu.bridge import Kernels
 from lantern_accel_hpu.counting import COUNTED, kth_largest
 

@@ -14,18 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.device.backend import (
-    Backend,
-    DeviceFacts,
-    HostCopy,
-    KVLayout,
-    MemoryUse,
-    OperatorRule,
-    Replay,
-    Support,
-)
-from lantern_accel.device.capture import buffers_of
+from lantern_accel.device.backend import Backend, DeviceFacts, MemoryUse, OperatorRule, Support
+from lantern_accel.device.capture import Replay, buffers_of
+from lantern_accel.device.kv_cache import KVLayout
 from lantern_accel.device.noise import exponential
+from lantern_accel.device.operations import HostCopy
 from lantern_accel.errors import BackendError
 from lantern_accel_xla import faults
 from lantern_accel_xla.copies import Snapshots

@@ -20,7 +20,8 @@ from lantern_accel.cli.options import (
     TokenizerPart,
 )
 from lantern_accel.errors import RequestError
-from lantern_accel.strategy.values import Sampling, validated
+from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
     from lantern_accel.memory.plan import MemoryPlan

@@ -23,14 +23,8 @@ from lantern_accel.distributed.prompts import read_prompts
 from lantern_accel.errors import DataError, DiskFullError, StrategyError
 from lantern_accel.files import disk_is_full
 from lantern_accel.generation.settings import read_size
-from lantern_accel.strategy.values import (
-    DynamicTree,
-    Lantern,
-    LanternPP,
-    Sampling,
-    StaticTree,
-    validated,
-)
+from lantern_accel.strategy.rules import Lantern, LanternPP, validated
+from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
 
 train = typer.Typer(
     help="Train a drafter for any model, or a target of your own. All stages resume.",

@@ -13,11 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import REFERENCE, Filters, distribution
+from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rule import TINY, Rule, allowance
 from lantern_accel.decoding.trees import DraftTree, Ranks
 from lantern_accel.device.sampling import SamplingOps
-from lantern_accel.strategy.values import Tried
+from lantern_accel.nn.transformer import REFERENCE
+from lantern_accel.strategy.rules import Tried
 
 
 @dataclass(frozen=True)

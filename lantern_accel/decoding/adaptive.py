@@ -24,7 +24,8 @@ from lantern_accel.decoding.length_policy import (
 )
 from lantern_accel.decoding.looks import AdaptiveSchedule, LookSchedule
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.strategy.values import DraftLength, Sampling, Strategy, with_tokens_per_step
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import Sampling, Strategy, with_tokens_per_step
 
 #: A length that promises less than this share of the best one's speed is not timed again.
 HOPELESS = 0.8

@@ -29,8 +29,9 @@ from lantern_accel.decoding.sources.base import Drafts
 from lantern_accel.decoding.sources.drafter import Drafting
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.verify import Verifying
+from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, image_keys
-from lantern_accel.device.operations import HostCopy, KVCache, TensorOps
+from lantern_accel.device.operations import HostCopy, TensorOps
 from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
 

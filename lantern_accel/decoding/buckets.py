@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.device.operations import KVLayout, TensorOps
+from lantern_accel.device.kv_cache import KVLayout
+from lantern_accel.device.operations import TensorOps
 
 #: Slots of the smallest bucket; a cache of up to two of them has no other than the whole.
 FIRST = 256

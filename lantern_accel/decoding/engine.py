@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import Accepted, accept, accept_greedy
-from lantern_accel.decoding.base import Decoded, EngineBase
+from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import accept_invariant
 from lantern_accel.decoding.logits import distribution
@@ -24,8 +24,6 @@ from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.plan import Source
-
-__all__ = ["Decoded", "Engine"]
 
 #: A tree, and this step's uniforms ``[B, columns]``; None where keys decide.
 Drafted = tuple[DraftTree, Tensor | None]

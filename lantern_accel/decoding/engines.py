@@ -13,7 +13,8 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.sources.base import serving
 from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import AdaptiveSource, Sampling, Strategy
+from lantern_accel.strategy.sources import AdaptiveSource
+from lantern_accel.strategy.values import Sampling, Strategy
 
 
 def engine_for(

@@ -6,14 +6,10 @@ from dataclasses import dataclass, replace
 
 from lantern_accel.decoding.target import Drafter, Sizes, Target, place_of
 from lantern_accel.decoding.trees import TreeTables
-from lantern_accel.device.operations import KVLayout, TensorOps
+from lantern_accel.device.kv_cache import KVLayout
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import (
-    NO_DRAFTER,
-    DynamicTree,
-    Sampling,
-    Strategy,
-)
+from lantern_accel.strategy.values import NO_DRAFTER, DynamicTree, Sampling, Strategy
 
 
 @dataclass(frozen=True)

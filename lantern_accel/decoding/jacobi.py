@@ -22,19 +22,15 @@ from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.maximal_coupling import Coupled
 from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.decoding.sources.base import register
-from lantern_accel.decoding.sources.window import (
-    InvariantWindow,
-    MaximalWindow,
-    Ring,
-    WindowDrafts,
-)
+from lantern_accel.decoding.sources.window import InvariantWindow, MaximalWindow, Ring, WindowDrafts
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.step_engine import StepEngine
 from lantern_accel.decoding.target import Drafter, Target, above_of, place_of, row_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.operations import flags
 from lantern_accel.device.plan import Window as PlannedWindow
-from lantern_accel.strategy.values import DraftSource, Window
+from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.values import Window
 
 
 class WindowPass:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lantern_accel.strategy.values import DraftLength
+from lantern_accel.strategy.sources import DraftLength
 
 #: Tokens per step by length, where nothing was measured: the bundled model at temperature 1.
 USUAL_TOKENS_PER_STEP = {
@@ -102,7 +102,7 @@ def in_batch(worth: float, images: int) -> float:
     return 1.0 + (worth - 1.0) * max(1.0 - SPREAD * math.log2(images), 0.0)
 
 
-def tokens_of(rate: float, length: int) -> float:
+def tokens_of(rate: float, length: float) -> float:
     """Return the tokens per step of a window whose drafts are each accepted at ``rate``, as a chain."""
     return float(length) if rate >= 1 else (1.0 - rate**length) / (1.0 - rate)
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lantern_accel.device.sampling import Filter, SamplingOps, guide
+from lantern_accel.device.plan import Filter
+from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.values import Sampling
-
-__all__ = ["REFERENCE", "Draws", "Filters", "distribution", "guide"]
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import examine, residual, residual_price, row_at
-from lantern_accel.decoding.logits import REFERENCE, Draws
+from lantern_accel.decoding.logits import Draws
 from lantern_accel.decoding.rule import Rule, allowance
 from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.nn.transformer import REFERENCE
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from lantern_accel.decoding.accept import examine, residual
 from lantern_accel.decoding.rule import Rule, allowance
 from lantern_accel.decoding.trees import DraftTree, TreeTables
+from lantern_accel.strategy.rules import Tried
 from lantern_accel.strategy.sources import chain_paths
-from lantern_accel.strategy.values import Tried
 
 #: Numbers in the largest table of one token; what is left sums refusals over this many codes at least.
 AT_ONCE = 1 << 18

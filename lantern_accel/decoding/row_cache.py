@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import REFERENCE, Draws
+from lantern_accel.decoding.logits import Draws
 from lantern_accel.decoding.rule import TINY
 from lantern_accel.decoding.state import State
 from lantern_accel.device.plan import Lookup
 from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.nn.transformer import REFERENCE
 
 #: Drafts behind a replacement that are looked up; farther on the past changes once more anyway.
 LOOKED_UP = 3

@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.device.sampling import SamplingOps, guide
+from lantern_accel.nn.transformer import REFERENCE
 
 
 class HasRotary(Protocol):

@@ -25,7 +25,8 @@ from lantern_accel.decoding.sources.base import register
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import DraftSource, Sampling, SelfDrafts, Strategy, Window
+from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, Window
 
 #: Buffers of a request that the copy takes from the target's state in every step.
 TAKEN = ("keys", "start", "prefix_mask")

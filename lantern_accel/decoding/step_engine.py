@@ -21,10 +21,12 @@ from lantern_accel.decoding.runtime_params import RuntimeParams
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.verify import Verifying
-from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Buffers, Sizes, Source, StepPlan
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import DraftSource, Sampling, Strategy
+from lantern_accel.strategy.sources import DraftSource
+from lantern_accel.strategy.values import Sampling, Strategy
 
 
 class StepEngine(EngineBase):

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.strategy.values import (
-    Path,
-)
+from lantern_accel.strategy.sources import Path
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from lantern_accel.decoding.rows import Branches, Guidance
 from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Target
 from lantern_accel.decoding.trees import DraftTree, Written
-from lantern_accel.device.operations import KVCache, TensorOps, flags
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.operations import TensorOps, flags
 from lantern_accel.nn.transformer import Pass, dense_visible, pads_visible
 
 

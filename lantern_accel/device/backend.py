@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from lantern_accel.device.capture import KINDS, CaptureKind, Replay, buffers_of
-from lantern_accel.device.operations import HostCopy, KVCache, KVLayout, TensorOps
+from lantern_accel.device.capture import Replay
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.timeouts import close_in_time
 from lantern_accel.errors import (
     BackendError,
@@ -31,28 +31,6 @@ from lantern_accel.errors import (
     did_you_mean,
 )
 from lantern_accel.records import Frozen
-
-__all__ = [
-    "CAPABILITIES",
-    "KINDS",
-    "Backend",
-    "CaptureKind",
-    "DTypePolicy",
-    "DeviceConditions",
-    "DeviceFacts",
-    "HostCopy",
-    "KVCache",
-    "KVLayout",
-    "MemoryUse",
-    "OperatorRule",
-    "Replay",
-    "Stopwatch",
-    "Support",
-    "TensorOps",
-    "buffers_of",
-    "check_clock",
-    "inferring",
-]
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lantern_accel.device.kv_cache import KVCache as KVCache
-from lantern_accel.device.kv_cache import KVLayout as KVLayout
-from lantern_accel.device.kv_cache import Pass as Pass
+from lantern_accel.device.kv_cache import KVCache, KVLayout, Pass
 from lantern_accel.device.plan import FusedStep, StepPlan
 from lantern_accel.device.sampling import SamplingOps
 

@@ -25,17 +25,6 @@ from lantern_accel.records import Frozen
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
-__all__ = [
-    "Chosen",
-    "DeviceStatus",
-    "backend_specs",
-    "broken_plugins",
-    "choose_device",
-    "devices_report",
-    "load_plugins",
-    "open_backend",
-]
-
 LIST_DEVICES = "run 'lantern-accel devices' to list what is there"
 #: What to do about a plug-in that does not keep to the backend interface.
 REPORT = "report it to the plug-in's author"

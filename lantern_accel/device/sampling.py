@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.noise import exponential
-from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Lookup
-from lantern_accel.device.plan import Filter as Filter
+from lantern_accel.device.plan import AcceptanceRule, DraftedTree, Filter, Lookup
 
 #: Lowest logarithm of a share: keeps sums finite and strictly falling from parent to child.
 FLOOR = -1e4

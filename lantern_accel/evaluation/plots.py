@@ -25,7 +25,7 @@ from lantern_accel.quality.style import (
     save,
     styled,
 )
-from lantern_accel.strategy.values import Lantern, LanternPP
+from lantern_accel.strategy.rules import Lantern, LanternPP
 
 #: Lines and markers of a strategy's settings.
 LINES = (("-", "o"), ("--", "s"), (":", "^"))

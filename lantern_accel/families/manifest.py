@@ -9,15 +9,9 @@ from pydantic import Field
 from lantern_accel.errors import RequestError
 from lantern_accel.families.published import ModelEntry
 from lantern_accel.records import Frozen
+from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import (
-    DynamicTree,
-    Lantern,
-    LanternPP,
-    NeighbourSpace,
-    Sampling,
-    StaticTree,
-)
+from lantern_accel.strategy.values import DynamicTree, NeighbourSpace, Sampling, StaticTree
 
 FORMAT: Literal[1] = 1
 

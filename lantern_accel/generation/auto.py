@@ -44,16 +44,15 @@ from lantern_accel.strategy.choices import (
     write_choice,
 )
 from lantern_accel.strategy.choose import shortened
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.sources import AdaptiveSource, DraftLength
 from lantern_accel.strategy.trees import cut_tree
 from lantern_accel.strategy.values import (
     AUTO,
     AUTO_CHAINS,
     AUTO_LENGTHS,
     AUTO_SELF,
-    AdaptiveSource,
     ChainTree,
-    DraftLength,
-    Exact,
     NoTree,
     Sampling,
     SelfDrafts,

@@ -22,7 +22,8 @@ from lantern_accel.device.backend import Stopwatch
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.nn.rounding import FULL, ROUNDINGS, Rounded, Rounding
 from lantern_accel.nn.transformer import Projection, projections
-from lantern_accel.strategy.values import DraftLength, SelfDrafts, self_drafted
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import SelfDrafts, self_drafted
 
 #: How often a copy's draft is kept, until it is counted: on the bundled model, activations in 8 bits.
 USUAL_RATES = {"int8": 0.975, "int6": 0.96, "int4": 0.9}

@@ -18,7 +18,8 @@ from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.neighbours import cached_neighbour_table
-from lantern_accel.device.backend import Backend, Replay, recorded
+from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.entry_points import why
 from lantern_accel.errors import (
     BackendError,

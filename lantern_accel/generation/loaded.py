@@ -13,7 +13,7 @@ from torch import Tensor
 from lantern_accel._version import __version__
 from lantern_accel.bounds import SEEDS
 from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.decoding.engine import Decoded
+from lantern_accel.decoding.base import Decoded
 from lantern_accel.decoding.target import above_of, row_of
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import DoesNotFitError
@@ -29,13 +29,13 @@ from lantern_accel.generation.result import (
 )
 from lantern_accel.memory.limits import Capacity
 from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.rules import validated
 from lantern_accel.strategy.values import (
     AUTO,
     Sampling,
     SelfDrafts,
     Strategy,
     Window,
-    validated,
 )
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.base import Decoded
 from lantern_accel.decoding.buckets import Steps
-from lantern_accel.decoding.engine import Decoded
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.device.entry_points import why
 from lantern_accel.device.timeouts import CLOSING, close_in_time, in_time

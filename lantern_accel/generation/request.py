@@ -14,7 +14,8 @@ from lantern_accel.generation.settings import Settings, check_prompts, read_sett
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.presets import preset_for
-from lantern_accel.strategy.values import AUTO, Sampling, Strategy, validated
+from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
 DEFAULT_STRATEGY = AUTO
 #: A strategy over the tree that was tuned for a device, from the strategy and the temperature.

@@ -22,14 +22,8 @@ from lantern_accel.bounds import (
 )
 from lantern_accel.errors import RequestError, did_you_mean, out_of_bounds, shown
 from lantern_accel.records import Frozen
-from lantern_accel.strategy.values import (
-    Coupling,
-    NeighbourSpace,
-    Residual,
-    Sampling,
-    Strategy,
-    Tree,
-)
+from lantern_accel.strategy.sources import Tree
+from lantern_accel.strategy.values import Coupling, NeighbourSpace, Residual, Sampling, Strategy
 
 
 def _said(text: str, *names: str, shown: type | None = None, **more: Any) -> Any:

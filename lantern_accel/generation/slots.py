@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.base import EngineBase
+from lantern_accel.decoding.base import Decoded, EngineBase
 from lantern_accel.decoding.buckets import Reach
-from lantern_accel.decoding.engine import Decoded
 from lantern_accel.decoding.length_policy import Block
 from lantern_accel.decoding.looks import DRAFTING_BLOCK, PLAIN_BLOCK
 from lantern_accel.device.backend import inferring

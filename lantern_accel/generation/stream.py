@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Decoded
+from lantern_accel.decoding.base import Decoded
 from lantern_accel.device.backend import inferring
 from lantern_accel.errors import NotFiniteError, RequestError
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from lantern_accel.errors import RequestError
-from lantern_accel.strategy.values import Sampling, validated
+from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.values import Sampling
 
 _ORDER = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
 #: What changes no token that we draw: an end comes after the last token, or not at all.

@@ -16,13 +16,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Decoded
+from lantern_accel.decoding.base import Decoded
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import Distance, NotMeasured, Quality, Strip, not_measured
 from lantern_accel.quality import features as network_features
 from lantern_accel.quality import interval as intervals
 from lantern_accel.quality.set_metrics import METRIC, kernel_distance, permutation_test
-from lantern_accel.strategy.values import Exact, Strategy
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.values import Strategy
 
 #: Images decoded together here; the figures do not depend on it.
 BATCH = 8

@@ -19,7 +19,8 @@ from lantern_accel.quality.interval import Interval as Interval
 from lantern_accel.records import NOT_MEASURED as NOT_MEASURED
 from lantern_accel.records import Record
 from lantern_accel.records import not_measured as not_measured
-from lantern_accel.strategy.values import Exact, Sampling, Strategy
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.values import Sampling, Strategy
 
 SCHEMA: Literal[2] = 2
 """Version of the file's shape."""

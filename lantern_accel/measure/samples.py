@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from lantern_accel.decoding.buckets import Steps
-from lantern_accel.device.backend import Replay, inferring
+from lantern_accel.device.backend import inferring
+from lantern_accel.device.capture import Replay
 from lantern_accel.generation.pipeline import CapturedEngine, Pipeline, Prompt
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.measure.environment import HostLoad

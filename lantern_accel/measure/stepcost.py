@@ -21,7 +21,8 @@ from pydantic import Field
 
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.trees import DraftTree, TreeTables
-from lantern_accel.device.backend import Backend, Replay, check_clock, recorded
+from lantern_accel.device.backend import Backend, check_clock, recorded
+from lantern_accel.device.capture import Replay
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Found
 from lantern_accel.families.random_weights import RandomModel, random_model

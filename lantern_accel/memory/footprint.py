@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 from lantern_accel.checkpoints.loading import without_data
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.device.operations import KVLayout, TensorOps
+from lantern_accel.device.kv_cache import KVLayout
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import PARTS, Family, Model
 from lantern_accel.families.manifest import Manifest
 from lantern_accel.families.registry import family

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lantern_accel.errors import StrategyError, shown
-from lantern_accel.strategy.values import (
-    AUTO,
-    AcceptanceRule,
-    NoTree,
-    Strategy,
-    Window,
-    named_strategy,
-    parse_rule,
-)
+from lantern_accel.strategy.rules import AcceptanceRule, parse_rule
+from lantern_accel.strategy.values import AUTO, NoTree, Strategy, Window, named_strategy
 
 #: Changes that belong to one strategy, with those to ask for in place of auto.
 ONE = {

@@ -7,17 +7,16 @@ from typing import Any, get_args
 
 from lantern_accel.bounds import whole
 from lantern_accel.errors import StrategyError, did_you_mean
-from lantern_accel.strategy.sources import DraftSource, source_class
+from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.sources import DraftSource, Path, source_class
 from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,
     Fresh,
     NoTree,
-    Path,
     SelfDrafts,
     StaticTree,
     Window,
-    validated,
 )
 
 

@@ -15,21 +15,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from lantern_accel.bounds import MOST_DEPTH, MOST_NODES
 from lantern_accel.errors import StrategyError, did_you_mean
-from lantern_accel.strategy.rules import (
-    RULES,
-    Acceptance,
-    AcceptanceRule,
-    Annealed,
-    Exact,
-    Grouped,
-    Lantern,
-    LanternPP,
-    Tried,
-    Value,
-    parse_rule,
-    validated,
-)
-from lantern_accel.strategy.sampling import Sampling
+from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP, Value, validated
+from lantern_accel.strategy.sampling import Sampling as Sampling
 from lantern_accel.strategy.sources import (
     AdaptiveSource,
     DraftLength,
@@ -40,44 +27,6 @@ from lantern_accel.strategy.sources import (
     named_sources,
     source_class,
 )
-
-__all__ = [
-    "AUTO",
-    "NO_DRAFTER",
-    "RULES",
-    "SELF",
-    "STRATEGIES",
-    "TREE_STRATEGIES",
-    "WINDOW_STRATEGIES",
-    "Acceptance",
-    "AcceptanceRule",
-    "AdaptiveSource",
-    "Annealed",
-    "ChainTree",
-    "Coupling",
-    "DraftLength",
-    "DraftSource",
-    "DynamicTree",
-    "Exact",
-    "Fresh",
-    "Grouped",
-    "Lantern",
-    "LanternPP",
-    "NeighbourSpace",
-    "NoTree",
-    "Path",
-    "Residual",
-    "Sampling",
-    "SelfDrafts",
-    "StaticTree",
-    "Strategy",
-    "Tree",
-    "Tried",
-    "Window",
-    "named_strategy",
-    "parse_rule",
-    "validated",
-]
 
 Residual = Literal["aggregate", "official", "optimal"]
 #: ``invariant``: noise of the seed, the image, the position and the code draws every token, drafted or

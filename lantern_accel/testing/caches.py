@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lantern_accel.decoding.trees import TreeTables
 from lantern_accel.device.backend import DTYPES, Backend
-from lantern_accel.device.operations import KVCache
+from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, compare
@@ -224,12 +224,12 @@ def addresses(backend: Backend) -> Measured:
         caches = [*engine.verifying.cache.buffers]
         if engine.drafting is not None:
             caches += engine.drafting.cache.buffers
-        before = [b.data_ptr() for b in [*vars(engine.state).values(), *caches]]
+        before = [b.data_ptr() for b in [*engine.state.buffers.values(), *caches]]
         for seed in (0, 1):
             tiny.start(engine, seed)
             for _ in range(3):
                 engine.step()
-        after = [b.data_ptr() for b in [*vars(engine.state).values(), *caches]]
+        after = [b.data_ptr() for b in [*engine.state.buffers.values(), *caches]]
         if before != after:
             raise Failed(
                 f"{strategy}: a buffer moved between requests: a captured graph would read the old one"

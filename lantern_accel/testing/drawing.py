@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.device.backend import Backend
-from lantern_accel.device.sampling import Filter
+from lantern_accel.device.plan import Filter
+from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.testing.result import Failed, Measured, within
 from lantern_accel.testing.tiny import normal
 

@@ -6,8 +6,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-from lantern_accel.device.backend import Backend, Replay, recorded
-from lantern_accel.device.capture import KINDS
+from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.capture import KINDS, Replay
 from lantern_accel.strategy.values import STRATEGIES
 from lantern_accel.testing import tiny
 from lantern_accel.testing.result import Failed, Measured, NotApplicable, doing

@@ -13,7 +13,8 @@ from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.buckets import Steps
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.neighbours import neighbour_table
-from lantern_accel.device.backend import Backend, Replay, recorded
+from lantern_accel.device.backend import Backend, recorded
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import ModelError
 from lantern_accel.families.base import Conditions

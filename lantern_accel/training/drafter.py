@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.checkpoints.layouts import OWN_WEIGHTS
-from lantern_accel.decoding.logits import guide
 from lantern_accel.decoding.neighbours import neighbour_table
 from lantern_accel.decoding.rows import Allowed
+from lantern_accel.device.sampling import guide
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
 from lantern_accel.families.keys import load_float

@@ -28,9 +28,9 @@ from lantern_accel.measure.rounds import about
 from lantern_accel.measure.samples import new_cell, ready_of
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice
+from lantern_accel.strategy.sources import Path as TreePath
 from lantern_accel.strategy.sources import chain_paths
 from lantern_accel.strategy.trees import tree_paths
-from lantern_accel.strategy.values import Path as TreePath
 from lantern_accel.strategy.values import StaticTree
 from lantern_accel.tuning.search import PLAIN, Evidence, Search
 

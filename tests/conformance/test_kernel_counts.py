@@ -10,9 +10,9 @@ from support.processes import Run, passes
 from torch import Tensor
 
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.device.operations import KVLayout
+from lantern_accel.device.kv_cache import KVLayout
+from lantern_accel.device.plan import Filter
 from lantern_accel.device.plugins import open_backend
-from lantern_accel.device.sampling import Filter
 from lantern_accel.families.random_weights import random_model, sized
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
 from lantern_accel.strategy.values import Sampling, named_strategy

@@ -10,7 +10,7 @@ import torch
 import lantern_accel
 from lantern_accel.decoding.base import EngineBase
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.device.backend import Replay
+from lantern_accel.device.capture import Replay
 from lantern_accel.generation import engines
 
 

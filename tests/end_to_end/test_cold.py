@@ -7,7 +7,8 @@ import torch
 
 import lantern_accel
 from lantern_accel.decoding.adaptive import AdaptiveEngine
-from lantern_accel.device.backend import Backend, Replay
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.capture import Replay
 from lantern_accel.errors import NotCapturableError
 from lantern_accel.strategy.values import Window
 

@@ -17,7 +17,8 @@ from support import cards
 import lantern_accel
 from lantern_accel.cli import main
 from lantern_accel.device import plugins, timeouts
-from lantern_accel.device.backend import Backend, Replay
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.entry_points import Unfit, check_backend
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.device.timeouts import TooLong, in_time

@@ -292,7 +292,7 @@ def test_a_device_in_software_is_not_timed(profiler, monkeypatch):
 
 
 def test_a_recording_that_keeps_its_phases_is_timed_itself(profiler, monkeypatch):
-    from lantern_accel.device.backend import Replay
+    from lantern_accel.device.capture import Replay
 
     class Recorded(Replay):
         captured, nbytes, seconds = True, 1000, 0.25

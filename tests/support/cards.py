@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lantern_accel.device import plugins
-from lantern_accel.device.backend import Backend, DeviceFacts, Replay
+from lantern_accel.device.backend import Backend, DeviceFacts
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.entry_points import Plugins
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.errors import BackendError, NotCapturableError

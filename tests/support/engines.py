@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from lantern_accel.decoding.engine import Decoded, Engine
+from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.strategy.rules import Lantern, LanternPP
+from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.trees import MC_SIM_7B_63, SMALL_12
-from lantern_accel.strategy.values import (
-    ChainTree,
-    DynamicTree,
-    Lantern,
-    LanternPP,
-    Sampling,
-    StaticTree,
-    Strategy,
-    Tree,
-)
+from lantern_accel.strategy.values import ChainTree, DynamicTree, Sampling, StaticTree, Strategy
 from support.tiny import captions, neighbours
 
 GREEDY = Sampling(temperature=0, cfg_scale=3.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern_accel.device.operations import KVCache, KVLayout
+from lantern_accel.device.kv_cache import KVCache, KVLayout
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel_cpu.native import build, library
 from lantern_accel_cpu.native.kernels import Kernels

@@ -12,7 +12,10 @@ import torch
 import lantern_accel.decoding.base as running
 import lantern_accel.decoding.buckets as buckets
 import lantern_accel.decoding.engine as engine_module
-from lantern_accel.device.backend import Backend, HostCopy, KVCache, MemoryUse, Replay, Stopwatch
+from lantern_accel.device.backend import Backend, MemoryUse, Stopwatch
+from lantern_accel.device.capture import Replay
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.operations import HostCopy
 from lantern_accel.testing import tiny
 
 Plant = Callable[[pytest.MonkeyPatch, Backend], None]
@@ -82,7 +85,7 @@ class Stale(Replay):
                 getattr(self.state, name).copy_(value)
         else:
             super().__call__()
-            self.seen.append({k: v.clone() for k, v in vars(self.state).items()})
+            self.seen.append({k: v.clone() for k, v in self.state.buffers.items()})
         self.index += 1
         if int(self.state.length.min()) + 1 >= self.state.tokens.shape[1] - 1:
             self.index = 0

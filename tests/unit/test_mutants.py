@@ -26,7 +26,8 @@ from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.registry import family
 from lantern_accel.quality.set_metrics import kernel_distance
-from lantern_accel.strategy.values import Lantern, NoTree, Sampling, Strategy, Window
+from lantern_accel.strategy.rules import Lantern
+from lantern_accel.strategy.values import NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.tiny import tiny_model
 from lantern_accel.training.drafter import DrafterTrainConfig, neighbourhoods
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.device.operations import KVCache
+from lantern_accel.device.kv_cache import KVCache
 from lantern_accel_cpu.native.library import (
     PANEL,
     Attend,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lantern_accel.device.backend import Replay
+from lantern_accel.device.capture import Replay
 from lantern_accel_cpu.native.kernels import Kernels
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lantern_accel.device.backend import KVCache
+from lantern_accel.device.kv_cache import KVCache
 
 
 @triton.jit

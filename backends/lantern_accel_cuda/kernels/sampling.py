@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lantern_accel.device.sampling import Filter
+from lantern_accel.device.plan import Filter
 from lantern_accel_cuda.kernels import rows
 from lantern_accel_cuda.kernels.rows import (
     LOWEST,

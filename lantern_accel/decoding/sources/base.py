@@ -17,7 +17,8 @@ from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import Drafter, Target
 from lantern_accel.decoding.trees import DraftTree, TreeTables, Written
 from lantern_accel.device import plan
-from lantern_accel.device.operations import KVCache, TensorOps
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import DraftSource
 

@@ -19,7 +19,8 @@ from lantern_accel.decoding.sources.base import Drafts, Kept, Setting, register
 from lantern_accel.decoding.state import State, put_first
 from lantern_accel.decoding.trees import DraftTree, TreeTables, Written
 from lantern_accel.device import plan
-from lantern_accel.device.operations import KVCache, flags
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.operations import flags
 from lantern_accel.device.sampling import FLOOR
 from lantern_accel.nn.transformer import Pass
 from lantern_accel.strategy.values import ChainTree, DynamicTree, StaticTree

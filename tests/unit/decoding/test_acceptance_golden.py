@@ -14,7 +14,8 @@ from torch import Tensor
 from lantern_accel.decoding.accept import Accepted, accept_greedy, accept_sampling
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.strategy.values import Exact, Lantern, LanternPP, Sampling
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
+from lantern_accel.strategy.values import Sampling
 
 CASES: list[dict[str, Any]] = json.loads(golden_metadata("lantern/acceptance")["cases"])
 

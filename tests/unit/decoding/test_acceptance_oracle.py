@@ -14,9 +14,10 @@ from support.tree_tensors import children_of, depths_of, draft_tree
 from torch import Tensor
 
 from lantern_accel.decoding.accept import accept_greedy, accept_sampling
-from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
+from lantern_accel.nn.transformer import REFERENCE
+from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP
+from lantern_accel.strategy.values import Residual
 
 Kind = Literal["exact", "lantern", "lantern++"]
 #: Nearer to a threshold than this, float32 and float64 may decide differently.

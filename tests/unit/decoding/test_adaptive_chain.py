@@ -27,10 +27,9 @@ from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.sources import AdaptiveSource, DraftLength
 from lantern_accel.strategy.values import (
-    AdaptiveSource,
     ChainTree,
-    DraftLength,
     NoTree,
     Sampling,
     StaticTree,

@@ -31,7 +31,8 @@ from lantern_accel.families.registry import families
 from lantern_accel.nn import transformer
 from lantern_accel.nn.rounding import Rounded, rounding
 from lantern_accel.nn.transformer import REFERENCE, projections, rounded_copy
-from lantern_accel.strategy.values import DraftLength, Sampling, SelfDrafts, Strategy, self_drafted
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import Sampling, SelfDrafts, Strategy, self_drafted
 from lantern_accel.testing import tiny
 
 #: A sound sampler misses by more than this once in a million tests.

@@ -27,7 +27,8 @@ from torch import Tensor
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Coupling, LanternPP, Sampling, Strategy, adaptive_window
+from lantern_accel.strategy.rules import LanternPP
+from lantern_accel.strategy.values import Coupling, Sampling, Strategy, adaptive_window
 
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9

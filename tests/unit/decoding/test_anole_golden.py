@@ -23,8 +23,9 @@ from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.chameleon.official import drafter_recipes, target_recipes
 from lantern_accel.families.chameleon.text import SpecialIds, anole_unconditional
 from lantern_accel.families.tokenizer import left_pad
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import Exact, Lantern, LanternPP, Sampling, Strategy
+from lantern_accel.strategy.values import Sampling, Strategy
 
 SIZES: dict[str, Any] = {
     "dim": 64, "n_head": 4, "ffn_dim": 96, "height": 6, "width": 8, "prefix_length": 16,

@@ -23,7 +23,8 @@ from lantern_accel.decoding.buckets import APART, FIRST, Reach, buckets, usual
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.geometry import Geometry
-from lantern_accel.device.operations import HostCopy, KVLayout, TensorOps
+from lantern_accel.device.kv_cache import KVLayout
+from lantern_accel.device.operations import HostCopy, TensorOps
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy, Window, adaptive_window
 

@@ -9,7 +9,8 @@ from support.tiny import tiny_models
 from lantern_accel.decoding.adaptive import AdaptiveEngine
 from lantern_accel.decoding.length_policy import costs_of
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.strategy.values import DraftLength, Strategy, Window
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import Strategy, Window
 
 LENGTHS = (1, 2, 4)
 #: Tokens that a step of each length brings, and seconds that it takes, long enough to be timed alone.

@@ -21,20 +21,20 @@ from support.engines import (
 from support.tiny import captions, tiny_models
 from torch import Tensor
 
-from lantern_accel.decoding.engine import Decoded, Engine
+from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import HostCopy, TensorOps
 from lantern_accel.errors import RequestError, StrategyError
+from lantern_accel.strategy.rules import Lantern, LanternPP
+from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.trees import SMALL_12
 from lantern_accel.strategy.values import (
     ChainTree,
     Coupling,
     DynamicTree,
-    Lantern,
-    LanternPP,
     Sampling,
     StaticTree,
     Strategy,
-    Tree,
 )
 
 
@@ -164,7 +164,8 @@ def small() -> Models:
 
 def joint(models: Models, sampling: Sampling) -> Tensor:
     """Enumerate the distribution of all four tokens of an image, ``[6, 6, 6, 6]``."""
-    from lantern_accel.decoding.logits import distribution, guide
+    from lantern_accel.decoding.logits import distribution
+    from lantern_accel.device.sampling import guide
 
     target = models[0]
     features, mask = captions(target, 2)

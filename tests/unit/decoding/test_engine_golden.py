@@ -7,8 +7,9 @@ import torch
 from support.golden import golden
 from support.recorded import decode, lantern_drafter, lantern_target
 
+from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Sampling, Strategy
+from lantern_accel.strategy.values import Sampling, Strategy
 
 RULES: dict[str, Acceptance] = {
     "off": Exact(),

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from lantern_accel.decoding import accept as acceptance
 from lantern_accel.decoding.accept import DraftTest, accept_sampling
-from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.trees import DraftTree
-from lantern_accel.strategy.values import Acceptance, Exact, Lantern, LanternPP, Residual
+from lantern_accel.nn.transformer import REFERENCE
+from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP
+from lantern_accel.strategy.values import Residual
 
 VOCAB = 12
 #: At this number the weakest planted residual (only its normalisation is missing, dynamic trees) is

@@ -23,16 +23,8 @@ from lantern_accel.device import noise, sampling
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import rounded_copy
-from lantern_accel.strategy.values import (
-    ChainTree,
-    DraftLength,
-    NoTree,
-    Sampling,
-    SelfDrafts,
-    Strategy,
-    Tree,
-    Window,
-)
+from lantern_accel.strategy.sources import DraftLength, Tree
+from lantern_accel.strategy.values import ChainTree, NoTree, Sampling, SelfDrafts, Strategy, Window
 
 SAMPLED = Sampling(temperature=1.0, top_k=40, top_p=0.95, cfg_scale=2.0)
 PLAIN = Sampling(temperature=0.9, top_k=0, top_p=1.0, cfg_scale=2.0)

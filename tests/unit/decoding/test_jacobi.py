@@ -17,13 +17,12 @@ from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.trees import parse_tree, tree_paths
 from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
     DynamicTree,
     Fresh,
-    Lantern,
-    LanternPP,
     Sampling,
     StaticTree,
     Strategy,
@@ -133,11 +132,11 @@ def test_relaxation_saves_steps_and_says_what_it_moved(
 def test_steps_after_the_end_change_nothing() -> None:
     running = engine(tiny_models(0), named("scd"), SAMPLED)
     finished(running)
-    kept = {name: value.clone() for name, value in vars(running.state).items()}
+    kept = {name: value.clone() for name, value in running.state.buffers.items()}
     with torch.inference_mode():
         running.step()
     changed = {
-        name for name, value in vars(running.state).items() if not torch.equal(value, kept[name])
+        name for name, value in running.state.buffers.items() if not torch.equal(value, kept[name])
     }
     kept_passes = {"row_tokens", "row_keys", "row_previous"}
     assert changed <= {"step", "q", "tokens", "newest", "last_length"} | kept_passes

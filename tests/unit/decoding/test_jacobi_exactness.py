@@ -27,7 +27,8 @@ from lantern_accel.decoding.rule import Rule
 from lantern_accel.decoding.sources import window as window_drafts
 from lantern_accel.decoding.sources.window import MaximalWindow
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.strategy.values import Coupling, Exact, Sampling, Strategy, Window
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.values import Coupling, Sampling, Strategy, Window
 
 #: A sound sampler misses by more than this once in a million tests.
 SOUND = 4.9

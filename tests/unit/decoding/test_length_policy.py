@@ -9,7 +9,7 @@ from lantern_accel.decoding.length_policy import (
     in_batch,
     usual_tokens_per_step,
 )
-from lantern_accel.strategy.values import DraftLength
+from lantern_accel.strategy.sources import DraftLength
 
 PACES = (
     DraftLength(length=1, cost=1.0, tokens_per_step=1.0),

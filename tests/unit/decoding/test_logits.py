@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from support.chi_square import misfit
 from support.golden import golden
 
-from lantern_accel.decoding.logits import (
-    REFERENCE,
-    distribution,
-    guide,
-)
+from lantern_accel.decoding.logits import distribution
+from lantern_accel.device.sampling import guide
+from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.values import Sampling
 
 RECORDED = sorted(k for k in golden("llamagen_c2i/io") if k.startswith("probs."))

@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
-from lantern_accel.decoding.logits import guide
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.device.sampling import guide
 from lantern_accel.families.chameleon.drafter import ChameleonDrafter, ChameleonDrafterConfig
 from lantern_accel.families.chameleon.model import ChameleonConfig, ChameleonGPT
 from lantern_accel.families.tokenizer import left_pad
+from lantern_accel.strategy.rules import Lantern, LanternPP
 from lantern_accel.strategy.trees import parse_tree
-from lantern_accel.strategy.values import DynamicTree, Lantern, LanternPP, Sampling, Strategy
+from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
 from lantern_accel.testing.trace import Recorder, first_difference
 
 TEXT, CODES, FIRST, NEWLINE, BOI = 40, 24, 4, 30, 29

@@ -14,16 +14,8 @@ from lantern_accel.decoding.engines import engine_for
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.base import Model
 from lantern_accel.families.prompted_drafter import PromptedDrafter
-from lantern_accel.strategy.values import (
-    ChainTree,
-    DraftLength,
-    DynamicTree,
-    NoTree,
-    Sampling,
-    Strategy,
-    Tree,
-    Window,
-)
+from lantern_accel.strategy.sources import DraftLength, Tree
+from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, Sampling, Strategy, Window
 from lantern_accel.testing.tiny import tiny_model
 
 FAMILIES = ("janus", "glm_image")

@@ -8,7 +8,8 @@ from support.engines import NAMED, SAMPLED, Models, engine_of, finish
 from support.tiny import tiny_models
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.values import Exact, Sampling, Strategy
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.values import Sampling, Strategy
 
 HOT = Sampling(temperature=1.7, top_k=40, top_p=0.5, cfg_scale=3.5, cfg_interval=9)
 LOOSE = {"lantern": {"delta": 0.9}, "lantern++": {"lam": 30.0}}

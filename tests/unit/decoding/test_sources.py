@@ -24,11 +24,11 @@ from lantern_accel.decoding.state import State
 from lantern_accel.decoding.target import row_of
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.rules import LanternPP
 from lantern_accel.strategy.sources import SOURCES, DraftSource, Path, chain_paths
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import (
     Coupling,
-    LanternPP,
     NoTree,
     Sampling,
     StaticTree,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lantern_accel.generation.auto import Timed
-from lantern_accel.strategy.values import DraftLength, Strategy, Window
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import Strategy, Window
 
 
 def timed(cost: float, brings: float, plain: float | None) -> Timed:

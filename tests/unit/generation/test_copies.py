@@ -12,7 +12,8 @@ from lantern_accel.device.backend import Stopwatch
 from lantern_accel.generation import copies
 from lantern_accel.nn.rounding import ROUNDINGS, Rounded
 from lantern_accel.nn.transformer import REFERENCE, Projection
-from lantern_accel.strategy.values import DraftLength, SelfDrafts
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import SelfDrafts
 
 #: A target whose check of n nodes costs 1 and a twentieth for every node.
 TIMED = tuple(DraftLength(length=n, cost=1 + 0.05 * (n - 1)) for n in (1, 2, 4, 8, 16))

@@ -14,7 +14,8 @@ from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import Settings, read_settings
 from lantern_accel.models.locate import find_model
 from lantern_accel.strategy.choose import choose_strategy
-from lantern_accel.strategy.values import LanternPP, Sampling
+from lantern_accel.strategy.rules import LanternPP
+from lantern_accel.strategy.values import Sampling
 
 MANIFEST = find_model("lantern-emoji").manifest
 

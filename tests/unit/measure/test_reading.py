@@ -13,7 +13,8 @@ from lantern_accel.device.conformance import Report
 from lantern_accel.errors import RequestError
 from lantern_accel.measure.reading import check_comparable, clock_fault, read_file, read_run
 from lantern_accel.measure.record import PromptSet, Run
-from lantern_accel.strategy.values import Lantern, Sampling
+from lantern_accel.strategy.rules import Lantern
+from lantern_accel.strategy.values import Sampling
 
 
 @pytest.fixture

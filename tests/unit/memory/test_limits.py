@@ -12,7 +12,8 @@ from support.models import write_tiny_model
 
 import lantern_accel
 from lantern_accel.cli import main
-from lantern_accel.device.backend import Backend, MemoryUse, Replay
+from lantern_accel.device.backend import Backend, MemoryUse
+from lantern_accel.device.capture import Replay
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import BackendError, DeviceLostError
 from lantern_accel.generation.pipeline import Pipeline

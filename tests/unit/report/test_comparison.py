@@ -13,7 +13,8 @@ from lantern_accel.report import render
 from lantern_accel.report.comparison import compare, rank
 from lantern_accel.report.rows import Row, detail_of, phase_ms, row_of
 from lantern_accel.report.telling import first_screen
-from lantern_accel.strategy.values import ChainTree, Exact, Strategy
+from lantern_accel.strategy.rules import Exact
+from lantern_accel.strategy.values import ChainTree, Strategy
 
 
 def rows_of(run: Run) -> dict[str, Row]:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.strategy import choices
-from lantern_accel.strategy.values import DraftLength, Strategy, with_tokens_per_step
+from lantern_accel.strategy.sources import DraftLength
+from lantern_accel.strategy.values import Strategy, with_tokens_per_step
 from lantern_accel.tuning.auto import AutoEvidence, Counted
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,8 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.registry import entry, family
 from lantern_accel.memory.plan import Planner
 from lantern_accel.strategy.presets import PRESETS, preset_for
-from lantern_accel.strategy.values import Sampling, Strategy, validated
+from lantern_accel.strategy.rules import validated
+from lantern_accel.strategy.values import Sampling, Strategy
 
 
 def manifest(name: str):

@@ -10,16 +10,8 @@ from lantern_accel.decoding.accept import examine, residual
 from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.rules import AcceptanceRule, Tried, parse_rule
-from lantern_accel.strategy.values import (
-    Annealed,
-    DynamicTree,
-    Exact,
-    Grouped,
-    StaticTree,
-    Window,
-    named_strategy,
-)
+from lantern_accel.strategy.rules import AcceptanceRule, Annealed, Exact, Grouped, Tried, parse_rule
+from lantern_accel.strategy.values import DynamicTree, StaticTree, Window, named_strategy
 
 VOCAB = 9
 RULES = [Annealed(weight=3.0, decay=0.5), Grouped(reach=2, close=0.1), Grouped(reach=7, close=1.0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.trees import (
     EAGLE2_TREE,
     MC_SIM_7B_63,
@@ -12,7 +13,7 @@ from lantern_accel.strategy.trees import (
     cut_tree,
     tree_paths,
 )
-from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, StaticTree, Tree, Window
+from lantern_accel.strategy.values import ChainTree, DynamicTree, NoTree, StaticTree, Window
 
 
 @pytest.mark.parametrize("nodes", [0, 1, 2, 3, 4, 5, 6, 9, 16, 40])

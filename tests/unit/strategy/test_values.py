@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from lantern_accel.errors import StrategyError
+from lantern_accel.strategy.rules import Exact, Lantern, LanternPP, validated
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57, SMALL_8
 from lantern_accel.strategy.values import (
     STRATEGIES,
@@ -15,15 +16,11 @@ from lantern_accel.strategy.values import (
     WINDOW_STRATEGIES,
     ChainTree,
     DynamicTree,
-    Exact,
-    Lantern,
-    LanternPP,
     NoTree,
     Sampling,
     Strategy,
     Window,
     named_strategy,
-    validated,
 )
 
 

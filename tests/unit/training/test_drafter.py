@@ -23,7 +23,8 @@ from lantern_accel.errors import DataError, ModelError, RequestError
 from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.registry import family
-from lantern_accel.strategy.values import LanternPP, Sampling, Tried
+from lantern_accel.strategy.rules import LanternPP, Tried
+from lantern_accel.strategy.values import Sampling
 from lantern_accel.training.anymodel import ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import (

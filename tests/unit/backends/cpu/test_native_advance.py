@@ -16,8 +16,8 @@ from lantern_accel.decoding.engines import engine_for
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import FusedStep, StepPlan
+from lantern_accel.strategy.sources import DraftLength
 from lantern_accel.strategy.values import (
-    DraftLength,
     DynamicTree,
     Sampling,
     StaticTree,

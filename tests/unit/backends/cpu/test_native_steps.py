@@ -21,15 +21,14 @@ from lantern_accel.device.plan import StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.rounding import ROUNDINGS
 from lantern_accel.nn.transformer import pack, rounded_copy
+from lantern_accel.strategy.sources import DraftLength, Tree
 from lantern_accel.strategy.values import (
     ChainTree,
     Coupling,
-    DraftLength,
     DynamicTree,
     Sampling,
     SelfDrafts,
     Strategy,
-    Tree,
     Window,
     adaptive_chain,
     self_drafted,

@@ -12,7 +12,9 @@ import torch
 from support import native
 from torch import Tensor
 
-from lantern_accel.device.backend import Backend, KVCache, TensorOps
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.kv_cache import KVCache
+from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.families.llamagen.model import LlamaGenConfig, LlamaGenGPT
 from lantern_accel.nn.transformer import Pass, pack

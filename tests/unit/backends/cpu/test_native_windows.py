@@ -7,12 +7,12 @@ import torch
 from support import native
 from torch import Tensor
 
-from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.decoding.row_cache import LOOKED_UP, RowCache
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.plan import Lookup
 from lantern_accel.device.sampling import SamplingOps
+from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import Exact
 from lantern_accel_cpu.native import windows
 from lantern_accel_cpu.native.library import Library

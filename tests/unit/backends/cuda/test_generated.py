@@ -14,7 +14,7 @@ import torch
 from support.cuda_double import doubled_backend
 from support.generated import generated, plain_engine, whole_caches
 
-from lantern_accel.device.operations import KVCache, KVLayout
+from lantern_accel.device.kv_cache import KVCache, KVLayout
 from lantern_accel.testing.tiny import start, tiny_engine
 
 

@@ -12,7 +12,8 @@ from support.cuda_double import CudaDouble, Graph, doubled_backend
 from support.few import small_kit, small_tree
 from support.models import write_tiny_model
 
-from lantern_accel.device.backend import Backend, Replay
+from lantern_accel.device.backend import Backend
+from lantern_accel.device.capture import Replay
 from lantern_accel.errors import (
     BackendError,
     DeviceLostError,

@@ -13,8 +13,8 @@ import pytest
 import torch
 from support.cuda_double import doubled_backend
 
-from lantern_accel.decoding.logits import REFERENCE
 from lantern_accel.device.noise import exponential, noise_keys
+from lantern_accel.nn.transformer import REFERENCE
 
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

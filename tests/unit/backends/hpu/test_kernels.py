@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.sampling import Filter
+from lantern_accel.device.plan import Filter
 from lantern_accel.testing import tiny
 from lantern_accel_hpu.bridge import Kernels
 from lantern_accel_hpu.counting import kth_largest

@@ -23,8 +23,9 @@ from lantern_accel.decoding.trees import DraftTree
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.families.llamagen.drafter import EagleDrafter
 from lantern_accel.families.llamagen.model import LlamaGenGPT
+from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy, Tree
+from lantern_accel.strategy.values import DynamicTree, Sampling, Strategy
 
 CLOSE = {"rtol": 0.0, "atol": 1e-4}
 PREFIX = 119
@@ -96,7 +97,7 @@ def test_cached_continuation_of_the_published_drafter() -> None:
         prefill(engine, ids, features)
         last = drafting.catch_up(engine.state)
         assert_close(last[:, 0], io["out_hidden"][:, -1], **CLOSE)
-        before = {k: v.clone() for k, v in vars(engine.state).items()}
+        before = {k: v.clone() for k, v in engine.state.buffers.items()}
         for count in (1, 2, 3):
             for name, value in before.items():
                 getattr(engine.state, name).copy_(value)

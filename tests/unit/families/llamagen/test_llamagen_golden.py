@@ -44,7 +44,7 @@ def test_class_features_and_logits_are_the_official_ones() -> None:
 
 
 def test_guided_logits_are_the_official_ones() -> None:
-    from lantern_accel.decoding.logits import guide
+    from lantern_accel.device.sampling import guide
 
     io = golden("llamagen_c2i/io")
     scale = torch.full((2, 8), 4.0)

@@ -10,8 +10,9 @@ from torch.testing import assert_close
 
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.operations import TensorOps
+from lantern_accel.strategy.sources import Tree
 from lantern_accel.strategy.trees import EAGLE2_TREE, NAIVE_EXTEND_57
-from lantern_accel.strategy.values import Sampling, Strategy, Tree
+from lantern_accel.strategy.values import Sampling, Strategy
 
 PREFIX = 120
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import Reach, Steps
-from lantern_accel.decoding.finite import FiniteGuard, require
+from lantern_accel.decoding.finite import FiniteGuard
 from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
@@ -388,13 +388,12 @@ class EngineBase(ABC):
 
     def _require(self, finite: Sequence[int], passes: int, calls: int) -> None:
         """Raise where numbers are not finite: NotFiniteError, or what is wrong with the replays."""
-        if min(finite) >= passes:
+        least = min(finite)
+        if least >= passes:
             return
-        try:
-            require(finite, passes, self.verifying.target.weight.dtype)
-        except NotFiniteError:
-            self._check_replayed(calls, complete=False)  # numbers of steps that were not run
-            raise
+        self._check_replayed(calls, complete=False)  # numbers of steps that were not run
+        dtype = str(self.verifying.target.weight.dtype).removeprefix("torch.")
+        raise NotFiniteError(finite.index(least), least, dtype)
 
     def _check_replayed(self, calls: int, complete: bool = True) -> None:
         """Raise BackendError where so many replays left steps undone; what they drew is no image."""

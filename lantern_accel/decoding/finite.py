@@ -6,13 +6,8 @@ the largest logit does. The host reads it with the lengths, and once more when a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
-
-from lantern_accel.errors import NotFiniteError
 
 
 def finite(rows: Tensor, greedy: bool) -> Tensor:
@@ -59,13 +54,3 @@ class FiniteGuard:
     def end(self) -> None:
         """Put what the host reads together, after the lengths of a step are written."""
         self.report.copy_(torch.stack((self._length, self.count)))
-
-
-def require(counts: Sequence[int], passes: int, where: Any) -> None:
-    """Raise :class:`NotFiniteError` where an image has fewer finite passes than there were.
-
-    ``counts``: one an image; ``passes``: the prefill and the steps; ``where``: the dtype.
-    """
-    worst = counts.index(min(counts))
-    if counts[worst] < passes:
-        raise NotFiniteError(worst, counts[worst], str(where).removeprefix("torch."))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from lantern_accel.strategy.sources import DraftLength
@@ -84,17 +85,10 @@ class FixedLength:
 
 def usual_tokens_per_step(length: int) -> float:
     """Return :data:`USUAL_TOKENS_PER_STEP` of a length, between its points by a line."""
-    known = sorted(USUAL_TOKENS_PER_STEP)
-    if length in USUAL_TOKENS_PER_STEP:
-        return USUAL_TOKENS_PER_STEP[length]
-    if length > known[-1]:
-        return USUAL_TOKENS_PER_STEP[known[-1]]
-    high = next(one for one in known if one > length)
-    low = max(one for one in known if one < length)
-    share = (length - low) / (high - low)
-    return USUAL_TOKENS_PER_STEP[low] + share * (
-        USUAL_TOKENS_PER_STEP[high] - USUAL_TOKENS_PER_STEP[low]
-    )
+    for (low, few), (high, many) in pairwise(USUAL_TOKENS_PER_STEP.items()):
+        if length <= high:
+            return few + (length - low) / (high - low) * (many - few)
+    return max(USUAL_TOKENS_PER_STEP.values())
 
 
 def in_batch(worth: float, images: int) -> float:
@@ -120,6 +114,18 @@ def rate_of(tokens: float, length: int) -> float:
     return _most(lambda rate: tokens_of(rate, length) < tokens, 0.0, 1.0)
 
 
+def _odds_of(tokens: float, length: int) -> float:
+    """Return the odds at which drafts are accepted, of the rate that :func:`rate_of` returns."""
+    rate = min(max(rate_of(tokens, length), 1e-4), 1 - 1e-4)
+    return rate / (1 - rate)
+
+
+def _shifted(odds: float, shift: float, length: int) -> float:
+    """Return the tokens per step of a window, its odds shifted by a logarithm."""
+    moved = odds * math.exp(shift)
+    return tokens_of(moved / (1 + moved), length)
+
+
 def rate_of_counts(counts: Mapping[int, Sequence[int]]) -> float:
     """Return the rate at which chains of several lengths bring what was counted, as one rate for all.
 
@@ -142,15 +148,7 @@ def shifted_by_counts(
     they bring without one, which counts for as many steps as ``sure`` says; ``counts``: tokens gained and
     steps, by length.
     """
-    odds = {}
-    for length, tokens in known.items():
-        rate = min(max(rate_of(tokens, length), 1e-4), 1 - 1e-4)
-        odds[length] = rate / (1 - rate)
-
-    def shifted(length: int, shift: float) -> float:
-        moved = odds[length] * math.exp(shift)
-        return tokens_of(moved / (1 + moved), length)
-
+    odds = {length: _odds_of(tokens, length) for length, tokens in known.items()}
     steps = {n: spent for n, (_, spent) in counts.items() if n in odds and n > 1}
     total = sum(steps.values())
     if not total:
@@ -159,10 +157,10 @@ def shifted_by_counts(
     gained = sum(counts[n][0] + sure * steps[n] / total * known[n] for n in steps)
 
     def brings(shift: float) -> float:
-        return sum((1 + sure / total) * steps[n] * shifted(n, shift) for n in steps)
+        return sum((1 + sure / total) * steps[n] * _shifted(odds[n], shift, n) for n in steps)
 
     shift = _most(lambda shift: brings(shift) < gained, -MOST_SHIFT, MOST_SHIFT)
-    return {n: shifted(n, shift) if n > 1 else known[n] for n in known}
+    return {n: _shifted(odds[n], shift, n) if n > 1 else known[n] for n in known}
 
 
 @dataclass
@@ -183,15 +181,12 @@ class AcceptancePolicy:
     own: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        self._odds: dict[int, float] = {}
-        for one in self.draft_lengths:
-            worth = (
-                usual_tokens_per_step(one.length)
-                if one.tokens_per_step is None
-                else one.tokens_per_step
+        self._odds = {
+            one.length: _odds_of(
+                one.tokens_per_step or usual_tokens_per_step(one.length), one.length
             )
-            rate = min(max(rate_of(worth, one.length), 1e-4), 1 - 1e-4)
-            self._odds[one.length] = rate / (1 - rate)
+            for one in self.draft_lengths
+        }
 
     def begin(self) -> int:
         """Return the longest of the lengths that usually promise most, within :attr:`gain`."""
@@ -231,8 +226,7 @@ class AcceptancePolicy:
     def promise(self, length: int, own: float = 0.0) -> float:
         """Return the tokens that a step of this length is expected to bring an image now."""
         shift = min(max(self.shift + own, -MOST_SHIFT), MOST_SHIFT)
-        odds = self._odds[length] * math.exp(shift)
-        return tokens_of(odds / (1 + odds), length)
+        return _shifted(self._odds[length], shift, length)
 
     def _tokens(self, length: int, left: Sequence[int]) -> float:
         """Return the tokens per step that the farthest image gets until the last one is complete."""

@@ -20,8 +20,6 @@ from torch import Tensor
 from lantern_accel.decoding.accept import examine, residual, residual_price, row_at
 from lantern_accel.decoding.logits import Draws
 from lantern_accel.decoding.rule import Rule, allowance
-from lantern_accel.device.sampling import SamplingOps
-from lantern_accel.nn.transformer import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ def couple(
     draws: Tensor,
     *,
     anew: bool = False,
-    ops: SamplingOps = REFERENCE,
     siblings: bool = True,
     drawing: Draws | None = None,
 ) -> Coupled:
@@ -63,11 +60,12 @@ def couple(
     ``x`` integer ``[B, L - 1]``; ``p`` float32 ``[B, L, V]``, of which the last is the bonus's; ``q``
     float32 ``[B, L - 1, V]``; ``tests`` uniforms ``[B, L - 1]``, ``draws`` others ``[B, L]``. With a
     relaxed ``rule`` A(x) decides what is known and the tail goes on under the exact test. ``anew``: the
-    tail is drawn from p instead (SJD). ``ops``: the device's, which draws; ``drawing``: its draws, where
-    what they take is made already. ``siblings``: they are tried next, which takes what is left where the
-    first draft is refused.
+    tail is drawn from p instead (SJD). ``drawing``: a device's draws; None: the reference's.
+    ``siblings``: they are tried next, which takes what is left where the first draft is refused.
     """
-    if not rule.relaxed and (done := ops.couple(x, p, q, tests, draws, anew, siblings)) is not None:
+    drawing = drawing or Draws()
+    done = None if rule.relaxed else drawing.ops.couple(x, p, q, tests, draws, anew, siblings)
+    if done is not None:
         found, known_now, rest = done
         return Coupled(found, known_now, torch.zeros(x.shape, device=x.device), rest)
     own, bonus = p[:, :-1], p[:, -1:]
@@ -103,7 +101,7 @@ def couple(
             price = price + torch.where(hit, residual_price(rule, test, row).unsqueeze(1), 0.0)
         # What the relaxed test keeps is known; what it refuses, the exact test refuses too.
         kept = kept | before
-    drawn = (drawing or Draws(ops)).draw(torch.cat((left, bonus), dim=1), draws)
+    drawn = drawing.draw(torch.cat((left, bonus), dim=1), draws)
     tokens = torch.cat((torch.where(kept, x, drawn[:, :-1]), drawn[:, -1:]), dim=1)
     price = price.masked_fill(order > count.unsqueeze(1), 0)
     return Coupled(tokens, count + 1, price, row_at(left, first))

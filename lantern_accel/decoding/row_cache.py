@@ -19,8 +19,6 @@ from lantern_accel.decoding.logits import Draws
 from lantern_accel.decoding.rule import TINY
 from lantern_accel.decoding.state import State
 from lantern_accel.device.plan import Lookup
-from lantern_accel.device.sampling import SamplingOps
-from lantern_accel.nn.transformer import REFERENCE
 
 #: Drafts behind a replacement that are looked up; farther on the past changes once more anyway.
 LOOKED_UP = 3
@@ -52,13 +50,12 @@ class RowCache:
         length: int,
         tokens: int,
         vocab: int,
-        index: torch.dtype,
         device: torch.device,
-        ops: SamplingOps = REFERENCE,
-        drawing: Draws | None = None,
+        drawing: Draws,
     ) -> None:
         self.passes, self.length, self.tokens, self.vocab = passes, length, tokens, vocab
-        self.index, self.ops, self.drawing = index, ops, drawing or Draws(ops)
+        self.ops, self.drawing = drawing.ops, drawing
+        self.index = index = self.ops.index
         self.slots = torch.arange(LOOKED_UP, dtype=index, device=device)
         self.ahead = torch.arange(1, length + 1, dtype=index, device=device)
         self.order = torch.arange(passes, dtype=index, device=device)

@@ -14,7 +14,7 @@ size that several buffers share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, get_args, get_type_hints
 
@@ -471,21 +471,13 @@ def _shape(letters: str, known: dict[str, int], found: tuple[int, ...]) -> tuple
 
     def size(letter: str, here: int) -> int:
         name, _, more = letter.partition("+")
-        if name.isdigit():
-            return int(name)
-        return known.setdefault(name, here) + int(more or 0)
+        return int(name) if name.isdigit() else known.setdefault(name, here) + int(more or 0)
 
     names = letters.split()
-    padded = (*found, *(0 for _ in names))
-    return tuple(size(name, here) for name, here in zip(names, padded, strict=False))
+    return tuple(map(size, names, (*found, *(0 for _ in names))))
 
 
 def _dtype(kind: Kind, index: torch.dtype, found: torch.dtype) -> bool:
-    named: Mapping[str, torch.dtype] = {
-        "index": index,
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "int32": torch.int32,
-        "bool": torch.bool,
-    }
-    return found.is_floating_point if kind == "weights" else found == named[kind]
+    if kind == "weights":
+        return found.is_floating_point
+    return found == (index if kind == "index" else getattr(torch, kind))

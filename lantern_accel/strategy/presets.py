@@ -88,34 +88,24 @@ _LANTERN = {
 }
 
 
-def _lantern(name: str, conditioning: Literal["class", "text"] | None = None) -> Preset:
-    """Return LANTERN's settings for LlamaGen, the papers' by what it is conditioned on."""
+def _lantern(
+    name: str, conditioning: Literal["class", "text"] | None = None, *, anole: bool = False
+) -> Preset:
+    """Return LANTERN's settings: the papers' by what LlamaGen is conditioned on, else its command line's.
+
+    Anole's codebook has one space, so that its presets name none.
+    """
     strategy, values, summary, source = _LANTERN[name]
-    sampling = _CLI if conditioning is None else _TEXT if conditioning == "text" else _CLASS
     return Preset(
         name=name,
-        summary=summary.format(f"{conditioning}-conditional LlamaGen"),
+        summary=summary.format("Anole" if anole else f"{conditioning}-conditional LlamaGen"),
         source=source,
-        family="llamagen",
+        family="chameleon" if anole else "llamagen",
         conditioning=conditioning,
+        variant="anole" if anole else None,
         strategy=strategy,
-        sampling=sampling,
-        overrides={**values, **_OFFICIAL},
-    )
-
-
-def _anole(name: str) -> Preset:
-    """Return LANTERN's settings for Anole, whose codebook has one space; all are its command line's."""
-    strategy, values, summary, source = _LANTERN[name]
-    return Preset(
-        name=name,
-        summary=summary.format("Anole"),
-        source=source,
-        family="chameleon",
-        variant="anole",
-        strategy=strategy,
-        sampling=_CLI,
-        overrides={**values, "residual": "official"},
+        sampling={"text": _TEXT, "class": _CLASS}.get(conditioning or "", _CLI),
+        overrides={**values, "residual": "official"} if anole else {**values, **_OFFICIAL},
     )
 
 
@@ -166,7 +156,7 @@ PRESETS: tuple[Preset, ...] = (
         strategy="vanilla",
         sampling={**_CLASS, "top_k": 4000},
     ),
-    *(_anole(name) for name in _LANTERN),
+    *(_lantern(name, anole=True) for name in _LANTERN),
     Preset(
         name="anole-cli",
         summary="Anole's own program: temperature 0.7, top-p 0.9, text scale 3, image scale 1.2",

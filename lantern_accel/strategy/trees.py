@@ -8,11 +8,10 @@ from typing import Any, get_args
 from lantern_accel.bounds import whole
 from lantern_accel.errors import StrategyError, did_you_mean
 from lantern_accel.strategy.rules import validated
-from lantern_accel.strategy.sources import DraftSource, Path, source_class
+from lantern_accel.strategy.sources import AdaptiveSource, DraftSource, Path, source_class
 from lantern_accel.strategy.values import (
     ChainTree,
     DynamicTree,
-    Fresh,
     NoTree,
     SelfDrafts,
     StaticTree,
@@ -81,14 +80,13 @@ def parse_tree(text: str) -> DraftSource:
     """Read a tree or a window from text, as ``--tree`` takes it.
 
     ``none``; ``chain:4``; a static tree's name; ``dynamic`` or ``dynamic:K,DEPTH,TOTAL``; or paths
-    of ranks such as ``0,1,00,01,000`` (single digits); or ``window:16`` (see :func:`parse_window`).
-    Raises :class:`StrategyError`.
+    of ranks such as ``0,1,00,01,000`` (single digits); or ``window:16,above,siblings=3.2`` and
+    ``self:16,int6,window=16,passes=6``, whose words may come in any order. Raises
+    :class:`StrategyError`.
     """
     kind, _, rest = text.strip().partition(":")
-    if kind == "window":
-        return parse_window(rest)
-    if kind == "self":
-        return parse_self(rest)
+    if kind in ("window", "self"):
+        return _in_words(Window if kind == "window" else SelfDrafts, rest)
     if kind == "none" and not rest:
         return NoTree()
     if kind in ("chain", "dynamic"):
@@ -116,55 +114,34 @@ def parse_tree(text: str) -> DraftSource:
     raise StrategyError(f"unknown tree {text[:80]!r}{did_you_mean(kind, known)}")
 
 
-def parse_self(text: str) -> SelfDrafts:
-    """Read what follows ``self:``, words in any order, such as ``16,int6,window=16,passes=6``.
+def _in_words(source: type[AdaptiveSource], text: str) -> DraftSource:
+    """Read what follows ``window:`` or ``self:``, words in any order, such as ``16,above,siblings=3.2``.
 
-    A number is how many drafts a step has. What is left out is the default. Raises
-    :class:`StrategyError`.
+    A number is the length, ``name=value`` a field of the source, and another word the value of the field
+    that knows it, such as ``int8`` or ``anew``. What is left out is the strategy's, or the default.
     """
+    kind = source.model_fields["kind"].default
+    fields = [name for name in source.model_fields if name not in ("kind", "draft_lengths")]
+    known = {
+        word: name
+        for name in fields
+        for word in get_args(source.model_fields[name].annotation)
+        if isinstance(word, str)
+    }
     values: dict[str, Any] = {}
     for word in (one.strip() for one in text.split(",") if text):
-        name, _, value = word.partition("=")
+        name, equals, value = word.partition("=")
         if (length := whole(word)) is not None:
             values["length"] = length
-        elif name in ("window", "passes") and whole(value) is not None:
-            values[name] = whole(value)
-        elif word.startswith("int"):
-            values["weights"] = word
+        elif word in known:
+            values[known[word]] = word
+        elif equals and name in fields:
+            given: Any = value if whole(value) is None else int(value)
+            values[name] = list(filter(None, value.split("."))) if name == "siblings" else given
         else:
+            named = (f"{name}=..." for name in fields if name not in {"length", *known.values()})
             raise StrategyError(
-                f"the drafts self:{text[:80]} cannot be read at {word[:20]!r}; write self:DRAFTS and, if "
-                "you like, int8, int6 or int4, window=N and passes=N"
+                f"the drafts {kind}:{text[:80]} cannot be read at {word[:40]!r}; write {kind}:LENGTH "
+                f"and, after commas, any of {', '.join((*known, *named))}"
             )
-    return validated(SelfDrafts, values, "tree")
-
-
-def parse_window(text: str) -> Window:
-    """Read a window from what follows ``window:``, words in any order, such as ``16,above,siblings=3.2``.
-
-    A number is the length; ``uniform``, ``left``, ``above``, ... say what fresh drafts are drawn from,
-    ``coupled`` and ``anew`` what becomes of the tail, ``passes=4`` how many passes are recalled. What is
-    left out is the strategy's. Raises :class:`StrategyError`.
-    """
-    values: dict[str, Any] = {}
-    for word in text.split(",") if text else []:
-        word = word.strip()
-        if (length := whole(word)) is not None:
-            values["length"] = length
-        elif word in get_args(Fresh):
-            values["fresh"] = word
-        elif word in ("coupled", "anew"):
-            values["tail"] = word
-        elif word.startswith("siblings="):
-            counts = word.removeprefix("siblings=").split(".")
-            values["siblings"] = [whole(n) for n in counts if n]
-        elif word.startswith("passes="):
-            count = word.removeprefix("passes=")
-            values["passes"] = count if whole(count) is None else whole(count)
-        else:
-            raise StrategyError(
-                f"the window {text[:80]!r} cannot be read at {word[:40]!r}; write window:LENGTH and, "
-                f"after commas, one of {', '.join(get_args(Fresh))}, one of coupled, anew, "
-                "siblings=3.2.1 and passes=4"
-            )
-    return validated(Window, values, "window")
+    return validated(source, values, str(kind))

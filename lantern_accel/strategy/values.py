@@ -349,9 +349,7 @@ class Strategy(Value):
         for key, value in changes.items():
             if value is None:
                 continue
-            if key == "acceptance":
-                values[key] = value
-            elif key == "tree" and isinstance(value, DraftSource):
+            if key == "tree" and isinstance(value, DraftSource):
                 values[key] = self._drafts_by(value)
             elif key == "window":
                 if not isinstance(self.tree, Window):
@@ -359,14 +357,14 @@ class Strategy(Value):
                         f"the strategy {self.name!r} has no window; choose one of {_WINDOWS}"
                     )
                 values["tree"]["length"] = value
-            elif key in ("tree", "residual", "coupling", "name", "neighbour_space", "tv_budget"):
+            elif key in values:
                 values[key] = value.model_dump() if isinstance(value, BaseModel) else value
             elif (
                 key in type(self.acceptance).model_fields
                 and key != "kind"
                 and self.acceptance.relaxed
             ):
-                values["acceptance"] = {**_dumped(values["acceptance"]), key: value}
+                values["acceptance"][key] = value
             else:
                 option = "lambda" if key == "lam" else key
                 raise StrategyError(
@@ -387,10 +385,6 @@ class Strategy(Value):
             f"the strategy {self.name!r} has drafts of the kind {self.tree.kind!r} and takes none of the "
             f"kind {tree.kind!r}; choose {ask}"
         )
-
-
-def _dumped(rule: Any) -> dict[str, Any]:
-    return dict(rule.model_dump()) if isinstance(rule, BaseModel) else dict(rule)
 
 
 #: The fastest of what is allowed, chosen for the device, the model, the batch and the picture.

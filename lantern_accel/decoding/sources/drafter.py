@@ -211,22 +211,15 @@ class Drafting(Drafts[DrafterTree]):
         cos, sin = self.branches.prompt_rotary(
             self.drafter, state.prefix_mask, self.prefix, self.ops.index
         )
-        at = Pass(
-            cos,
-            sin,
-            self.branches.spread(self.ops.mask(visible.unsqueeze(1), features.dtype)),
-            self.cache,
-            self.ops.address(self.cache, slots.expand(g.rows, -1)),
-        )
+        address = self.ops.address(self.cache, slots.expand(g.rows, -1))
+        at = self._pass((cos, sin), address, self._mask(visible))
         self.drafter.forward_prefix(state.condition, features[:, :-1], at)
 
-    def catch_up(self, state: State, shown: Tensor | None = None) -> Tensor:
+    def catch_up(self, state: State, shown: Tensor | None) -> Tensor:
         """Run the pending tokens, keep their keys and values; return the root's state [R, 1, D].
 
-        ``shown``: what :meth:`_shown` returns, where it is known.
+        ``shown``: what :meth:`_shown` returns.
         """
-        if shown is None:
-            shown = self._shown(state)
         count, width = state.pending_count.unsqueeze(1), state.pending_tokens.shape[1]
         entry, after = self.slots[:width], self.slots[1 : width + 1]
         cells = (state.length.unsqueeze(1) - count) + after
@@ -239,10 +232,8 @@ class Drafting(Drafts[DrafterTree]):
         last = self._rows((state.pending_count - 1).clamp(min=0)).view(-1, 1, 1)
         return out.gather(1, last.expand(-1, 1, out.shape[-1]))
 
-    def _begin(self, state: State, shown: Tensor | None = None) -> Depths:
+    def _begin(self, state: State, shown: Tensor | None) -> Depths:
         """Prepare what the levels of one draft have in common; ``shown`` as in :meth:`catch_up`."""
-        if shown is None:
-            shown = self._shown(state)
         g = self.geometry
         cells = (state.length.unsqueeze(1) + self.slots[: g.depth + 2]).clamp(max=g.tokens - 1)
         past = self.behind <= state.length.view(-1, 1, 1)

@@ -91,9 +91,8 @@ class WindowDrafts(ABC):
         self.recall: RowCache | None = None
         """The rows of earlier passes; None where none are recalled."""
         if g.passes:
-            self.recall = RowCache(
-                g.passes, length, g.tokens, g.vocab, ops.index, device, ops, self.filters.draws
-            )
+            draws = self.filters.draws
+            self.recall = RowCache(g.passes, length, g.tokens, g.vocab, device, draws)
 
     @abstractmethod
     def draft(self, newest: Tensor, back: int = 0) -> None:
@@ -309,7 +308,7 @@ class MaximalWindow(WindowDrafts):
         uniforms = self._uniforms()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         coupled = couple(
-            x, rows, q, self.rule, tests, draws, anew=self.window.tail == "anew", ops=self.ops,
+            x, rows, q, self.rule, tests, draws, anew=self.window.tail == "anew",
             siblings=others is not None, drawing=self.filters.draws,
         )  # fmt: skip
         if self.engine.accounting == "exact" and self.rule.relaxed:

@@ -94,7 +94,7 @@ def test_with_a_cache_features_are_those_of_the_dense_pass(name: str) -> None:
     drafting = one.drafting
     real = drafting.catch_up
 
-    def catch_up(state: Any, shown: Tensor | None = None) -> Tensor:
+    def catch_up(state: Any, shown: Tensor | None) -> Tensor:
         out: Tensor = real(state, shown)
         caught.append((state.length.clone(), state.tokens.clone(), out.clone()))
         return out

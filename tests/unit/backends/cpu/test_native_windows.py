@@ -7,6 +7,7 @@ import torch
 from support import native
 from torch import Tensor
 
+from lantern_accel.decoding.logits import Draws
 from lantern_accel.decoding.maximal_coupling import couple
 from lantern_accel.decoding.row_cache import LOOKED_UP, RowCache
 from lantern_accel.decoding.rule import Rule
@@ -68,8 +69,8 @@ def test_a_window_is_tested_as_the_reference_tests_it(unit: str, anew: bool) -> 
         x = REFERENCE.draw(q, torch.rand(images, length - 1, generator=make))
         uniforms = torch.rand(images, 2 * length + 3, generator=make).clamp(max=1 - 2.0**-22)
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
-        want = couple(x, p, q, EXACT, tests, draws, anew=anew, ops=Scanning())
-        got = couple(x, p, q, EXACT, tests, draws, anew=anew, ops=ops)
+        want = couple(x, p, q, EXACT, tests, draws, anew=anew, drawing=Draws(Scanning()))
+        got = couple(x, p, q, EXACT, tests, draws, anew=anew, drawing=Draws(ops))
         assert torch.equal(got.tokens, want.tokens)
         assert torch.equal(got.count, want.count) and torch.equal(got.price, want.price)
         assert got.left is not None and want.left is not None and got.left.shape == want.left.shape
@@ -85,7 +86,9 @@ def test_what_nobody_asks_for_is_not_made() -> None:
     u = torch.rand(1, 5, generator=make)
     ops = Native(native.kernels(UNITS[0]).library)
     x = torch.tensor([[39, 39]])
-    assert couple(x, p, q, EXACT, u[:, :2], u[:, 2:], ops=ops, siblings=False).left is None
+    assert (
+        couple(x, p, q, EXACT, u[:, :2], u[:, 2:], drawing=Draws(ops), siblings=False).left is None
+    )
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -117,7 +120,7 @@ def test_the_look_up_finds_what_the_reference_finds(unit: str) -> None:
         )  # fmt: skip
         device = torch.device("cpu")
         want, got = (
-            RowCache(passes, length, image, vocab, torch.int64, device, one).refine(given)
+            RowCache(passes, length, image, vocab, device, Draws(one)).refine(given)
             for one in (Scanning(), ops)
         )
         assert torch.equal(got.tokens, want.tokens) and torch.equal(got.places, want.places)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from math import ceil
 from typing import Any, Literal
 
 from pydantic import Field
@@ -46,7 +45,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 #: more than that many plain steps, it does not run in the final.
 TREE_WORTH, TREE_NODES = 3.0, 8
 #: Copies of the target's own weights that may draft: their weights, and the tokens of their own window.
-COPIES = (("int8", 0), ("int8", 4), ("int6", 4), ("int4", 0))
+COPIES = (("int8", 0), ("int8", 8), ("int6", 4), ("int4", 0))
 #: A window replaces plain decoding where it is at least this much faster in the final.
 PAYS = 1.02
 
@@ -120,7 +119,8 @@ class AutoTuner(Search[AutoEvidence]):
         for weights, window in COPIES if usual is not None else ():
             assert usual is not None
             most: Any = usual.tree
-            passes = ceil(most.length / usual_tokens_per_step(window)) if window else 0
+            # Drafts of a last pass that would settle only a part of them are mostly right already.
+            passes = max(1, int(most.length / usual_tokens_per_step(window))) if window else 0
             own = {"weights": weights, "window": window, "passes": passes}
             name = f"self, {weights}" + (f", windows of {window}" if window else "")
             found[name] = usual.model_copy(update={"tree": most.model_copy(update=own)})

@@ -248,5 +248,9 @@ def write_whole(path: Path, content: bytes | str | Callable[[IO[bytes]], object]
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, whole or not at all."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
-    write_whole(path, text)
+    write_whole(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return ``value`` as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n"

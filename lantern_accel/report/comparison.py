@@ -154,18 +154,18 @@ class Comparison(Record):
     gaps: list[Gap]
 
 
-def rank(rows: Sequence[Any], key: str = "tokens_per_second") -> list[tuple[int, Row]]:
-    """Order measured rows by ``key``, fastest first; whose interval reaches a place's first shares it.
+def rank(rows: Sequence[Any]) -> list[tuple[int, Row]]:
+    """Order measured rows, fastest first; whose interval reaches that of a place's first shares it.
 
     The first of a place decides, so that a chain of overlaps does not tie rows that are far apart.
     Raises ProjectionError where an entry is projected.
     """
     refuse_projected(rows)
-    ordered: list[Row] = sorted(rows, key=lambda row: -getattr(row, key).value)
+    ordered: list[Row] = sorted(rows, key=lambda row: -row.tokens_per_second.value)
     places: list[tuple[int, Row]] = []
     first = 0  # of the present place
     for index, row in enumerate(ordered):
-        if getattr(row, key).high < getattr(ordered[first], key).low:
+        if row.tokens_per_second.high < ordered[first].tokens_per_second.low:
             first = index
         places.append((first + 1, row))
     return places
@@ -338,8 +338,7 @@ def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iter
             yield Gap(
                 where=f"{profile.vendor} {profile.model}",
                 what=["every figure"],
-                reason="there is no run of this device among the files"
-                + _unprojected(runs, profile),
+                reason=f"there is no run of this device among the files{_unprojected(runs, profile)}",
                 command=f"lantern-accel profile --device {profile.backend} --model {model} "
                 f"-o {profile.name}.json",
                 device=True,
@@ -348,12 +347,10 @@ def _device_gaps(runs: Sequence[Run], profiles: Sequence[DeviceProfile]) -> Iter
 
 def _unprojected(runs: Sequence[Run], profile: DeviceProfile) -> str:
     """Say which runs a device without a run cannot be projected from; empty where it can from all."""
-    lacking = {
-        r.settings.dtype for r in runs if limits_of_profile(profile, r.settings.dtype) is None
-    }
-    if not lacking:
-        return ""
-    return f", and its profile has no peak in {' or '.join(sorted(lacking))} to project from"
+    dtypes = sorted({run.settings.dtype for run in runs})
+    lacking = [dtype for dtype in dtypes if limits_of_profile(profile, dtype) is None]
+    peak = f", and its profile has no peak in {' or '.join(lacking)} to project from"
+    return peak if lacking else ""
 
 
 def _figure_gaps(

@@ -32,6 +32,13 @@ MOST = 1e9
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+) ?(?P<unit>[A-Za-z]{3}|[$€£¥])?")
 
 
+#: What an offer says as its row does.
+OF_ROW = (
+    *("run", "strategy", "batch", "temperature", "fidelity", "latency"),
+    *("joules_per_image", "images_per_joule"),
+)
+
+
 class Terms(Record):
     """What a buyer asks for."""
 
@@ -121,14 +128,10 @@ def offers(runs: Sequence[Run], rows: Sequence[Row], terms: Terms) -> list[Offer
         served = [one for one in made if one.images_per_second.value > 0]
         if served:
             found.append(max(served, key=lambda one: one.images_per_second.value))
-        elif made:
-            refused.append(
-                Refusal(run=run.name, reason=f"no request took {terms.latency_s:g} s or less")
-            )
-        elif good:
-            refused.append(Refusal(run=run.name, reason="whole requests were not timed"))
-        else:
-            refused.append(Refusal(run=run.name, reason="nothing that was measured is so exact"))
+            continue
+        why = "whole requests were not timed" if good else "nothing that was measured is so exact"
+        why = f"no request took {terms.latency_s:g} s or less" if made else why
+        refused.append(Refusal(run=run.name, reason=why))
     priced = all(one.cost_of_1000 is not None for one in found)
 
     def place(one: Offer) -> float:
@@ -156,17 +159,10 @@ def _offer(run: Run, row: Row, terms: Terms) -> Offer | None:
             value=each / rate.value, low=each / rate.high, high=each / rate.low, n=rate.n
         )
     return Offer(
-        run=run.name,
-        strategy=row.strategy,
-        batch=row.batch,
-        temperature=row.temperature,
-        fidelity=row.fidelity,
+        **{name: getattr(row, name) for name in OF_ROW},
         moved=row.moved or 0.0,
         images_per_second=rate,
         in_time=float(np.mean([total <= bound for total in totals])),
-        latency=row.latency,
-        joules_per_image=row.joules_per_image,
-        images_per_joule=row.images_per_joule,
         price_per_hour=price,
         images_per_unit=None if price is None else 3600 * rate.value / price,
         cost_of_1000=cost,
@@ -183,15 +179,8 @@ def cell_of(run: Run, row: Row) -> Cell:
 
 def told_terms(terms: Terms) -> str:
     """Say what was asked for: quality, latency, prices."""
-    words = ["exact decoding"]
-    if terms.tv_budget:
-        words = [
-            f"strategies that move {100 * terms.tv_budget:g} % of a token's probability at most"
-        ]
-    words.append(
-        "requests of any length"
-        if terms.latency_s is None
-        else f"requests of {terms.latency_s:g} s at most"
-    )
-    words.append("prices per hour as given" if terms.prices else "no price given")
-    return ", ".join(words)
+    share, seconds = 100 * terms.tv_budget, terms.latency_s
+    exact = f"strategies that move {share:g} % of a token's probability at most"
+    long = "any length" if seconds is None else f"{seconds:g} s at most"
+    prices = "prices per hour as given" if terms.prices else "no price given"
+    return f"{exact if share else 'exact decoding'}, requests of {long}, {prices}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern_accel.errors import RequestError
-from lantern_accel.files import check_target, write_json, write_whole
+from lantern_accel.files import check_target, json_text, write_whole
 from lantern_accel.measure import samples
 from lantern_accel.measure.record import PHASES, Interval, Quality, Run
 from lantern_accel.quality import interval as intervals
@@ -41,14 +41,12 @@ def write(comparison: Comparison, runs: Sequence[Run], path: Path) -> None:
     """
     check_kind(path)
     kind = path.suffix.lower()
-    text = ""
-    if kind != ".json":
+    if kind == ".json":
+        text = json_text(comparison.model_dump(mode="json"))
+    else:
         text = page(comparison, runs) if kind == ".html" else markdown(comparison)
     try:
-        if kind == ".json":
-            write_json(path, comparison.model_dump(mode="json"))
-        else:
-            write_whole(path, text)
+        write_whole(path, text)
     except OSError as error:
         raise RequestError(
             f"{path} cannot be written ({error.strerror}); make room or choose another folder"
@@ -131,21 +129,9 @@ def _environment(*, html_page: bool) -> Any:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals["grouped"] = _grouped
-    names = (
-        "number",
-        "percent",
-        "reading",
-        "interval",
-        "span",
-        "reason",
-        "judged",
-        "times",
-        "listed",
-    )
+    names = "number percent reading interval span reason judged times listed size joined"
     environment.filters.update(
-        {name: getattr(writing, name) for name in (*names, "size", "joined")}
-    )
-    environment.filters.update(
+        {name: getattr(writing, name) for name in names.split()},
         compared=lambda word: writing.judged(word, writing.AMONG_DEVICES),
         coded=_coded,
         command=_command,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lantern_accel.measure.record import Distance, Interval, Quality, is_measured
 from lantern_accel.report.answer import Answer, Answers, Standing, at_setting
-from lantern_accel.report.comparison import Comparison, ModelSection
+from lantern_accel.report.comparison import Comparison, ModelSection, RunSummary
 from lantern_accel.report.rows import Row
 from lantern_accel.report.writing import (
     interval,
@@ -23,6 +23,14 @@ from lantern_accel.report.writing import (
 
 QUESTION = "Does drafting pay here?"
 NO_DIFFERENCE = "no difference"
+#: How an answer begins.
+LEADS = {
+    "yes": "Yes, with",
+    "for a price": "Only for a price, with",
+    "not shown": "Not shown. The nearest is",
+    "no": "No. The nearest is",
+    "unknown": "Not known. The nearest is",
+}
 #: A permutation test's p-value below which images are called different.
 LEVEL = 0.05
 
@@ -32,7 +40,6 @@ class Told:
     """One device's answer in sentences, with the rows of its table."""
 
     run: str
-    device: str
     short: str
     """Yes, with scd: 1.56x (1.27 to 1.76), exact."""
     lines: list[str]
@@ -62,7 +69,7 @@ def first_screen(comparison: Comparison, section: ModelSection) -> FirstScreen:
         told=[_told(comparison, section, one) for one in first.answers],
         prices=_prices(section),
         warnings=[
-            _incomplete(run.name, run.state, run.command)
+            _incomplete(run)
             for run in comparison.runs
             if run.settings.model == section.model
             and run.name not in answered
@@ -100,17 +107,13 @@ def opening(first: Answers) -> list[str]:
 
 
 def _standing(one: Standing) -> str:
-    ratio = times(one.ratio).removesuffix(")")
-    value, _, span = ratio.partition("x (")
-    text = f"{one.run} is {value.removesuffix('x')} times {one.against} for this work"
-    text += f" ({span})" if span else ""
+    ratio, run, against = times(one.ratio), one.run, one.against
     if one.verdict == "ambiguous":
-        return (
-            f"{NO_DIFFERENCE} between {one.run} and {one.against} was shown for this work "
-            f"({times(one.ratio)})"
-        )
+        return f"{NO_DIFFERENCE} between {run} and {against} was shown for this work ({ratio})"
     if one.verdict == "same":
-        return f"{one.run} is as fast as {one.against} for this work ({times(one.ratio)})"
+        return f"{run} is as fast as {against} for this work ({ratio})"
+    value, _, span = ratio.partition("x")
+    text = f"{run} is {value} times {against} for this work{span}"
     return text + (f", {judged(one.verdict)}" if reason(one.verdict) else "")
 
 
@@ -123,17 +126,15 @@ def _told(comparison: Comparison, section: ModelSection, one: Answer) -> Told:
     best = _row(rows, one.best)
     plain = _row(rows, "vanilla")
     shown = best if best is not None and one.pays in ("yes", "for a price") else None
-    lines = [_work(one, plain, shown, rows)]
-    rest = _rest(one, rows)
-    lines += [rest] if rest else []
     trust = f"Confidence: {one.confidence} ({', '.join(one.because)})."
-    lines.append(f"{trust} Not tested: {', '.join(one.untested)}.")
-    if one.unpublishable:
-        lines.append(f"Not for publication: {'; '.join(one.unpublishable)}.")
-    warnings = []
-    if run.state != "complete":
-        warnings.append(_incomplete(run.name, run.state, run.command))
-    return Told(run.name, run.device, _short(one, rows), lines, warnings, rows)
+    lines = [
+        _work(plain, shown, rows),
+        _rest(one, rows),
+        f"{trust} Not tested: {', '.join(one.untested)}.",
+        f"Not for publication: {'; '.join(one.unpublishable)}." if one.unpublishable else "",
+    ]
+    warnings = [] if run.state == "complete" else [_incomplete(run)]
+    return Told(run.name, _short(one, rows), [line for line in lines if line], warnings, rows)
 
 
 def _row(rows: Sequence[Row], name: str | None) -> Row | None:
@@ -152,27 +153,15 @@ def told_speed(row: Row) -> str:
 def _short(one: Answer, rows: Sequence[Row]) -> str:
     best = _row(rows, one.best)
     if best is None:
-        lonely = all(row.strategy == "vanilla" for row in rows)
-        return "Not known: " + (
-            "only plain decoding was measured."
-            if lonely
-            else "no strategy can be held against plain decoding."
-        )
-    if one.pays == "yes":
-        text = f"Yes, with {told_speed(best)}."
-        still = _row(rows, one.priced)
-        if still is not None:
-            text += f" Faster still, for a price: {told_speed(still)}."
-        return text
-    lead = {
-        "for a price": "Only for a price, with",
-        "not shown": "Not shown. The nearest is",
-        "no": "No. The nearest is",
-    }.get(one.pays, "Not known. The nearest is")
-    return f"{lead} {told_speed(best)}."
+        if all(row.strategy == "vanilla" for row in rows):
+            return "Not known: only plain decoding was measured."
+        return "Not known: no strategy can be held against plain decoding."
+    still = _row(rows, one.priced) if one.pays == "yes" else None
+    more = f" Faster still, for a price: {told_speed(still)}." if still is not None else ""
+    return f"{LEADS[one.pays]} {told_speed(best)}.{more}"
 
 
-def _work(one: Answer, plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
+def _work(plain: Row | None, shown: Row | None, rows: Sequence[Row]) -> str:
     """Say what an image takes: seconds, memory, energy."""
     first = shown or plain or rows[0]
     base = plain if shown is not None else None
@@ -215,10 +204,8 @@ def _rest(one: Answer, rows: Sequence[Row]) -> str:
         "As fast as plain decoding": one.same,
         "Slower": one.slower,
     }
-    parts = []
-    for label, names in found.items():
-        names = [name for name in names if name != one.best]
-        parts += [f"{label}: {', '.join(names)}."] if names else []
+    rest = {label: [n for n in names if n != one.best] for label, names in found.items()}
+    parts = [f"{label}: {', '.join(names)}." for label, names in rest.items() if names]
     without: dict[str, list[str]] = {}
     for row in rows:
         if row.strategy in one.unjudged and row.strategy != one.best:
@@ -227,8 +214,8 @@ def _rest(one: Answer, rows: Sequence[Row]) -> str:
     return " ".join(parts)
 
 
-def _incomplete(name: str, state: str, command: str) -> str:
-    return f"Run {name} is {state}, not complete; `{command} --resume` goes on."
+def _incomplete(run: RunSummary) -> str:
+    return f"Run {run.name} is {run.state}, not complete; `{run.command} --resume` goes on."
 
 
 # --- prices -----------------------------------------------------------------------------------
@@ -248,10 +235,7 @@ def _prices(section: ModelSection) -> list[str]:
 def _price(runs: Mapping[str, Quality]) -> str:
     prices = list(runs.values())
     moved = [q.total_variation.value for q in prices if isinstance(q.total_variation, Interval)]
-    text = ""
-    if moved:
-        low, high = percent(min(moved)), percent(max(moved))
-        text = f"moves {low if low == high else f'{low} to {high}'} of a token's probability; "
+    text = f"moves {_range(moved, percent)} of a token's probability; " if moved else ""
     known = {run: q.distance for run, q in runs.items() if isinstance(q.distance, Distance)}
     if not known:
         why = reason(prices[0].distance)
@@ -289,9 +273,12 @@ def projection_error(section: ModelSection) -> str:
     factors = [e.factor for e in section.errors if e.limits.startswith("ceilings")]
     if not factors:
         return ""
-    low, high = number(min(factors)), number(max(factors))
-    span = low if low == high else f"{low} to {high}"
     return (
-        f"On the measured devices the roofline model promises {span} times what was measured, so read "
-        "projections with that factor in mind."
+        f"On the measured devices the roofline model promises {_range(factors, number)} times what was "
+        "measured, so read projections with that factor in mind."
     )
+
+
+def _range(values: Sequence[float], written: Callable[[float], str]) -> str:
+    low, high = written(min(values)), written(max(values))
+    return low if low == high else f"{low} to {high}"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -23,6 +22,7 @@ from lantern_accel.strategy.values import AUTO, SELF, STRATEGIES
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
 
+Number = TypeVar("Number", int, float)
 #: One option that several commands have, as the type of a parameter or of a group's field.
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -126,33 +126,31 @@ def whole_numbers(option: str, given: Sequence[str], least: int, most: int) -> l
 
     Raises RequestError for anything that is none from ``least`` to ``most``.
     """
-
-    found = []
-    for word in _words(given):
-        number = whole(word, least, most)
-        if number is None:
-            raise RequestError(
-                f"{option} takes numbers from {least} to {most}, such as 1,4, not {word[:40]!r}"
-            )
-        found.append(number)
-    return list(dict.fromkeys(found))
+    wanted = f"numbers from {least} to {most}, such as 1,4"
+    return _numbers(option, given, lambda word: whole(word, least, most), wanted)
 
 
 def numbers(option: str, given: Sequence[str], least: float, most: float) -> list[float]:
-    """Read a repeatable option of numbers, several with commas between; raises RequestError."""
+    """Read a repeatable option of numbers, several with commas between; raises as above."""
 
-    found = []
+    def read(word: str) -> float | None:
+        with suppress(ValueError):
+            if len(word) <= 64 and word.isascii() and least <= (number := float(word)) <= most:
+                return number
+        return None
+
+    return _numbers(option, given, read, f"numbers from {least:g} to {most:g}, such as 0,1")
+
+
+def _numbers(
+    option: str, given: Sequence[str], read: Callable[[str], Number | None], wanted: str
+) -> list[Number]:
+    found: dict[Number, None] = {}
     for word in _words(given):
-        try:
-            number = float(word) if len(word) <= 64 and word.isascii() else math.nan
-        except ValueError:
-            number = math.nan
-        if not least <= number <= most:
-            raise RequestError(
-                f"{option} takes numbers from {least:g} to {most:g}, such as 0,1, not {word[:40]!r}"
-            )
-        found.append(number)
-    return list(dict.fromkeys(found))
+        if (number := read(word)) is None:
+            raise RequestError(f"{option} takes {wanted}, not {word[:40]!r}")
+        found[number] = None
+    return list(found)
 
 
 def strategy_words(given: Sequence[str], presets: bool = False) -> list[str]:
@@ -188,7 +186,6 @@ def _words(given: Sequence[str]) -> list[str]:
 
 def read_options(given: Sequence[str], threads: int | None = None) -> dict[str, Any]:
     """Read ``name=value`` pairs; raises RequestError for what is none."""
-
     options: dict[str, Any] = {} if threads is None else {"threads": threads}
     for text in given:
         name, equals, value = text.partition("=")
@@ -240,22 +237,17 @@ def _group_parameters(group: Any) -> Iterator[inspect.Parameter]:
 
 def _settings_parameters() -> Iterator[inspect.Parameter]:
     """Yield the fields of :class:`Settings` as typer's options."""
-
     for name, field_ in Settings.model_fields.items():
         extra = field_.json_schema_extra
         if not isinstance(extra, dict):
             continue
         given = [str(one) for one in extra["names"]]  # type: ignore[union-attr]
         long = [] if any(one.startswith("--") for one in given) else [f"--{name.replace('_', '-')}"]
+        # On the command line a field has the first plain type of its union.
+        types = [t for t in typing.get_args(field_.annotation) if t in (bool, int, float, str)]
         yield inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=typer.Option(None, *long, *given, help=field_.description),
-            annotation=_kind(field_.annotation, str(extra["shown"])),
+            annotation=next(iter(types), str) if extra["shown"] != "str" else str,
         )
-
-
-def _kind(annotation: Any, shown: str) -> Any:
-    """Return the type of a field on the command line: the first plain one of its union."""
-    plain = [one for one in typing.get_args(annotation) if one in (bool, int, float, str)]
-    return str if shown == "str" or not plain else plain[0]

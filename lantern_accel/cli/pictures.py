@@ -129,10 +129,9 @@ class Pictures:
         if self.scale > 1:
             larger = (image.width * self.scale, image.height * self.scale)
             image = image.resize(larger, pillow.Resampling.LANCZOS)
-        self.images[index] = image
         if not self.each:
+            self.images[index] = image
             return
-        del self.images[index]
         save_image(image, self._file(index))
         self.written.append(self._file(index))
         if self.count > 1:

@@ -79,7 +79,6 @@ def serve(
 
     Example: lantern-accel serve --port 8000
     """
-
     try:
         import fastapi  # noqa: F401, all three are only looked for here
         import prometheus_client  # noqa: F401
@@ -128,7 +127,6 @@ def serve(
 
 def _check_address(host: str, port: int) -> None:
     """Raise RequestError for an address that cannot be listened on, before a model is loaded."""
-
     reasons = {
         errno.EADDRINUSE: "is in use; stop what listens there, or name another with --port",
         errno.EACCES: "may not be used by you; name one from 1024 on with --port",
@@ -158,7 +156,6 @@ def _on_ray(
     slots: int | None,
 ) -> None:
     """Serve from a cluster until a signal comes."""
-
     from lantern_accel.distributed.fleet import connected, read_workers
 
     with connected() as ray:
@@ -188,7 +185,6 @@ def _on_ray(
 
 def _keys(path: Path | None) -> tuple[str, ...]:
     """Return the API keys of a file and of the environment; raises RequestError where there are none."""
-
     found = [key.strip() for key in os.environ.get(KEYS, "").split(",")]
     if path is not None:
         try:

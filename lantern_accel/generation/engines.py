@@ -201,36 +201,36 @@ class Engines:
         Settings that are data, such as temperatures and bounds, share an engine.
         """
         key = (batch, strategy.bucket, sampling.bucket, shape)
-        if key not in self._ready:
-            if self.warmed:
-                warnings.warn(
-                    f"this bucket ({strategy.name} x {batch}, or its sampling) was not warmed up and is "
-                    f"compiled now; warm are: {', '.join(self.warmed)}",
-                    LanternWarning,
-                    stacklevel=2,
-                )
-            check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
-            target, drafter = self.model.family.fitted(self.model, shape)
-            copy = self.copy(strategy, shape)
-            self._make_room(batch, strategy, sampling, shape)
-            k = strategy.neighbours
-            with explained(self.backend):
-                engine = engine_for(
-                    target,
-                    drafter,
-                    self.backend,
-                    strategy,
-                    sampling,
-                    batch=batch,
-                    neighbours=self.neighbours(k, strategy.neighbour_space) if k else None,
-                    copy=copy,
-                )
-                self._ready[key] = self._captured(engine)
-        else:
-            self._more(self._ready[key])
+        with explained(self.backend):
+            if key in self._ready:
+                self._more(self._ready[key])
+            else:
+                self._ready[key] = self._made(batch, strategy, sampling, shape)
+        self._tell()
         self._ready.move_to_end(key)
         self._ready[key].engine.configure(strategy, sampling)
         return self._ready[key]
+
+    def _made(
+        self, batch: int, strategy: Strategy, sampling: Sampling, shape: Hashable
+    ) -> CapturedEngine:
+        """Make an engine where there is room for it, and capture its functions."""
+        if self.warmed:
+            warnings.warn(
+                f"this bucket ({strategy.name} x {batch}, or its sampling) was not warmed up and is "
+                f"compiled now; warm are: {', '.join(self.warmed)}",
+                LanternWarning,
+                stacklevel=3,
+            )
+        check_settings(strategy, sampling, self.model.manifest.target.vocab_size)
+        parts = *self.model.family.fitted(self.model, shape), self.backend
+        copy, k = self.copy(strategy, shape), strategy.neighbours
+        self._make_room(batch, strategy, sampling, shape)
+        table = self.neighbours(k, strategy.neighbour_space) if k else None
+        engine = engine_for(*parts, strategy, sampling, batch=batch, neighbours=table, copy=copy)
+        return CapturedEngine(
+            engine, self._capture(engine.prefill, "prefill"), *self._steps(engine)
+        )
 
     def copy(self, strategy: Strategy, shape: Hashable = None) -> Any:
         """Return the target with the weights that a strategy drafts with, made once; None: with none.
@@ -273,13 +273,6 @@ class Engines:
         free = self.backend.memory().left if need else None
         return free is None or need <= free
 
-    def _captured(self, engine: EngineBase) -> CapturedEngine:
-        """Capture an engine's functions; one line tells of those that run as they are instead."""
-        prefill = self._capture(engine.prefill, "prefill")
-        ready = CapturedEngine(engine, prefill, *self._steps(engine))
-        self._tell()
-        return ready
-
     def _tell(self) -> None:
         """Warn of functions that run as they are, once."""
         left, self._uncaptured = self._uncaptured, []
@@ -297,7 +290,7 @@ class Engines:
                 f"operator, which takes {'longer' if self.backend.simulated else cost + ' per call'} "
                 f"({left[-1][2]})",
                 LanternWarning,
-                stacklevel=5,
+                stacklevel=3,
             )
 
     def _steps(self, engine: EngineBase) -> tuple[Replay, Mapping[int, Callable[[], None]]]:
@@ -344,12 +337,9 @@ class Engines:
     def _more(self, ready: CapturedEngine) -> None:
         """Capture what an earlier request did not wait for."""
         engine, step = ready.engine, ready.step
-        if not isinstance(engine, AdaptiveEngine) or engine.usable is None or self.patience < 0:
-            return
-        assert isinstance(step, Moving)
-        with explained(self.backend):
+        if isinstance(engine, AdaptiveEngine) and engine.usable is not None and self.patience >= 0:
+            assert isinstance(step, Moving)
             self._lengths(engine, step)
-        self._tell()
 
     def _capture(self, function: Callable[[], None], name: str) -> Replay:
         """Capture a function; one that the device cannot capture, and was not told to, stays as it is.

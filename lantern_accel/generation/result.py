@@ -229,7 +229,6 @@ def numbered(path: Path, index: int, count: int) -> Path:
 
 def save_image(image: Image, path: Path) -> None:
     """Write one picture, whole or not at all."""
-
     kind = picture_format(path)
     write_whole(path, lambda stream: image.save(stream, format=kind))
 

@@ -33,19 +33,6 @@ CLOCKS = (0.9, 1.1)
 DISTURBED = 0.1
 
 
-def metered(run: Run) -> bool:
-    """Return whether an energy meter was read in any sample."""
-    return any(s.energy_mj is not None for cell in run.cells for s in cell.samples)
-
-
-def untraced(run: Run, unknown: str) -> list[str]:
-    """Return why a run's code cannot be had again: ``unknown`` where no commit is named, or changes."""
-    if not COMMIT.fullmatch(run.environment.commit):
-        return [unknown]
-    changed = run.environment.dirty is not False
-    return ["the code had changes that are in no commit"] if changed else []
-
-
 def disturbance(run: Run) -> float | None:
     """Return the largest median share of the host that others used during a cell; None: not known."""
     known = [[s.others_cpu for s in c.samples if is_measured(s.others_cpu)] for c in run.cells]
@@ -76,9 +63,12 @@ def unpublishable(run: Run) -> list[str]:
     timed = run.sessions and run.sessions[-1].ended and all(one.started for one in run.sessions)
     if not timed:
         found.append("when it was measured is not known")
-    if not metered(run):
+    if all(s.energy_mj is None for cell in run.cells for s in cell.samples):
         found.append("no energy meter was read")
-    found += untraced(run, "the commit is not known")
+    if not COMMIT.fullmatch(run.environment.commit):
+        found.append("the commit is not known")
+    elif run.environment.dirty is not False:
+        found.append("the code had changes that are in no commit")
     if disturbance(run) is None and any(cell.samples for cell in run.cells):
         found.append("what else ran on the host is not known")
     return found + disturbed(run)
@@ -110,13 +100,9 @@ def examine(run: Run, profiles: Sequence[DeviceProfile]) -> Examined:
         found.faults.append(
             f"its stopwatch read {run.clock.ratio:.2f} of the host's clock on work of a known end"
         )
-    found.notes += untraced(run, "it does not say which commit was measured")
     if run.settings.plan.quick:
         found.notes.append("quick: few samples, so that its intervals are wide")
-    if disturbance(run) is None:
-        found.notes.append("what other programs took of the machine was not measured")
-    if not metered(run):
-        found.notes.append("no energy: the device has no meter that was read")
+    found.notes += [f"not for publication: {one}" for one in unpublishable(run)]
     device = run.environment.device
     known = next((one for one in profiles if one.matches(device.backend, device.name)), None)
     if known is not None:

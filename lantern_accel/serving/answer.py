@@ -128,12 +128,8 @@ def whole_answer(
 def partial_event(request: ImageRequest, event: Partial) -> dict[str, Any]:
     """Return ``image_generation.partial_image``; ``image_index`` says of which image."""
     return {
-        "type": "image_generation.partial_image",
-        "b64_json": encoded(event.image, request),
+        **_event("partial_image", request, event.image, event.index),
         "partial_image_index": event.number,
-        "created_at": int(time.time()),
-        **_common(request, event.image),
-        "image_index": event.index,
         "known_tokens": event.known,
         "tokens": event.tokens,
     }
@@ -144,13 +140,19 @@ def completed_event(
 ) -> dict[str, Any]:
     """Return ``image_generation.completed`` of one image."""
     return {
-        "type": "image_generation.completed",
-        "b64_json": encoded(_drawn(one), request),
-        "created_at": int(time.time()),
-        **_common(request, _drawn(one)),
+        **_event("completed", request, _drawn(one), one.index),
         "usage": usage([one]),
-        "image_index": one.index,
         **figures(request, model, [one], used),
+    }
+
+
+def _event(kind: str, request: ImageRequest, image: Image, index: int) -> dict[str, Any]:
+    return {
+        "type": f"image_generation.{kind}",
+        "b64_json": encoded(image, request),
+        "created_at": int(time.time()),
+        **_common(request, image),
+        "image_index": index,
     }
 
 

@@ -28,6 +28,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+#: The variable that names the cache folder.
+CACHE = "LANTERN_ACCEL_CACHE"
 #: Files of text or JSON are not larger.
 MOST_TEXT = 256 * 2**20
 
@@ -39,13 +41,14 @@ def cache_dir() -> Path:
     used (no home, not ours, no space), one warning says so, and a folder that lasts as long as this
     process takes its place.
     """
-    return _usable(*_wanted()) or _in_its_place(*_wanted())
+    found = _tried(*_wanted())
+    return found if isinstance(found, Path) else _in_its_place(os.environ.get(CACHE), found)
 
 
 def kept_dir(name: str) -> Path | None:
     """Return a folder of the cache that outlives this process; None, without a word, where none does."""
-    cache = _usable(*_wanted())
-    if cache is None:
+    cache = _tried(*_wanted())
+    if isinstance(cache, str):
         return None
     try:
         (cache / name).mkdir(parents=True, exist_ok=True)
@@ -56,39 +59,29 @@ def kept_dir(name: str) -> Path | None:
 
 
 def _wanted() -> tuple[str | None, str | None, str | None]:
-    names = ("LANTERN_ACCEL_CACHE", "HOME", "XDG_CACHE_HOME")
-    given, home, caches = (os.environ.get(name) for name in names)
+    given, home, caches = (os.environ.get(name) for name in (CACHE, "HOME", "XDG_CACHE_HOME"))
     return given, home, caches
 
 
 @functools.cache
-def _usable(given: str | None, home: str | None, caches: str | None) -> Path | None:
+def _tried(given: str | None, home: str | None, caches: str | None) -> Path | str:
+    """Return the folder that was named, or the user's; else why it cannot be written."""
     try:
-        return _tried(given)
-    except (OSError, RuntimeError):
-        return None
-
-
-def _tried(given: str | None) -> Path:
-    """Return the folder that was named, or the user's; raises where it cannot be written."""
-    path = Path(given) if given else platformdirs.user_cache_path("lantern_accel", appauthor=False)
-    if not path.is_absolute() and not given:  # without HOME, where the list of users has none
-        raise RuntimeError("there is no home folder")
-    path.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=path):
-        return path
+        path = Path(given or platformdirs.user_cache_path("lantern_accel", appauthor=False))
+        if not path.is_absolute() and not given:  # without HOME, where the list of users has none
+            return "there is no home folder"
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except (OSError, RuntimeError) as error:
+        return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 @functools.cache
-def _in_its_place(given: str | None, home: str | None, caches: str | None) -> Path:
-    reason = "it could not be used before"
-    try:
-        _tried(given)
-    except (OSError, RuntimeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+def _in_its_place(given: str | None, reason: str) -> Path:
     warnings.warn(
         f"the cache {str(given or 'in your home folder')[:200]} cannot be used ({reason}), "
-        "so nothing is kept; set LANTERN_ACCEL_CACHE to a folder that can be written",
+        f"so nothing is kept; set {CACHE} to a folder that can be written",
         LanternWarning,
         stacklevel=3,
     )

@@ -59,7 +59,6 @@ def compare(
 
     Example: lantern-accel compare cpu.json profiles/measured/*.json -o report.html
     """
-    _are_there(files)
     from lantern_accel.measure.reading import check_comparable
     from lantern_accel.report import render
     from lantern_accel.report.comparison import compare as put_side_by_side
@@ -89,16 +88,6 @@ def compare(
     say(f"{output} ({told_runs})", label="wrote", style="bold green")
 
 
-def _are_there(files: list[str]) -> None:
-    """Raise RequestError for the first file that is missing, before anything is imported for a report."""
-    for text in files:
-        _, path = _renamed(text)
-        if not glob.has_magic(path) and not Path(path).exists():
-            raise RequestError(
-                f"there is no file {path}; measure one with `lantern-accel profile -o {path}`"
-            )
-
-
 def _read(
     files: list[str], output: Path | None
 ) -> tuple[list[Run], list[str], list[ConformanceReport], list[set[str]]]:
@@ -107,7 +96,6 @@ def _read(
     Returns runs, their files, conformance reports, and the names that each run answers to.
     Raises RequestError where ``output`` is one of them: raw samples are in no report.
     """
-
     from lantern_accel.device.conformance import Report
     from lantern_accel.measure.reading import read_file
     from lantern_accel.measure.store import check_name

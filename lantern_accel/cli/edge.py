@@ -69,7 +69,11 @@ def guarded(command: Callable[[], None], debug: Callable[[], bool]) -> int:
         # Commands to copy have a line of their own.
         lines = text.splitlines() if isinstance(error, FetchError) else [text]
         for number, line in enumerate(lines):
-            _say(line, label="" if number else "error")
+            # A number of thousands of digits that was refused is known by its first ones.
+            line = re.sub(r"\S{400,}", lambda word: f"{word[0][:200]}...", line)
+            style = "default" if number else "bold red"
+            with contextlib.suppress(OSError):  # nobody reads standard error either
+                say(line, label="" if number else "error", style=style, to_stderr=True)
         return code
 
 
@@ -91,13 +95,6 @@ def _told(error: Exception) -> tuple[int, str]:
     kept = _keep(traceback.format_exc())
     more = f"; its traceback is in {kept}, please report it" if kept else ""
     return FAULT, f"this should not have happened: {type(error).__name__}: {text}{more}"
-
-
-def _say(text: str, label: str = "error") -> None:
-    # A number of thousands of digits that was refused is known by its first ones.
-    text = re.sub(r"\S{400,}", lambda word: f"{word[0][:200]}...", text)
-    with contextlib.suppress(OSError):  # nobody reads standard error either
-        say(text, label=label, style="bold red" if label else "default", to_stderr=True)
 
 
 def _drop_stdout() -> None:

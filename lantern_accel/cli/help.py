@@ -81,26 +81,18 @@ class GroupedCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         every = self.get_params(ctx)
-        options = [one for one in every if one.param_type_name == "option"]
-        if len(options) < MANY:
-            super().format_options(ctx, formatter)
-            return
-        arguments = [one for one in every if one.param_type_name != "option"]
-        rows = [row for one in arguments if (row := one.get_help_record(ctx)) is not None]
-        if rows:
-            with formatter.section("Arguments"):
-                formatter.write_dl(rows)
+        if sum(one.param_type_name == "option" for one in every) < MANY:
+            return super().format_options(ctx, formatter)
         heading = {name: title for title, names in GROUPS.items() for name in names}
-        for title in (*GROUPS, "Other options"):
-            rows = [
-                row
-                for one in options
-                if heading.get(one.name or "", "Other options") == title
-                and (row := one.get_help_record(ctx)) is not None
-            ]
-            if rows:
+        rows: dict[str, list[Any]] = {t: [] for t in ("Arguments", *GROUPS, "Other options")}
+        for one in every:
+            option = one.param_type_name == "option"
+            title = heading.get(one.name or "", "Other options") if option else "Arguments"
+            rows[title] += [row] if (row := one.get_help_record(ctx)) is not None else []
+        for title, found in rows.items():
+            if found:
                 with formatter.section(title):
-                    formatter.write_dl(rows)
+                    formatter.write_dl(found)
 
 
 def _check_json(known: set[str], args: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from lantern_accel.evaluation.tables import write_tables
 from lantern_accel.evaluation.text import text_ambiguity
 from lantern_accel.files import read_text_file, write_json
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.quality.features import MEASURES, MISSING, is_there, load_network, to_pixels
+from lantern_accel.quality.features import MEASURES, MISSING, is_there, load_network
 from lantern_accel.quality.imageset import ImageSet, Source, read_images
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
@@ -162,7 +162,7 @@ class Evaluator:
 
     def _codes(self, split: str) -> tuple[ImageSet, Tensor]:
         images = self._set(split)
-        return images, encode_images(self.pipeline, to_pixels(torch.from_numpy(images.pixels)))
+        return images, encode_images(self.pipeline, images.pixels)
 
     def _prompts(self, count: int) -> list[str | int]:
         target = self.pipeline.model.manifest.target

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from lantern_accel.device.backend import inferring
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.quality.features import to_pixels
 from lantern_accel.records import Record
 from lantern_accel.strategy.values import Sampling
 
@@ -59,8 +62,9 @@ class Ambiguity(Record):
         )
 
 
-def encode_images(pipeline: Pipeline, pixels: Tensor, batch: int = 16) -> Tensor:
-    """Return the codes of pixels ``[n, 3, H, W]`` in [-1, 1], int64 ``[n, tokens]`` on the host."""
+def encode_images(pipeline: Pipeline, images: NDArray[np.uint8], batch: int = 16) -> Tensor:
+    """Return the codes of images uint8 ``[n, H, W, 3]``, int64 ``[n, tokens]`` on the host."""
+    pixels = to_pixels(torch.from_numpy(images))
     vq, device = pipeline.model.vq, pipeline.backend.device
     with pipeline.backend.inference():
         parts = [vq.encode(part.to(device)).flatten(1).cpu() for part in torch.split(pixels, batch)]

@@ -23,7 +23,6 @@ from lantern_accel.families.base import Conditions, Family, Size
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.quality.features import to_pixels
 from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import GUIDED, encode_images
@@ -292,7 +291,7 @@ def run_model_drafter(
         named = found.prompts
         encoded = Encoded(pipeline, named, size)
         down = manifest.vq.downsample
-        flat = encode_images(pipeline, to_pixels(torch.from_numpy(found.pixels)))
+        flat = encode_images(pipeline, found.pixels)
         codes = model.family.tokens(model, flat.view(-1, height // down, width // down))
     else:
         rng = random.Random(config.seed)

@@ -25,14 +25,13 @@ from lantern_accel.decoding.rows import Allowed
 from lantern_accel.device.sampling import guide
 from lantern_accel.errors import DataError
 from lantern_accel.families.base import Family
-from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen.drafter import DrafterConfig, EagleDrafter
 from lantern_accel.files import write_json
 from lantern_accel.nn.transformer import Projection
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.loop import Task, TrainConfig, read_made, run, seed_everything
-from lantern_accel.training.target import write_weights
+from lantern_accel.training.folder import read_model, write_weights
+from lantern_accel.training.loop import Task, TrainConfig, run, seed_everything
 
 
 class DrafterTrainConfig(TrainConfig):
@@ -475,6 +474,4 @@ def train_drafter(
 
 def read_drafter(folder: Path) -> EagleDrafter:
     """Read back what :func:`train_drafter` wrote, in float32; raises where it is not there."""
-    drafter = EagleDrafter(read_made(DrafterConfig, folder / "drafter.json", "drafter"))
-    load_float(drafter, folder / "drafter.safetensors")
-    return drafter
+    return read_model(EagleDrafter, DrafterConfig, folder, "drafter", "drafter")

@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors.torch import save
+from torch import Tensor, nn
 
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.families.keys import load_float
@@ -29,6 +31,7 @@ from lantern_accel.records import first_wrong
 from lantern_accel.training.loop import TrainConfig, read_made
 
 Config = TypeVar("Config", bound=TrainConfig)
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Config:
@@ -52,17 +55,37 @@ def read_config(kind: type[Config], path: Path | None, **overrides: Any) -> Conf
         raise DataError(f"{path or 'the configuration'}: {first_wrong(error)}") from None
 
 
-def save_tokenizer(model: VQModel, out: Path) -> None:
-    """Write ``vq.safetensors`` (bf16) and ``vq.json`` (the fields of ``VQConfig``)."""
-    weights = {k: v.detach().cpu().to(torch.bfloat16) for k, v in model.state_dict().items()}
-    write_whole(out / "vq.safetensors", save(weights))
-    write_json(out / "vq.json", model.config.model_dump(mode="json"))
+def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors as bf16 safetensors."""
+    # A copy each: what was cut out of one matrix may not share its memory.
+    kept = {
+        k: v.detach().to("cpu", torch.bfloat16, copy=True).contiguous() for k, v in weights.items()
+    }
+    write_whole(path, save(kept))
+
+
+def write_model(model: nn.Module, out: Path, name: str) -> None:
+    """Write a model's weights as bf16 ``name.safetensors`` and its config as ``name.json``."""
+    write_weights(model.state_dict(), out / f"{name}.safetensors")
+    config: Any = model.config
+    write_json(out / f"{name}.json", config.model_dump(mode="json"))
+
+
+def read_model(
+    make: Callable[[Any], Module], config: type[BaseModel], folder: Path, name: str, stage: str
+) -> Module:
+    """Read back what :func:`write_model` wrote, in float32; raises where it is not there.
+
+    ``make``: from its config to the model; ``stage``: of training, which wrote it.
+    """
+    model = make(read_made(config, folder / f"{name}.json", stage))
+    load_float(model, folder / f"{name}.safetensors")
+    return model
 
 
 def load_tokenizer(folder: Path, device: torch.device | None = None) -> VQModel:
-    """Return the tokenizer that ``save_tokenizer`` wrote, in float32 and ready to use."""
-    model = VQModel(read_made(VQConfig, folder / "vq.json", "tokenizer"))
-    load_float(model, folder / "vq.safetensors")
+    """Return the image tokenizer that was written there, in float32 and ready to use."""
+    model = read_model(VQModel, VQConfig, folder, "vq", "tokenizer")
     return model.to(device or torch.get_default_device()).eval().requires_grad_(False)
 
 

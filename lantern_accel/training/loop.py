@@ -132,38 +132,19 @@ def seed_everything(seed: int) -> None:
 
 
 def save_checkpoint(
-    path: Path,
-    config: TrainConfig,
-    *,
-    step: int,
-    elapsed: float,
-    state: dict[str, Any],
-    best: float | None = None,
+    path: Path, config: TrainConfig, *, step: int, elapsed: float, state: dict[str, Any]
 ) -> None:
-    """Write one file with ``state`` (tensors, numbers, dicts), the progress and all RNG states."""
-    numpy_state = np.random.get_state(legacy=True)
-    payload = {
-        "config": config.model_dump(mode="json"),
-        "step": step,
-        "elapsed": elapsed,
-        "best": best,
-        "state": state,
-        "rng": {
-            "python": random.getstate(),
-            # numpy types the state as a dict or a tuple; legacy=True gives the tuple.
-            "numpy": (numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]),  # type: ignore[index]
-            "torch": torch.get_rng_state(),
-        },
-    }
+    """Write one file with ``state`` (tensors, numbers, dicts) and the progress."""
+    made = {"step": step, "elapsed": elapsed, "state": state}
+    payload = {"config": config.model_dump(mode="json"), **made}
     write_whole(path, lambda stream: torch.save(payload, stream))
 
 
 def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
-    """Return a checkpoint's ``step``, ``elapsed``, ``best`` and ``state``, or None without one.
+    """Return a checkpoint's ``step``, ``elapsed`` and ``state``, or None without one.
 
-    Restores the RNG states. Raises ``DataError`` naming the fields where the checkpoint was written
-    under another configuration, and where the file cannot be read. The length of a wsd run may
-    differ.
+    Raises ``DataError`` naming the fields where the checkpoint was written under another configuration,
+    and where the file cannot be read. The length of a wsd run may differ.
     """
     if not path.is_file():
         if (
@@ -173,7 +154,7 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
         return None
     try:
         payload: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        stored, rng = dict(payload["config"]), dict(payload["rng"])
+        stored = dict(payload["config"])
         int(payload["step"]), float(payload["elapsed"]), dict(payload["state"])
     except Exception as error:
         raise DataError(
@@ -194,16 +175,6 @@ def load_checkpoint(path: Path, config: TrainConfig) -> dict[str, Any] | None:
             f"{path} was written under another configuration ({changes}); use the same values to "
             f"continue it, another output folder, or resume=False to start again"
         )
-    try:
-        version, internal, gauss = rng["python"]
-        random.setstate((version, tuple(internal), gauss))
-        kind, keys, *rest = rng["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-        torch.set_rng_state(rng["torch"])
-    except Exception as error:
-        raise DataError(
-            f"{path} cannot be continued: its random states are damaged; delete it to start again"
-        ) from error
     return payload
 
 
@@ -352,7 +323,9 @@ def run(
                 save(STABLE)
             # One stream per step and process, so that a continued run draws what an unbroken one
             # would.
-            rng = random.Random((config.seed * 1_000_003 + at.step) * 1_009 + device.rank)
+            own = (config.seed * 1_000_003 + at.step) * 1_009 + device.rank
+            rng = random.Random(own)
+            torch.manual_seed(own % 2**63)  # of what torch draws by itself: dropout
             rate = learning_rate(config, at.step, at.elapsed)
             metrics = task.step(at.step, rate, done, rng)
             at.step += 1
@@ -393,9 +366,8 @@ def _stored(out: Path, config: TrainConfig) -> dict[str, Any] | None:
     if stored is None or not stable.is_file():
         return stored
     kept = load_checkpoint(stable, config)
-    assert kept is not None
-    if decaying(config, kept["step"], kept["elapsed"]):
-        return load_checkpoint(out / CHECKPOINT, config)  # again, for its random states
+    if kept is None or decaying(config, kept["step"], kept["elapsed"]):
+        return stored
     stable.unlink()
     return kept
 

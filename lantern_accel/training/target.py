@@ -16,27 +16,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.errors import DataError
-from lantern_accel.families.keys import load_float
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import CaptionEmbedder, LlamaGenConfig, LlamaGenGPT
 from lantern_accel.families.llamagen.text import PAD_ID, TextEncoder, TextEncoderConfig, place
 from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.families.tokenizer import read_tokenizer
-from lantern_accel.files import write_json, write_whole
+from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.nn.sizes import PrefixRotary
-from lantern_accel.quality.features import to_pixels
 from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import encode_images
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.folder import save_tokenizer
+from lantern_accel.training.folder import read_model, write_model
 from lantern_accel.training.loop import (
     Task,
     TrainConfig,
     held_out,
     move_average,
-    read_made,
     run,
     seed_everything,
 )
@@ -96,12 +93,9 @@ class Examples(Protocol):
 class TextTarget(nn.Module):
     """Text encoder and GPT, trained together."""
 
-    def __init__(
-        self, gpt: LlamaGenConfig, text: TextEncoderConfig, *, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, text: TextEncoder, gpt: LlamaGenGPT) -> None:
         super().__init__()
-        self.text = TextEncoder(text)
-        self.gpt = LlamaGenGPT(gpt, dropout=dropout)
+        self.text, self.gpt = text, gpt
 
     @classmethod
     def fresh(cls, config: TargetConfig, vocabulary: int, codes: int, grid: int) -> TextTarget:
@@ -125,7 +119,7 @@ class TextTarget(nn.Module):
             caption_dim=config.text_dim,
             prefix_rotary=config.prefix_rotary,
         )
-        model = cls(gpt, text, dropout=config.dropout)
+        model = cls(TextEncoder(text), LlamaGenGPT(gpt, dropout=config.dropout))
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=0.02)
@@ -248,7 +242,8 @@ class TargetTask(Task):
 
     def averaged(self) -> TextTarget:
         """Return a copy of the model with the averaged weights."""
-        model = TextTarget(self.model.gpt.config, self.model.text.config)
+        own = self.model
+        model = TextTarget(TextEncoder(own.text.config), LlamaGenGPT(own.gpt.config))
         model.load_state_dict(self.average, strict=False)
         return model.to(self.device.device).eval().requires_grad_(False)
 
@@ -294,32 +289,10 @@ def train_target(
     return report
 
 
-def write_model(model: nn.Module, out: Path, name: str) -> None:
-    """Write a model's weights as bf16 ``name.safetensors`` and its config as ``name.json``."""
-    write_weights(model.state_dict(), out / f"{name}.safetensors")
-    config: Any = model.config
-    write_json(out / f"{name}.json", config.model_dump(mode="json"))
-
-
-def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors as bf16 safetensors."""
-    from safetensors.torch import save as serialise
-
-    # A copy each: what was cut out of one matrix may not share its memory.
-    kept = {
-        k: v.detach().to("cpu", torch.bfloat16, copy=True).contiguous() for k, v in weights.items()
-    }
-    write_whole(path, serialise(kept))
-
-
 def read_target(folder: Path) -> TextTarget:
     """Read back what :func:`train_target` wrote, in float32; raises where it is not there."""
-    gpt = read_made(LlamaGenConfig, folder / "target.json", "target")
-    text = read_made(TextEncoderConfig, folder / "text.json", "target")
-    model = TextTarget(gpt, text)
-    for part, name in ((model.gpt, "target"), (model.text, "text")):
-        load_float(part, folder / f"{name}.safetensors")
-    return model
+    text = read_model(TextEncoder, TextEncoderConfig, folder, "text", "target")
+    return TextTarget(text, read_model(LlamaGenGPT, LlamaGenConfig, folder, "target", "target"))
 
 
 # --- on a folder of captioned images --------------------------------------------------------------
@@ -375,12 +348,12 @@ def run_captioned_target(
             f"{images} holds {len(captions)} images with captions of words out of "
             f"{len(found.prompts)}; a text-conditional target needs 2 or more, and words for all"
         )
-    codes = encode_images(pipeline, to_pixels(torch.from_numpy(found.pixels)))
+    codes = encode_images(pipeline, found.pixels)
     path = work / "text_tokenizer.json"
     if device.main and not (resume and path.is_file()):
         save_text_tokenizer(train_text_tokenizer(captions), path)
     if device.main:
-        save_tokenizer(pipeline.model.vq, work / "tokenizer")
+        write_model(pipeline.model.vq, work / "tokenizer", "vq")
     device.wait()
     tokenizer = read_tokenizer(path)
     seed_everything(config.seed)

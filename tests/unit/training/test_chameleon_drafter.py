@@ -25,7 +25,7 @@ from lantern_accel.training import loop
 from lantern_accel.training.anymodel import Encoded, ModelFeatures, run_model_drafter
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTask, DrafterTrainConfig, choices
-from lantern_accel.training.target import write_weights
+from lantern_accel.training.folder import write_weights
 
 SIZE = (16, 8)
 #: Of two buckets' lengths.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,7 +25,6 @@ from lantern_accel.training.loop import (
     load_checkpoint,
     read_made,
     save_checkpoint,
-    seed_everything,
 )
 
 
@@ -72,21 +69,16 @@ def test_a_wsd_run_may_be_made_longer_and_a_cosine_run_not(tmp_path: Path) -> No
         load_checkpoint(tmp_path / "cosine.pt", TrainConfig(steps=20))
 
 
-def test_a_checkpoint_restores_state_and_random_numbers(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_state(tmp_path: Path) -> None:
     config = TrainConfig(steps=10)
     path = tmp_path / "checkpoint.pt"
     assert load_checkpoint(path, config) is None
-    seed_everything(3)
-    random.random(), np.random.rand(), torch.rand(1)
     state = {"weights": torch.arange(4), "flag": True}
-    save_checkpoint(path, config, step=7, elapsed=1.5, state=state, best=0.25)
-    expected = (random.random(), float(np.random.rand()), float(torch.rand(1)))
-    seed_everything(99)
+    save_checkpoint(path, config, step=7, elapsed=1.5, state=state)
     stored = load_checkpoint(path, config)
     assert stored is not None
-    assert (stored["step"], stored["elapsed"], stored["best"]) == (7, 1.5, 0.25)
+    assert (stored["step"], stored["elapsed"]) == (7, 1.5)
     assert torch.equal(stored["state"]["weights"], torch.arange(4))
-    assert (random.random(), float(np.random.rand()), float(torch.rand(1))) == expected
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 

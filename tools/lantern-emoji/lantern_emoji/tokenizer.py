@@ -24,7 +24,7 @@ from lantern_accel.quality.features import MISSING, is_there, load_network
 from lantern_accel.quality.imageset import save_grid
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.folder import load_tokenizer, save_tokenizer
+from lantern_accel.training.folder import load_tokenizer, write_model
 from lantern_accel.training.loop import Task, TrainConfig, move_average, run, seed_everything
 from lantern_emoji.augment import augment, to_float
 from lantern_emoji.codebook import CodebookAverage
@@ -278,7 +278,7 @@ def train_tokenizer(
     seed_everything(config.seed)
     task = TokenizerTask(config, data, device, start)
     done = run(task, config, out, device, progress, resume=resume)
-    save_tokenizer(task.kept(), out)
+    write_model(task.kept(), out, "vq")
     model = load_tokenizer(out, device.device)
     return _report(model, data, out, done.step, done.elapsed, config.batch_size)
 

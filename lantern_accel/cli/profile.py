@@ -182,7 +182,7 @@ def measured(
     with load.opened(weights=weights) as pipeline:
         loaded = time.perf_counter() - began
         # Below here torch is imported, which the device precedes.
-        from lantern_accel.measure import request as asked
+        from lantern_accel.measure import run as asked
         from lantern_accel.measure.prompts import prompt_set, read_prompts
         from lantern_accel.measure.run import Profiler
         from lantern_accel.testing.kit import run_checks

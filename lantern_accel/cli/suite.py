@@ -14,8 +14,8 @@ from lantern_accel.files import check_target
 
 if TYPE_CHECKING:
     from lantern_accel.evaluation.suite.captions import Captioned
+    from lantern_accel.evaluation.suite.drawing import SuiteRequest
     from lantern_accel.evaluation.suite.protocol import Protocol
-    from lantern_accel.evaluation.suite.request import SuiteRequest
     from lantern_accel.generation.pipeline import Pipeline
 
 SUITES = ("coco", "imagenet", "prompts")
@@ -101,8 +101,8 @@ def read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuit
     ``images``: the folder of the captions' images.
     """
     from lantern_accel.evaluation.suite.captions import read_captions, read_prompts
+    from lantern_accel.evaluation.suite.networks import read_given
     from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
-    from lantern_accel.evaluation.suite.weights import read_given
     from lantern_accel.evaluation.tables import check_targets
 
     if asked.name not in SUITES:
@@ -192,7 +192,7 @@ def request(
 ) -> SuiteRequest:
     """Return the suite's request on a loaded model, its strategies resolved and tried."""
     from lantern_accel.evaluation.suite.captions import class_prompts
-    from lantern_accel.evaluation.suite.request import SuiteRequest, choose_strategies
+    from lantern_accel.evaluation.suite.drawing import SuiteRequest, choose_strategies
 
     asked, target = ready.asked, pipeline.model.manifest.target
     of_classes = getattr(target, "conditioning", "text") == "class"

@@ -17,7 +17,7 @@ from lantern_accel.evaluation import plots
 from lantern_accel.evaluation.grid import FORTY
 from lantern_accel.evaluation.parts import distances, frontier, interchange, memorisation
 from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings, Suite
-from lantern_accel.evaluation.suite.request import SuiteRequest
+from lantern_accel.evaluation.suite.drawing import SuiteRequest
 from lantern_accel.evaluation.suite.run import SuiteRun
 from lantern_accel.evaluation.tables import write_tables
 from lantern_accel.evaluation.text import text_ambiguity

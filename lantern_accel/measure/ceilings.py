@@ -6,13 +6,16 @@ own operators, because a datasheet's bandwidth is one that no program sees.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from lantern_accel.device.backend import Backend
-from lantern_accel.measure.record import Ceilings, Reading, not_measured
+from lantern_accel.errors import BackendError
+from lantern_accel.measure.record import Ceilings, ClockCheck, Reading, not_measured
+from lantern_accel.testing.device import Work, both_clocks, lasting, products
 
 #: Seconds that one reading should take, so that the stopwatch's own cost does not count.
 READING = 0.01
@@ -143,3 +146,32 @@ def _launch(backend: Backend) -> tuple[Reading, Reading]:
             replay.release()
 
     return eager, _reading(captured, "the capture failed")
+
+
+# --- the stopwatch that all of it is read from ----------------------------------------------------
+
+#: The work is made at least this long, so that launching is a small part of it.
+STOPWATCH_WORK = 0.03
+STOPWATCH_RATIO = (0.7, 1.3)
+
+
+def check_stopwatch(backend: Backend, work: Callable[[int], Work] | None = None) -> ClockCheck:
+    """Time one piece of work by stopwatch and until the host sees its end; raises BackendError.
+
+    A stopwatch that does not wait for an asynchronous device reads the launches only, and fails here.
+    What else runs on the machine slows both clocks and fails neither.
+    ``work(count)`` returns ``count`` pieces of work; it is grown until the host sees it take 30 ms.
+    """
+    run = lasting(work or partial(products, backend), STOPWATCH_WORK)
+    pairs = [both_clocks(backend, run) for _ in range(5)]
+    ratio = statistics.median(watch / host for watch, host in pairs)
+    seconds = statistics.median(host for _, host in pairs)
+    name = backend.stopwatch().name
+    if not STOPWATCH_RATIO[0] <= ratio <= STOPWATCH_RATIO[1]:
+        raise BackendError(
+            f"the stopwatch of backend {backend.name!r} ({name}) reads {ratio:.2f} of the time "
+            f"that {seconds:.3f} s of work took until its result was there; it does "
+            "not measure the device, so nothing is profiled with it; correct its stopwatch() and "
+            "synchronize()"
+        )
+    return ClockCheck(stopwatch=name, work_seconds=seconds, ratio=ratio)

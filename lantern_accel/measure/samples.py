@@ -12,7 +12,6 @@ from lantern_accel.device.capture import Replay
 from lantern_accel.generation.pipeline import CapturedEngine, Pipeline, Prompt
 from lantern_accel.generation.result import GenerationResult
 from lantern_accel.measure.environment import HostLoad
-from lantern_accel.measure.phases import timed_phases
 from lantern_accel.measure.record import (
     STEP_PHASES,
     Cell,
@@ -22,7 +21,7 @@ from lantern_accel.measure.record import (
     Work,
     not_measured,
 )
-from lantern_accel.measure.work import measure_work
+from lantern_accel.measure.work import measure_work, timed_phases
 from lantern_accel.strategy.values import Strategy
 
 #: Warm-up ends at the latest after this many rounds, in a quick run after fewer ...

@@ -29,10 +29,9 @@ from lantern_accel.families.random_weights import RandomModel, random_model
 from lantern_accel.measure import store, work
 from lantern_accel.measure.ceilings import measure_ceilings
 from lantern_accel.measure.environment import describe
-from lantern_accel.measure.phases import LaunchCounter
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Ceilings, Environment, is_measured
-from lantern_accel.measure.work import step_needs
+from lantern_accel.measure.work import LaunchCounter, step_needs
 from lantern_accel.memory.limits import Capacity, check_weights
 from lantern_accel.nn.rounding import FULL, rounding
 from lantern_accel.quality.interval import relative_spread

@@ -23,9 +23,8 @@ from pydantic import Field
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.device.datasheets import DeviceProfile
 from lantern_accel.families.random_weights import RandomModel, random_model, sized
-from lantern_accel.measure.phases import count_launches
 from lantern_accel.measure.record import Cell, Run, Work, is_measured
-from lantern_accel.measure.work import floor_seconds, step_needs
+from lantern_accel.measure.work import count_launches, floor_seconds, step_needs
 from lantern_accel.memory.footprint import Shapes
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.trees import NAIVE_EXTEND_57

@@ -17,8 +17,7 @@ from support.profiles import PROMPTS, small_ceilings
 import lantern_accel
 from lantern_accel.measure.prompts import read_prompts
 from lantern_accel.measure.record import Plan
-from lantern_accel.measure.request import Request, choose_strategies
-from lantern_accel.measure.run import Profiler
+from lantern_accel.measure.run import Profiler, Request, choose_strategies
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

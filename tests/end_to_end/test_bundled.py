@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import lantern_accel
-from lantern_accel.measure.request import choose_strategies
+from lantern_accel.measure.run import choose_strategies
 from lantern_accel.models.bundle import bundled_models, read_manifest
 from lantern_accel.strategy.trees import EAGLE2_TREE
 

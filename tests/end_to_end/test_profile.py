@@ -10,7 +10,7 @@ from support.profiles import FEW, PROMPTS, STRATEGIES
 
 from lantern_accel.cli import main
 from lantern_accel.device.backend import Stopwatch
-from lantern_accel.measure import ceilings, clock
+from lantern_accel.measure import ceilings
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import PHASES, Interval
 from lantern_accel.report import published
@@ -27,7 +27,7 @@ def measured(tiny_model, prompt_file, tmp_path_factory):
         patch.setenv("LANTERN_ACCEL_CACHE", str(folder / "cache"))
         patch.setattr(ceilings, "LARGEST_BUFFER", 2**20)
         patch.setattr(ceilings, "LARGEST_MATRIX", 512)
-        patch.setattr(clock, "RATIO", (0.3, 3))
+        patch.setattr(ceilings, "STOPWATCH_RATIO", (0.3, 3))
         words = ["profile", "--device", "cpu", "--model", str(tiny_model), *FEW, "-o", str(out)]
         words += [
             "--prompts",

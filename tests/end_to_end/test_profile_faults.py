@@ -17,12 +17,11 @@ from support.profiles import FEW
 import lantern_accel
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.errors import BackendError, RequestError
-from lantern_accel.measure import clock, samples, store
+from lantern_accel.measure import ceilings, samples, store
 from lantern_accel.measure import run as measuring
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Plan, PromptSet, is_measured
-from lantern_accel.measure.request import USUAL, usual_names
-from lantern_accel.measure.run import Profiler
+from lantern_accel.measure.run import USUAL, Profiler, usual_names
 
 pytestmark = pytest.mark.usefixtures("small_ceilings")
 
@@ -40,9 +39,9 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
         "PYTHONPATH": os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")]),
     }
     program = (
-        "import sys; from lantern_accel.measure import ceilings, clock, store\n"
+        "import sys; from lantern_accel.measure import ceilings, store\n"
         "ceilings.LARGEST_BUFFER = 2**20; ceilings.LARGEST_MATRIX = 512\n"
-        "clock.RATIO = (0.3, 3); store.WRITE_EVERY = 0.0\n"
+        "ceilings.STOPWATCH_RATIO = (0.3, 3); store.WRITE_EVERY = 0.0\n"
         "from lantern_accel.cli import main; sys.exit(main())"
     )
     words = [sys.executable, "-c", program, "profile", "--device", "cpu", "--model"]
@@ -222,7 +221,7 @@ def test_a_stopwatch_that_misses_the_work_ends_the_run(profiler, monkeypatch):
     with pytest.raises(BackendError, match="nothing is profiled with it"):
         one.measure()
     # Should the check on simple work be fooled, the samples are not.
-    monkeypatch.setattr(clock, "RATIO", (0.0, 10.0))
+    monkeypatch.setattr(ceilings, "STOPWATCH_RATIO", (0.0, 10.0))
     monkeypatch.setattr("lantern_accel.measure.reading.CLOCK_SLACK", 0.0)
     with pytest.raises(BackendError, match="does not wait for the device"):
         one.measure()

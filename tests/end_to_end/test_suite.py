@@ -19,8 +19,8 @@ from lantern_accel.evaluation.plots import points
 from lantern_accel.evaluation.run import Evaluator
 from lantern_accel.evaluation.schema import Evaluation, Settings, Suite
 from lantern_accel.evaluation.suite.captions import read_captions
+from lantern_accel.evaluation.suite.drawing import SuiteRequest, choose_strategies
 from lantern_accel.evaluation.suite.protocol import Preprocessing, Protocol
-from lantern_accel.evaluation.suite.request import SuiteRequest, choose_strategies
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.interval import Interval
 

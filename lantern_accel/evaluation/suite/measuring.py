@@ -10,10 +10,11 @@ import torch
 
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation.schema import Metric, Reading, Speed
-from lantern_accel.evaluation.suite.drawing import Chunk
+from lantern_accel.evaluation.suite.drawing import Chunk, SuiteRequest
 from lantern_accel.evaluation.suite.networks import (
     FeatureNetwork,
     Scorer,
+    Unavailable,
     load_network,
     load_scorer,
 )
@@ -29,8 +30,6 @@ from lantern_accel.evaluation.suite.pictures import (
     stats_of,
 )
 from lantern_accel.evaluation.suite.protocol import Preprocessing
-from lantern_accel.evaluation.suite.request import SuiteRequest
-from lantern_accel.evaluation.suite.weights import Unavailable
 from lantern_accel.files import read_json_file, write_json
 from lantern_accel.quality.interval import mean, paired, share
 from lantern_accel.quality.progress import Progress

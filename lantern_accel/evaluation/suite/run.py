@@ -12,11 +12,16 @@ import torch
 from lantern_accel.errors import DataError, RequestError
 from lantern_accel.evaluation.schema import Reading, Row, Suite
 from lantern_accel.evaluation.suite.captions import digest
-from lantern_accel.evaluation.suite.drawing import Chunk, Drawn, drawn_pictures, save_geneval
+from lantern_accel.evaluation.suite.drawing import (
+    Chunk,
+    Drawn,
+    SuiteRequest,
+    drawn_pictures,
+    save_geneval,
+)
 from lantern_accel.evaluation.suite.measuring import Judges, speed_of, unknown_speed
 from lantern_accel.evaluation.suite.pictures import Real
 from lantern_accel.evaluation.suite.protocol import published_rows
-from lantern_accel.evaluation.suite.request import SuiteRequest
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.progress import Progress
 

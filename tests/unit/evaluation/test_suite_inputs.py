@@ -12,8 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from lantern_accel.errors import DataError, RequestError
-from lantern_accel.evaluation.suite import networks, weights
+from lantern_accel.evaluation.suite import networks
 from lantern_accel.evaluation.suite.captions import class_prompts, read_captions, read_prompts
+from lantern_accel.evaluation.suite.networks import WEIGHTS, Unavailable, read_given, weights_file
 from lantern_accel.evaluation.suite.pictures import (
     batches,
     identity,
@@ -25,7 +26,6 @@ from lantern_accel.evaluation.suite.pictures import (
     save_reference,
 )
 from lantern_accel.evaluation.suite.protocol import ADM, LANTERN, PROTOCOLS, Preprocessing
-from lantern_accel.evaluation.suite.weights import WEIGHTS, Unavailable, read_given, weights_file
 
 RULE = Preprocessing(crop="none", size=8, to_network="network")
 
@@ -275,12 +275,12 @@ def test_weights_whose_content_is_not_what_they_say_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LANTERN_ACCEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(weights, "_reach", lambda url: None)
+    monkeypatch.setattr(networks, "_reach", lambda url: None)
     source = tmp_path / "served"
     source.write_bytes(b"something else")
-    real = weights.urllib.request.urlopen
+    real = networks.urllib.request.urlopen
     monkeypatch.setattr(
-        weights.urllib.request, "urlopen", lambda url, timeout: real(source.as_uri())
+        networks.urllib.request, "urlopen", lambda url, timeout: real(source.as_uri())
     )
     with pytest.raises(Unavailable, match="what came is not what its name says"):
         weights_file("vgg16", {}, lambda text: None)

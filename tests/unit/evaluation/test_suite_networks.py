@@ -11,10 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lantern_accel.evaluation.suite.networks import Inception, OpenClip
+from lantern_accel.evaluation.suite.networks import Inception, OpenClip, Unavailable
 from lantern_accel.evaluation.suite.pictures import look
 from lantern_accel.evaluation.suite.protocol import SJD
-from lantern_accel.evaluation.suite.weights import Unavailable
 from lantern_accel.quality.set_metrics import Reference, Sample, inception_score, precision_recall
 
 pytestmark = pytest.mark.long

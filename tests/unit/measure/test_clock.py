@@ -11,8 +11,8 @@ import torch
 
 from lantern_accel.device.backend import Backend, DeviceFacts, Stopwatch
 from lantern_accel.errors import BackendError
-from lantern_accel.measure import clock
-from lantern_accel.measure.clock import check_stopwatch
+from lantern_accel.measure import ceilings
+from lantern_accel.measure.ceilings import check_stopwatch
 
 
 class Asynchronous(Backend):
@@ -59,7 +59,7 @@ class Result:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asynchronous]:
-    monkeypatch.setattr(clock, "LONG", 0.02)
+    monkeypatch.setattr(ceilings, "STOPWATCH_WORK", 0.02)
     with Asynchronous() as opened:
         assert isinstance(opened, Asynchronous)
         yield opened

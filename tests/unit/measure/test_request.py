@@ -17,7 +17,7 @@ import pytest
 from lantern_accel import bounds
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.request import GenerationRequest
-from lantern_accel.measure import prompts, request, store
+from lantern_accel.measure import prompts, run, store
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -99,7 +99,7 @@ def test_a_command_begins_anew_and_names_no_folder_of_this_machine() -> None:
         "x/run.json",
         "--resume",
     ]
-    assert request.command_of(words) == (
+    assert run.command_of(words) == (
         "lantern-accel profile --model own '--prompts=a b.txt' -o run.json"
     )
 
@@ -159,7 +159,7 @@ def test_a_name_without_end_is_refused() -> None:
 
 
 def test_two_runs_get_two_names() -> None:
-    names = {request.fresh_name("cpu:0") for _ in range(20)}
+    names = {run.fresh_name("cpu:0") for _ in range(20)}
     assert len(names) == 20
     assert all(name.startswith("cpu-0-") for name in names)
 

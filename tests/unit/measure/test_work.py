@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.families.random_weights import sized
-from lantern_accel.measure import phases, work
+from lantern_accel.measure import work
 from lantern_accel.measure.record import STEP_PHASES as PHASES
 from lantern_accel.nn.rounding import rounding
 from lantern_accel.nn.transformer import projections, rounded_copy
@@ -75,12 +75,12 @@ def test_launches_are_counted_by_phase_without_views(backend):
     engine = tiny.tiny_engine(backend, "eagle", batch=1, temperature=1.0)
     tiny.load(engine, 0)
     with torch.inference_mode():
-        counts = phases.count_launches(engine)
+        counts = work.count_launches(engine)
     assert {"prefill", *PHASES} <= counts.keys()
     assert all(counts[name] > 0 for name in PHASES)
     assert backend.listener is None
 
-    counter = phases.LaunchCounter()
+    counter = work.LaunchCounter()
     x = torch.zeros(4, 4)
     with counter:
         x.view(16).t()
@@ -100,7 +100,7 @@ def test_a_known_step_counts_what_its_layers_launch():
         target = manifest.target.model_copy(update={"n_layer": layers})
         some = manifest.model_copy(update={"target": target})
         vanilla = Strategy(name="vanilla")
-        return phases.count_operators(some, vanilla, sampling, 1, torch.bfloat16)["verify"]
+        return work.count_operators(some, vanilla, sampling, 1, torch.bfloat16)["verify"]
 
     two, three = verify(2), verify(3)
     # Four products, attention, gate and sum; norms, rotation and cache writes of several operators each.
@@ -140,7 +140,7 @@ def test_a_floor_is_what_binds():
 def test_phases_are_timed_on_a_device_that_is_waited_for(backend, monkeypatch):
     waits = []
     monkeypatch.setattr(backend, "synchronize", lambda: waits.append(1))
-    with phases.timed_phases(backend) as sums, backend.phase("draft"):
+    with work.timed_phases(backend) as sums, backend.phase("draft"):
         pass
     assert len(waits) == 2
     assert set(sums) == set(PHASES)

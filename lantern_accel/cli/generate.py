@@ -12,10 +12,10 @@ import typer
 from lantern_accel.bounds import MOST_SEED, whole
 from lantern_accel.cli.console import bar, print_json, say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
-from lantern_accel.distributed.prompts import read_prompts
 from lantern_accel.errors import RequestError
 from lantern_accel.files import write_json
 from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
+from lantern_accel.prompts import read_prompts
 from lantern_accel.strategy.values import StaticTree
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ def profile(
     temperature: list[str] = typer.Option(["1"], "--temperature", "-t", help="Such as 0,1."),
     prompts: Path = typer.Option(
         None,
-        help="A text file, one prompt per line; blank lines are left out. Default: a fixed random draw "
+        help="A file of prompts, as `generate --prompts` takes it. Default: a fixed random draw "
         "from what the bundled model was taught, hard ones included.",
     ),
     quick: bool = typer.Option(

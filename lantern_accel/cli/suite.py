@@ -100,7 +100,7 @@ def read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuit
 
     ``images``: the folder of the captions' images.
     """
-    from lantern_accel.evaluation.suite.captions import read_captions, read_prompts
+    from lantern_accel.evaluation.suite.captions import prompts_alone, read_captions
     from lantern_accel.evaluation.suite.networks import read_given
     from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
     from lantern_accel.evaluation.tables import check_targets
@@ -130,7 +130,7 @@ def read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuit
         captioned = read_captions(asked.captions, images, protocol.caption)
     elif asked.name == "prompts":
         assert asked.prompts is not None
-        captioned = read_prompts(asked.prompts)
+        captioned = prompts_alone(asked.prompts)
         if asked.geneval is not None and captioned.metadata is None:
             raise DataError(
                 f"--geneval copies the lines of GenEval's evaluation_metadata.jsonl, and {asked.prompts} "

@@ -19,10 +19,10 @@ from lantern_accel.cli.options import (
     option,
     with_options,
 )
-from lantern_accel.distributed.prompts import read_prompts
 from lantern_accel.errors import DataError, DiskFullError, StrategyError
 from lantern_accel.files import disk_is_full
 from lantern_accel.generation.settings import read_size
+from lantern_accel.prompts import read_prompts
 from lantern_accel.strategy.rules import Lantern, LanternPP, validated
 from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from lantern_accel.bounds import whole
 from lantern_accel.distributed.painter import Batch, Painter
-from lantern_accel.distributed.prompts import Item
 from lantern_accel.errors import BackendError, RequestError, did_you_mean, shown
+from lantern_accel.prompts import Item
 
 #: Resources of a cluster that are no devices.
 NOT_DEVICES = re.compile(r"(memory|object_store_memory|node:.*|accelerator_type:.*|bundle.*)")

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from lantern_accel.distributed.prompts import Item
     from lantern_accel.families.base import Conditions
     from lantern_accel.generation.slots import Drawn
+    from lantern_accel.prompts import Item
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lantern_accel.distributed.painter import Batch, Painted, Painter
-from lantern_accel.distributed.prompts import Item, read_items
 from lantern_accel.errors import RequestError
 from lantern_accel.files import digest_of, read_json_file, write_json, write_whole
+from lantern_accel.prompts import Item, read_items
 
 SCHEMA = 1
 #: What the images are: PNG.

@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from lantern_accel import prompts as files
 from lantern_accel.errors import LanternError, RequestError
-from lantern_accel.files import read_text_file
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.record import PromptSet
 from lantern_accel.records import digest
@@ -80,20 +80,10 @@ def prompt_set(source: str, lines: list[Prompt], pipeline: Pipeline) -> PromptSe
 
 
 def read_prompts(path: Path | None, pipeline: Pipeline) -> PromptSet:
-    """Return the prompts of a file, one per line, or the built-in ones to report on.
+    """Return a file's prompts as a set, or the built-in ones to report on.
 
-    Blank lines are left out. Raises RequestError for a file that is missing, empty or no text, and for
-    a prompt that the model cannot draw.
+    Raises RequestError for a file without prompts, and for a prompt that the model cannot draw.
     """
     if path is None:
         return prompt_set("built-in, a random draw", built_in_prompts(pipeline), pipeline)
-    try:
-        text = read_text_file(path)
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read ({error.strerror}); name another file") from None
-    except ValueError:
-        raise RequestError(f"{path} is not UTF-8 text; save it as such") from None
-    lines: list[Prompt] = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise RequestError(f"{path} has no prompt; write one per line")
-    return prompt_set(path.name, lines, pipeline)
+    return prompt_set(path.name, files.read_prompts(path), pipeline)

@@ -10,9 +10,9 @@ from PIL import Image
 
 import lantern_accel
 from lantern_accel.distributed.painter import Painter
-from lantern_accel.distributed.prompts import read_items
 from lantern_accel.distributed.run import Here, draw_file
 from lantern_accel.errors import LanternWarning, RequestError
+from lantern_accel.prompts import read_items
 
 PROMPTS = ["red heart", "dog face", "a blue fish", "red heart", "fish", "dog"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Sequence
@@ -15,10 +14,12 @@ from lantern_accel.files import (
     UnreadableFile,
     read_bytes_file,
     read_json_file,
+    read_lines,
     read_text_file,
     write_whole,
 )
-from lantern_accel.quality.imageset import captioned, field_of
+from lantern_accel.prompts import read_prompts
+from lantern_accel.quality.imageset import captioned
 
 #: Names that a reason lists at most.
 NAMED = 3
@@ -105,22 +106,10 @@ def read_captions(
     return Captioned(prompts, images, left_out)
 
 
-def read_prompts(path: Path) -> Captioned:
-    """Read prompts without images: lines of text, GenEval's ``.jsonl``, or PartiPrompts' ``.tsv``."""
-    if path.suffix == ".jsonl":
-        lines = [line for line in _text(path).splitlines() if line.strip()]
-        prompts = [str(field_of(path, n, line, "prompt")) for n, line in enumerate(lines, 1)]
-        found = Captioned(list(prompts), metadata=lines)
-    elif path.suffix == ".tsv":
-        rows = csv.DictReader(_text(path).splitlines(), delimiter="\t")
-        if "Prompt" not in (rows.fieldnames or ()):
-            raise DataError(f"{path} has no column Prompt; name PartiPrompts.tsv or a text file")
-        found = Captioned([row["Prompt"].strip() for row in rows if (row["Prompt"] or "").strip()])
-    else:
-        found = Captioned([line.strip() for line in _text(path).splitlines() if line.strip()])
-    if not found.prompts:
-        raise DataError(f"{path} has no prompt; write one per line")
-    return found
+def prompts_alone(path: Path) -> Captioned:
+    """Return a file's prompts without images; of ``.jsonl`` with its lines, which GenEval wants."""
+    prompts = read_prompts(path)
+    return Captioned(prompts, metadata=read_lines(path) if path.suffix == ".jsonl" else None)
 
 
 def write_prompts(path: Path, prompts: Sequence[str | int]) -> None:

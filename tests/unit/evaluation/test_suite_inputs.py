@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lantern_accel.errors import DataError, RequestError
 from lantern_accel.evaluation.suite import networks
-from lantern_accel.evaluation.suite.captions import class_prompts, read_captions, read_prompts
+from lantern_accel.evaluation.suite.captions import class_prompts, prompts_alone, read_captions
 from lantern_accel.evaluation.suite.networks import WEIGHTS, Unavailable, read_given, weights_file
 from lantern_accel.evaluation.suite.pictures import (
     batches,
@@ -123,22 +123,16 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
 
 def test_prompts_come_as_lines_as_parti_prompts_and_as_genevals(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("red heart\n\n dog face \n")
-    assert read_prompts(tmp_path / "a.txt").prompts == ["red heart", "dog face"]
+    assert prompts_alone(tmp_path / "a.txt").prompts == ["red heart", "dog face"]
     (tmp_path / "p.tsv").write_text('Prompt\tCategory\na "cat"\tAnimals\n')
-    assert read_prompts(tmp_path / "p.tsv").prompts == ['a "cat"']
+    assert prompts_alone(tmp_path / "p.tsv").prompts == ['a "cat"']
     line = '{"tag": "counting", "prompt": "two dogs"}'
     (tmp_path / "g.jsonl").write_text(line + "\n")
-    geneval = read_prompts(tmp_path / "g.jsonl")
+    geneval = prompts_alone(tmp_path / "g.jsonl")
     assert (geneval.prompts, geneval.metadata) == (["two dogs"], [line])
-    (tmp_path / "no.tsv").write_text("a\tb\n")
-    with pytest.raises(DataError, match="no column Prompt"):
-        read_prompts(tmp_path / "no.tsv")
-    (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(DataError, match="has no prompt"):
-        read_prompts(tmp_path / "empty.txt")
-    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="cannot be read"):
-        read_prompts(tmp_path / "binary.txt")
+    (tmp_path / "no.tsv").write_text("a\tb\nc\td\n")
+    with pytest.raises(RequestError, match=r"row 1 of .*no.tsv has no prompt"):
+        prompts_alone(tmp_path / "no.tsv")
 
 
 def test_classes_come_in_turn() -> None:

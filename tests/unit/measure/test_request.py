@@ -48,14 +48,14 @@ def test_ten_thousand_lines_are_a_digest_and_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [(b"\n \n", "has no prompt"), (b"\xff\xfe\xff", "it is not text")]
+    ("data", "says"), [(b"\n \n", "holds no prompt"), (b"\xff\xfe\xff", "it is not text")]
 )
 def test_a_file_without_prompts_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     path = tmp_path / "prompts.txt"
     path.write_bytes(data)
     with pytest.raises(RequestError, match=says):
         prompts.read_prompts(path, pipeline())
-    with pytest.raises(RequestError, match="cannot be read"):
+    with pytest.raises(RequestError, match="is not a file of prompts"):
         prompts.read_prompts(tmp_path / "none.txt", pipeline())
 
 

@@ -1,7 +1,8 @@
-"""Files of prompts: plain lines, JSONL, Parquet, and COCO's captions; one image per row."""
+"""Files of prompts: plain lines, JSONL, tables, Parquet, and COCO's captions; one image per row."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from lantern_accel.errors import RequestError, shown
 from lantern_accel.files import is_regular, read_json_file, read_lines
 
 #: Keys of a row that hold its prompt, name and seed; the first that is there counts.
-PROMPT_KEYS = ("prompt", "text", "caption", "TEXT")
+PROMPT_KEYS = ("prompt", "text", "caption", "TEXT", "Prompt")
 NAME_KEYS = ("id", "name", "key")
 #: Rows of a Parquet file that are read at once.
 ROWS_AT_ONCE = 4096
@@ -40,8 +41,9 @@ def read_items(path: Path, seed: int) -> list[Item]:
     """Read a file's prompts; raises RequestError where there are none, or a row cannot be used.
 
     ``.jsonl``: an object per line with ``prompt`` (or ``text``, ``caption``), if wanted ``id`` and
-    ``seed``. ``.parquet``: columns of these names. ``.json``: COCO's captions (``annotations`` with
-    ``caption`` and ``id``), or a list of such objects. Anything else: one prompt per line.
+    ``seed``. ``.parquet`` and ``.tsv``: columns of these names, or PartiPrompts' ``Prompt``. ``.json``:
+    COCO's captions (``annotations`` with ``caption`` and ``id``), or a list of such objects. Anything
+    else: one prompt per line.
     """
     items: list[Item] = []
     names: set[str] = set()
@@ -54,7 +56,7 @@ def read_items(path: Path, seed: int) -> list[Item]:
         names.add(item.name.lower())
         items.append(item)
     if not items:
-        raise RequestError(f"{path} holds no prompt")
+        raise RequestError(f"{path} holds no prompt; write one per line")
     return items
 
 
@@ -82,6 +84,8 @@ def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
     lines = read_lines(path)
     if kind in (".jsonl", ".ndjson"):
         return [_object(line, number, path) for number, line in enumerate(lines, 1)]
+    if kind == ".tsv":
+        return csv.DictReader(lines, delimiter="\t")
     return [{"prompt": line} for line in lines]
 
 

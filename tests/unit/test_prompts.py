@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lantern_accel.distributed.prompts import Item, read_items
 from lantern_accel.errors import RequestError
+from lantern_accel.prompts import Item, read_items
 
 
 def written(path: Path, text: str) -> Path:

@@ -15,12 +15,17 @@ from lantern_accel._version import __version__
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.evaluation import plots
 from lantern_accel.evaluation.grid import FORTY
-from lantern_accel.evaluation.parts import distances, frontier, interchange, memorisation
+from lantern_accel.evaluation.parts import (
+    distances,
+    frontier,
+    interchange,
+    memorisation,
+    text_ambiguity,
+)
 from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings, Suite
 from lantern_accel.evaluation.suite.drawing import SuiteRequest
 from lantern_accel.evaluation.suite.run import SuiteRun
 from lantern_accel.evaluation.tables import write_tables
-from lantern_accel.evaluation.text import text_ambiguity
 from lantern_accel.files import read_text_file, write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.features import MEASURES, MISSING, is_there, load_network

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -22,6 +23,7 @@ from lantern_accel.families.llamagen.drafter import DrafterConfig
 from lantern_accel.families.llamagen.manifest import LlamaGenManifest
 from lantern_accel.families.llamagen.model import LlamaGenConfig
 from lantern_accel.families.llamagen.text import TextEncoderConfig
+from lantern_accel.families.llamagen.words import normalise
 from lantern_accel.families.manifest import ModelDefaults
 from lantern_accel.families.registry import family
 from lantern_accel.files import read_json_file, read_toml_file, write_json, write_whole
@@ -146,3 +148,54 @@ def with_drafter(model: Path, drafter: Path, to: Path) -> Path:
     write_whole(to / "drafter.safetensors", written)
     write_json(to / "model.json", joined.model_dump(mode="json"))
     return to
+
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD, UNK = "[PAD]", "[UNK]"
+"""Special tokens of the text tokenizer; their ids are 0 and 1."""
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def train_text_tokenizer(texts: Iterable[str], vocab_size: int = 3000) -> Tokenizer:
+    """Build a WordPiece tokenizer from normalised ``texts``; [PAD] is 0 and [UNK] is 1.
+
+    A quarter of the vocabulary is letters and common word pieces, so that any Latin word can be
+    spelt; the rest are the most frequent whole words. The same texts in any order give the same
+    file. The caller normalises text before encoding; the tokenizer splits on spaces only.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = Counter(word for text in texts for word in normalise(text).split())
+    entries = [PAD, UNK, *_LETTERS, *("##" + letter for letter in _LETTERS)]
+    entries += _most_common(_pieces(words), max(vocab_size // 4 - len(entries), 0))
+    entries += _most_common(words, vocab_size)
+    vocabulary = {entry: i for i, entry in enumerate(list(dict.fromkeys(entries))[:vocab_size])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNK, max_input_chars_per_word=64))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+def _pieces(words: Counter[str]) -> Counter[str]:
+    """Count the beginnings and the later parts of two to five letters, by the letters they save."""
+    pieces: Counter[str] = Counter()
+    for word, count in words.items():
+        for start in range(len(word)):
+            for end in range(start + 2, min(start + 5, len(word)) + 1):
+                piece = word[start:end] if start == 0 else "##" + word[start:end]
+                pieces[piece] += count * (end - start - 1)
+    return pieces
+
+
+def _most_common(counts: Counter[str], number: int) -> list[str]:
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [entry for entry, _ in ranked[:number]]
+
+
+def save_text_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Write ``tokenizer`` as JSON to ``path``, whole or not at all."""
+    text = tokenizer.to_str(pretty=False)
+    write_whole(path, text)

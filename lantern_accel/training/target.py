@@ -28,7 +28,12 @@ from lantern_accel.quality.imageset import read_images
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import encode_images
 from lantern_accel.training.device import TrainDevice
-from lantern_accel.training.folder import read_model, write_model
+from lantern_accel.training.folder import (
+    read_model,
+    save_text_tokenizer,
+    train_text_tokenizer,
+    write_model,
+)
 from lantern_accel.training.loop import (
     Task,
     TrainConfig,
@@ -37,7 +42,6 @@ from lantern_accel.training.loop import (
     run,
     seed_everything,
 )
-from lantern_accel.training.words import save_text_tokenizer, train_text_tokenizer
 
 
 class TargetConfig(TrainConfig):

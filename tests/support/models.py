@@ -18,7 +18,7 @@ def write_tiny_model(folder: Path, *, conditioning: str = "text", drafter: bool 
     from lantern_accel.families.manifest import ModelDefaults
     from lantern_accel.nn.vq import VQConfig, VQModel
     from lantern_accel.strategy.values import DynamicTree, Sampling, StaticTree
-    from lantern_accel.training.words import save_text_tokenizer, train_text_tokenizer
+    from lantern_accel.training.folder import save_text_tokenizer, train_text_tokenizer
 
     text = conditioning == "text"
     prefix = 5 if text else 1

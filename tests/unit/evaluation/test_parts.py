@@ -16,9 +16,8 @@ from support.models import write_tiny_model
 import lantern_accel
 from lantern_accel.cli import main
 from lantern_accel.errors import DataError
-from lantern_accel.evaluation.parts import interchange, nearest_images, psnr
+from lantern_accel.evaluation.parts import NGram, interchange, nearest_images, psnr, text_ambiguity
 from lantern_accel.evaluation.run import Evaluator
-from lantern_accel.evaluation.text import NGram, text_ambiguity
 from lantern_accel.quality.features import is_there, load_network, to_pixels
 from lantern_accel.quality.scoring import _logits, likelihood
 

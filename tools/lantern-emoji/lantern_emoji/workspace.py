@@ -20,10 +20,9 @@ from lantern_accel.files import write_whole
 from lantern_accel.quality.progress import Progress
 from lantern_accel.training.device import TrainDevice
 from lantern_accel.training.drafter import DrafterTrainConfig, read_drafter, train_drafter
-from lantern_accel.training.folder import load_tokenizer
+from lantern_accel.training.folder import load_tokenizer, save_text_tokenizer, train_text_tokenizer
 from lantern_accel.training.loop import TrainConfig, read_made
 from lantern_accel.training.target import read_target, train_target
-from lantern_accel.training.words import save_text_tokenizer, train_text_tokenizer
 from lantern_emoji.batches import Batches, SceneTokens
 from lantern_emoji.captions import word_corpus
 from lantern_emoji.catalogue import COMMON

@@ -10,7 +10,7 @@ from typing import cast
 from tokenizers import Tokenizer
 
 from lantern_accel.families.llamagen.words import normalise
-from lantern_accel.training.words import save_text_tokenizer, train_text_tokenizer
+from lantern_accel.training.folder import save_text_tokenizer, train_text_tokenizer
 from lantern_emoji.captions import (
     STYLES,
     Captioned,

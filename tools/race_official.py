@@ -98,7 +98,7 @@ def our_target(official: Any, size: str, pixels: int, backend: Backend) -> Llama
     weight = official.output.weight
     target = LlamaGenGPT(config_of(size, pixels), ops=backend)
     tables = target.rope_cos, target.rope_sin
-    held = HeldFile("the official model", official.state_dict())
+    held = HeldFile(Path("the official model"), official.state_dict())
     fill(
         target,
         Checkpoint(held.path, [held]),

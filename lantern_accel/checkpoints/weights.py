@@ -12,7 +12,6 @@ import pickle
 import pickletools
 import re
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,24 +46,27 @@ _TORCH_STARTS = (b"PK\x03\x04", b"\x80")
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)$")
 
 
-class WeightFile(ABC):
-    """One file's tensors; ``info`` is what it says about itself (metadata, training arguments)."""
+class HeldFile:
+    """Tensors in memory by their keys, in place of a file, and the base of what reads a file.
 
-    def __init__(self, path: Path) -> None:
+    ``info`` is what a file says about itself (metadata, training arguments).
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.path = path
-        self.headers: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         self.info: dict[str, Any] = {}
+        self.tensors = {key: tensor.detach() for key, tensor in (tensors or {}).items()}
+        self.headers = {key: (tuple(t.shape), t.dtype) for key, t in self.tensors.items()}
 
-    @abstractmethod
     def read(self, key: str) -> Tensor:
         """Return a tensor that may be mapped from the file."""
+        return self.tensors[key]
 
-    @abstractmethod
     def close(self) -> None:
-        """Drop the mapping; the next :meth:`read` makes another."""
+        """Drop the mapping, where there is one; the next :meth:`read` makes another."""
 
 
-class _SafetensorsFile(WeightFile):
+class _SafetensorsFile(HeldFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._open: Any = None
@@ -92,7 +94,7 @@ class _SafetensorsFile(WeightFile):
         self._open = None
 
 
-class _PickleFile(WeightFile):
+class _PickleFile(HeldFile):
     """A torch file, read with ``weights_only``: nothing in it runs."""
 
     def __init__(self, path: Path) -> None:
@@ -152,22 +154,7 @@ class _PickleFile(WeightFile):
             self._tensors = None
 
 
-class HeldFile(WeightFile):
-    """Tensors in memory, in place of a file."""
-
-    def __init__(self, what: str, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__(Path(what))
-        self.tensors = {key: tensor.detach() for key, tensor in tensors.items()}
-        self.headers = {key: (tuple(t.shape), t.dtype) for key, t in self.tensors.items()}
-
-    def read(self, key: str) -> Tensor:
-        return self.tensors[key]
-
-    def close(self) -> None:
-        """Keep all: nothing is mapped."""
-
-
-def _open_file(path: Path) -> WeightFile:
+def _open_file(path: Path) -> HeldFile:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint file {path}; check the path")
     try:
@@ -241,7 +228,7 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 class Checkpoint:
     """Named tensors of one model part; reads on demand, and only what is asked for."""
 
-    def __init__(self, path: Path, files: list[WeightFile]) -> None:
+    def __init__(self, path: Path, files: list[HeldFile]) -> None:
         self.path = path
         self._files = files
         self._home = {key: file for file in files for key in file.headers}

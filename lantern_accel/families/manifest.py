@@ -35,15 +35,11 @@ class ModelDefaults(Frozen):
         if sampling.top_k > vocab:
             sampling = sampling.model_copy(update={"top_k": 0})
         most = max(vocab - 2, 1)
-        return self.model_copy(
-            update={
-                "sampling": sampling,
-                "lantern": self.lantern.model_copy(update={"k": min(self.lantern.k, most)}),
-                "lantern_pp": self.lantern_pp.model_copy(
-                    update={"k": min(self.lantern_pp.k, most)}
-                ),
-            }
-        )
+        rules = {
+            name: one.model_copy(update={"k": min(one.k, most)})
+            for name, one in (("lantern", self.lantern), ("lantern_pp", self.lantern_pp))
+        }
+        return self.model_copy(update={"sampling": sampling, **rules})
 
 
 ManifestT = TypeVar("ManifestT", bound="Manifest")
@@ -81,8 +77,7 @@ class Manifest(Frozen):
         """
         own = self.target.height, self.target.width
         pixels = own[1] * self.token_pixels, own[0] * self.token_pixels
-        if size not in (None, pixels):
-            assert size is not None
+        if size is not None and size != pixels:
             raise RequestError(
                 f"the model {self.name!r} draws {pixels[0]}x{pixels[1]} pixels only, not "
                 f"{size[0]}x{size[1]}; leave the size out"

@@ -22,8 +22,7 @@ from lantern_accel.errors import CheckpointError
 from lantern_accel.families.manifest import Manifest, ManifestT, check_codes
 from lantern_accel.families.target import Target
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.drafter import Drafter, check_taps
-from lantern_accel.nn.sizes import Sizes
+from lantern_accel.nn.drafter import Drafter, DrafterSizes
 from lantern_accel.nn.transformer import REFERENCE, Norms
 
 #: How many numbers of its target's table a drafter keeps to know it by, and of which row: the middle one.
@@ -32,15 +31,10 @@ MARK = 8
 MARK_ERROR = 2**-6
 
 
-class PromptedDrafterConfig(Sizes):
+class PromptedDrafterConfig(DrafterSizes):
     """Sizes of a drafter; all but its blocks, its taps and ``bias`` are its target's."""
 
     dim: int = Field(ge=4)
-    n_layer: int = Field(1, ge=1, description="blocks; EAGLE has one")
-    taps: tuple[int, ...] = Field(
-        (),
-        description="blocks of the target, from 1, whose states are read beside its last (EAGLE-3)",
-    )
     n_head: int = Field(ge=1)
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=2)
@@ -51,16 +45,9 @@ class PromptedDrafterConfig(Sizes):
     norms: Norms = "before"
     token_count: int = Field(ge=2, description="the vocabulary of the target's prompts")
     vocab_size: int = Field(ge=2, description="image codes")
-    bias: bool = Field(True, description="what joins token and feature has one")
-    mask_padding: bool = Field(True, description="hide the prompt's pads, as the target does")
     mark: tuple[float, ...] = Field(
         (), description="numbers of the target's table, which tell models of one size apart"
     )
-
-    @model_validator(mode="after")
-    def _taps_ascend(self) -> PromptedDrafterConfig:
-        check_taps(self.taps)
-        return self
 
     @property
     def decoder(self) -> Decoder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class ModuleWeights(Checkpoint):
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        held = HeldFile(type(module).__name__, module.state_dict(keep_vars=True))
+        held = HeldFile(Path(type(module).__name__), module.state_dict(keep_vars=True))
         self.tensors = held.tensors
         super().__init__(held.path, [held])
 

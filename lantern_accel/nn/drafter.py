@@ -6,28 +6,47 @@ Source: EAGLE (arXiv 2401.15077), with states of several blocks of the target EA
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from lantern_accel.nn.decoder import Decoder
 from lantern_accel.nn.rotary import RotaryNetwork
+from lantern_accel.nn.sizes import Sizes
 from lantern_accel.nn.transformer import Pass, Projection, RMSNorm
 
 
-def check_taps(taps: Sequence[int]) -> None:
-    """Raise ValueError for blocks that are not counted from 1, each once, ascending."""
-    if list(taps) != sorted(set(taps)) or any(tap < 1 for tap in taps):
-        raise ValueError(f"taps {list(taps)} must be numbers from 1 up, each once, ascending")
+class DrafterSizes(Sizes):
+    """Sizes of a drafter that are not its target's."""
+
+    n_layer: int = Field(1, ge=1, description="blocks; EAGLE's and the published drafters have one")
+    taps: tuple[int, ...] = Field(
+        (),
+        description="blocks of the target, counted from 1, whose states are read beside its last ones "
+        "(EAGLE-3, arXiv 2503.01840)",
+    )
+    bias: bool = Field(True, description="what joins token and feature has one")
+    mask_padding: bool = Field(
+        True,
+        description="hide the prompt's pads, as the target does; LANTERN's drafters for LlamaGen were "
+        "trained seeing them",
+    )
+
+    @field_validator("taps")
+    @classmethod
+    def _ascend(cls, taps: tuple[int, ...]) -> tuple[int, ...]:
+        if list(taps) != sorted(set(taps)) or any(tap < 1 for tap in taps):
+            raise ValueError(f"taps {list(taps)} must be numbers from 1 up, each once, ascending")
+        return taps
 
 
 class Drafter(RotaryNetwork, ABC):
     """Predicts the target's next feature from its last features and the token drawn from them.
 
-    Drafter position ``p`` reads the target's feature at ``p`` and token ``p + 1``. ``config`` has
-    ``decoder``, ``taps`` (blocks of the target that are read beside the last) and ``bias`` (of ``fc``).
+    Drafter position ``p`` reads the target's feature at ``p`` and token ``p + 1``. ``config``: its
+    :class:`DrafterSizes`, with a ``decoder``.
     """
 
     tap_norms: nn.ModuleList

@@ -66,7 +66,7 @@ def load_into(
     module: nn.Module, tensors: Mapping[str, Tensor], what: str, rules: Iterable[Rule] = ()
 ) -> None:
     """Fill a module from tensors as from a file of them, in float32."""
-    held = HeldFile(what, tensors)
+    held = HeldFile(Path(what), tensors)
     recipes = recipes_of(renamed(tensors, rules))
     cpu = torch.device("cpu")
     fill(module, Checkpoint(held.path, [held]), recipes, dtype=torch.float32, device=cpu, what=what)

@@ -18,16 +18,14 @@ from lantern_accel.families.chameleon.model import (
     CodeNetwork,
     TrunkConfig,
 )
-from lantern_accel.nn.drafter import Drafter
+from lantern_accel.nn.drafter import Drafter, DrafterSizes
 from lantern_accel.nn.transformer import REFERENCE
 
 
-class ChameleonDrafterConfig(TrunkConfig):
+class ChameleonDrafterConfig(DrafterSizes, TrunkConfig):
     """Sizes of a drafter; prompt length, picture and codes are its target's."""
 
     n_layer: int = Field(1, ge=1, le=1)
-    bias: bool = True
-    mask_padding: bool = True
     taps: tuple[int, ...] = Field((), max_length=0, description="they read the last states alone")
 
 

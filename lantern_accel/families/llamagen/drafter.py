@@ -9,42 +9,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import DraftStack
 from lantern_accel.nn.decoder import Decoder
-from lantern_accel.nn.drafter import Drafter, check_taps
+from lantern_accel.nn.drafter import Drafter, DrafterSizes
 from lantern_accel.nn.rotary import GridNetwork
 from lantern_accel.nn.sizes import GridSizes
 from lantern_accel.nn.transformer import REFERENCE, RMSNorm, described
 
 
-class DrafterConfig(GridSizes):
+class DrafterConfig(DrafterSizes, GridSizes):
     """Sizes of an EAGLE drafter for a LlamaGen target."""
 
-    n_layer: int = Field(1, ge=1, description="blocks; the published drafters have one")
-    taps: tuple[int, ...] = Field(
-        (),
-        description="blocks of the target, counted from 1, whose states are read beside its last ones "
-        "(EAGLE-3, arXiv 2503.01840)",
-    )
     ffn_dim: int = Field(ge=1)
     vocab_size: int = Field(ge=2)
     grid: int = Field(ge=1)
     prefix_length: int = Field(ge=0, description="the target's prefix length less one")
     norm_eps: float = 1e-6
-    bias: bool = True
-    mask_padding: bool = Field(
-        True, description="hide the caption's pads; the published drafters were trained seeing them"
-    )
-
-    @model_validator(mode="after")
-    def _taps_ascend(self) -> DrafterConfig:
-        check_taps(self.taps)
-        return self
 
     @property
     def decoder(self) -> Decoder:

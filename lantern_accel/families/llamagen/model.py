@@ -27,11 +27,6 @@ from lantern_accel.nn.transformer import (
 )
 
 
-def default_ffn_dim(dim: int) -> int:
-    """``int(8 dim / 3)`` rounded up to a multiple of 256."""
-    return -(-int(2 * 4 * dim / 3) // 256) * 256
-
-
 class LlamaGenConfig(GridSizes):
     """Sizes of a LlamaGen GPT."""
 
@@ -52,7 +47,7 @@ class LlamaGenConfig(GridSizes):
 
     @property
     def hidden_dim(self) -> int:
-        return self.ffn_dim or default_ffn_dim(self.dim)
+        return self.ffn_dim or -(-int(8 * self.dim / 3) // 256) * 256
 
     @property
     def decoder(self) -> Decoder:
@@ -170,11 +165,7 @@ def llamagen_config(size: str, pixels: int, *, text: bool = False) -> LlamaGenCo
         dim=dim,
         n_layer=n_layer,
         n_head=n_head,
-        ffn_dim=0,
-        vocab_size=16384,
         grid=pixels // 16,
         conditioning="text" if text else "class",
         prefix_length=120 if text else 1,
-        num_classes=1000,
-        caption_dim=2048,
     )

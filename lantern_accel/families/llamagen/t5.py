@@ -23,7 +23,6 @@ from lantern_accel.cached import read_tensors, write_tensors
 from lantern_accel.checkpoints.weights import shard_names
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.families.llamagen.captions import clean_caption
-from lantern_accel.families.llamagen.features import left_pad
 from lantern_accel.files import cache_dir
 
 #: Bytes of every weight file that go into the encoder's hash.
@@ -93,9 +92,9 @@ class T5Text:
         features = torch.zeros(len(rows), self.prefix, rows[0].shape[1])
         mask = torch.zeros(len(rows), self.prefix, dtype=torch.bool)
         for i, row in enumerate(rows):
-            features[i, : len(row)] = row
-            mask[i, : len(row)] = True
-        return left_pad(features, mask)
+            features[i, self.prefix - len(row) :] = row
+            mask[i, self.prefix - len(row) :] = True
+        return features, mask
 
     def release(self) -> None:
         """Free the encoder, unless it was to be kept."""

@@ -123,20 +123,41 @@ def config_of(path: Path, *, alone: bool = True) -> dict[str, Any]:
 
 
 @contextmanager
-def explained(text: Callable[[str], str]) -> Iterator[None]:
-    """Raise CheckpointError of ``text(what is wrong)`` where a configuration in the block is invalid."""
+def explained(what: object, advice: str) -> Iterator[None]:
+    """Raise CheckpointError of ``what``, its fault and advice where sizes in the block are invalid."""
     try:
         yield
     except ValidationError as error:
-        raise CheckpointError(text(first_wrong(error))) from None
+        raise CheckpointError(f"{what}: {first_wrong(error)}; {advice}") from None
+
+
+#: Names that configurations have for our sizes: transformers', Meta's.
+SIZE_NAMES = {
+    "hidden_size": "dim",
+    "intermediate_size": "ffn_dim",
+    "max_position_embeddings": "max_positions",
+    "n_heads": "n_head",
+    "n_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_base",
+}
+
+
+def our_sizes(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a configuration says, under our names; what it has as null is left out."""
+    flat = {**said, **(said.get("rope_parameters") or {})}
+    return {SIZE_NAMES.get(name, name): v for name, v in flat.items() if v is not None}
 
 
 def check_said(what: object, said: Mapping[str, Any], sizes: Mapping[str, object]) -> None:
-    """Raise CheckpointError where a configuration has other sizes than ``what`` has by its shapes."""
-    for name, size in sizes.items():
-        if said.get(name, size) != size:
+    """Raise CheckpointError where a configuration has other ``sizes`` than ``what`` by its shapes."""
+    for name, value in said.items():
+        size = sizes.get(SIZE_NAMES.get(name, name), value)
+        if value != size:
             raise CheckpointError(
-                f"{what} has {name} {size} by its shapes, but its configuration says {said[name]}; the "
+                f"{what} has {name} {size} by its shapes, but its configuration says {value}; the "
                 "two are not of one model"
             )
 

@@ -62,9 +62,7 @@ def vq_sizes(
     ch, channels = shape("encoder.conv_in.weight")[:2]
     widths = [shape(level.format(i))[0] for i in range(max(count(level), 1))]
     codes, width = shape("quantize.embedding.weight")
-    with explained(
-        lambda why: f"{path} is a tokenizer of an unsupported size ({why}); use {whose}"
-    ):
+    with explained(f"{path} is a tokenizer of an unsupported size", f"use {whose}"):
         return VQConfig(
             in_channels=channels,
             ch=ch,

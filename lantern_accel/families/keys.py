@@ -172,8 +172,8 @@ def llama_sizes(
             "one width; its configuration is of another model"
         )
     sizes = trunk_sizes(checkpoint, named, width)
-    theirs = {"hidden_size": "dim", "num_hidden_layers": "n_layer", "vocab_size": "token_count"}
-    check_said(path, said, {name: sizes[ours] for name, ours in theirs.items()})
+    same = {"dim": sizes["dim"], "n_layer": sizes["n_layer"], "vocab_size": sizes["token_count"]}
+    check_said(path, said, same)
     return {
         **sizes,
         "head_width": 0 if rows == sizes["dim"] else width,

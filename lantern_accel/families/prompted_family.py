@@ -57,9 +57,7 @@ def read_drafter(path: Path, target: Any) -> tuple[PromptedDrafterConfig, Path]:
             f"{path} is no drafter for this model: it lacks {OWN_WEIGHTS} or {OWN_CONFIG}, which "
             f"`lantern-accel train drafter` writes; {_HINT}"
         )
-    with explained(
-        lambda why: f"{said} is no configuration of a drafter for this model ({why}); {_HINT}"
-    ):
+    with explained(f"{said} is no configuration of a drafter for this model", _HINT):
         config = PromptedDrafterConfig.model_validate(read_json(said))
     wrong = misfit(config, target)
     if wrong is not None:

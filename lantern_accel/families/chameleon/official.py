@@ -31,6 +31,7 @@ from lantern_accel.checkpoints.layouts import (
     explained,
     find_file,
     open_own,
+    our_sizes,
     read_json,
 )
 from lantern_accel.checkpoints.loading import Recipe
@@ -190,15 +191,6 @@ def published_drafter(weights: Mapping[str, Tensor], config: TrunkConfig) -> dic
 
 #: Where Hugging Face's files keep the picture tokenizer.
 VQ_PREFIX = "model.vqmodel."
-#: Sizes that configurations repeat, Hugging Face's and Meta's, with our names.
-_SIZES = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "dim": "dim",
-    "n_layers": "n_layer",
-    "n_heads": "n_head",
-}
 #: What a drafter has from its target.
 SHARED = ("image_first", "image_codes", "newline_id", "height", "width", "prefix_length")
 
@@ -217,14 +209,8 @@ def said_of(weights: Path) -> dict[str, Any]:
 
 def _said(config: dict[str, Any]) -> dict[str, Any]:
     """Return what a configuration says that shapes do not."""
-    rope = config.get("rope_parameters") or {}
-    values = {
-        "norm_eps": config.get("rms_norm_eps", config.get("norm_eps")),
-        "rope_base": config.get("rope_theta", rope.get("rope_theta")),
-        "swin_norm": config.get("swin_norm"),
-        "max_positions": config.get("max_position_embeddings"),
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    found, names = our_sizes(config), ("norm_eps", "rope_base", "swin_norm", "max_positions")
+    return {name: found[name] for name in names if name in found}
 
 
 def _trunk_sizes(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -246,7 +232,7 @@ def target_config(
     Raises :class:`CheckpointError` where the configuration is of other weights.
     """
     sizes = _trunk_sizes(checkpoint)
-    check_said(checkpoint.path, config, {name: sizes[size] for name, size in _SIZES.items()})
+    check_said(checkpoint.path, config, {n: sizes[n] for n in ("dim", "n_layer", "n_head")})
     return ChameleonConfig(
         **sizes,
         **_said(config),
@@ -282,10 +268,7 @@ def drafter_config(
     said = _said(said_of(path))
     said.pop("max_positions", None)
     with explained(
-        lambda why: (
-            f"the config.json of the drafter {path} is wrong ({why}); take it from where the "
-            "drafter is from"
-        )
+        f"the config.json of the drafter {path}", "take it from where the drafter is from"
     ):
         return ChameleonDrafterConfig(
             **sizes,
@@ -402,9 +385,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
         files["drafter"] = drafter
     elif not parts.no_drafter:
         missing["drafter"] = _where_drafter(path, variant)
-    with explained(
-        lambda why: f"the parts of {path} are not of one model ({why}); take them from one release"
-    ):
+    with explained(f"the parts of {path} are not of one model", "take them from one release"):
         target = target_config(
             checkpoint, config, ids, variant == "lumina", _side(path, config, variant)
         )

@@ -130,7 +130,7 @@ def manifest_of(
     :class:`CheckpointError` where the two are not of one model.
     """
     path = checkpoint.path
-    with explained(lambda why: f"{path}: {why}; its configuration is not of these weights"):
+    with explained(path, "its configuration is not of these weights"):
         target = _target(checkpoint, said)
         known = checkpoint.shape(CODEBOOK) if CODEBOOK in checkpoint else (target.vocab_size, 2048)
         vq = CodebookConfig(codebook_size=known[0], codebook_dim=known[1])

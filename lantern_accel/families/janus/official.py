@@ -157,9 +157,7 @@ def manifest_of(
     llama = said.get("language_config") or said.get("text_config") or {}
     target = target_config(checkpoint, llama, _grid(checkpoint, said))
     path = checkpoint.path
-    with explained(
-        lambda why: f"the parts of {path} are not of one model ({why}); take them from one release"
-    ):
+    with explained(f"the parts of {path} are not of one model", "take them from one release"):
         return JanusManifest(
             name=path.absolute().name if path.is_dir() else path.stem,
             variant=variant,
@@ -176,9 +174,7 @@ def target_config(checkpoint: Checkpoint, llama: dict[str, Any], grid: int) -> J
     given = {k: v for k, v in llama.items() if v is not None}
     sizes = llama_sizes(checkpoint, named, {**_LLAMA, **given})
     codes, code_dim = matrix_shape(checkpoint, named, "gen_embed.weight")
-    with explained(
-        lambda why: f"{checkpoint.path}: {why}; its configuration is not of these weights"
-    ):
+    with explained(checkpoint.path, "its configuration is not of these weights"):
         return JanusConfig(
             **sizes,
             vocab_size=codes,

@@ -21,6 +21,7 @@ from lantern_accel.checkpoints.layouts import (
     drafter_weights,
     examine,
     explained,
+    our_sizes,
     read_json,
     search,
     side_of,
@@ -148,7 +149,7 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
     """
     own = (path if path.is_dir() else path.parent) / OWN_CONFIG
     if own.is_file():
-        with explained(lambda why: f"{own}: {why}; take it from where the drafter is from"):
+        with explained(own, "take it from where the drafter is from"):
             return DrafterConfig.model_validate(read_json(own))
     said: dict[str, Any] = config_of(path)
     named = renamed(checkpoint, DRAFTER_RULES)
@@ -159,25 +160,21 @@ def drafter_config(path: Path, checkpoint: Checkpoint) -> DrafterConfig:
         raise CheckpointError(
             f"the drafter {path} has {layers} layers; only drafters of one layer are supported"
         )
-    heads = said.get("num_attention_heads", said.get("n_head"))
+    heads = our_sizes(said).get("n_head")
     kind = said.get("input_type")
     if heads is None or (kind not in INPUT_TYPES and "block_size" not in said):
         raise CheckpointError(
             f"the drafter {path} has no config.json with num_attention_heads and input_type (one of "
             f"{', '.join(INPUT_TYPES)}); take it from where the drafter is from"
         )
-    sizes = {"hidden_size": dim, "vocab_size": vocab, "intermediate_size": ffn}
-    check_said(f"the drafter {path}", said, sizes)
+    check_said(f"the drafter {path}", said, {"dim": dim, "vocab_size": vocab, "ffn_dim": ffn})
     # The published code takes grid and prefix from the kind, whatever else its file says.
     grid = INPUT_TYPES.get(str(kind)) or side_of(said, path)
     prefix: Any = 0 if kind == "c2i" else 119
     if kind not in INPUT_TYPES and "cls_token_num" in said:
         prefix = said["cls_token_num"]
     with explained(
-        lambda why: (
-            f"the config.json of the drafter {path} is wrong ({why}); take it from where the "
-            "drafter is from"
-        )
+        f"the config.json of the drafter {path}", "take it from where the drafter is from"
     ):
         return DrafterConfig(
             dim=dim,
@@ -415,17 +412,8 @@ def target_config(target: Candidate) -> LlamaGenConfig:
     check_said(path, said, {"dim": dim, "n_layer": layers, "vocab_size": vocab})
     values["n_head"] = _heads(path, said, layers, dim)
     values["grid"] = _grid(path, said, values)
-    with explained(lambda why: f"{path}: {why}; its configuration is not of these weights"):
+    with explained(path, "its configuration is not of these weights"):
         return LlamaGenConfig.model_validate(values)
-
-
-#: Names that configurations have for our fields: the official ModelArgs, Hugging Face's.
-_NAMES = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "rms_norm_eps": "norm_eps",
-}
 
 
 def _said(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -440,7 +428,7 @@ def _said(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
         info = {**info, **(inner if isinstance(inner, dict) else {})}
     alone = path.is_dir() or len(list(path.parent.glob(f"*{path.suffix}"))) <= 2
     for source in (info, config_of(path, alone=alone)):
-        said.update({_NAMES.get(key, key): value for key, value in source.items()})
+        said.update(our_sizes(source))
     size = str(said.get("gpt_model", "")).removeprefix("GPT-")
     if size in SHAPES:
         said.setdefault("n_head", SHAPES[size][1])

@@ -225,7 +225,7 @@ def test_configurations_that_are_wrong(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=told):
             detect(other, Parts())
     (folder / "drafter" / "config.json").write_text('{"rope_theta": "wide"}')
-    with pytest.raises(CheckpointError, match=r"of the drafter .* is wrong .rope_base"):
+    with pytest.raises(CheckpointError, match=r"config.json of the drafter .*: rope_base"):
         detect(folder, Parts())
 
 

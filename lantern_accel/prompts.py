@@ -47,7 +47,7 @@ def read_items(path: Path, seed: int) -> list[Item]:
     """
     items: list[Item] = []
     names: set[str] = set()
-    for number, row in enumerate(_read(path)):
+    for number, row in enumerate(_rows(path)):
         item = _item(row, number, seed, path)
         if item.name.lower() in names:
             raise RequestError(
@@ -65,28 +65,24 @@ def read_prompts(path: Path) -> list[str | int]:
     return [item.prompt for item in read_items(path, 0)]
 
 
-def _read(path: Path) -> Iterator[Mapping[str, Any]]:
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """Go through a file's rows; raises RequestError where it cannot be read."""
+    kind = path.suffix.lower()
     try:
-        yield from _rows(path)
+        if not is_regular(path) or not path.exists():
+            raise RequestError(f"{path} is not a file of prompts")
+        if kind in (".parquet", ".json"):
+            yield from _parquet(path) if kind == ".parquet" else _json(path)
+            return
+        lines = read_lines(path)
+        if kind == ".tsv":
+            yield from csv.DictReader(lines, delimiter="\t")
+            return
+        for number, line in enumerate(lines, 1):
+            jsonl = kind in (".jsonl", ".ndjson")
+            yield _object(line, number, path) if jsonl else {"prompt": line}
     except (OSError, ValueError) as error:
         raise RequestError(f"the prompts in {path} cannot be read ({error})") from None
-
-
-def _rows(path: Path) -> Iterable[Mapping[str, Any]]:
-    if not is_regular(path) or not path.exists():
-        raise RequestError(f"{path} is not a file of prompts")
-    kind = path.suffix.lower()
-    if kind == ".parquet":
-        return _parquet(path)
-    if kind == ".json":
-        return _json(path)
-    lines = read_lines(path)
-    if kind in (".jsonl", ".ndjson"):
-        return [_object(line, number, path) for number, line in enumerate(lines, 1)]
-    if kind == ".tsv":
-        return csv.DictReader(lines, delimiter="\t")
-    return [{"prompt": line} for line in lines]
 
 
 def _object(line: str, number: int, path: Path) -> Mapping[str, Any]:

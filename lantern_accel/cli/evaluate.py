@@ -2,16 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lantern_accel import bounds
 from lantern_accel.cli.console import note, say, show_markdown, warn
-from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
-from lantern_accel.cli.suite import SuiteOptions
-from lantern_accel.errors import RequestError, did_you_mean
+from lantern_accel.cli.options import LoadingParts, option, strategy_words, with_options
+from lantern_accel.errors import DataError, RequestError, did_you_mean
 from lantern_accel.files import check_target
+
+if TYPE_CHECKING:
+    from lantern_accel.evaluation.suite.captions import Captioned
+    from lantern_accel.evaluation.suite.drawing import SuiteRequest
+    from lantern_accel.evaluation.suite.protocol import Protocol
+    from lantern_accel.generation.pipeline import Pipeline
+
+SUITES = ("coco", "imagenet", "prompts")
+#: Options that the request takes as they are.
+AS_ASKED = (
+    *("chunk", "batch", "per_prompt", "reference", "save_reference", "geneval", "resamples"),
+)
+#: Stands in the place of a protocol's feature networks.
+STAND_IN = "efficientnet"
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """The options of a suite as they were typed."""
+
+    suite: str | None = option("The papers' table: coco, imagenet, or prompts (--prompts).")
+    captions: Path | None = option(
+        "COCO's captions_val2017.json, or a .jsonl of files and prompts; images are --images."
+    )
+    prompts: Path | None = option(
+        "Prompts without real images: lines, PartiPrompts.tsv or GenEval's .jsonl."
+    )
+    count: int | None = option("Prompts. Default: all.", min=2, max=bounds.MOST_SAMPLES)
+    protocol: str | None = option("How to measure: lantern (coco, prompts), sjd, adm (imagenet).")
+    features: str | None = option(
+        "efficientnet: in the place of Inception, to try a suite without its weights."
+    )
+    reference: Path | None = option("Real images as --save-reference keeps them, or ADM's .npz.")
+    save_reference: Path | None = option("Keep what the network makes of the real images (.npz).")
+    metric_weights: list[str] = option(
+        "Weights of a metric: inception, vgg16, ViT-B-32, ViT-B-16, hpsv2, imagereward.",
+        default=[],
+        metavar="NAME=PATH",
+    )
+    metrics_on_host: bool = option("Run the metrics' networks on the processor.", default=False)
+    work: Path | None = option("Folder of the pictures. Default: the output's name with .pictures.")
+    chunk: int = option("Pictures that an interruption can lose.", default=16, min=1, max=4096)
+    batch: int = option(
+        "Pictures together.", "--batch", "-b", default=1, min=1, max=bounds.MOST_BATCH
+    )
+    per_prompt: int = option("Pictures per prompt.", default=1, min=1, max=1000)
+    geneval: Path | None = option("Also lay the pictures out here for GenEval.")
+    pictures: list[str] = option(
+        "Also measure pictures of these prompts drawn elsewhere.", default=[], metavar="NAME=FOLDER"
+    )
+    write_prompts: Path | None = option(
+        "Only write the suite's prompts, for `generate --prompts` (.jsonl)."
+    )
+    resamples: int = option("Of FID's bootstrap.", default=100, min=2, max=10_000)
+    preset: str | None = option("Published sampling: lantern-accel models --presets.")
+    temperature: float | None = option(None)
+    top_k: int | None = option(None)
+    top_p: float | None = option(None)
+    cfg_scale: float | None = option(None)
+
+    @property
+    def name(self) -> Any:
+        """The suite's name; ``prompts`` where only a file of prompts is named, None without either."""
+        return self.suite or ("prompts" if self.prompts is not None else None)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling settings that were given."""
+        given = {n: getattr(self, n) for n in ("temperature", "top_k", "top_p", "cfg_scale")}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @with_options
@@ -64,13 +136,11 @@ def evaluate(
     names = strategy_words(strategy, presets=grid is None)
     asked = None
     if suite.suite is not None or suite.prompts is not None:
-        from lantern_accel.cli import suite as suites
-
         if grid is not None:
             raise RequestError("--grid draws a grid and --suite a table; ask for one of them")
-        asked = suites.read(suite, images, output)
+        asked = _read(suite, images, output)
         if suite.write_prompts is not None:
-            say(str(suites.write_prompts(asked)), label="wrote", style="bold green")
+            say(str(_write_prompts(asked)), label="wrote", style="bold green")
             return
         if images is not None and not (images / CAPTIONS).is_file():
             images = None  # the parts read another list
@@ -103,7 +173,7 @@ def evaluate(
 
         settings = Settings.quick(seed) if quick else Settings(seed=seed)
         source = context.obj(settings.images, settings.seed) if context.obj else None
-        made = None if asked is None else suites.request(asked, pipeline, names, seed)
+        made = None if asked is None else _request(asked, pipeline, names, seed)
         run = Evaluator(pipeline, output, settings, images, source, plots, console_progress())
         report = run.run(tuple(part) or (PARTS if asked is None else ()), made)
     for name, why in report.skipped.items():
@@ -116,3 +186,143 @@ def evaluate(
         show_markdown(markdown(tables(report.suite)[:1]))
     if plots is not None:
         say(str(plots), label="wrote", style="bold green")
+
+
+@dataclass(frozen=True)
+class PreparedSuite:
+    """A suite that was read and checked as far as that goes without a model."""
+
+    asked: SuiteOptions
+    output: Path
+    protocol: Protocol
+    captioned: Captioned | None
+    weights: Mapping[str, Path]
+    pictures: Mapping[str, Path]
+
+
+def _read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuite:
+    """Read the files of a suite and check its options; raises a LanternError in one sentence.
+
+    ``images``: the folder of the captions' images.
+    """
+    from lantern_accel.evaluation.suite.captions import prompts_alone, read_captions
+    from lantern_accel.evaluation.suite.networks import read_given
+    from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
+    from lantern_accel.evaluation.tables import check_targets
+
+    if asked.name not in SUITES:
+        raise RequestError(
+            f"no suite is named {asked.name!r}{did_you_mean(str(asked.name), SUITES)}"
+        )
+    _fits(asked, images)
+    wanted = asked.protocol or USUAL[asked.name]
+    if wanted not in PROTOCOLS:
+        raise RequestError(f"no protocol is named {wanted!r}{did_you_mean(wanted, PROTOCOLS)}")
+    protocol = PROTOCOLS[wanted]
+    if asked.features is not None:
+        if asked.features != STAND_IN:
+            raise RequestError(f"--features takes {STAND_IN}, not {asked.features!r}")
+        name = f"{protocol.name} with {STAND_IN}"
+        changes = {"name": name, "network": STAND_IN, "manifold": STAND_IN}
+        protocol = protocol.model_copy(update=changes)
+    check_targets(output)
+    for path in (asked.save_reference, asked.write_prompts, asked.geneval and asked.geneval / "a"):
+        if path is not None:
+            check_target(path)
+    captioned = None
+    if asked.name == "coco":
+        assert asked.captions is not None and images is not None
+        captioned = read_captions(asked.captions, images, protocol.caption)
+    elif asked.name == "prompts":
+        assert asked.prompts is not None
+        captioned = prompts_alone(asked.prompts)
+        if asked.geneval is not None and captioned.metadata is None:
+            raise DataError(
+                f"--geneval copies the lines of GenEval's evaluation_metadata.jsonl, and {asked.prompts} "
+                "is no .jsonl; name that file with --prompts"
+            )
+    if captioned is not None:
+        captioned = captioned.first(asked.count)
+    weights = read_given(list(asked.metric_weights))
+    pictures = dict(map(_named_folder, asked.pictures))
+    return PreparedSuite(asked, output, protocol, captioned, weights, pictures)
+
+
+def _write_prompts(ready: PreparedSuite) -> Path:
+    """Write the suite's prompts, one line per picture; return the file."""
+    from lantern_accel.evaluation.suite.captions import write_prompts as write
+
+    path = ready.asked.write_prompts
+    assert path is not None
+    if ready.captioned is None:
+        raise RequestError("--write-prompts is for captions; class ids are counted from 0")
+    prompts = [one for one in ready.captioned.prompts for _ in range(ready.asked.per_prompt)]
+    write(path, prompts)
+    return path
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    label, equals, folder = text.partition("=")
+    if not (label.strip() and equals and folder):
+        raise RequestError(
+            f"--pictures takes NAME=FOLDER, such as official=images, not {text[:80]!r}"
+        )
+    return label.strip(), Path(folder)
+
+
+def _fits(asked: SuiteOptions, images: Path | None) -> None:
+    """Refuse options that the suite does not take, and say which it needs."""
+    name = asked.name
+    if name == "coco" and (asked.captions is None or images is None):
+        have = "images" if asked.captions is None else "captions"
+        lack = "--captions captions_val2017.json" if asked.captions is None else "--images val2017"
+        raise RequestError(
+            f"the suite coco needs captions and their images; {lack} is missing"
+            + (f" next to --{have}" if asked.captions or images else "")
+            + "; prompts alone are --prompts FILE"
+        )
+    if name == "prompts" and asked.prompts is None:
+        raise RequestError("the suite prompts needs --prompts FILE, a prompt per line")
+    taken = {"coco": ("captions", "images"), "imagenet": (), "prompts": ("prompts",)}[name]
+    given = {"captions": asked.captions, "images": images, "prompts": asked.prompts}
+    for kind, value in given.items():
+        if value is not None and kind not in taken:
+            raise RequestError(f"the suite {name} takes no --{kind}; leave it out")
+    if asked.geneval is not None and name != "prompts":
+        raise RequestError("--geneval goes with --prompts evaluation_metadata.jsonl")
+
+
+def _request(
+    ready: PreparedSuite, pipeline: Pipeline, strategies: Sequence[str], seed: int
+) -> SuiteRequest:
+    """Return the suite's request on a loaded model, its strategies resolved and tried."""
+    from lantern_accel.evaluation.suite.captions import class_prompts
+    from lantern_accel.evaluation.suite.drawing import SuiteRequest, choose_strategies
+
+    asked, target = ready.asked, pipeline.model.manifest.target
+    of_classes = getattr(target, "conditioning", "text") == "class"
+    if of_classes != (asked.name == "imagenet"):
+        kind = "draws classes" if of_classes else "draws from text"
+        better = "--suite imagenet" if of_classes else "--suite coco or --prompts FILE"
+        raise RequestError(f"the model {pipeline.model.manifest.name!r} {kind}; use {better}")
+    captioned = ready.captioned
+    source = str((asked.captions or asked.prompts or Path("class ids")).name)
+    if captioned is None:
+        captioned = class_prompts(target.num_classes, asked.count, ready.protocol.count)
+    example: Any = captioned.prompts[0]
+    settings = {"batch_size": asked.batch, **asked.sampling}
+    sampling = pipeline.request(example, preset=asked.preset, **settings).sampling
+    return SuiteRequest(
+        name=asked.name,
+        protocol=ready.protocol,
+        captioned=captioned,
+        prompts_source=source,
+        strategies=choose_strategies(pipeline, strategies, sampling, asked.batch, example),
+        sampling=sampling,
+        work=asked.work or ready.output.with_suffix(".pictures"),
+        seed=seed,
+        pictures=ready.pictures,
+        weights=ready.weights,
+        host=asked.metrics_on_host,
+        **{name: getattr(asked, name) for name in AS_ASKED},
+    )

@@ -184,6 +184,3 @@ class Painter:
             seed=item.seed,
             note=self._notes.pop(item.number, None),
         )
-
-
-__all__ = ["Batch", "Painted", "Painter"]

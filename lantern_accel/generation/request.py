@@ -10,7 +10,7 @@ from pydantic import Field
 
 from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
 from lantern_accel.errors import RequestError, shown
-from lantern_accel.generation.settings import Settings, check_prompts, read_settings
+from lantern_accel.generation.settings import check_prompts, read_settings
 from lantern_accel.records import Frozen
 from lantern_accel.strategy.choose import choose_strategy
 from lantern_accel.strategy.presets import preset_for
@@ -56,7 +56,8 @@ def build_request(
         sampling = dict(published.sampling)
         if name is None or name == published.strategy:
             name = published.strategy
-            changes = {**published.overrides, **_given(changes)}
+            given_changes = {name: one for name, one in changes.items() if one is not None}
+            changes = {**published.overrides, **given_changes}
     if settings.sampling is not None:
         sampling = settings.sampling.model_dump()
     chosen = choose_strategy(
@@ -88,10 +89,3 @@ def wanted_images(request: GenerationRequest, only: Sequence[int] | None) -> lis
             f"only={shown(only)} does not name images of this request; give 0 to {request.count - 1}"
         )
     return wanted
-
-
-def _given(changes: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in changes.items() if value is not None}
-
-
-__all__ = ["DEFAULT_STRATEGY", "GenerationRequest", "Settings", "build_request", "wanted_images"]

@@ -1,9 +1,7 @@
 """Says what keeps a run from being published, or filed among the measured ones, and files it.
 
-A run is refused where it is incomplete, where its clocks disagree, or where it claims more than the
-device's datasheet allows. What only makes it worth less (a quick run, changes that were not committed, a
-device without a datasheet) is said, and the run is filed with it. Figures that nobody could check are not
-quoted.
+It is refused where it is incomplete, its clocks disagree, or it claims more than the device's datasheet
+allows. What only makes it worth less, such as few samples, is said, and the run is filed with it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""A buyer's comparison: images per second, per joule and per currency unit, on stated terms.
+"""Finds what each device gives a buyer: images per second, per joule and per currency unit, on his terms.
 
-The terms are what a buyer asks for: how much of a token's probability a strategy may move, how many
-seconds a request may take, and what an hour of each device costs. On every device the strategy and batch
-size with the most images per second within the terms is shown. Requests that come too late count as time
-spent and as no image: that is goodput.
+Of every device that is the strategy and batch size with the most goodput within the terms: requests that
+come too late count as time spent and as no image.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from lantern_accel.bounds import SEEDS
 from lantern_accel.errors import LanternError, shown
 from lantern_accel.generation.request import build_request
+from lantern_accel.records import first_wrong
 from lantern_accel.serving.body import Body, ImageRequest
 from lantern_accel.serving.refusals import wrong
 from lantern_accel.serving.studio import Completed, Finished
@@ -78,18 +79,16 @@ def read_generate(
 
 def _each(name: str, given: Any, count: int, several: bool) -> list[Any]:
     """Return what a key says for each prompt: one thing for all, or a list of as many."""
-    if several and isinstance(given, list) and len(given) == count:
-        return given
-    if several and isinstance(given, list):
+    if not (several and isinstance(given, list)):
+        return [given] * count
+    if len(given) != count:
         raise wrong(name, f"{name} has {len(given)} entries for {count} prompts; send one for each")
-    return [given] * count
+    return given
 
 
 def _request(ids: Any, picture: Any, params: Any, manifest: Any, most_ids: int) -> ImageRequest:
     table = int(getattr(manifest.target, "token_count", 0) or manifest.target.vocab_size)
-    good = isinstance(ids, list) and all(
-        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < table for one in ids
-    )
+    good = isinstance(ids, list) and all(type(one) is int and 0 <= one < table for one in ids)
     if not good or not ids:
         raise wrong("input_ids", f"{shown(ids)} are not token ids of this model, 0 to {table - 1}")
     if len(ids) > most_ids:
@@ -110,10 +109,7 @@ def _request(ids: Any, picture: Any, params: Any, manifest: Any, most_ids: int) 
             settings["top_k"] = 0
         request = build_request(manifest, "ids", settings, lambda strategy, _: strategy)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise wrong(
-            "sampling_params", f"sampling_params: {first['loc'][-1]}: {first['msg']}"
-        ) from None
+        raise wrong("sampling_params", f"sampling_params: {first_wrong(error)}") from None
     except LanternError as error:
         raise wrong("sampling_params", str(error)) from None
     seed = USUAL_SEED if read.sampling_seed is None else read.sampling_seed

@@ -23,11 +23,8 @@ class Energy:
         """Yield the counter, where the device has a meter."""
         spent = self.backend.energy_mj()
         if spent is not None:
-            found = CounterMetricFamily(
-                "lantern_energy_joules",
-                "Energy that the device's meter has counted.",
-                labels=["meter"],
-            )
+            text = "Energy that the device's meter has counted."
+            found = CounterMetricFamily("lantern_energy_joules", text, labels=["meter"])
             found.add_metric([f"{self.backend.name} {self.backend.facts().name}"], spent / 1000)
             yield found
 
@@ -41,28 +38,23 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"lantern_{name}", text, labels, registry=registry)
 
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(f"lantern_{name}", text, buckets=SECONDS, registry=registry)
+
         self.requests = counter("requests", "Answers by path and status.", "path", "status")
         self.images = counter("images", "Complete images.")
         self.tokens = counter("tokens", "Image tokens of complete images.")
         self.steps = counter("steps", "Target passes of complete images, prefill left out.")
         self.price = counter("total_variation", "Relaxed mass used by complete images.")
         self.turns = counter("turns", "Runs of steps between two looks at the batch.")
-        self.dropped = counter(
-            "cancelled_images", "Images that were given up before they were complete."
-        )
+        self.dropped = counter("cancelled_images", "Images that were given up half-way.")
         self.failed = counter("failed_requests", "Requests that ended in an error.", "code")
         self.waiting = Gauge("lantern_queue_images", "Images that wait.", registry=registry)
         self.running = Gauge("lantern_slots_busy", "Rows with an image.", registry=registry)
         Gauge("lantern_slots", "Rows of the running batch.", registry=registry).set(slots)
-        self.seconds = Histogram(
-            "lantern_request_seconds", "From request to answer.", buckets=SECONDS, registry=registry
-        )
-        self.first_partial = Histogram(
-            "lantern_first_partial_seconds",
-            "From request to its first partial image.",
-            buckets=SECONDS,
-            registry=registry,
-        )
+        self.seconds = seconds("request_seconds", "From request to answer.")
+        text = "From request to its first partial image."
+        self.first_partial = seconds("first_partial_seconds", text)
         registry.register(Energy(backend))
 
     def drew(self, drawn: Drawn) -> None:

@@ -399,7 +399,7 @@ def test_classes_are_measured_against_adm_s_batch(class_model, tmp_path):
             "cannot be read",
         ),
         (["COCO", "-o", "table.md"], "is the name of a table; end it in .json"),
-        (["--prompts", "gone.txt"], "cannot be read"),
+        (["--prompts", "gone.txt"], "gone.txt is not a file of prompts"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence_before_any_picture(

@@ -87,7 +87,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Keep a JSON object with its checksum; raises OSError where the folder cannot be written."""
+    """Keep a JSON object with its checksum, where the folder can be written."""
     # As it will be read: tuples come back as lists.
     whole = json.loads(json.dumps(record))
-    write_json(path, {**whole, CHECKSUM: _digest(whole)})
+    with contextlib.suppress(OSError):
+        write_json(path, {**whole, CHECKSUM: _digest(whole)})

@@ -98,11 +98,7 @@ class Loading(OnDevice):
 
         given = {**self.keywords(), **more}
         with bar("loading", quiet, bytes_=True) as advance:
-
-            def loading(part: str, done: int, total: int) -> None:
-                if advance is not None:
-                    advance(done, total)
-
+            loading = None if advance is None else lambda part, *far: advance(*far)
             pipeline = lantern_accel.load(**given, tell=note, on_loading=loading)
         with pipeline:
             if pipeline.backend.slowed and not quiet:

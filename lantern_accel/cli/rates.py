@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from typing import TYPE_CHECKING
 
@@ -36,8 +35,7 @@ def remark(stats: GenerationStats) -> str | None:
     kept = {n: float(found[n]) for n in BASES if isinstance(found.get(n), int | float)}
     if name in BASES:
         if rate > kept.get(name, 0.0):
-            with contextlib.suppress(OSError):
-                write_record(path, {**kept, name: rate})
+            write_record(path, {**kept, name: rate})
         return None
     base = max(kept, key=lambda one: kept[one], default=None)
     if base is not None and rate < SLOWER * kept[base]:

@@ -73,16 +73,12 @@ def explaining_the_disk(where: Path) -> Iterator[None]:
         ) from error
 
 
-#: Commands that trained the bundled model and nothing else.
-ELSEWHERE = (
-    "{what} moved out of the package, next to the bundled model's settings: in a copy of the "
-    "repository, run `python tools/lantern-emoji {stage}` with the same options{instead}"
-)
-
-
 def moved(stage: str, what: str, instead: str = "") -> DataError:
     """Return the error that says where a stage of the bundled model's training is now."""
-    return DataError(ELSEWHERE.format(stage=stage, what=what, instead=instead))
+    return DataError(
+        f"{what} moved out of the package, next to the bundled model's settings: in a copy of the "
+        f"repository, run `python tools/lantern-emoji {stage}` with the same options{instead}"
+    )
 
 
 def _moved_command(stage: str, what: str) -> None:

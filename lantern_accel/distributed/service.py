@@ -14,7 +14,7 @@ from typing import Any
 
 from ray import serve
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from lantern_accel.distributed.fleet import Kind, placed
 from lantern_accel.serving.gate import refused, too_long
@@ -115,7 +115,7 @@ class Router:
                     refusal = too_long(self.most_body)
                     break
         if refusal is not None:
-            return JSONResponse(refusal.body(), refusal.status, dict(refusal.headers))
+            return refusal.response()
         keep = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path",
                 "query_string")  # fmt: skip
         scope = {name: request.scope[name] for name in keep if name in request.scope}
@@ -136,9 +136,8 @@ class Router:
                 continue
             headers["x-device-kind"] = name
             return StreamingResponse(_bodies(messages), start["status"], headers)
-        failed = Refusal(502, "no device answers; the server's log says more", code="no_device",
-                         headers=NO_RETRY)  # fmt: skip
-        return JSONResponse(failed.body(), failed.status, dict(failed.headers))
+        text = "no device answers; the server's log says more"
+        return Refusal(502, text, code="no_device", headers=NO_RETRY).response()
 
     async def _messages(
         self, name: str, scope: Mapping[str, Any], body: bytes

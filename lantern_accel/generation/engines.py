@@ -253,11 +253,6 @@ class Engines:
         drawn = replace(model, target=self._copies[how.name])
         return model.family.fitted(drawn, shape)[0]
 
-    @property
-    def copies(self) -> frozenset[str]:
-        """The weights that copies of the target are held in, to draft with."""
-        return self.capacity.copies
-
     def keep_copies(self, names: frozenset[str]) -> None:
         """Free copies in other weights, and the engines that draft with them."""
         for key, one in list(self._ready.items()):

@@ -246,7 +246,7 @@ class Loaded:
         if not self.auto.unsettled(ready.engine, strategy, batch, sampling):
             return ready
         found: list[Timed] = []
-        held = self.engines.copies
+        held = self.engines.capacity.copies
         drafters = self.auto.chains(strategy, sampling), self.auto.trees(strategy)
         sources = [strategy, *(one for one in drafters if one is not None)]
         copies_known = False

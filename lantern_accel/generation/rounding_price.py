@@ -8,7 +8,6 @@ and dtype at the model's own sampling, image by image, and kept in the cache.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import warnings
@@ -105,8 +104,7 @@ def measure(
                 tokens=drawn.tokens.shape[1],
                 sampling=sampling,
             )
-            with contextlib.suppress(OSError):
-                write_record(_path(full, backend, dtype, how), price.model_dump(mode="json"))
+            write_record(_path(full, backend, dtype, how), price.model_dump(mode="json"))
             tell(
                 f"measuring the price of {how.name} weights, once: {number + 1} of {IMAGES} images of "
                 f"{tokens} tokens, total variation {price.total_variation:.4f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -104,7 +104,10 @@ class Stream:
         with self._lock.hold(), pipeline.backend.stopwatch() as total:
             conditions = self._conditions()
             wanted = list(range(request.count))
-            slots = self._open(conditions)
+            asked = request.strategy, request.sampling
+            size = request.batch_size or pipeline.engines.usual_batch(request.count, *asked)
+            first = conditions.pick([0])
+            slots = Slots[int](pipeline, *asked, min(size, request.count), first)
             shown: dict[int, int] = {}
             done: dict[int, tuple[Decoded, Image | None]] = {}
             while len(done) < request.count:
@@ -127,7 +130,18 @@ class Stream:
                             image, rows = pipeline.partial_picture(tokens, conditions.shape)
                             shown[index] = share if image else shown.get(index, 0)
                     yield Progress(index, tokens, slots.tokens, image, rows, index in done)
-        self._finish(slots, done, total.seconds)
+        ordered = [done[index] for index in range(request.count)]
+        self._result = pipeline.finished(
+            request,
+            slots.strategy,
+            [decoded for decoded, _ in ordered],
+            [image for _, image in ordered if image is not None],
+            PhaseSeconds(total=total.seconds, **self._seconds),
+            batch=slots.size,
+            slots=slots.size,
+            buffers=slots.engine.nbytes,
+            columns=request.num_images,
+        )
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -140,14 +154,6 @@ class Stream:
     def _conditions(self) -> Conditions:
         with self._timed("text"):
             return self._pipeline.conditions(self.request.prompts, self.request.size)
-
-    def _open(self, conditions: Conditions) -> Slots[int]:
-        pipeline, request = self._pipeline, self.request
-        batch = request.batch_size or pipeline.engines.usual_batch(
-            request.count, request.strategy, request.sampling
-        )
-        size = min(batch, request.count)
-        return Slots(pipeline, request.strategy, request.sampling, size, conditions.pick([0]))
 
     @inferring
     def _join(self, slots: Slots[int], conditions: Conditions, index: int) -> None:
@@ -166,19 +172,3 @@ class Stream:
                 drawn.tokens, conditions.shape, [prompt], [request.seed + index]
             )
             return next(iter(made), None)
-
-    def _finish(
-        self, slots: Slots[int], done: dict[int, tuple[Decoded, Any]], total: float
-    ) -> None:
-        ordered = [done[index] for index in range(self.request.count)]
-        self._result = self._pipeline.finished(
-            self.request,
-            slots.strategy,
-            [decoded for decoded, _ in ordered],
-            [image for _, image in ordered if image is not None],
-            PhaseSeconds(total=total, **self._seconds),
-            batch=slots.size,
-            slots=slots.size,
-            buffers=slots.engine.nbytes,
-            columns=self.request.num_images,
-        )

@@ -8,7 +8,6 @@ device where one is open, and assumed otherwise.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -310,8 +309,7 @@ def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
     if kept is not None and set(kept) == set(dtypes):
         return {name: int(kept[name]) for name in dtypes}
     peaks = {name: planner.plan(dtype=DTYPES[name]).peak for name in dtypes}
-    with contextlib.suppress(OSError):
-        write_record(path, peaks)
+    write_record(path, peaks)
     return peaks
 
 

@@ -23,15 +23,15 @@ from lantern_accel.errors import LanternError, did_you_mean
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.serving import answer, encoder
 from lantern_accel.serving.body import CLIENT_SIZES, ImageRequest, read_body
-from lantern_accel.serving.gate import Gate, TooLong
+from lantern_accel.serving.gate import Gate
 from lantern_accel.serving.metrics import Metrics
-from lantern_accel.serving.refusals import Refusal, refusal_of
+from lantern_accel.serving.refusals import Refusal, check_model, refusal_of
 from lantern_accel.serving.studio import (
     Completed,
     Event,
-    Failed,
     Finished,
     Job,
+    Partial,
     ServerSettings,
     Studio,
 )
@@ -58,11 +58,11 @@ class Inbox:
         except RuntimeError:  # the loop is closed: nobody listens any more
             self.job.cancel()
 
-    async def next(self) -> Event:
+    async def next(self) -> Partial | Finished | Completed:
         """Return the next event; raises what the job failed with."""
         event = await self._events.get()
-        if isinstance(event, Failed):
-            raise event.error
+        if isinstance(event, Exception):
+            raise event
         return event
 
     async def finished(self) -> tuple[list[Finished], Completed]:
@@ -121,7 +121,7 @@ def _add_errors(app: FastAPI) -> None:
             found = Refusal(error.status_code, text, headers=dict(error.headers or {}))
         else:
             found = refusal_of(error)
-        return JSONResponse(found.body(), found.status, dict(found.headers))
+        return found.response()
 
     for kind in (HTTPException, Refusal, LanternError):
         app.add_exception_handler(kind, refused)
@@ -130,8 +130,6 @@ def _add_errors(app: FastAPI) -> None:
 async def _json(request: Request) -> object:
     try:
         return json.loads(await request.body())
-    except TooLong:
-        raise
     except (ValueError, RecursionError) as error:
         text = "the body is no JSON"
         if isinstance(error, json.JSONDecodeError):
@@ -194,9 +192,7 @@ def _add_routes(
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        if name != model:
-            text = f"no model is named {name[:80]!r} here{did_you_mean(name, [model])}"
-            raise Refusal(404, text, "model", "model_not_found")
+        check_model(name, model)
         return card()
 
     def card() -> dict[str, Any]:
@@ -276,7 +272,7 @@ async def _events(inbox: Inbox, asked: ImageRequest, model: str) -> AsyncIterato
         while not isinstance(event := await inbox.next(), Completed):
             if isinstance(event, Finished):
                 done.append(event)
-            elif not isinstance(event, Failed):
+            else:
                 yield answer.sse(await asyncio.to_thread(answer.partial_event, asked, event))
         for one in done:
             made = await asyncio.to_thread(answer.completed_event, asked, model, one, event)

@@ -21,10 +21,10 @@ from pydantic import (
 )
 
 from lantern_accel.bounds import SEEDS
-from lantern_accel.errors import LanternError, RequestError, StrategyError, did_you_mean, shown
+from lantern_accel.errors import LanternError, RequestError, StrategyError, shown
 from lantern_accel.generation.request import build_request
 from lantern_accel.generation.settings import read_size
-from lantern_accel.serving.refusals import Refusal, wrong
+from lantern_accel.serving.refusals import Refusal, check_model, wrong
 from lantern_accel.strategy.values import Sampling, Strategy
 
 #: Sizes that clients send where their user chose none: mapped to the model's own, and said so.
@@ -131,13 +131,8 @@ def read_body(
         body = Body.model_validate(given)
     except ValidationError as error:
         raise _refused(error, given) from None
-    if body.model is not None and body.model != manifest.name:
-        raise Refusal(
-            404,
-            f"no model is named {shown(body.model)} here{did_you_mean(body.model, [manifest.name])}",
-            "model",
-            "model_not_found",
-        )
+    if body.model is not None:
+        check_model(body.model, manifest.name)
     for name in ("prompt", "negative_prompt"):
         text = getattr(body, name)
         if isinstance(text, str) and len(text) > most_prompt:

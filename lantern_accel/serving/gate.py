@@ -9,8 +9,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from lantern_accel.serving.metrics import Metrics
 from lantern_accel.serving.refusals import Refusal, refusal_of
 
@@ -88,7 +86,9 @@ class Gate:
                 begun = True
                 pairs = list(message.get("headers", []))
                 message["headers"] = [*pairs, (b"x-request-id", number.encode())]
-                self.metrics.requests.labels(self._path(scope), str(message["status"])).inc()
+                # The path of the route, so that there are as many labels as routes.
+                path = getattr(scope.get("route"), "path", "other")
+                self.metrics.requests.labels(path, str(message["status"])).inc()
             await asyncio.wait_for(send(message), self.write_seconds)
 
         read = 0
@@ -104,24 +104,15 @@ class Gate:
         refusal = refused(scope, self.keys, self.most_body)
         try:
             if refusal is not None:
-                await self._answer(refusal, scope, receive, told)
+                await refusal.response()(scope, receive, told)
                 return
             await self.app(scope, counted, told)
         except TooLong:
             if not begun:
-                await self._answer(too_long(self.most_body), scope, receive, told)
+                await too_long(self.most_body).response()(scope, receive, told)
         except asyncio.TimeoutError:
             log.info("%s: the client did not read its answer and was let go", number)
         except Exception as error:
             log.error("%s failed", number, exc_info=error)
             if not begun:
-                await self._answer(refusal_of(error), scope, receive, told)
-
-    async def _answer(self, refusal: Refusal, scope: Any, receive: Receive, send: Send) -> None:
-        response = JSONResponse(refusal.body(), refusal.status, dict(refusal.headers))
-        await response(scope, receive, send)
-
-    def _path(self, scope: Any) -> str:
-        """Return the path of the route, so that there are as many labels as routes."""
-        route = scope.get("route")
-        return str(getattr(route, "path", "other"))
+                await refusal_of(error).response()(scope, receive, told)

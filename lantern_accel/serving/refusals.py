@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lantern_accel.errors import DoesNotFitError, LanternError, RequestError, StrategyError
+from starlette.responses import JSONResponse
+
+from lantern_accel.errors import (
+    DoesNotFitError,
+    LanternError,
+    RequestError,
+    StrategyError,
+    did_you_mean,
+    shown,
+)
 
 #: Tells OpenAI's clients that sending the request again would compute it again.
 NO_RETRY = {"x-should-retry": "false"}
@@ -38,10 +47,21 @@ class Refusal(Exception):
         told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": told}
 
+    def response(self) -> JSONResponse:
+        """Return the answer."""
+        return JSONResponse(self.body(), self.status, dict(self.headers))
+
 
 def wrong(param: str | None, message: str, code: str = "invalid_value") -> Refusal:
     """Return the refusal of a field's value."""
     return Refusal(400, message, param, code)
+
+
+def check_model(name: str, model: str) -> None:
+    """Raise the refusal of a model that is not the one that is served."""
+    if name != model:
+        text = f"no model is named {shown(name)} here{did_you_mean(name, [model])}"
+        raise Refusal(404, text, "model", "model_not_found")
 
 
 def refusal_of(error: BaseException) -> Refusal:

@@ -90,14 +90,8 @@ class Completed:
     rounding: float = 0.0
 
 
-@dataclass(frozen=True)
-class Failed:
-    """The last event of a job that did not go well."""
-
-    error: Exception
-
-
-Event = Partial | Finished | Completed | Failed
+#: An error is the last event of a job that did not go well.
+Event = Partial | Finished | Completed | Exception
 
 
 @dataclass
@@ -190,7 +184,7 @@ class Studio:
             self._queue = deque(one for one in self._queue if one.job.began is not None)
             self._news.notify()
         for job in dropped.values():
-            self._end(job, Failed(closing()))
+            self._end(job, closing())
 
     def stop(self, seconds: float = 60.0) -> bool:
         """Drain, and wait for what runs; returns whether all of it was finished in time."""
@@ -238,7 +232,7 @@ class Studio:
         self.metrics.turns.inc()
         for picture, one in slots.news():
             if isinstance(one, NotFiniteError):
-                self._end(picture.job, Failed(one))
+                self._end(picture.job, one)
             elif isinstance(one, int):
                 self._show(slots, one, picture)
             else:
@@ -247,7 +241,7 @@ class Studio:
                 except Exception as error:  # its row is given up already
                     if not isinstance(error, RequestError):
                         log.error("a picture could not be made", exc_info=error)
-                    self._end(picture.job, Failed(error))
+                    self._end(picture.job, error)
         self.metrics.running.set(len(slots.images))
 
     def _give_up(self) -> None:
@@ -257,7 +251,7 @@ class Studio:
             waiting = list(self._queue)
         for job in {id(p.job): p.job for p in [*waiting, *self.running.values()]}.values():
             if not job.over and now - job.came > self.limits.deadline:
-                self._end(job, Failed(too_late(self.limits.deadline)))
+                self._end(job, too_late(self.limits.deadline))
         for row, picture in list(self.running.items()):
             if picture.job.over and self._slots is not None:
                 self._slots.leave(row)
@@ -277,7 +271,7 @@ class Studio:
             try:
                 joined = self._join(picture)
             except Exception as error:
-                self._end(picture.job, Failed(error))
+                self._end(picture.job, error)
                 if not isinstance(error, RequestError):
                     log.warning("an image could not begin: %s", error)
                 joined = True
@@ -425,7 +419,7 @@ class Studio:
                 jobs |= {id(one.job): one.job for one in self._queue}
                 self._queue.clear()
         for job in jobs.values():
-            self._end(job, Failed(error))
+            self._end(job, error)
         try:
             self.pipeline.release_engines()
         except Exception as late:  # a device that failed may fail at that too
@@ -435,6 +429,6 @@ class Studio:
         if job.over:
             return
         job.over = True
-        if isinstance(event, Failed):
-            self.metrics.failed.labels(refusal_of(event.error).code or "invalid").inc()
+        if isinstance(event, Exception):
+            self.metrics.failed.labels(refusal_of(event).code or "invalid").inc()
         job.deliver(event)

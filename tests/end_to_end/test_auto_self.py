@@ -116,11 +116,11 @@ def test_the_copy_that_is_tried_is_predicted_before_one_is_made(
         assert asked_rows == [[rows, 2 * rows, 4 * rows, 8 * rows]]
         dear = automatic.Timed(strategy=promised(asked, 50.0))
         assert pipeline.auto.likely_copies(asked, dear, 2, sampling) == []
-        assert not pipeline.engines.copies, "nothing was made yet"
+        assert not pipeline.engines.capacity.copies, "nothing was made yet"
         want = pipeline.generate("red heart", seed=3, strategy="vanilla").tokens
         drawn = pipeline.generate("red heart", seed=3)
         assert torch.equal(drawn.tokens, want)
-        assert pipeline.engines.copies <= {"int6"}
+        assert pipeline.engines.capacity.copies <= {"int6"}
         relaxed = pipeline.strategy("auto", relaxed=True)
         assert pipeline.auto.likely_copies(relaxed, windows, 1, sampling) == []
 
@@ -173,7 +173,7 @@ def test_a_copy_that_does_not_pay_is_freed(
     with load(tiny_model) as pipeline:
         drawn = pipeline.generate("red heart", seed=3)
         assert isinstance(drawn.stats.strategy.tree, NoTree)
-        assert not pipeline.engines.copies
+        assert not pipeline.engines.capacity.copies
         trees = [one.engine.strategy.tree for one in pipeline.engines.ready]
         assert not any(isinstance(tree, SelfDrafts) for tree in trees)
 
@@ -185,7 +185,7 @@ def test_copies_of_the_users_own_stay(
     with load(tiny_model) as pipeline:
         pipeline.generate("red heart", seed=3, strategy="self", tree="self:2,int4")
         pipeline.generate("red heart", seed=3)
-        assert pipeline.engines.copies == {"int4"}
+        assert pipeline.engines.capacity.copies == {"int4"}
 
 
 def test_images_that_accept_little_undo_the_choice(tiny_model: Path, kept: Path) -> None:
@@ -301,7 +301,7 @@ def test_tuning_counts_times_and_races_copies(
         assert set(evidence.copy_counts) == names == set(evidence.copy_times)
         assert all("self" in [m.strategy.name for m in one.measured] for one in found)
         chosen = {one.strategy.tree.weights for one in found if one.strategy.tree.kind == "self"}
-        assert pipeline.engines.copies == chosen
+        assert pipeline.engines.capacity.copies == chosen
         want = pipeline.generate("red heart", seed=1, strategy="vanilla").tokens
         assert torch.equal(pipeline.generate("red heart", seed=1).tokens, want)
     assert any("tokens per step of 8 drafts" in text for text in told)

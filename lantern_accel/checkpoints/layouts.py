@@ -195,10 +195,9 @@ def find_file(places: Iterable[Path], name: str) -> Path | None:
     return None
 
 
-def folder_config(folder: Path) -> dict[str, Any]:
-    """Return a folder's ``config.json``; {} where there is none."""
-    path = folder / "config.json"
-    return read_json(path) if path.is_file() else {}
+def folder_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """Return a folder's configuration of this name; {} where there is none."""
+    return read_json(folder / name) if (folder / name).is_file() else {}
 
 
 def open_own(path: Path, ours: bool) -> Checkpoint | None:

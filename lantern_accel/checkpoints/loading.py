@@ -7,8 +7,9 @@ time is more than one tensor held twice.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,45 +82,6 @@ class Fingerprint:
         return self.digest.hexdigest()[:16]
 
 
-def check_keys(
-    own: Iterable[str],
-    recipes: Mapping[str, Recipe],
-    checkpoint: Iterable[str],
-    what: str,
-    unneeded: re.Pattern[str] | None = None,
-) -> None:
-    """Raise :class:`CheckpointError` where a parameter has no source, or a tensor no parameter.
-
-    Tensors that released files carry and nothing needs (:data:`HARMLESS`) may be left over, and those
-    that ``unneeded`` matches (a file may hold several parts).
-    """
-    own, there = list(own), set(checkpoint)
-    missing = [
-        name
-        for name in own
-        if name not in recipes or any(source not in there for source in recipes[name].sources)
-    ]
-    used = {source for name in own if name in recipes for source in recipes[name].sources}
-    ignored = [HARMLESS] if unneeded is None else [HARMLESS, unneeded]
-    extra = sorted(
-        key for key in there if key not in used and not any(p.search(key) for p in ignored)
-    )
-    if missing or extra:
-        parts = []
-        if missing:
-            parts.append(f"{_count(missing)} missing, the first is {missing[0]!r}")
-        if extra:
-            parts.append(f"{_count(extra)} unknown, the first is {extra[0]!r}")
-        raise CheckpointError(
-            f"{what}: {' and '.join(parts)}; the checkpoint is of another architecture, or a part "
-            "of it is absent: fetch it again, or name another"
-        )
-
-
-def _count(keys: Sequence[str]) -> str:
-    return "1 key is" if len(keys) == 1 else f"{len(keys)} keys are"
-
-
 def check_values(tensor: Tensor, key: str, dtype: torch.dtype, what: str) -> None:
     """Raise :class:`CheckpointError` for values that ``dtype`` cannot hold, or that are no numbers.
 
@@ -152,27 +114,6 @@ def mismatch(what: str, name: str, given: list[int], wanted: list[int]) -> Check
     )
 
 
-def check_shapes(
-    own: Mapping[str, Tensor], recipes: Mapping[str, Recipe], checkpoint: Checkpoint, what: str
-) -> None:
-    """Raise :class:`CheckpointError` for the first shape that the config does not say.
-
-    Parameters with a transform are compared when they are read.
-    """
-    for name, parameter in own.items():
-        recipe = recipes.get(name)
-        if recipe is None or recipe.transform is not None:
-            continue
-        shapes = [checkpoint.shape(key) for key in recipe.sources if key in checkpoint]
-        if len(shapes) < len(recipe.sources):
-            continue  # told by check_keys
-        stacked = list(shapes[0])
-        if len(shapes) > 1 and all(s and s[1:] == shapes[0][1:] for s in shapes):
-            stacked[0] = sum(s[0] for s in shapes)
-        if stacked != list(parameter.shape):
-            raise mismatch(what, name, stacked, list(parameter.shape))
-
-
 def checked(
     module: nn.Module,
     checkpoint: Checkpoint,
@@ -182,12 +123,36 @@ def checked(
 ) -> dict[str, Tensor]:
     """Return a module's tensors by name, once a checkpoint has all that they come from.
 
-    Raises :class:`CheckpointError` where keys, shapes or kinds of numbers disagree; no weight is read.
+    Tensors that released files carry and nothing needs (:data:`HARMLESS`) may be left over, and those
+    that ``unneeded`` matches (a file may hold several parts). Raises :class:`CheckpointError` where
+    keys, shapes or kinds of numbers disagree; no weight is read, so that parameters with a transform
+    are compared later.
     """
-    own = dict(module.state_dict())
-    check_shapes(own, recipes, checkpoint, what)
-    check_keys(own, recipes, checkpoint, what, unneeded)
-    for key in (key for name in own for key in recipes[name].sources):
+    own, there = dict(module.state_dict()), set(checkpoint)
+    wanted = {name: recipes[name].sources for name in own if name in recipes}
+    found = {name: keys for name, keys in wanted.items() if there.issuperset(keys)}
+    for name, keys in found.items():
+        shapes = [checkpoint.shape(key) for key in keys]
+        stacked = list(shapes[0])
+        if len(shapes) > 1 and all(s and s[1:] == shapes[0][1:] for s in shapes):
+            stacked[0] = sum(s[0] for s in shapes)
+        if recipes[name].transform is None and stacked != list(own[name].shape):
+            raise mismatch(what, name, stacked, list(own[name].shape))
+    used = list(itertools.chain(*wanted.values()))
+    ignored = [HARMLESS] if unneeded is None else [HARMLESS, unneeded]
+    extra = (k for k in there.difference(used) if not any(p.search(k) for p in ignored))
+    faults = {"missing": [name for name in own if name not in found], "unknown": sorted(extra)}
+    told = [
+        f"{'1 key is' if len(keys) == 1 else f'{len(keys)} keys are'} {fault}, the first is {keys[0]!r}"
+        for fault, keys in faults.items()
+        if keys
+    ]
+    if told:
+        raise CheckpointError(
+            f"{what}: {' and '.join(told)}; the checkpoint is of another architecture, or a part of it "
+            "is absent: fetch it again, or name another"
+        )
+    for key in used:
         if not checkpoint.dtype(key).is_floating_point:
             kind = str(checkpoint.dtype(key)).removeprefix("torch.")
             raise CheckpointError(

@@ -109,12 +109,9 @@ def load_model(
         if part in kind.needs and part not in found.files:
             lacks = found.missing.get(part, f"its {part}")
             raise CheckpointError(f"the model {found.manifest.name!r} lacks {lacks}")
-    loaded: dict[str, Any] = {}
+    loaded: dict[str, Any] = dict.fromkeys(PARTS)
     fingerprint = Fingerprint()
-    for part in PARTS:
-        if part not in found.files:
-            loaded[part] = None
-            continue
+    for part in (part for part in PARTS if part in found.files):
         module, checkpoint, recipes = open_part(found, part, ops)
         fill(
             module,
@@ -141,9 +138,7 @@ def load_model(
         digest = fingerprint.hexdigest()
     return Model(
         manifest=found.manifest,
-        target=loaded["target"],
-        drafter=loaded["drafter"],
-        vq=loaded["vq"],
+        **loaded,
         text=text,
         weights_hash=digest,
         family=kind,

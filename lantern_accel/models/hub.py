@@ -67,24 +67,20 @@ def fetch(entry: ModelEntry, tell: Tell, together: Iterable[ModelEntry] = ()) ->
     ``together``: the entries that are needed with it, for the error where there is no network.
     """
     here = {file.path: cached(entry.repo, file.path) for file in entry.files}
-    paths: dict[str, Path] = {}
     try:
         first = next((path for path, found in here.items() if found is None), None)
         if first is not None:
             reach(entry.repo, first)
         show_licence(entry, tell)
         for file in entry.files:
-            found = here[file.path]
-            if found is None:
+            if here[file.path] is None:
                 tell(f"fetching {file.path} of {entry.repo} ({human_size(file.nbytes)})")
-                found = download(entry.repo, file.path)
-            paths[file.path] = found
+                here[file.path] = download(entry.repo, file.path)
     except Absent as error:
         raise _how_to_get(error, list(together) or [entry]) from None
-    name, path = next(iter(paths.items()))
-    if len(paths) == 1:
-        return path
-    return path.parents[len(Path(name).parts) - 1]
+    name, path = next(iter(here.items()))
+    assert path is not None
+    return path if len(here) == 1 else path.parents[len(Path(name).parts) - 1]
 
 
 @contextmanager

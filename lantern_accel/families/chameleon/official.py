@@ -30,9 +30,9 @@ from lantern_accel.checkpoints.layouts import (
     drafter_weights,
     explained,
     find_file,
+    folder_json,
     open_own,
     our_sizes,
-    read_json,
 )
 from lantern_accel.checkpoints.loading import Recipe
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights, open_checkpoint
@@ -200,10 +200,9 @@ def said_of(weights: Path) -> dict[str, Any]:
     folder = weights if weights.is_dir() else weights.parent
     found: dict[str, Any] = {}
     for name in ("config.json", "params.json", "consolidate_params.json"):
-        if (folder / name).is_file():
-            content = read_json(folder / name)
-            inner = content.get("model")
-            found.update({**content, **(inner if isinstance(inner, dict) else {})})
+        content = folder_json(folder, name)
+        inner = content.get("model")
+        found.update({**content, **(inner if isinstance(inner, dict) else {})})
     return found
 
 

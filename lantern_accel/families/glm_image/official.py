@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from lantern_accel.checkpoints.layouts import (
     explained,
     find_file,
-    folder_config,
+    folder_json,
     open_own,
     read_json,
 )
@@ -83,7 +83,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     if home is None:
         return None
     folder = home if home.is_dir() else home.parent
-    said = folder_config(folder)
+    said = folder_json(folder)
     ours = said.get("model_type") == "glm_image"
     checkpoint = open_own(home, ours)
     if checkpoint is None:
@@ -188,8 +188,7 @@ def defaults_of(said: dict[str, Any], manifest: GlmImageManifest) -> ModelDefaul
 
 def read_marks(said: dict[str, Any], tokenizer: Path | None) -> Marks:
     """Return the strings around a picture's size, of the tokenizer's own configuration."""
-    beside = None if tokenizer is None else tokenizer.parent / "tokenizer_config.json"
-    told = read_json(beside) if beside is not None and beside.is_file() else {}
+    told = {} if tokenizer is None else folder_json(tokenizer.parent, "tokenizer_config.json")
     start = said.get("image_start_token_id")
     named = {
         "size_begin": told.get("grid_bos_token"),
@@ -210,7 +209,7 @@ def _home(path: Path) -> Path | None:
             return None
         if prior.is_dir() and has_weights(prior):
             return prior
-    elif folder_config(path).get("_class_name") != "GlmImageTransformer2DModel":
+    elif folder_json(path).get("_class_name") != "GlmImageTransformer2DModel":
         return path if has_weights(path) else None
     raise CheckpointError(
         f"{path} holds GLM-Image's diffusion half without its prior; name the whole release of "

@@ -19,8 +19,8 @@ from lantern_accel.families.releases import require
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Folders of the release that the prior has no part in.
-PARTS = ("transformer", "vae", "scheduler", "text_encoder", "tokenizer")
+#: What the release has besides the prior's own.
+PARTS = ("model_index.json", "transformer", "vae", "scheduler", "text_encoder", "tokenizer")
 
 
 def paint(
@@ -77,16 +77,10 @@ def _diffusion_half(model: Model) -> Any:
 def _release(tokenizer: Path) -> Path:
     """Return the released folder around the prior's tokenizer, where the diffusion half is in it."""
     folder = tokenizer.parent.parent
-    if not (folder / "model_index.json").is_file():
-        raise ModelError(
-            f"{folder} has no diffusion half; fetch all of zai-org/GLM-Image, or give the tokens to a "
-            "GlmImagePipeline as prior_token_ids (docs/integrations.md)"
-        )
-    absent = [part for part in PARTS if not (folder / part).is_dir()]
+    absent = [part for part in PARTS if not (folder / part).exists()]
     if absent:
         raise ModelError(
-            f"the diffusion half in {folder} lacks {', '.join(absent)}; fetch all of "
-            "zai-org/GLM-Image, or "
-            "give the tokens to a GlmImagePipeline as prior_token_ids (docs/integrations.md)"
+            f"the diffusion half in {folder} lacks {', '.join(absent)}; fetch all of zai-org/GLM-Image, "
+            "or give the tokens to a GlmImagePipeline as prior_token_ids (docs/integrations.md)"
         )
     return folder

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.checkpoints.layouts import explained, find_file, folder_config, open_own
+from lantern_accel.checkpoints.layouts import explained, find_file, folder_json, open_own
 from lantern_accel.checkpoints.weights import Checkpoint, has_weights
 from lantern_accel.errors import CheckpointError
 from lantern_accel.families.base import Found, Parts
@@ -120,7 +120,7 @@ def detect(path: Path, parts: Parts) -> Found | None:
     if path.is_dir() and not has_weights(path):
         return None
     folder = path if path.is_dir() else path.parent
-    said = folder_config(folder)
+    said = folder_json(folder)
     checkpoint = open_own(path, said.get("model_type") in _KINDS)
     layout = None if checkpoint is None else key_layout(checkpoint)
     if checkpoint is None or layout is None:

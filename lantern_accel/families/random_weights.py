@@ -96,15 +96,6 @@ def sized(name: str) -> Any:
     return made
 
 
-def _parts(manifest: Any, ops: TensorOps) -> dict[str, nn.Module]:
-    """Build target and drafter without data."""
-    kind = family(manifest.family)
-    names = ("target", "drafter") if manifest.drafter is not None else ("target",)
-    # In inference mode torch cannot build on fake tensors, which have no data either.
-    with torch.inference_mode(False), without_data():
-        return {part: kind.build(manifest, part, ops) for part in names}
-
-
 def fill_random(
     manifest: Any,
     ops: TensorOps,
@@ -117,7 +108,10 @@ def fill_random(
     ``how``: the target's weights are rounded.
     """
     kind = family(manifest.family)
-    parts = _parts(manifest, ops)
+    names = ("target", "drafter") if manifest.drafter is not None else ("target",)
+    # In inference mode torch cannot build on fake tensors, which have no data either.
+    with torch.inference_mode(False), without_data():
+        parts = {part: kind.build(manifest, part, ops) for part in names}
     for name, part in parts.items():
         for path, module in part.named_modules():
             for key, weight in list(module.named_parameters(recurse=False)):

@@ -221,6 +221,7 @@ def draw(
     return torch.stack([out[i] for i in range(len(seeds))])
 
 
-def fresh_seed() -> int:
-    """Return a seed drawn from torch's global generator, as the libraries' own loops draw from it."""
-    return int(torch.randint(0, 2**31 - 1, (1,)))
+def fresh_seeds(count: int) -> list[tuple[int, int]]:
+    """Return seeds of images, drawn from torch's global generator as the libraries' own loops draw."""
+    seed = int(torch.randint(0, 2**31 - 1, (1,)))
+    return [(seed, i) for i in range(count)]

@@ -14,7 +14,7 @@ from lantern_accel.families.glm_image.grids import grid_of, grids, prior_token_i
 from lantern_accel.families.glm_image.text import check_special
 from lantern_accel.families.releases import require
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.integrations.decoding import InterruptedDecodingError, draw, fresh_seed
+from lantern_accel.integrations.decoding import InterruptedDecodingError, draw, fresh_seeds
 from lantern_accel.integrations.law import processors_of, sampling_of
 from lantern_accel.integrations.transformers import accelerated, glm_tokens
 from lantern_accel.strategy.values import Sampling, Strategy
@@ -84,7 +84,6 @@ class _Prior:
             given["attention_mask"],
             given["image_grid_thw"],
             sampling,
-            0,
             seeds,
             report,
         )
@@ -176,9 +175,10 @@ def _call(
                 f"there are {len(generator)} generators for {len(prompts)} images; give one, or one each"
             )
         seeds = [(_seed(one), 0) for one in generator]
+    elif generator is None:
+        seeds = fresh_seeds(len(prompts))
     else:
-        seed = fresh_seed() if generator is None else _seed(generator)
-        seeds = [(seed, i) for i in range(len(prompts))]
+        seeds = [(_seed(generator), i) for i in range(len(prompts))]
     self._interrupt = False
     state: _Prior = vars(self)[_STATE]
     with self.progress_bar(total=sum(a * b for a, b in grids(rows, columns))) as bar:

@@ -23,7 +23,7 @@ from lantern_accel.families.janus import official as janus
 from lantern_accel.families.releases import require
 from lantern_accel.families.tokenizer import bucket, left_pad
 from lantern_accel.files import write_whole
-from lantern_accel.integrations.decoding import Accelerated, Describe, draw, fresh_seed
+from lantern_accel.integrations.decoding import Accelerated, Describe, draw, fresh_seeds
 from lantern_accel.integrations.law import (
     check_outputs,
     check_stopping,
@@ -151,10 +151,7 @@ def _generate_image(
     other = torch.where(keep, ids, config.pad_token_id)
     condition = torch.cat((ids, other)) if sampling.branches == 2 else ids
     rows, length = _padded(pipeline, condition, mask.bool())
-    seed = fresh_seed()
-    tokens = draw(
-        pipeline, rows, length, ours.strategy, sampling, [(seed, i) for i in range(len(ids))]
-    )
+    tokens = draw(pipeline, rows, length, ours.strategy, sampling, fresh_seeds(len(ids)))
     return tokens.to(ids)
 
 
@@ -226,13 +223,13 @@ def decode(
     sampling = ours.sampling(sampling_of(logits_processor or (), codes, sample=sample))
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
-    seed = fresh_seed()
+    seeds = fresh_seeds(len(input_ids))
     if type(model).__name__ == GLM:
         if model_kwargs.get("pixel_values") is not None:
             raise refused("pictures as input")
-        tokens = glm_tokens(ours, input_ids, mask, image_grid_thw, sampling, seed)
+        tokens = glm_tokens(ours, input_ids, mask, image_grid_thw, sampling, seeds)
     else:
-        tokens = _chameleon_tokens(ours, input_ids, mask, logits_processor, sampling, seed)
+        tokens = _chameleon_tokens(ours, input_ids, mask, logits_processor, sampling, seeds)
     out = torch.cat((input_ids, tokens.to(input_ids)), dim=1)
     most = getattr(generation_config, "max_length", None) or out.shape[1]
     return out[:, :most]
@@ -244,8 +241,7 @@ def glm_tokens(
     mask: Tensor,
     grids: Tensor | None,
     sampling: Sampling,
-    seed: int,
-    seeds: list[tuple[int, int]] | None = None,
+    seeds: list[tuple[int, int]],
     on_progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Return the codes of both grids, ``[B, N]``, of prompts that GLM-Image's processor made.
@@ -271,8 +267,6 @@ def glm_tokens(
             f"has {both[0][0]} x {both[0][1]} before it; a batch is of one size"
         )
     rows = kind.rows(model, made, sampling)
-    if seeds is None:
-        seeds = [(seed, i) for i in range(len(ids))]
     return draw(pipeline, rows, made.shape, ours.strategy, sampling, seeds, on_progress)
 
 
@@ -282,7 +276,7 @@ def _chameleon_tokens(
     mask: Tensor,
     processors: Any,
     sampling: Sampling,
-    seed: int,
+    seeds: list[tuple[int, int]],
 ) -> Tensor:
     """Return the image tokens of prompts that end where a picture starts."""
     pipeline = ours.pipeline
@@ -303,7 +297,6 @@ def _chameleon_tokens(
     device = pipeline.backend.device
     rows = Rows(condition.to(device), seen.to(device))
     shape = (length, target.height, target.width)
-    seeds = [(seed, i) for i in range(len(ids))]
     codes = draw(pipeline, rows, shape, ours.strategy, sampling, seeds)
     table = torch.tensor(target.token_ids())
     return table[codes]

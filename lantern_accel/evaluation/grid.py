@@ -11,8 +11,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from lantern_accel.files import write_whole
 from lantern_accel.generation.pipeline import Pipeline
+from lantern_accel.generation.result import save_image
 
 SEEN = (
     "red heart", "grinning face", "dog face", "cat face", "pizza", "sunflower", "rocket",
@@ -74,4 +74,4 @@ def draw_grid(
         pen.text((x + 4, y + side // 2 - 6), prompt, fill="black", font=font)
         for s in range(len(strategies)):
             sheet.paste(made[s][i], (x + label + s * (side + gap), y))
-    write_whole(path, lambda stream: sheet.save(stream, format="PNG"))
+    save_image(sheet, path)

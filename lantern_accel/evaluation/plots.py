@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lantern_accel.evaluation.schema import Evaluation, Metric, Suite
 from lantern_accel.quality.interval import Interval
 from lantern_accel.quality.style import (
@@ -157,15 +154,6 @@ def save_plots(report: Evaluation, folder: Path) -> list[Path]:
                 save(make(report), folder / f"{name}.png")
             written.append(folder / f"{name}.png")
     return written
-
-
-def pair_sheet(
-    samples: NDArray[np.uint8], nearest: NDArray[np.uint8], path: Path, columns: int = 10
-) -> None:
-    """Write samples above their nearest training images as one PNG."""
-    from lantern_accel.quality.imageset import save_grid
-
-    save_grid(np.concatenate([samples, nearest], axis=1), path, columns=columns)
 
 
 # --- suites: one panel per measured figure, what is dominated marked --------------------------------

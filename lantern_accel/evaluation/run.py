@@ -29,7 +29,7 @@ from lantern_accel.evaluation.tables import write_tables
 from lantern_accel.files import read_text_file, write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.features import MEASURES, MISSING, is_there, load_network
-from lantern_accel.quality.imageset import ImageSet, Source, read_images
+from lantern_accel.quality.imageset import ImageSet, Source, read_images, save_grid
 from lantern_accel.quality.progress import Progress
 from lantern_accel.quality.scoring import ambiguity, encode_images, likelihood
 from lantern_accel.quality.style import check_matplotlib
@@ -247,8 +247,8 @@ class Evaluator:
         pool = torch.from_numpy(trained)
         found, index = memorisation(samples, prompts, pool, names, torch.from_numpy(heldout.pixels))
         if self.plots is not None:
-            path = self.plots / "memorisation.png"
-            plots.pair_sheet(samples.numpy(), pool[index].numpy(), path)
+            pairs = torch.cat((samples, pool[index]), dim=1)  # below each its nearest
+            save_grid(pairs.numpy(), self.plots / "memorisation.png", columns=10)
         return found
 
 

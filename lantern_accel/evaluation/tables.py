@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from markdown_it import MarkdownIt
 
 from lantern_accel.errors import DataError
 from lantern_accel.evaluation import plots
@@ -317,26 +321,16 @@ def _cell(text: str) -> str:
 
 _CSS = """body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
+table{display:block;overflow-x:auto}
 th,td{padding:.3rem .7rem;border-bottom:1px solid #ddd;text-align:right;vertical-align:top}
-th:first-child,td:first-child,.text td{text-align:left}small{color:#666;display:block}
-thead th{border-bottom:2px solid #333}.wide{overflow-x:auto}figure{margin:1rem 0}img{max-width:100%}"""
+th:first-child,td:first-child{text-align:left}small{color:#666;display:block}
+thead th{border-bottom:2px solid #333}figure{margin:1rem 0}img{max-width:100%}"""
 
 
 def page(found: Sequence[Table], title: str, pictures: Sequence[tuple[str, bytes]] = ()) -> str:
     """Return tables as one self-contained HTML page; ``pictures`` are captions with PNG bytes."""
-    import base64
-
-    parts = []
-    for one in found:
-        heads = "".join(f"<th>{html.escape(head)}</th>" for head in one.heads)
-        rows = "".join(f"<tr>{''.join(map(_td, row))}</tr>" for row in one.rows)
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in one.notes)
-        kind = ' class="text"' if one.heads[1:2] == ["network"] else ""
-        parts.append(
-            f"<h2>{html.escape(one.title)}</h2><div class=wide><table{kind}>"
-            f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-            + (f"<ul>{notes}</ul>" if notes else "")
-        )
+    shown = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown(found))
+    parts = [re.sub(r" (\[[^]<]+\])</td>", r"<small>\1</small></td>", shown)]
     for caption, content in pictures:
         data = base64.b64encode(content).decode()
         words = html.escape(caption)
@@ -348,10 +342,3 @@ def page(found: Sequence[Table], title: str, pictures: Sequence[tuple[str, bytes
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
         f"<style>{_CSS}</style><h1>{html.escape(title)}</h1>{''.join(parts)}</html>\n"
     )
-
-
-def _td(text: str) -> str:
-    value, bracket, rest = text.partition(" [")
-    if not bracket:
-        return f"<td>{html.escape(text)}</td>"
-    return f"<td>{html.escape(value)}<small>[{html.escape(rest)}</small></td>"

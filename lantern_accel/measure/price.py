@@ -8,16 +8,17 @@ decoding's, next to the distance of two sets of plain decoding (the floor: what 
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from PIL.Image import Resampling
 from torch import Tensor
 
 from lantern_accel.decoding.base import Decoded
 from lantern_accel.generation.pipeline import Pipeline, Prompt
+from lantern_accel.generation.result import image_grid, pictures, png_bytes
 from lantern_accel.measure.record import Distance, NotMeasured, Quality, Strip, not_measured
 from lantern_accel.quality import features as network_features
 from lantern_accel.quality import interval as intervals
@@ -175,19 +176,12 @@ class PriceStudy:
 
     def strip(self, strategy: Strategy) -> Strip:
         """Return the first images of a strategy side by side, as a PNG."""
-        from PIL import Image
-
         pixels = self.draw(strategy).pixels[:SHEET]
         side = min(pixels.shape[1], THUMBNAIL)
-        sheet = Image.new("RGB", (side * len(pixels), side), "white")
-        for i, image in enumerate(pixels):
-            picture = Image.fromarray(image.numpy())
-            sheet.paste(picture.resize((side, side), Image.Resampling.LANCZOS), (i * side, 0))
-        stream = io.BytesIO()
-        sheet.save(stream, format="png", optimize=True)
+        shown = [one.resize((side, side), Resampling.LANCZOS) for one in pictures(pixels)]
         return Strip(
             strategy=strategy.name,
             temperature=self.temperature,
-            prompts=[self.prompts[i % len(self.prompts)] for i in range(len(pixels))],
-            png_base64=base64.b64encode(stream.getvalue()).decode(),
+            prompts=[self.prompts[i % len(self.prompts)] for i in range(len(shown))],
+            png_base64=base64.b64encode(png_bytes(image_grid(shown, SHEET))).decode(),
         )

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lantern_accel.errors import DataError
-from lantern_accel.files import UnreadableFile, read_bytes_file, read_text_file, write_whole
+from lantern_accel.files import UnreadableFile, read_bytes_file, read_text_file
+from lantern_accel.generation.result import image_grid, save_image
 
 CAPTIONS = "captions.jsonl"
 
@@ -45,15 +46,31 @@ class Source(Protocol):
         """Return every training image, uint8 ``[n, H, W, 3]``, with its concept and style."""
 
 
+def to_rgb(image: Image.Image) -> tuple[Image.Image, str | None]:
+    """Return an image in RGB, transparency on white, and the name of its own mode where not RGB."""
+    if image.mode == "RGB":
+        return image, None
+    if image.mode.startswith("I") or image.mode == "F":
+        grey = np.asarray(image, dtype=np.float64)
+        if image.mode.startswith("I;16") or grey.max(initial=0.0) > 255:
+            grey = grey / 257.0
+        return Image.fromarray(grey.clip(0, 255).round().astype(np.uint8)).convert("RGB"), "grey"
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
+        white.alpha_composite(rgba)
+        return white.convert("RGB"), "transparent"
+    names = {"L": "grey", "1": "grey", "P": "palette"}
+    return image.convert("RGB"), names.get(image.mode, image.mode)
+
+
 def middle(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
     """Return the middle of an image in this shape, transparency on white, ``[height, width, 3]``."""
-    rgba = image.convert("RGBA")
-    canvas = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-    canvas.alpha_composite(rgba)
-    scale = min(rgba.width / width, rgba.height / height)
+    rgb, _ = to_rgb(image)
+    scale = min(rgb.width / width, rgb.height / height)
     wide, high = max(1, round(width * scale)), max(1, round(height * scale))
-    left, top = (rgba.width - wide) // 2, (rgba.height - high) // 2
-    cut = canvas.convert("RGB").crop((left, top, left + wide, top + high))
+    left, top = (rgb.width - wide) // 2, (rgb.height - high) // 2
+    cut = rgb.crop((left, top, left + wide, top + high))
     return np.asarray(cut.resize((width, height), Image.Resampling.LANCZOS), dtype=np.uint8)
 
 
@@ -109,10 +126,4 @@ def read_images(folder: Path, width: int, height: int | None = None) -> ImageSet
 
 def save_grid(images: NDArray[np.uint8], path: Path, columns: int = 12) -> None:
     """Write images uint8 ``[n, H, W, 3]`` as one PNG, ``columns`` wide."""
-    count, height, width, _ = images.shape
-    rows = -(-count // columns)
-    sheet = np.full((rows * height, columns * width, 3), 200, np.uint8)
-    for i, image in enumerate(images):
-        y, x = divmod(i, columns)
-        sheet[y * height : (y + 1) * height, x * width : (x + 1) * width] = image
-    write_whole(path, lambda stream: Image.fromarray(sheet).save(stream, format="PNG"))
+    save_image(image_grid([Image.fromarray(one) for one in images], columns), path)

@@ -238,17 +238,11 @@ def kept(value: Any, path: str, seen: set[int] | None = None) -> Iterator[tuple[
     elif isinstance(value, list | tuple):
         inside = [(f"{path}[{index}]", one) for index, one in enumerate(value)]
     elif isinstance(value, nn.Module):
-        tensors = (*value.named_parameters(recurse=False), *value.named_buffers(recurse=False))
         # A packed weight is the device's own, and the place that it leaves is read by nobody.
-        packed = getattr(value, "packed", None) is not None
-        inside = [
-            (f"{path}.{name}", one) for name, one in tensors if not (packed and name == "weight")
-        ]
-        inside += [(f"{path}.{name}", one) for name, one in value.named_children()]
-        more = {
-            name: one for name, one in vars(value).items() if name[0] != "_" and name != "packed"
-        }
-        inside += [(f"{path}.{name}", one) for name, one in more.items()]
+        left = "weight" if getattr(value, "packed", None) is not None else ""
+        named = {**value._parameters, **value._buffers, **value._modules}
+        named |= {n: one for n, one in vars(value).items() if n[0] != "_" and n != "packed"}
+        inside = [(f"{path}.{name}", one) for name, one in named.items() if name != left]
     elif is_dataclass(value) and not isinstance(value, type):
         inside = [(f"{path}.{one.name}", getattr(value, one.name)) for one in fields(value)]
         inside += [(f"{path}.{name}", one) for name, one in getattr(value, "__dict__", {}).items()]

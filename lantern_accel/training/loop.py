@@ -242,28 +242,21 @@ class Run:
         }
 
 
-class _Stop:
-    """Notes SIGINT and SIGTERM, so that the step under way is finished and kept."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextmanager
-    def listening(self) -> Iterator[_Stop]:
-        def ask(number: int, frame: object) -> None:
-            self.asked = True
-
-        before = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, ask)
-        except ValueError:  # not the main thread: the owner of that one decides
-            pass
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+@contextmanager
+def _stops() -> Iterator[list[int]]:
+    """Note SIGINT and SIGTERM in a list, so that the step under way is finished and kept."""
+    asked: list[int] = []
+    before = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, lambda number, frame: asked.append(number))
+    except ValueError:  # not the main thread: the owner of that one decides
+        pass
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(
@@ -313,11 +306,11 @@ def run(
     saved = at.step
     say.start(task.label, config.steps)
     say.advance(at.step)
-    with _Stop().listening() as stop:
+    with _stops() as asked:
         while True:
             at.elapsed = device.agree(time.monotonic() - began)
             done = fraction_done(config, at.step, at.elapsed)
-            if done >= 1.0 or device.agree(float(stop.asked)):
+            if done >= 1.0 or device.agree(len(asked)):
                 break
             if decaying(config, at.step, at.elapsed) and not (out / STABLE).is_file():
                 save(STABLE)
@@ -351,7 +344,7 @@ def run(
         save()
     device.wait()
     say.finish()
-    if stop.asked:
+    if asked:
         raise TrainingStopped(
             f"stopped at step {at.step} with the checkpoint {out / CHECKPOINT} written; run the same "
             "command to continue"

@@ -25,6 +25,7 @@ from lantern_accel.errors import DataError
 from lantern_accel.evaluation.suite.networks import FeatureNetwork
 from lantern_accel.evaluation.suite.protocol import Preprocessing
 from lantern_accel.files import read_bytes_file, write_whole
+from lantern_accel.quality.imageset import to_rgb
 from lantern_accel.quality.set_metrics import Reference
 
 Features = NDArray[np.float32]
@@ -54,24 +55,6 @@ def read_picture(path: Path) -> tuple[Image.Image, str | None]:
         raise DataError(
             f"the picture {path} cannot be read ({why}); replace it, or take it off the list"
         ) from None
-
-
-def to_rgb(image: Image.Image) -> tuple[Image.Image, str | None]:
-    """Return an image in RGB, transparency on white, and the name of its own mode where not RGB."""
-    if image.mode == "RGB":
-        return image, None
-    if image.mode.startswith("I") or image.mode == "F":
-        grey = np.asarray(image, dtype=np.float64)
-        if image.mode.startswith("I;16") or grey.max(initial=0.0) > 255:
-            grey = grey / 257.0
-        return Image.fromarray(grey.clip(0, 255).round().astype(np.uint8)).convert("RGB"), "grey"
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        white.alpha_composite(rgba)
-        return white.convert("RGB"), "transparent"
-    names = {"L": "grey", "1": "grey", "P": "palette"}
-    return image.convert("RGB"), names.get(image.mode, image.mode)
 
 
 def prepared(image: Image.Image, rule: Preprocessing, side: int | None) -> Image.Image:

@@ -40,8 +40,8 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import LanternError, RequestError
 from lantern_accel.families.llamagen.model import LlamaGenConfig, llamagen_config
 from lantern_accel.measure.environment import describe
-from lantern_accel.measure.store import resume
 from lantern_accel.nn.transformer import pack
+from lantern_accel.store import resume
 from lantern_accel.strategy.rules import Acceptance, Exact, LanternPP
 from lantern_accel.strategy.trees import parse_tree
 from lantern_accel.strategy.values import Sampling, StaticTree, Strategy

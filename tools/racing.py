@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from lantern_accel.device.backend import Backend
 from lantern_accel.measure.record import Environment
 from lantern_accel.measure.rounds import interleave
-from lantern_accel.measure.store import Keeper
 from lantern_accel.quality.interval import relative_spread
+from lantern_accel.store import Keeper
 
 Done = dict[str, float]
 """How much a run did, by unit: ``{"tokens": 256, "steps": 80}``."""

@@ -98,7 +98,7 @@ def _read(
     """
     from lantern_accel.device.conformance import Report
     from lantern_accel.measure.reading import read_file
-    from lantern_accel.measure.store import check_name
+    from lantern_accel.store import check_name
 
     runs, origins, conformance, called = [], [], [], []
     for text in files:

@@ -173,7 +173,7 @@ def measured(
     ``changes``: to the quick or the full plan, None leaves its own; ``prompts``: a file, or prompts;
     ``check``: run the checks of `conform`, too; ``asked_for``: further fields of the request.
     """
-    from lantern_accel.measure.store import check_name, check_output
+    from lantern_accel.store import check_name, check_output
 
     check_name(name)
     if output is not None:

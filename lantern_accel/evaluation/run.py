@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
+from lantern_accel import store
 from lantern_accel._version import __version__
 from lantern_accel.errors import DataError, LanternError
 from lantern_accel.evaluation import plots
@@ -26,7 +26,7 @@ from lantern_accel.evaluation.schema import PARTS, Evaluation, Settings, Suite
 from lantern_accel.evaluation.suite.drawing import SuiteRequest
 from lantern_accel.evaluation.suite.run import SuiteRun
 from lantern_accel.evaluation.tables import write_tables
-from lantern_accel.files import read_text_file, write_json
+from lantern_accel.files import write_json
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.features import MEASURES, MISSING, is_there, load_network
 from lantern_accel.quality.imageset import ImageSet, Source, read_images, save_grid
@@ -73,21 +73,10 @@ class Evaluator:
             environment=environment(self.pipeline),
             features=MEASURES if self.net is not None else None,
         )
-        if not self.out.is_file():
-            return fresh
-        try:
-            stored = Evaluation.model_validate_json(read_text_file(self.out))
-        except (ValidationError, ValueError):
-            raise DataError(
-                f"{self.out} exists and is not an evaluation of this version; name another file with -o"
-            ) from None
-        same = ("model", "weights_hash", "settings", "features")
-        other = [name for name in same if getattr(stored, name) != getattr(fresh, name)]
-        if other:
-            raise DataError(
-                f"{self.out} is an evaluation with another {' and '.join(other)}; name another file "
-                "with -o, or delete it"
-            )
+        same = {"model", "weights_hash", "settings", "features"}
+        stored = store.resume(
+            self.out, fresh, lambda one: one.model_dump(include=same), "lantern-accel evaluate"
+        )
         stored.skipped = {}  # what could not be measured may be measurable by now
         return stored
 

@@ -184,11 +184,11 @@ class Suite(Record):
     rows: list[Row] = Field(default_factory=list)
     published: list[PublishedRow] = Field(default_factory=list)
 
-    def same_question(self, other: Suite) -> list[str]:
-        """Return the settings in which two suites differ."""
+    @property
+    def question(self) -> dict[str, Any]:
+        """What was asked, without what was found."""
         results = {"columns", "rows", "published", "reference", "prompts_cut"}
-        names = [name for name in type(self).model_fields if name not in results]
-        return [name for name in names if getattr(self, name) != getattr(other, name)]
+        return self.model_dump(mode="json", exclude=results)
 
 
 # --- the whole ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.errors import RequestError
 from lantern_accel.measure.record import Cell, Run, is_measured
-from lantern_accel.measure.store import from_data, read_json, validated
+from lantern_accel.store import from_data, read_json, validated
 
 #: Stopwatch over host clock, summed over the samples of a cell: outside, the stopwatch is wrong.
 CLOCK_RATIO = (0.8, 1.05)

@@ -14,11 +14,11 @@ from pydantic import ConfigDict, Field, StringConstraints, field_validator, mode
 from lantern_accel.device.backend import DeviceFacts
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.generation.result import RoundingPrice
-from lantern_accel.measure.store import LONGEST_NAME
 from lantern_accel.quality.interval import Interval as Interval
 from lantern_accel.records import NOT_MEASURED as NOT_MEASURED
 from lantern_accel.records import Record
 from lantern_accel.records import not_measured as not_measured
+from lantern_accel.store import LONGEST_NAME
 from lantern_accel.strategy.rules import Exact
 from lantern_accel.strategy.values import Sampling, Strategy
 

@@ -17,11 +17,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from lantern_accel import store
 from lantern_accel.device.backend import Backend, check_clock
 from lantern_accel.device.conformance import Report as ConformanceReport
 from lantern_accel.errors import BackendError, LanternError
 from lantern_accel.generation.pipeline import Pipeline
-from lantern_accel.measure import environment, samples, store
+from lantern_accel.measure import environment, samples
 from lantern_accel.measure.ceilings import check_stopwatch, measure_ceilings
 from lantern_accel.measure.price import PriceStudy, images_for
 from lantern_accel.measure.reading import clock_fault

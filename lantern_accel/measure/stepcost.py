@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
+from lantern_accel import store
 from lantern_accel.decoding.geometry import check as check_settings
 from lantern_accel.decoding.trees import DraftTree, TreeTables
 from lantern_accel.device.backend import Backend, check_clock, recorded
@@ -26,7 +27,7 @@ from lantern_accel.device.capture import Replay
 from lantern_accel.errors import RequestError
 from lantern_accel.families.base import Found
 from lantern_accel.families.random_weights import RandomModel, random_model
-from lantern_accel.measure import store, work
+from lantern_accel.measure import work
 from lantern_accel.measure.ceilings import measure_ceilings
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.reading import read_run

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
+from lantern_accel import store
 from lantern_accel.device.backend import check_clock
 from lantern_accel.generation.pipeline import Pipeline, Prompt
-from lantern_accel.measure import store
 from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about, interleave

@@ -81,9 +81,9 @@ def test_a_stopped_evaluation_goes_on_and_another_one_is_refused(
     assert second["interchange"] is not None
     done = command(*words, "--seed", 5)
     assert done.returncode == 2
-    assert "another settings" in done.stderr
+    assert "its settings is {'seed': 0" in " ".join(done.stderr.split())
     out.write_text("{}")
-    assert "is not an evaluation of this version" in command(*words).stderr
+    assert "has schema version None" in command(*words).stderr
 
 
 def test_what_cannot_be_measured_is_said(command, undrafted_model, class_model, tmp_path):

@@ -15,9 +15,10 @@ import pytest
 from support.profiles import FEW
 
 import lantern_accel
+from lantern_accel import store
 from lantern_accel.device.backend import Stopwatch
 from lantern_accel.errors import BackendError, RequestError
-from lantern_accel.measure import ceilings, samples, store
+from lantern_accel.measure import ceilings, samples
 from lantern_accel.measure import run as measuring
 from lantern_accel.measure.reading import read_run
 from lantern_accel.measure.record import Plan, PromptSet, is_measured
@@ -39,7 +40,7 @@ def test_a_killed_run_is_completed(tiny_model, prompt_file, tmp_path):
         "PYTHONPATH": os.pathsep.join([paths, os.environ.get("PYTHONPATH", "")]),
     }
     program = (
-        "import sys; from lantern_accel.measure import ceilings, store\n"
+        "import sys; from lantern_accel import store; from lantern_accel.measure import ceilings\n"
         "ceilings.LARGEST_BUFFER = 2**20; ceilings.LARGEST_MATRIX = 512\n"
         "ceilings.STOPWATCH_RATIO = (0.3, 3); store.WRITE_EVERY = 0.0\n"
         "from lantern_accel.cli import main; sys.exit(main())"

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import lantern_accel
-from lantern_accel.errors import DataError, LanternError
+from lantern_accel.errors import DataError, LanternError, RequestError
 from lantern_accel.evaluation.plots import points
 from lantern_accel.evaluation.run import Evaluator
 from lantern_accel.evaluation.schema import Evaluation, Settings, Suite
@@ -193,14 +193,16 @@ def test_every_strategy_draws_the_same_prompts_from_the_same_seeds(pipeline, rea
 def test_a_folder_of_another_seed_or_model_is_refused(pipeline, real, tmp_path, undrafted_model):
     made = request(pipeline, real, words=["vanilla"])
     run(pipeline, tmp_path / "a.json", made)
-    with pytest.raises(DataError, match=r"pictures of another seed \(seed: 0, not 1\).*--work"):
+    with pytest.raises(
+        RequestError, match=r"its seed is 0, not 1; name another folder with --work"
+    ):
         run(pipeline, tmp_path / "b.json", request(pipeline, real, words=["vanilla"], seed=1))
     with (
         lantern_accel.load(undrafted_model, device="cpu", dtype="float32") as other,
-        pytest.raises(DataError, match=r"another (model and )?weights hash"),
+        pytest.raises(RequestError, match=r"its (model|weights hash) is"),
     ):
         run(other, tmp_path / "c.json", request(other, real, words=["vanilla"]))
-    with pytest.raises(DataError, match=r"has a suite with another chunk; name another file"):
+    with pytest.raises(RequestError, match=r"suite .* its chunk is 2, not 4; name another file"):
         run(pipeline, tmp_path / "a.json", request(pipeline, real, words=["vanilla"], chunk=4))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a.txt").write_text("mine")
@@ -216,7 +218,7 @@ def test_another_strategy_joins_the_table_of_before(pipeline, real, tmp_path):
     assert [row.label for row in found.rows] == ["eagle", "vanilla"]
     other = read_captions(real.parent / "captions.json", real)
     fewer = request(pipeline, real, words=["eagle"], captioned=other.first(4))
-    with pytest.raises(DataError, match="another count"):
+    with pytest.raises(RequestError, match="its count is"):
         run(pipeline, out, fewer)
 
 

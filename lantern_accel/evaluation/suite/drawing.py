@@ -27,6 +27,7 @@ from lantern_accel.evaluation.suite.protocol import Protocol
 from lantern_accel.files import read_json_file, read_text_file, write_json, write_whole
 from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.quality.set_metrics import FID_RESAMPLES
+from lantern_accel.store import check_same
 from lantern_accel.strategy.presets import PRESETS
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
 
@@ -165,19 +166,12 @@ class Drawn:
             _write(path, wanted)
             return
         try:
-            stored = read_json_file(path)
-            other = [key for key in {**wanted, **stored} if stored.get(key) != wanted.get(key)]
-        except (OSError, ValueError, AttributeError, TypeError):
+            stored = dict(read_json_file(path))
+        except (OSError, ValueError, TypeError):
             raise DataError(
                 f"{path} is damaged; delete {folder}, or name another with --work"
             ) from None
-        if other:
-            first = other[0]
-            raise DataError(
-                f"{folder} holds pictures of another {' and '.join(other).replace('_', ' ')} "
-                f"({first.replace('_', ' ')}: {str(stored.get(first))[:60]}, not "
-                f"{str(wanted.get(first))[:60]}); name another folder with --work, or delete it"
-            )
+        check_same(path, stored, wanted, "folder with --work, or delete it")
 
     def _identity(self) -> dict[str, Any]:
         """Return all that the pictures depend on, the strategy excepted."""

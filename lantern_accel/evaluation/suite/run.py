@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lantern_accel.errors import DataError, RequestError
+from lantern_accel.errors import RequestError
 from lantern_accel.evaluation.schema import Reading, Row, Suite
 from lantern_accel.evaluation.suite.captions import digest
 from lantern_accel.evaluation.suite.drawing import (
@@ -24,6 +24,7 @@ from lantern_accel.evaluation.suite.pictures import Real
 from lantern_accel.evaluation.suite.protocol import published_rows
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.progress import Progress
+from lantern_accel.store import check_same
 
 #: Prompts that are checked together, their captions encoded and kept.
 CHECKED = 256
@@ -58,11 +59,8 @@ class SuiteRun:
             resamples=r.resamples,
         )
         self.before = before
-        if before is not None and (other := before.same_question(self.suite)):
-            raise DataError(
-                f"the output file has a suite with another {' and '.join(other)}; name another "
-                "file with -o"
-            )
+        if before is not None:
+            check_same("the output's suite", before.question, self.suite.question, "file with -o")
         if len(r.prompts) < 2:
             raise RequestError("a suite needs two pictures at least; give more prompts")
         self.drawn = Drawn(pipeline, request)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from lantern_accel import bounds
+from lantern_accel import bounds, store
 from lantern_accel.errors import RequestError
 from lantern_accel.generation.request import GenerationRequest
-from lantern_accel.measure import prompts, run, store
+from lantern_accel.measure import prompts, run
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -167,7 +167,7 @@ def test_two_runs_get_two_names() -> None:
 def test_nothing_before_the_device_imports_torch() -> None:
     # Some vendors read the environment while torch is imported, so the device comes first.
     program = (
-        "import sys; import lantern_accel.cli.profile, lantern_accel.measure.store; "
+        "import sys; import lantern_accel.cli.profile, lantern_accel.store; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

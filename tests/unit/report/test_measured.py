@@ -11,7 +11,7 @@ from racing import Race
 import lantern_accel
 from lantern_accel.device.datasheets import profiles_dir
 from lantern_accel.measure.reading import check_comparable, read_run
-from lantern_accel.measure.store import read
+from lantern_accel.store import read
 
 MEASURED = sorted((profiles_dir() / "measured").glob("*.json"))
 

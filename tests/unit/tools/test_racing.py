@@ -14,8 +14,8 @@ from lantern_accel.device.plugins import open_backend
 from lantern_accel.errors import RequestError
 from lantern_accel.measure.environment import describe
 from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.store import resume
 from lantern_accel.quality.interval import relative_spread
+from lantern_accel.store import resume
 
 
 def _report(*names: str) -> Race:

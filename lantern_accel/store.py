@@ -119,7 +119,8 @@ def from_data(
 ) -> RecordT:
     """Return what :func:`read` does, of data that was read already."""
     fields = model.model_fields
-    kind, newest = fields["kind"].default, fields["schema_version"].default
+    kind = fields["kind"].default if "kind" in fields else None
+    newest = fields["schema_version"].default
     if data.get("kind") != kind:
         raise RequestError(
             f"{path} is JSON, but no run of `{command}`: its kind is not {kind!r}; leave it out or "
@@ -152,15 +153,22 @@ def resume(
     if path is None or not path.is_file():
         return fresh
     stored = read(path, type(fresh), command)
-    theirs, ours = identity(stored), identity(fresh)
-    # Plain values first: they say what differs in fewer words than a table of sizes.
-    for key in sorted({*theirs, *ours}, key=lambda k: isinstance(theirs.get(k), dict)):
-        if theirs.get(key) != ours.get(key):
-            raise RequestError(
-                f"{path} cannot be resumed: its {key} is {theirs.get(key)!r}, not {ours.get(key)!r}; "
-                "name another file with -o"
-            )
+    check_same(path, identity(stored), identity(fresh), "file with -o")
     return stored
+
+
+def check_same(
+    path: Path | str, theirs: Mapping[str, Any], ours: Mapping[str, Any], another: str
+) -> None:
+    """Raise RequestError where what a path holds is of something else; ``another``: to name instead."""
+    # Plain values first: they say what differs in fewer words than a table of sizes.
+    for key in sorted({*theirs, *ours}, key=lambda k: (isinstance(theirs.get(k), dict), k)):
+        if theirs.get(key) != ours.get(key):
+            was, now = (repr(one.get(key))[:100] for one in (theirs, ours))
+            raise RequestError(
+                f"{path} cannot be resumed: its {key.replace('_', ' ')} is {was}, not {now}; name "
+                f"another {another}"
+            )
 
 
 def resume_own(

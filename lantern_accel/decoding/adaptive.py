@@ -53,11 +53,8 @@ class AdaptiveEngine(EngineBase):
         self.engines, self.strategy, self.counted = engines, strategy, {}
         self.longest = longest = engines[self.now]
         self._step_on(longest)
-        self.geometry, self.source, self.drafting = (
-            longest.geometry, longest.source, longest.drafting,
-        )  # fmt: skip
-        self.fused, self.returns = longest.fused, longest.returns
-        self.settles, self.untimed = longest.settles, longest.untimed
+        for name in ["geometry", "source", "drafting", "fused", "returns", "settles", "untimed"]:
+            setattr(self, name, getattr(longest, name))
         self.divide(usual(self.geometry, self.verifying.cache.layout, self.ops))
 
     @property

@@ -7,8 +7,8 @@ strategy and one set of sampling settings; calls with other prompts reuse all of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -16,22 +16,20 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.buckets import Reach, Steps
-from lantern_accel.decoding.finite import FiniteGuard
-from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.decoding.geometry import Geometry
 from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.length_policy import Block, FixedLength, LengthPolicy
 from lantern_accel.decoding.logits import Filters
 from lantern_accel.decoding.looks import FixedSchedule, Look, LookSchedule
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.runtime_params import RuntimeParams
 from lantern_accel.decoding.sources.base import Drafts
 from lantern_accel.decoding.sources.drafter import Drafting
-from lantern_accel.decoding.state import State
+from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.noise import draw_uniforms, image_keys
 from lantern_accel.device.operations import HostCopy, TensorOps
+from lantern_accel.device.plan import DynamicTree, FusedStep, StaticTree, StepPlan
 from lantern_accel.errors import BackendError, NotFiniteError, RequestError, StrategyError
 from lantern_accel.strategy.values import Sampling, Strategy
 
@@ -63,6 +61,32 @@ class Decoded:
         steps = int(self.steps.sum())
         gained = self.tokens.shape[0] * (self.tokens.shape[1] - 1)
         return gained / steps if steps else 1.0
+
+
+class FusedSteps:
+    """What a device does of a plan at once: the whole step, or what follows a pass (:attr:`after`).
+
+    A plan with a drafter is taken whole or not at all. A source of drafts may have none.
+    """
+
+    def __init__(self, ops: TensorOps, plan: StepPlan | None) -> None:
+        self.whole: FusedStep | None = None
+        self.after: FusedStep | None = None
+        if plan is None:
+            return
+        trees = isinstance(plan.source, StaticTree | DynamicTree)
+        complete = plan.target is not None and (plan.drafter is not None or not trees)
+        self.whole = ops.fused_step(plan) if complete else None
+        if not trees:
+            self.after = ops.fused_step(replace(plan, target=None))
+
+    def step(self) -> bool:
+        """Do a step; return whether that was possible, else only caches may have changed."""
+        return self.whole is not None and self.whole()
+
+    def follow(self, logits: Tensor) -> bool:
+        """Do what follows a pass with guided ``logits [B, T, V]``; return whether that was possible."""
+        return self.after is not None and self.after(logits)
 
 
 class EngineBase(ABC):
@@ -154,12 +178,6 @@ class EngineBase(ABC):
         smaller = {slots: partial(self.step, slots) for slots in self.sizes[:-1]}
         return {**smaller, self.sizes[-1]: self.step}
 
-    def _of_buckets(self, step: Steps | None) -> Mapping[int, Callable[[], None]]:
-        """Return the steps to run by bucket; one that came alone looks at the whole cache."""
-        if step is None:
-            return self.steps
-        return {self.sizes[-1]: step} if callable(step) else step
-
     def configure(self, strategy: Strategy, sampling: Sampling) -> None:
         """Take other values of the settings that are data (:class:`RuntimeParams`).
 
@@ -193,10 +211,9 @@ class EngineBase(ABC):
             for name, value in self.state.buffers.items()
             if name not in GIVEN and value.numel()
         }
-        for name in ("count", "holds", "report"):
-            found[f"finite.{name}"] = getattr(self.finite, name)
-        for name, value in ({} if self.source is None else self.source.buffers).items():
-            found[f"source.{name}"] = value
+        own = {} if self.source is None else self.source.buffers
+        found |= {f"finite.{name}": value for name, value in self.finite.buffers.items()}
+        found |= {f"source.{name}": value for name, value in own.items()}
         owners = ("target", "drafter")
         for owner, cache in zip(owners, self.caches, strict=False):
             for side in ("keys", "values"):
@@ -207,11 +224,9 @@ class EngineBase(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of the static buffers: caches, state and settings."""
-        caches = sum(cache.layout.nbytes for cache in self.caches)
-        own = [] if self.source is None else self.source.buffers.values()
-        caches += sum(t.numel() * t.element_size() for t in own)
-        total: int = caches + self.state.nbytes + self.runtime_params.nbytes + self.finite.nbytes
-        return total
+        own = () if self.source is None else self.source.buffers.values()
+        held = (self.state, self.runtime_params, self.finite, *own)
+        return sum(one.nbytes for one in (*(cache.layout for cache in self.caches), *held))
 
     def start(
         self,
@@ -275,7 +290,8 @@ class EngineBase(ABC):
         """
         tokens, policy = self.geometry.tokens, self.length_policy()
         schedule = self.schedule(on_progress is not None, check_every)
-        steps = self._of_buckets(step)
+        # One that came alone looks at the whole cache.
+        steps = {self.sizes[-1]: step} if callable(step) else step or self.steps
         reach = Reach([*steps], self.geometry)
         self.now, self.counted = self.longest_length, {}  # what prefill has prepared
         self.move(policy.begin())

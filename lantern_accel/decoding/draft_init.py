@@ -41,12 +41,18 @@ class DraftInitializer:
         up: Sequence[int] | None = None,
     ) -> None:
         self.kind, self.tokens, self.width = kind, tokens, width
+        #: Whether a draft depends on another position, and whether it is that position's token.
+        self.reads, self.copies = kind not in ("uniform", "code"), kind in CERTAIN[1:]
+        #: Whether a draft, once it is chosen, counts as drawn with probability 1 (SJD's way).
+        self.certain = kind in CERTAIN
         self.narrowest = width
         self.up: Tensor | None = None
         if up is not None:
             self.up = torch.tensor(up, dtype=index, device=device)
             gaps = [n - above for n, above in enumerate(up) if above >= 0]
             self.narrowest, self.width = min(gaps, default=width), max(gaps, default=width)
+        #: Positions back from a fresh one whose distributions are read.
+        self.reach = self.width if kind in ABOVE else 0
         self.ahead = torch.arange(1, count + 1, dtype=index, device=device)
         self.uniform = torch.full((1, vocab), 1.0 / vocab, device=device)
         self.open: Tensor | None = None
@@ -56,29 +62,9 @@ class DraftInitializer:
             self.uniform = self.open / self.open.sum(-1, keepdim=True)
             self.kinds = allowed.kind
 
-    @property
-    def reach(self) -> int:
-        """Positions back from a fresh one whose distributions are read."""
-        return self.width if self.kind in ABOVE else 0
-
-    @property
-    def reads(self) -> bool:
-        """Whether a draft depends on another position."""
-        return self.kind not in ("uniform", "code")
-
-    @property
-    def copies(self) -> bool:
-        """Whether a draft is another position's token."""
-        return self.kind in ("left-code", "above-code")
-
     def near(self, left: Tensor, above: Tensor) -> Tensor:
         """Return the source of kinds that have one, of those that :meth:`sources` returns."""
         return left if self.kind.startswith("left") else above
-
-    @property
-    def certain(self) -> bool:
-        """Whether a draft, once it is chosen, counts as drawn with probability 1 (SJD's way)."""
-        return self.kind in CERTAIN
 
     def targets(self, newest: Tensor) -> Tensor:
         """Return the fresh positions, ``[B, count]``; ``newest [B]`` is the last that was seen."""

@@ -35,19 +35,9 @@ class Choices:
     filters: Filters
     greedy: bool
 
-    def of_logits(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Return the tokens of ``positions [B, T]``, ``[B, T]``, from guided logits ``[B, T, V]``."""
-        if self.greedy:
-            return logits.argmax(dim=-1).to(self.filters.ops.index)
-        return self.of(distribution(logits, self.filters), positions)
-
     def of(self, weights: Tensor, positions: Tensor) -> Tensor:
         """Return the codes ``[B, T]`` that win at ``positions``, of ``weights [B, T, V]`` of any sum."""
         return self.filters.ops.race(weights, self.keys, positions)
-
-    def perturbed(self, weights: Tensor, positions: Tensor) -> Tensor:
-        """Return what races, the weights over the noise, ``[B, T, V]``."""
-        return self.filters.ops.perturb(weights, self.keys, positions)
 
     def ranked(self, weights: Tensor, positions: Tensor, count: int) -> Tensor:
         """Return the first ``count`` codes of the race, the winner first: ``[B, T, count]``."""

@@ -10,8 +10,6 @@ A draft may be drawn from anything that is fixed before the draft itself, so thi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -22,18 +20,6 @@ from lantern_accel.device.plan import Lookup
 
 #: Drafts behind a replacement that are looked up; farther on the past changes once more anyway.
 LOOKED_UP = 3
-
-
-@dataclass(frozen=True)
-class Recalled:
-    """Tokens ``[B, L]`` after the look-up, and the rows ``[B, S, V]`` of positions ``places [B, S]``.
-
-    ``places`` is past the image where nothing was changed.
-    """
-
-    tokens: Tensor
-    rows: Tensor
-    places: Tensor
 
 
 class RowCache:
@@ -94,11 +80,15 @@ class RowCache:
         # What is before the first lies outside the window; the token itself stands for it.
         self.ops.put(state.row_previous, 1, at, torch.cat((x[:, :1], x[:, :-1]), dim=1))
 
-    def refine(self, given: Lookup) -> Recalled:
-        """Draw the drafts behind a replacement again, where there is a better row for them."""
+    def refine(self, given: Lookup) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw the drafts behind a replacement again, where there is a better row for them.
+
+        Returns tokens ``[B, L]`` after the look-up, and the rows ``[B, S, V]`` of positions ``[B, S]``,
+        which are past the image where nothing was changed.
+        """
         done = self.ops.recall(given)
         if done is not None:
-            return Recalled(*done)
+            return done
         x, p, q, tokens, taken = given.x, given.p, given.q, given.tokens, given.taken
         last, vocab = self.length - 1, self.vocab
         slot = given.first.unsqueeze(1) + self.slots
@@ -140,4 +130,4 @@ class RowCache:
         spare = torch.cat((tokens, tokens[:, :1]), dim=1)
         spare = spare.scatter(1, torch.where(found, row, self.length), drawn)
         places = torch.where(found, places, self.tokens)
-        return Recalled(spare[:, : self.length], guess, places)
+        return spare[:, : self.length], guess, places

@@ -125,9 +125,8 @@ class SelfEngine(JacobiEngine):
     @property
     def nbytes(self) -> int:
         """Bytes of the static buffers; the cache is counted once."""
-        copy = self.copy
-        own: int = copy.state.nbytes + copy.runtime_params.nbytes + copy.finite.nbytes
-        return super().nbytes + own
+        copied = (self.copy.state, self.copy.runtime_params, self.copy.finite)
+        return super().nbytes + sum(one.nbytes for one in copied)
 
     def begin(self, logits: Tensor) -> None:
         super().begin(logits)

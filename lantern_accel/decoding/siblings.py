@@ -9,26 +9,12 @@ refusals before it have left of the target's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from lantern_accel.decoding.accept import entry_at, row_at
 from lantern_accel.decoding.logits import Draws
 from lantern_accel.device.operations import flags
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What trying siblings gave: the tokens ``[B, L]``, and whether one was accepted, bool ``[B]``.
-
-    ``row`` float32 ``[B, V]``: the distribution that the token after an accepted one was drawn from.
-    """
-
-    tokens: Tensor
-    taken: Tensor
-    row: Tensor
 
 
 class Siblings:
@@ -71,13 +57,16 @@ class Siblings:
         tests: Tensor,
         draws: Tensor,
         drawing: Draws,
-    ) -> Tried:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Try the siblings of the first refused draft in the order in which they were drawn.
 
         ``siblings [B, total]``, ``x [B, D]`` and ``q [B, D, V]`` as in :meth:`draft`;
         ``left [B, V]``: the target's distribution after the refusal, of any sum; ``refused [B]``: which
         draft, from 0 on; ``tokens [B, L]`` without siblings; ``after [B, total, V]``: the target's
         distributions after the siblings; uniforms ``tests [B, widest]`` and ``draws [B, L]``.
+
+        Returns the tokens ``[B, L]``, whether a sibling was accepted, bool ``[B]``, and the distribution
+        that the token after one was drawn from, float32 ``[B, V]``.
         """
         has = refused < len(self.counts)
         place = refused.clamp(max=len(self.counts) - 1)
@@ -112,4 +101,4 @@ class Siblings:
         tokens = torch.where(hit, replaced.unsqueeze(1), tokens)
         hit = (order == (refused + 1).unsqueeze(1)) & taken.unsqueeze(1)
         tokens = torch.where(hit, then.unsqueeze(1), tokens)
-        return Tried(tokens, taken, following)
+        return tokens, taken, following

@@ -1,4 +1,4 @@
-"""Holds the static buffers of one decoding engine."""
+"""Holds the static buffers of one decoding engine: state, settings, and whether numbers are finite."""
 
 from __future__ import annotations
 
@@ -8,9 +8,25 @@ import torch
 from torch import Tensor
 
 from lantern_accel.decoding.geometry import Geometry
+from lantern_accel.strategy.values import Sampling, Strategy
 
 
-class State:
+class StaticBuffers:
+    """Tensors that keep their addresses for an engine's life."""
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Every buffer that a request or a step changes, by name."""
+        named = vars(self).items()
+        return {n: one for n, one in named if isinstance(one, Tensor) and not n.startswith("_")}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(one.nbytes for one in self.buffers.values())
+
+
+class State(StaticBuffers):
     """What every step reads and updates in place; nothing here changes its address.
 
     ``condition``: what the prompt is prefilled from, one row per image and branch. ``length [B]``: the
@@ -83,17 +99,6 @@ class State:
         self._slots = torch.arange(g.image_slots, dtype=index, device=device)
         self.reset()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(t.numel() * t.element_size() for t in self.buffers.values())
-
-    @property
-    def buffers(self) -> dict[str, Tensor]:
-        """Every buffer that a request or a step changes, by name."""
-        named = vars(self).items()
-        return {n: one for n, one in named if isinstance(one, Tensor) and not n.startswith("_")}
-
     def rewind(self, position: int, pending: int) -> None:
         """Let images be known up to ``position``, for a step there to be timed.
 
@@ -112,6 +117,89 @@ class State:
         if not self.in_place:
             self.slot_of.copy_(self._slots.expand_as(self.slot_of))
             self.place_of.copy_(self._slots.expand_as(self.place_of))
+
+
+class RuntimeParams(StaticBuffers):
+    """The values of one engine's settings that are data, which every captured step reads.
+
+    They change from request to request without a new capture or compilation; what changes a shape is in
+    :attr:`Strategy.bucket` and :attr:`Sampling.bucket`.
+
+    ``temperature, top_p, image_scale, budget`` float32 ``[1]``; ``scale`` float32 ``[N]``, the guidance
+    with which each token is predicted; ``rule`` float32, the acceptance rule's values.
+    """
+
+    def __init__(
+        self, strategy: Strategy, sampling: Sampling, tokens: int, device: torch.device
+    ) -> None:
+        def floats(count: int) -> Tensor:
+            return torch.ones(count, dtype=torch.float32, device=device)
+
+        self.temperature, self.top_p, self.image_scale, self.budget = (floats(1) for _ in range(4))
+        self.scale = floats(tokens)
+        self.rule = floats(len(strategy.acceptance.runtime_params))
+        self.set(strategy, sampling)
+
+    def set(self, strategy: Strategy, sampling: Sampling) -> None:
+        """Take the values of settings whose bucket is this engine's."""
+        # Copied, not filled: a number in an operator may be a recipe of its own where operators compile.
+        self.temperature.copy_(torch.tensor([1.0 if sampling.greedy else sampling.temperature]))
+        self.top_p.copy_(torch.tensor([sampling.top_p]))
+        if sampling.cfg_scale_image is not None:
+            self.image_scale.copy_(torch.tensor([sampling.cfg_scale_image]))
+        if strategy.tv_budget is not None:
+            self.budget.copy_(torch.tensor([strategy.tv_budget]))
+        scale = torch.full(self.scale.shape, sampling.cfg_scale if sampling.guided else 1.0)
+        if sampling.cfg_interval >= 0:
+            # Decode index i counts from the second token; the first is always guided.
+            scale[sampling.cfg_interval + 2 :] = 1.0
+        self.scale.copy_(scale)
+        self.rule.copy_(torch.tensor(strategy.acceptance.runtime_values()))
+
+
+def finite(rows: Tensor, greedy: bool) -> Tensor:
+    """Return whether an image's rows are finite, bool ``[B]``.
+
+    ``rows`` float32 ``[B, T, V]``: distributions, or the logits where decoding is ``greedy``. A logit of
+    -inf is a code that may not be; a row of nothing else is not finite.
+    """
+    column = rows.amax(dim=-1) if greedy else rows[..., 0]
+    total = column.sum(dim=-1)
+    # Infinite less infinite is no number. No Python float: some compilers compare those in double.
+    nothing = total - total
+    return nothing == nothing
+
+
+class FiniteGuard(StaticBuffers):
+    """Counts the passes before the first one whose numbers are not finite, image by image.
+
+    One NaN in a row of logits makes its whole softmax NaN, so one column of a distribution tells;
+    greedily the largest logit does. The host reads it with the lengths, and once more when an image is
+    complete.
+
+    ``count`` integer ``[B]`` and ``holds`` bool ``[B]`` at fixed addresses; ``report`` ``[2, B]`` has the
+    lengths and ``count``, which is what the host reads.
+    """
+
+    def __init__(self, length: Tensor, greedy: bool) -> None:
+        self._length, self._greedy = length, greedy
+        self.count = torch.zeros_like(length)
+        self.holds = torch.zeros_like(length, dtype=torch.bool)
+        self.report = torch.zeros_like(length).repeat(2, 1)
+
+    def begin(self, rows: Tensor) -> None:
+        """Note the prefill's rows ``[B, V]``, the first pass."""
+        self.holds.copy_(finite(rows.unsqueeze(1), self._greedy))
+        self.count.copy_(self.holds)
+
+    def note(self, rows: Tensor, logits: bool = False) -> None:
+        """Note a step's rows ``[B, T, V]``: distributions, greedily or on request ``logits``."""
+        self.holds.logical_and_(finite(rows, self._greedy or logits))
+        self.count.add_(self.holds)
+
+    def end(self) -> None:
+        """Put what the host reads together, after the lengths of a step are written."""
+        self.report.copy_(torch.stack((self._length, self.count)))
 
 
 def put_first(buffer: Tensor, values: Tensor) -> None:

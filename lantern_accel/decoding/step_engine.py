@@ -8,25 +8,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.base import EngineBase
+from lantern_accel.decoding.base import EngineBase, FusedSteps
 from lantern_accel.decoding.buckets import usual
-from lantern_accel.decoding.finite import FiniteGuard
-from lantern_accel.decoding.fused import FusedSteps, drafter_of, target_of
 from lantern_accel.decoding.geometry import Geometry, cache_layouts, geometry_of
 from lantern_accel.decoding.invariant import Choices
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.rule import Rule
-from lantern_accel.decoding.runtime_params import RuntimeParams
-from lantern_accel.decoding.state import State
+from lantern_accel.decoding.sources.drafter import Drafting
+from lantern_accel.decoding.state import FiniteGuard, RuntimeParams, State
 from lantern_accel.decoding.target import Drafter, Target, place_of
 from lantern_accel.decoding.verify import Verifying
 from lantern_accel.device.kv_cache import KVCache
 from lantern_accel.device.operations import TensorOps
-from lantern_accel.device.plan import Buffers, Sizes, Source, StepPlan
+from lantern_accel.device.plan import (
+    Buffers,
+    DrafterModel,
+    DraftStack,
+    Sizes,
+    Source,
+    Stack,
+    StepPlan,
+    TargetModel,
+)
 from lantern_accel.errors import StrategyError
 from lantern_accel.strategy.sources import DraftSource
 from lantern_accel.strategy.values import Sampling, Strategy
+
+
+def target_of(v: Verifying) -> TargetModel | None:
+    """Describe the target of a step; None where it is more than a stack of plain blocks."""
+    stack: Stack | None = getattr(v.target, "stack", None)
+    guidance = v.guidance
+    if stack is None:
+        return None
+    allowed = guidance.allowed
+    return TargetModel(
+        stack, v.cache, v.target.rope_cos, v.target.rope_sin, tuple(v.taps), guidance.scale,
+        guidance.image_scale, None if allowed is None else (allowed.kind, allowed.penalty),
+    )  # fmt: skip
+
+
+def drafter_of(drafting: Drafting) -> DrafterModel | None:
+    """Describe a drafter; None where it is more than a stack of plain blocks."""
+    drafter, g = drafting.drafter, drafting.geometry
+    stack: DraftStack | None = getattr(drafter, "stack", None)
+    if stack is None:
+        return None
+    return DrafterModel(
+        stack, drafting.cache, drafter.rope_cos, drafter.rope_sin, g.drafter_slots, g.scratch,
+        drafter.config.mask_padding,
+    )  # fmt: skip
 
 
 class StepEngine(EngineBase):
@@ -198,15 +230,18 @@ class StepEngine(EngineBase):
         sizes = Sizes(
             g.batch, g.branches, g.prefix, g.tokens, g.nodes, g.depth, g.vocab, slots, g.own_prompts
         )
+        names = [
+            "length",
+            "tokens",
+            "prefix_mask",
+            "step",
+            "steps",
+            "histogram",
+            "price",
+            "last_length",
+        ]
         buffers = Buffers(
-            length=state.length,
-            tokens=state.tokens,
-            prefix_mask=state.prefix_mask,
-            step=state.step,
-            steps=state.steps,
-            histogram=state.histogram,
-            price=state.price,
-            last_length=state.last_length,
+            **{name: getattr(state, name) for name in names},
             finite=finite.count,
             holds=finite.holds,
             report=finite.report,

@@ -87,21 +87,14 @@ class Support:
 
 @dataclass(frozen=True)
 class DTypePolicy:
-    """Which dtype each kind of number has on a device.
+    """Which dtype each kind of number has on a device; logits are float32 everywhere.
 
-    ``compute``: weights and activations. ``kv``: the cache. ``accumulate`` and ``logits``: never
-    below float32, so that acceptance decides alike everywhere. ``index``: token ids, positions and
-    cache slots. ``table``: stored neighbour tables. ``operators``: what torch's own compute
-    best in, such as text encoders and training; None: ``compute``.
+    ``compute``: weights, activations and the cache. ``operators``: what torch's own compute best in,
+    such as text encoders and training; None: ``compute``.
     """
 
     compute: torch.dtype
-    kv: torch.dtype
     operators: torch.dtype | None = None
-    accumulate: torch.dtype = torch.float32
-    logits: torch.dtype = torch.float32
-    index: torch.dtype = torch.int64
-    table: torch.dtype = torch.int32
 
 
 @dataclass(frozen=True)
@@ -241,7 +234,7 @@ class Backend(TensorOps, ABC):
         """
         able = self.compute_dtypes()
         if requested == "auto":
-            return DTypePolicy(compute=able[0], kv=able[0])
+            return DTypePolicy(able[0])
         if requested not in DTYPES:
             near = did_you_mean(requested, ["auto", *DTYPES])
             raise DeviceRequestError(f"no dtype is named {requested!r}{near}")
@@ -251,7 +244,7 @@ class Backend(TensorOps, ABC):
             raise DeviceRequestError(
                 f"device {self.device} does not compute in {requested}; use auto or one of: {names}"
             )
-        return DTypePolicy(compute=dtype, kv=dtype)
+        return DTypePolicy(dtype)
 
     def operators(self) -> frozenset[str] | None:
         """Name the operators (``aten::add.Tensor``) that the device has kernels for; None: all."""

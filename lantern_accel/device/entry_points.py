@@ -162,22 +162,20 @@ def check_backend(spec: object) -> BackendSpec:
     """Return ``spec`` if it can be used; raises Unfit with the reason if not."""
     check_spec(spec, BackendSpec, "backend", API_VERSION)
     assert isinstance(spec, BackendSpec)
-    words, rank, given = spec.aliases, spec.priority, spec.variants
-    checks = {
-        "aliases": (
-            isinstance(words, tuple) and all(isinstance(word, str) for word in words),
-            "make them a tuple of words",
-        ),
-        "priority": (  # bool is an int, and as a priority a mistake
-            isinstance(rank, int) and not isinstance(rank, bool),
-            "make it a whole number (the CPU's is 0, a negative one is never automatic)",
-        ),
-        "variants": (
-            isinstance(given, tuple) and all(isinstance(one, Mapping) for one in given),
-            "make them a tuple of options, each a dictionary",
-        ),
-    }
-    for name, (right, mend) in checks.items():
-        if not right:
-            raise Unfit(f"its backend {spec.name!r} has {name} {getattr(spec, name)!r}; {mend}")
+    wrong = f"its backend {spec.name!r} has"
+    if not _all(spec.aliases, str):
+        raise Unfit(f"{wrong} aliases {spec.aliases!r}; make them a tuple of words")
+    if not isinstance(spec.priority, int) or isinstance(spec.priority, bool):
+        raise Unfit(
+            f"{wrong} priority {spec.priority!r}; make it a whole number (the CPU's is 0, a negative one "
+            "is never automatic)"
+        )
+    if not _all(spec.variants, Mapping):
+        raise Unfit(
+            f"{wrong} variants {spec.variants!r}; make them a tuple of options, each a dictionary"
+        )
     return spec
+
+
+def _all(values: object, kind: type) -> bool:
+    return isinstance(values, tuple) and all(isinstance(one, kind) for one in values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -40,10 +41,7 @@ class KVLayout:
     @property
     def nbytes(self) -> int:
         """Bytes that a cache of this layout holds."""
-        size = 2 * self.layers * self.dtype.itemsize
-        for n in self.shape:
-            size *= n
-        return size
+        return 2 * self.layers * self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -116,15 +116,10 @@ class TensorOps(SamplingOps):
 
     def allocate(self, layout: KVLayout) -> KVCache:
         """Allocate a zeroed cache that keeps its addresses."""
-
-        def tensors() -> tuple[Tensor, ...]:
-            made = (
-                torch.zeros(layout.shape, dtype=layout.dtype, device=self.device)
-                for _ in range(layout.layers)
-            )
-            return tuple(made)
-
-        return KVCache(layout, tensors(), tensors(), self.pieces(layout, self.index))
+        shape, dtype, layers = layout.shape, layout.dtype, range(layout.layers)
+        keys = tuple(torch.zeros(shape, dtype=dtype, device=self.device) for _ in layers)
+        values = tuple(torch.zeros_like(one) for one in keys)
+        return KVCache(layout, keys, values, self.pieces(layout, self.index))
 
     def pieces(self, layout: KVLayout, index: torch.dtype) -> Tensor:
         """Return where each row, or each head of each row, begins in a layer's tensor, integer."""

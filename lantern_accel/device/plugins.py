@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lantern_accel.device.entry_points import load_plugins, why
@@ -241,10 +242,7 @@ def _answers(spec: BackendSpec, word: str) -> bool:
 
 def _configured(spec: BackendSpec, options: Mapping[str, Any]) -> BackendSpec:
     hint = "check the options it was given"
-
-    def call() -> object:
-        return in_time(lambda: spec.configured(options), LOOKING)
-
+    call = partial(in_time, partial(spec.configured, options), LOOKING)
     return ask(spec.name, "configured", call, BackendSpec, hint)  # type: ignore[type-abstract]  # isinstance
 
 
@@ -258,19 +256,16 @@ def _best(device: str, candidates: list[BackendSpec]) -> tuple[BackendSpec, Prob
     reasons = []
     for spec, found in _probe_all(candidates):
         if isinstance(found, BackendError):
-            warnings.warn(f"device {device} skips a backend: {found}", LanternWarning, stacklevel=3)
-            reasons.append(str(found))
+            reason, skips = str(found), f"a backend: {found}"
         elif found.available:
             return spec, found
         else:
-            reasons.append(f"{spec.name}: {found.reason}")
-            if found.unusable:
-                out = f"; {found.install}" if found.install else ""
-                warnings.warn(
-                    f"device {device} skips {spec.name}: {found.reason}{out}",
-                    LanternWarning,
-                    stacklevel=3,
-                )
+            reason = f"{spec.name}: {found.reason}"
+            out = f"; {found.install}" if found.install else ""
+            skips = f"{reason}{out}" if found.unusable else ""
+        reasons.append(reason)
+        if skips:
+            warnings.warn(f"device {device} skips {skips}", LanternWarning, stacklevel=3)
     if not candidates:
         raise BackendError(f"no backend is installed; {REINSTALL}")
     what = "no device is available" if device == "auto" else f"no device {device!r} is available"
@@ -292,10 +287,8 @@ def _probe_all(specs: list[BackendSpec]) -> Iterator[tuple[BackendSpec, Probe | 
 
 
 def _prepare(spec: BackendSpec) -> None:
-    def call() -> None:
-        in_time(lambda: spec.prepare(os.environ), LOOKING)
-
-    ask(spec.name, "prepare", call, type(None), "check the environment it reads")
+    call = partial(in_time, partial(spec.prepare, os.environ), LOOKING)
+    ask(spec.name, "prepare", call, object, "check the environment it reads")
 
 
 def _probe(spec: BackendSpec) -> Probe:

@@ -279,7 +279,7 @@ class SamplingOps:
     def recall(self, given: Lookup) -> tuple[Tensor, Tensor, Tensor] | None:
         """Draw drafts behind a replacement again, where an earlier pass had the same past.
 
-        Returns the fields of a :class:`~lantern_accel.decoding.row_cache.Recalled`: tokens ``[B, T]``,
+        Returns what :meth:`lantern_accel.decoding.row_cache.RowCache.refine` does: tokens ``[B, T]``,
         rows ``[B, slots, V]`` and their places ``[B, slots]``. None as above.
         """
         return None

@@ -22,7 +22,7 @@ from torch import Tensor
 from lantern_accel.cached import read_record, write_record
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rows import Guidance
-from lantern_accel.decoding.runtime_params import RuntimeParams
+from lantern_accel.decoding.state import RuntimeParams
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt

@@ -44,8 +44,8 @@ def check_weights(backend: Backend, found: Found, dtype: torch.dtype) -> None:
     ]
     way = f"use the dtype {' or '.join(others)}" if others else "use a device with more memory"
     raise DeviceMemoryError(
-        f"the model {found.manifest.name} takes {size(need)} in {_name(dtype)}, device "
-        f"{backend.device} has {size(free)} free{_total(backend.memory())}; {way}, or end other "
+        f"the model {found.manifest.name} takes {size(need)} in {str(dtype).removeprefix('torch.')}, "
+        f"device {backend.device} has {size(free)} free{_total(backend.memory())}; {way}, or end other "
         "programs that use it"
     )
 
@@ -81,10 +81,6 @@ class Fit:
                 f"{backend.device} has {size(self.free or 0)} free{_total(backend.memory())}; "
                 f"{self.advice}"
             )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _total(use: MemoryUse) -> str:

@@ -21,7 +21,6 @@ from lantern_accel._version import __version__
 from lantern_accel.device.backend import DTYPES, Backend
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.errors import DeviceRequestError, RequestError, did_you_mean, shown
-from lantern_accel.families.base import Found
 from lantern_accel.families.registry import family
 from lantern_accel.memory.footprint import Footprint, measure
 from lantern_accel.strategy.choose import choose_strategy
@@ -258,11 +257,6 @@ def parse_size(text: str) -> int:
     return size
 
 
-def text_bytes(found: Found) -> int:
-    """Return the bytes of a large text encoder in float32; 0 where there is none."""
-    return family(found.manifest.family).text_bytes(found)
-
-
 def planner_for(
     model: str | Path,
     *,
@@ -287,7 +281,8 @@ def planner_for(
             text = 4 * parts_of(one)["text"].config["encoder_parameters"]
     else:
         found = find_model(model)
-        manifest, text = found.manifest, text_bytes(found)
+        manifest = found.manifest
+        text = family(manifest.family).text_bytes(found)
     facts = _device(device, dtype)
     if memory:
         device, facts["capacity"] = device or size(memory), memory

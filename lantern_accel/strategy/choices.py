@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel._version import __version__
 from lantern_accel.device.datasheets import ProfileError, profiles_dir
 from lantern_accel.errors import LanternWarning
 from lantern_accel.files import cache_dir, read_text_file, write_json
+from lantern_accel.records import Record
 from lantern_accel.strategy.values import Strategy
 
 if TYPE_CHECKING:
     from lantern_accel.device.backend import Backend
 
-Record = TypeVar("Record", bound=BaseModel)
+Kept = TypeVar("Kept", bound=Record)
 
 SCHEMA: Literal[1] = 1
 #: What a choice is of: the static tree or window of a strategy by name, or what auto stands for.
@@ -36,10 +37,8 @@ Kind = Literal["tree", "window", "auto"]
 VERSIONS = ("lantern_accel", "model", "weights_hash", "backend", "torch")
 
 
-class Measured(BaseModel):
+class Measured(Record):
     """One strategy that was measured for a choice; ``speedup`` is relative to plain decoding."""
-
-    model_config = ConfigDict(extra="forbid")
 
     strategy: Strategy
     tokens_per_step: float = Field(ge=1, allow_inf_nan=False)
@@ -47,13 +46,11 @@ class Measured(BaseModel):
     speedup: float = Field(gt=0, allow_inf_nan=False)
 
 
-class Choice(BaseModel):
+class Choice(Record):
     """What is decoded with under one key; ``speedup`` is relative to plain decoding.
 
     ``evidence``: what else it was chosen by, such as acceptance rates and the costs of steps.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["lantern_accel.choice"] = "lantern_accel.choice"
     schema_version: Literal[1] = SCHEMA
@@ -61,8 +58,8 @@ class Choice(BaseModel):
     strategy: Strategy
     speedup: float | None = Field(None, gt=0, allow_inf_nan=False)
     source: Literal["tune", "while drawing"]
-    measured: list[Measured] = []
-    evidence: dict[str, Any] = {}
+    measured: list[Measured] = Field(default_factory=list)
+    evidence: dict[str, Any] = Field(default_factory=dict)
     digest: str = Field("", description="of everything else: a file that was changed is not used")
 
     def sealed(self) -> Choice:
@@ -79,13 +76,11 @@ class Choice(BaseModel):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-class Worth(BaseModel):
+class Worth(Record):
     """Tokens per step of a model, at one temperature: the device has no part in it.
 
     ``tokens_per_step``: of windows, by length; ``chains``: of its drafter's chains, by drafts and one.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Literal["lantern_accel.worth"] = "lantern_accel.worth"
     schema_version: Literal[1] = SCHEMA
@@ -95,7 +90,7 @@ class Worth(BaseModel):
     relaxed: bool
     prompts: str = Field(description="where the prompts come from")
     tokens_per_step: dict[int, float]
-    chains: dict[int, float] = {}
+    chains: dict[int, float] = Field(default_factory=dict)
 
 
 def key_of(
@@ -178,7 +173,7 @@ def write_choice(choice: Choice) -> Path:
     return path
 
 
-def _read(path: Path, kind: type[Record]) -> Record | None:
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
     """Return the record of a file; None for a pipe, a damaged file and another kind of record."""
     try:
         return kind.model_validate_json(read_text_file(path))
@@ -186,7 +181,7 @@ def _read(path: Path, kind: type[Record]) -> Record | None:
         return None
 
 
-def _shipped(kind: type[Record]) -> Iterator[Record]:
+def _shipped(kind: type[Kept]) -> Iterator[Kept]:
     try:
         folder = profiles_dir() / "choices"
     except ProfileError:  # an installation without profiles ships no choices either

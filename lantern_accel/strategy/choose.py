@@ -20,21 +20,7 @@ ONE = {
     "neighbour_space": "'lantern++'",
 }
 #: What :func:`choose_strategy` takes beside a name.
-CHANGES = (
-    "tree",
-    "window",
-    "accept",
-    "k",
-    "delta",
-    "lam",
-    "residual",
-    "coupling",
-    "neighbour_space",
-    "tv_budget",
-    "relaxed",
-)
-
-
+CHANGES = (*ONE, "coupling", "tv_budget", "relaxed")
 #: A shorter window than this has nothing to keep.
 SHORTEST = 4
 

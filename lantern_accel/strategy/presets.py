@@ -9,12 +9,13 @@ from __future__ import annotations
 import fnmatch
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lantern_accel.errors import RequestError, did_you_mean
+from lantern_accel.records import Frozen
 
 
-class Preset(BaseModel):
+class Preset(Frozen):
     """Settings that somebody published, and where.
 
     ``sampling`` has fields of :class:`~lantern_accel.strategy.values.Sampling`; ``overrides`` has what
@@ -22,8 +23,6 @@ class Preset(BaseModel):
     ``neighbour_space``). ``models`` are patterns of names; ``conditioning`` distinguishes
     LlamaGen's kinds, ``variant`` Chameleon's.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     summary: str

@@ -34,11 +34,7 @@ _TAGS = {"none", "chain", "static", "dynamic", "window"}
 OPTION_NAMES = {"lam": "lambda"}
 
 
-class Value(Frozen):
-    """A part of a strategy: frozen, and without fields that it does not know."""
-
-
-class Registered(Value):
+class Registered(Frozen):
     """A value whose class is registered by its ``kind`` when it is defined."""
 
     kind: str
@@ -167,6 +163,12 @@ class Exact(AcceptanceRule):
         return nothing.int(), nothing
 
 
+#: How many neighbours may count.
+Nearest = Annotated[
+    int, Field(ge=1, le=MOST_CODES, description="nearest codes that may count for a drafted one")
+]
+
+
 class NearestCodes(AcceptanceRule):
     """A rule under which the nearest codes count, as many as keep their mass within a bound."""
 
@@ -190,9 +192,7 @@ class Lantern(NearestCodes):
     """LANTERN (arXiv 2410.03355): neighbours count while their mass is at most ``delta``."""
 
     kind: Literal["lantern"] = "lantern"
-    k: int = Field(
-        1000, ge=1, le=MOST_CODES, description="nearest codes that may count for a drafted one"
-    )
+    k: Nearest = 1000
     delta: float = Field(0.2, gt=0, le=1, description="most mass that the neighbours may lend")
     runtime_params: ClassVar[tuple[str, ...]] = ("delta",)
 
@@ -205,9 +205,7 @@ class LanternPP(NearestCodes):
     """LANTERN++ (arXiv 2502.06352): a drafted code counts for at most ``lam`` times its probability."""
 
     kind: Literal["lantern++"] = "lantern++"
-    k: int = Field(
-        10, ge=1, le=MOST_CODES, description="nearest codes that may count for a drafted one"
-    )
+    k: Nearest = 10
     lam: float = Field(
         2.0,
         ge=1,

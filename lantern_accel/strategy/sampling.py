@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from lantern_accel.bounds import MOST_CODES, MOST_SCALE
-from lantern_accel.strategy.rules import Value
+from lantern_accel.records import Frozen
+
+Scale = Annotated[float, Field(ge=0, le=MOST_SCALE, allow_inf_nan=False)]
 
 
-class Sampling(Value):
+class Sampling(Frozen):
     """How logits become a distribution: guidance, temperature, then the two filters.
 
     ``temperature=0`` is greedy. LlamaGen filters by top-k before top-p; LANTERN's code the other way
-    round (``order="top_p_first"``), which differs only where both are set.
+    round (``order="top_p_first"``), which differs only where both are set. A ``Scale`` is a finite
+    number, at least 0.
     """
 
-    temperature: float = Field(1.0, ge=0, le=MOST_SCALE, allow_inf_nan=False)
+    temperature: Scale = 1.0
     top_k: int = Field(0, ge=0, le=MOST_CODES, description="0: all codes")
     top_p: float = Field(1.0, gt=0, le=1)
-    cfg_scale: float = Field(
-        1.0,
-        ge=0,
-        le=MOST_SCALE,
-        allow_inf_nan=False,
-        description="u + s (c - u); 1 or less: no guidance",
-    )
-    cfg_scale_image: float | None = Field(
+    cfg_scale: Scale = Field(1.0, description="u + s (c - u); 1 or less: no guidance")
+    cfg_scale_image: Scale | None = Field(
         None,
-        ge=0,
-        le=MOST_SCALE,
-        allow_inf_nan=False,
         description="three-way guidance, u + s_image (i - u) + s (c - i), with i the prompt's pictures",
     )
     cfg_interval: int = Field(

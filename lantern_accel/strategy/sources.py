@@ -16,7 +16,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, model_validator
 
 from lantern_accel.errors import StrategyError
-from lantern_accel.strategy.rules import Registered, Value
+from lantern_accel.records import Frozen
+from lantern_accel.strategy.rules import Registered
 
 #: A node's ranks from the root: ``(0, 2)`` is the third-best child of the root's best child.
 Path = tuple[int, ...]
@@ -86,7 +87,7 @@ class DraftSource(Registered):
         return 1 + max((path[-1] for path in self.shape or ()), default=-1)
 
 
-class DraftLength(Value):
+class DraftLength(Frozen):
     """The most tokens that a step brings an image, of n drafts in a row n + 1: 1 is plain decoding.
 
     ``cost``: a step's time relative to a plain one, on the device at hand; ``tokens_per_step``: what a

@@ -139,9 +139,10 @@ def _in_words(source: type[AdaptiveSource], text: str) -> DraftSource:
             given: Any = value if whole(value) is None else int(value)
             values[name] = list(filter(None, value.split("."))) if name == "siblings" else given
         else:
+            number = "DRAFTS" if source is SelfDrafts else "LENGTH"
             named = (f"{name}=..." for name in fields if name not in {"length", *known.values()})
             raise StrategyError(
-                f"the drafts {kind}:{text[:80]} cannot be read at {word[:40]!r}; write {kind}:LENGTH "
+                f"the drafts {kind}:{text[:80]} cannot be read at {word[:40]!r}; write {kind}:{number} "
                 f"and, after commas, any of {', '.join((*known, *named))}"
             )
     return validated(source, values, str(kind))

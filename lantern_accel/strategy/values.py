@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from lantern_accel.bounds import MOST_DEPTH, MOST_NODES
 from lantern_accel.errors import StrategyError, did_you_mean
-from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP, Value, validated
+from lantern_accel.records import Frozen
+from lantern_accel.strategy.rules import Acceptance, Exact, Lantern, LanternPP, validated
 from lantern_accel.strategy.sampling import Sampling as Sampling
 from lantern_accel.strategy.sources import (
     AdaptiveSource,
@@ -247,7 +248,7 @@ class SelfDrafts(AdaptiveSource):
         return 1
 
 
-class Strategy(Value):
+class Strategy(Frozen):
     """How a step drafts and accepts."""
 
     name: str = "custom"

@@ -25,7 +25,7 @@ from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.maximal_coupling import Coupled, compare, couple, leading
 from lantern_accel.decoding.pricing import window_prices
 from lantern_accel.decoding.row_cache import RowCache
-from lantern_accel.decoding.siblings import Siblings, Tried
+from lantern_accel.decoding.siblings import Siblings
 from lantern_accel.device.operations import TensorOps
 from lantern_accel.device.plan import Lookup
 from lantern_accel.strategy.values import Window
@@ -156,7 +156,7 @@ class InvariantWindow(WindowDrafts):
         """Return the tokens of ``positions [B, T]``; keep the rows of a window's first ones."""
         if self.greedy:
             self.finite.note(logits)
-            return self.choices.of_logits(logits, positions)
+            return logits.argmax(dim=-1).to(self.ops.index)
         p = distribution(logits, self.filters)
         self.finite.note(p)
         if self.geometry.kept:
@@ -275,7 +275,7 @@ class MaximalWindow(WindowDrafts):
 
     def _given(self, left: Tensor, above: Tensor) -> Tensor | None:
         """Return what fresh drafts' sources say, ``[B, T, V]``; None where any code will do."""
-        if self.initial.certain and self.initial.kind != "code":
+        if self.initial.copies:
             codes = self.state.tokens.gather(1, self.initial.near(left, above)).unsqueeze(-1)
             nothing = torch.zeros(*left.shape, self.geometry.vocab, device=left.device)
             return nothing.scatter(-1, codes, 1.0)
@@ -316,19 +316,18 @@ class MaximalWindow(WindowDrafts):
             coupled = replace(coupled, price=price)
         taken = None
         if others is not None:
-            tried = self._try(x, coupled, *others, p[:, length:], uniforms)
-            coupled = Coupled(tried.tokens, coupled.count, coupled.price)
-            taken = tried.taken
+            drawn, taken = self._try(x, coupled, *others, p[:, length:], uniforms)
+            coupled = Coupled(drawn, coupled.count, coupled.price)
         if self.recall is None:
             return coupled
         given = Lookup(
             state.length, state.step, state.row_probs, state.row_keys, state.row_previous, window, rows,
             q, coupled.tokens, coupled.count, tests, draws, taken, self.looked_up, self.geometry.tokens,
         )  # fmt: skip
-        found = self.recall.refine(given)
+        tokens, again, changed = self.recall.refine(given)
         self.recall.write(state, places, window, state.row_probs, rows)
-        self.ring.write(state.q, found.places, found.rows)
-        return Coupled(found.tokens, coupled.count, coupled.price)
+        self.ring.write(state.q, changed, again)
+        return Coupled(tokens, coupled.count, coupled.price)
 
     def _try(
         self,
@@ -338,16 +337,19 @@ class MaximalWindow(WindowDrafts):
         shares: Tensor,
         after: Tensor,
         uniforms: Tensor,
-    ) -> Tried:
-        """Try siblings of the first refused draft; keep what the token after one was drawn from."""
+    ) -> tuple[Tensor, Tensor]:
+        """Try siblings of the first refused draft; keep what the token after one was drawn from.
+
+        Returns the tokens ``[B, L]``, and whether a sibling was accepted, bool ``[B]``.
+        """
         assert coupled.left is not None
         first, deep = sum(self.columns[:3]), len(self.siblings.counts)
         refused = coupled.count - 1
-        tried = self.siblings.attempt(
+        tokens, taken, row = self.siblings.attempt(
             others, x[:, :deep], shares, coupled.left, refused, coupled.tokens, after,
             uniforms[:, first : first + self.siblings.widest], uniforms[:, -self.window.length :],
             self.filters.draws,
         )  # fmt: skip
-        place = torch.where(tried.taken, self.state.length + 2 + refused, self.geometry.tokens)
-        self.ring.write(self.state.q, place.unsqueeze(1), tried.row.unsqueeze(1))
-        return tried
+        place = torch.where(taken, self.state.length + 2 + refused, self.geometry.tokens)
+        self.ring.write(self.state.q, place.unsqueeze(1), row.unsqueeze(1))
+        return tokens, taken

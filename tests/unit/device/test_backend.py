@@ -64,17 +64,16 @@ def test_an_unknown_capability_is_an_error(plain: Plain) -> None:
 
 
 def test_dtypes_are_chosen_or_refused(plain: Plain) -> None:
-    assert plain.dtypes() == DTypePolicy(compute=torch.float32, kv=torch.float32)
+    assert plain.dtypes() == DTypePolicy(compute=torch.float32)
     with pytest.raises(BackendError, match="does not compute in bfloat16; use auto or one of: fl"):
         plain.dtypes("bfloat16")
     with pytest.raises(BackendError, match="no dtype is named 'float31'; did you mean float32"):
         plain.dtypes("float31")
 
 
-def test_acceptance_stays_in_float32(opened: Backend) -> None:
+def test_a_dtype_that_is_asked_for_holds_for_all_operators(opened: Backend) -> None:
     policy = opened.dtypes("bfloat16")
-    assert policy.compute == policy.kv == torch.bfloat16
-    assert policy.accumulate == policy.logits == torch.float32
+    assert policy.compute == torch.bfloat16 and policy.operators is None
 
 
 def test_a_replay_runs_the_step_on_its_buffers(plain: Plain) -> None:

@@ -14,9 +14,9 @@ from support.tiny import captions, neighbours, tiny_models
 from torch import Tensor
 
 from lantern_accel.decoding.adaptive import AdaptiveEngine
+from lantern_accel.decoding.base import FusedSteps
 from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.engines import engine_for
-from lantern_accel.decoding.fused import FusedSteps
 from lantern_accel.device.plan import StepPlan
 from lantern_accel.device.plugins import open_backend
 from lantern_accel.nn.rounding import ROUNDINGS

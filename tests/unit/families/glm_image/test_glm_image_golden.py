@@ -101,7 +101,7 @@ def test_greedy_tokens(pipeline: Pipeline, strategy: str) -> None:
 )
 def test_the_law_of_a_token(pipeline: Pipeline, key: str, changes: dict[str, Any]) -> None:
     from lantern_accel.decoding.logits import Filters, distribution
-    from lantern_accel.decoding.runtime_params import RuntimeParams
+    from lantern_accel.decoding.state import RuntimeParams
 
     io = golden("glm_image/io")
     strategy, sampling = pipeline.strategy("vanilla"), pipeline.sampling(**changes)

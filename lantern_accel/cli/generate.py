@@ -1,18 +1,23 @@
-"""``lantern-accel generate``: images from prompts, with the figures of the run."""
+"""``lantern-accel generate``: images from prompts, with the figures of the run.
+
+``--on`` draws a file of prompts into a folder of images, on this device or on a fleet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lantern_accel.bounds import MOST_SEED, whole
-from lantern_accel.cli.console import bar, print_json, say, warn
+from lantern_accel.cli.console import bar, note, print_json, say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
-from lantern_accel.errors import RequestError
+from lantern_accel.errors import RequestError, did_you_mean, shown
 from lantern_accel.files import write_json
 from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
 from lantern_accel.prompts import read_prompts
@@ -92,8 +97,6 @@ def generate(
     if exact_dtype:
         load = replace(load, dtype=exactly(load.dtype))
     if on is not None:
-        from lantern_accel.cli.folders import draw_folder
-
         clash = {"PROMPT": prompts, "--json": as_json, "--stats": stats_path, "--seeds": seeds,
                  "--compare": compare, "--grid": grid, "--embeddings": embeddings, "--scale": scale != 1,
                  "--overwrite": overwrite}  # fmt: skip
@@ -101,7 +104,7 @@ def generate(
             if given:
                 raise RequestError(f"--on draws a file of prompts, a file each; leave {name} out")
         settings = read_settings(settings, option_name).model_dump(exclude_none=True)
-        return draw_folder(prompts_file, output, on, workers, load, settings, resume, quiet)
+        return _draw_folder(prompts_file, output, on, workers, load, settings, resume, quiet)
     words = [*(prompts or []), *(read_prompts(prompts_file) if prompts_file else [])]
     check_prompts(words)
     columns = strategy_words([compare]) if compare is not None else []
@@ -248,3 +251,73 @@ def _summary(result: GenerationResult) -> None:
         label="with",
         style="bold",
     )
+
+
+def _draw_folder(
+    prompts: Path | None,
+    output: Path | None,
+    on: str,
+    workers: str,
+    load: LoadingParts,
+    settings: Mapping[str, Any],
+    resume: bool,
+    quiet: bool,
+) -> None:
+    """Draw, and say how fast every worker was; raises RequestError for what cannot be drawn so."""
+    from lantern_accel.distributed.run import draw_file
+
+    if on not in ("here", "ray"):
+        raise RequestError(f"--on cannot be {shown(on)}{did_you_mean(on, ['here', 'ray'])}")
+    if prompts is None:
+        raise RequestError("--on draws a file of prompts; name it with --prompts FILE")
+    if output is None or output.suffix:
+        instead = "" if output is None else f", not {output}"
+        raise RequestError(f"--on writes a folder of images; name one with --output{instead}")
+    if workers != "auto" and on != "ray":
+        raise RequestError("--workers says what Ray is asked for; give --on ray, or leave it out")
+    if on == "ray" and load.device != "auto":
+        raise RequestError("with --on ray the devices are those of --workers; leave --device out")
+    make = partial(_workers, on, load, settings, workers, quiet)
+    with bar("drawing", quiet, unit="images") as report:
+        summary = draw_file(
+            prompts, output, make, load.keywords(), settings, resume=resume, on_progress=report
+        )
+    if quiet:
+        return
+    for name, one in summary["workers_of_this_call"].items():
+        speed = one["images_per_second"]
+        rate = "whose times mean nothing" if speed is None else f"{speed:.2f} images/s"
+        say(f"{one['images']} images on {one['device']}, {rate}", label=name, style="bold")
+    for text in summary["lost_workers"]:
+        warn(text, "lost")
+    for number, text in list(summary["failed"].items())[:10]:
+        warn(f"row {int(number) + 1}: {text}", "not drawn")
+    say(f"{summary['images']} images in {output}, seed {summary['seed']}", label="wrote",
+        style="bold green")  # fmt: skip
+
+
+@contextmanager
+def _workers(
+    on: str, load: LoadingParts, settings: Mapping[str, Any], workers: str, quiet: bool
+) -> Iterator[Any]:
+    """Give what draws: a worker in this process, or a fleet on Ray."""
+    slots = settings.get("batch_size")
+    if on == "here":
+        from lantern_accel.distributed.painter import Painter
+        from lantern_accel.distributed.run import Here
+
+        with Here(Painter(load.keywords(), settings, slots=slots)) as here:
+            yield here
+        return
+    from lantern_accel.distributed.fleet import Fleet, connected, read_workers
+
+    with connected() as ray:
+        kinds = read_workers(workers, ray.cluster_resources(), load.threads)
+        if not quiet:
+            note(f"workers: {', '.join(map(str, kinds))}")
+        given = replace(load, threads=None).keywords()  # a kind of device has its own
+        tell = partial(warn, label="fleet")
+        with Fleet(
+            ray, kinds, given, settings, threads=load.threads, slots=slots, say=tell
+        ) as fleet:
+            yield fleet

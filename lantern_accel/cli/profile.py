@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from lantern_accel.cli.options import (
     whole_numbers,
     with_options,
 )
+from lantern_accel.errors import LanternError, RequestError
+from lantern_accel.files import check_target
 
 if TYPE_CHECKING:
     from lantern_accel.measure.record import Run
@@ -97,8 +99,6 @@ def profile(
     batches = whole_numbers("--batch", batch, 1, bounds.MOST_BATCH)
     temperatures = numbers("--temperature", temperature, 0, bounds.MOST_TEMPERATURE)
     if fleet:
-        from lantern_accel.cli.folders import measure_folder
-
         given: dict[str, Any] = {
             "--strategy": strategy,
             "--batch": batch,
@@ -121,7 +121,7 @@ def profile(
             "--trace": trace,
             "--resume": resume,
         }
-        return measure_folder(output, given, clash, quick, workers, patience)
+        return _measure_folder(output, given, clash, quick, workers, patience)
     run = measured(
         load,
         weights,
@@ -265,3 +265,60 @@ def bench(
         if interval is not None and interval[1] < 1:
             text = f"{row['strategy']} at batch {row['batch']}: {row['speedup']:.2f}x"
             warn(text, "slower than plain here")
+
+
+def _measure_folder(
+    output: Path,
+    given: Mapping[str, Any],
+    clash: Mapping[str, Any],
+    quick: bool,
+    workers: str,
+    patience: float,
+) -> None:
+    """Measure a fleet into a folder: a run per kind of device, and one report.
+
+    ``given``: options of ``profile`` for every run, by name; ``clash``: those that only one device has.
+    """
+    from lantern_accel.cli.compare import compare
+    from lantern_accel.distributed.fleet import connected
+    from lantern_accel.distributed.measuring import measure_fleet, models_of, write_runs
+    from lantern_accel.report import render
+
+    for name, one in clash.items():
+        if one:
+            raise RequestError(f"--fleet measures every kind of device; leave {name} out")
+    if output.suffix:
+        raise RequestError(f"--fleet writes a folder of runs; name one with --output, not {output}")
+    report = output / "report.html"
+    check_target(report)
+    render.check_kind(report)
+
+    def tell(text: str) -> None:
+        say(text, label="fleet", to_stderr=True, style="dim")
+
+    words = ["--quick"] if quick else []
+    for name, value in given.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one is None else [name, str(one)]
+    with connected() as ray:
+        models = models_of(ray.cluster_resources(), workers)
+        found = write_runs(
+            output, measure_fleet(ray, models, words, patience=patience, say=tell), tell
+        )
+    usable = [str(path) for path in found if _readable(path, tell)]
+    if not usable:
+        raise RequestError(f"no run in {output} can be compared; repeat the command")
+    compare(usable, report, [], None, 0.0)
+
+
+def _readable(path: Path, tell: Callable[[str], None]) -> bool:
+    """Return whether a run can be compared; says why not: it must not cost the others their report."""
+    from lantern_accel.measure.reading import check_comparable, read_file
+
+    try:
+        run: Any = read_file(path)
+        check_comparable([run], [str(path)])
+        return True
+    except LanternError as error:
+        tell(f"left out of the report: {error}")
+        return False

@@ -387,20 +387,15 @@ class Engines:
         return max(1, self.capacity.fit(usual, strategy, sampling, spare=self.nbytes).batch)
 
     def expect(
-        self,
-        sizes: Sequence[tuple[int, int]],
-        strategy: Strategy,
-        sampling: Sampling,
-        shape: Hashable,
+        self, size: int, times: int, strategy: Strategy, sampling: Sampling, shape: Hashable
     ) -> None:
-        """Announce to the captured functions how many batches of each size are coming."""
+        """Announce to the captured functions how many batches of a size are coming."""
         self.patience = self.backend.capture_patience
-        for size, times in sizes:
-            ready = self.get(size, strategy, sampling, shape)
-            ready.prefill.expect(times)
-            # Half as many steps as tokens: about what speculation leaves.
-            drafts = ready.engine.geometry.depth > 0
-            ready.step.expect(times * ready.engine.geometry.tokens // (2 if drafts else 1))
+        ready = self.get(size, strategy, sampling, shape)
+        ready.prefill.expect(times)
+        # Half as many steps as tokens: about what speculation leaves.
+        drafts = ready.engine.geometry.depth > 0
+        ready.step.expect(times * ready.engine.geometry.tokens // (2 if drafts else 1))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -247,16 +247,15 @@ class Loaded:
             return ready
         found: list[Timed] = []
         held = self.engines.capacity.copies
-        drafters = self.auto.chains(strategy, sampling), self.auto.trees(strategy)
-        sources = [strategy, *(one for one in drafters if one is not None)]
-        copies_known = False
-        while sources or not copies_known:
-            if not sources:
-                # What the windows cost, which were timed first, says what copies are worth trying.
-                sources = self.auto.likely_copies(strategy, found[0], batch, sampling)
-                copies_known = True
-                continue
-            asked = sources.pop(0)
+
+        def sources() -> Iterator[Strategy]:
+            yield strategy
+            drafters = self.auto.chains(strategy, sampling), self.auto.trees(strategy)
+            yield from (one for one in drafters if one is not None)
+            # What the windows cost, which were timed first, says what copies are worth trying.
+            yield from self.auto.likely_copies(strategy, found[0], batch, sampling)
+
+        for asked in sources():
             chosen = self.auto.resolve(asked, batch, sampling)
             try:
                 one = self.engines.get(batch, chosen, sampling, shape)

@@ -264,10 +264,9 @@ class Pipeline(Loaded):
             batch = min(batch, len(wanted))
             chunks = [wanted[at : at + batch] for at in range(0, len(wanted), batch)]
             sizes = [self.engines.padded(len(chunk), strategy, sampling) for chunk in chunks]
-            counts = [(size, sizes.count(size)) for size in dict.fromkeys(sizes)]
-            for size, times in counts:
+            for size in dict.fromkeys(sizes):
                 chosen = self.auto.resolve(strategy, size, sampling)
-                self.engines.expect([(size, times)], chosen, sampling, shape)
+                self.engines.expect(size, sizes.count(size), chosen, sampling, shape)
             for chunk, size in zip(chunks, sizes, strict=True):
                 spare = size - len(chunk)
                 full = [*chunk, *[chunk[-1]] * spare]

@@ -130,21 +130,16 @@ def _model_sizes(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[
     found: dict[str, list[Figure]] = {}
     devices: dict[tuple[str, str], list[tuple[Run, list[Row]]]] = {}
     for section in comparison.models:
-        for run in runs:
-            rows = [r for r in at_setting(section.rows, run.name) if r.batch == 1]
-            if run.settings.model == section.model and rows:
+        for run in (one for one in runs if one.settings.model == section.model):
+            if rows := [r for r in at_setting(section.rows, run.name) if r.batch == 1]:
                 key = run.environment.device.name, run.settings.dtype
                 devices.setdefault(key, []).append((run, rows))
     for (device, dtype), measured in devices.items():
-        bandwidths = [
-            run.ceilings.bandwidth
-            for run, _ in measured
-            if not isinstance(run.ceilings, str) and is_measured(run.ceilings.bandwidth)
-        ]
+        ceilings = [run.ceilings for run, _ in measured if not isinstance(run.ceilings, str)]
+        bandwidth = max((c.bandwidth for c in ceilings if is_measured(c.bandwidth)), default=None)
         points = [one for run, rows in measured for one in _size_points(run, rows)]
-        if not bandwidths or not points:
+        if bandwidth is None or not points:
             continue
-        bandwidth = max(bandwidths)
         width = {"float32": 2.0}.get(dtype, 1.0)
         published = {
             name: width * _step_bytes(projection.size_work(name)["vanilla"])

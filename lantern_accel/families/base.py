@@ -169,6 +169,8 @@ class Family(ABC):
     vq_type: ClassVar[Callable[..., nn.Module]]
     #: By part the rules from the keys of its files to our names; a part without has our names.
     rules: ClassVar[Mapping[str, Sequence[Rule]]] = {}
+    #: By part a pattern of keys that its file may hold for other parts.
+    beside: ClassVar[Mapping[str, re.Pattern[str]]] = {}
     #: What can be fetched by name.
     entries: ClassVar[Sequence[ModelEntry]] = ()
 
@@ -372,7 +374,7 @@ class Family(ABC):
 
     def unneeded(self, part: str) -> re.Pattern[str] | None:
         """Return a pattern of keys that a part's file may hold for other parts; None: none."""
-        return None
+        return self.beside.get(part)
 
     def wrong_with(self, part: str, path: Path) -> str | None:
         """Say what is wrong with a part that is not a module of ours; None: nothing is."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,10 +44,10 @@ NO_DRAFTER = "a drafter: none is published, train one with `lantern-accel train 
 _HINT = "name another with --drafter, or decode without one: --drafter none"
 
 
-def read_drafter(path: Path, target: Any) -> tuple[PromptedDrafterConfig, Path]:
+def read_drafter(manifest: Any, path: Path) -> tuple[PromptedDrafterConfig, Path]:
     """Return the sizes and the weights of a trained drafter; ``path`` is its folder or its weights.
 
-    Raises :class:`CheckpointError` where it is of another model than ``target``'s configuration says.
+    Raises :class:`CheckpointError` where it is of another model than the manifest's target.
     """
     weights = drafter_weights(path)
     said = weights.parent / OWN_CONFIG
@@ -59,7 +58,7 @@ def read_drafter(path: Path, target: Any) -> tuple[PromptedDrafterConfig, Path]:
         )
     with explained(f"{said} is no configuration of a drafter for this model", _HINT):
         config = PromptedDrafterConfig.model_validate(read_json(said))
-    wrong = misfit(config, target)
+    wrong = misfit(config, manifest.target)
     if wrong is not None:
         raise CheckpointError(f"the drafter {path} is of another model: {wrong}; {_HINT}")
     return config, weights
@@ -79,7 +78,7 @@ def add_drafter(
     if path is None:
         missing["drafter"] = NO_DRAFTER
         return manifest
-    config, files["drafter"] = read_drafter(path, manifest.target)
+    config, files["drafter"] = read_drafter(manifest, path)
     return manifest.model_copy(update={"drafter": config})
 
 
@@ -93,14 +92,8 @@ class TokenFamily(Family):
     needs: ClassVar[tuple[str, ...]] = ("target", "vq", "text_tokenizer")
     #: What reads the tokenizer's file.
     text_type: ClassVar[type[PromptText]]
-    #: Keys that a part's file may hold for other parts.
-    beside: ClassVar[Mapping[str, re.Pattern[str]]]
     #: The target's sizes that requests choose: the shape of conditions, one number alone where it is one.
     shape_names: ClassVar[tuple[str, ...]] = ("prefix_length", "height", "width")
-
-    def unneeded(self, part: str) -> re.Pattern[str] | None:
-        """Return the keys of the other parts, where one file holds several."""
-        return self.beside.get(part)
 
     def text(self, found: Found, device: torch.device, dtype: torch.dtype) -> TextSource | None:
         """Return the tokenizer."""
@@ -198,6 +191,8 @@ class PromptedFamily(TokenFamily):
     """Trains, reads and pairs drafters of the target's own blocks; has ``manifest.drafter``."""
 
     drafter_type: ClassVar[type[Drafter]] = PromptedDrafter
+    drafter_sizes = staticmethod(fitting_config)
+    read_drafter = staticmethod(read_drafter)
 
     def conditions_of(
         self,
@@ -214,14 +209,6 @@ class PromptedFamily(TokenFamily):
         side = model.manifest.token_pixels
         size = None if grid is None else (grid[1] * side, grid[0] * side)
         return self.padded(model, prompts, device, model.manifest.grid(size))
-
-    def drafter_sizes(self, config: Any, layers: int = 1, taps: Sequence[int] = ()) -> Any:
-        """Return the sizes of blocks as the target's are, which read its tables."""
-        return fitting_config(config, layers, taps)
-
-    def read_drafter(self, manifest: Any, path: Path) -> tuple[Any, Path]:
-        """Take a drafter that was trained for this model."""
-        return read_drafter(path, manifest.target)
 
     def pair(self, model: Model) -> None:
         """Let the drafter read its target's tables."""

@@ -32,6 +32,7 @@ class ChameleonDrafterConfig(DrafterSizes, TrunkConfig):
 class ChameleonDrafter(CodeNetwork, Drafter):
     """The drafter of Anole or Lumina-mGPT, with a table of all tokens of its own."""
 
+    table = "embed_tokens"
     config: ChameleonDrafterConfig
 
     def __init__(self, config: ChameleonDrafterConfig, *, ops: TensorOps = REFERENCE) -> None:
@@ -40,11 +41,6 @@ class ChameleonDrafter(CodeNetwork, Drafter):
         self.embed_tokens = CodeEmbedding(config)
         self.make_layers()
         self.place_tables(torch.device("cpu"))
-
-    @property
-    def embedding(self) -> CodeEmbedding:
-        """The table of all tokens."""
-        return self.embed_tokens
 
     def beside(self, target: ChameleonGPT) -> ChameleonDrafter:
         """Return this drafter for its target at another prompt length or picture size."""

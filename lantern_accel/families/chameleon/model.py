@@ -12,7 +12,7 @@ checkpoints of the other pairing.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -119,16 +119,14 @@ class CodeEmbedding(nn.Module):
 class CodeNetwork(RotaryNetwork):
     """What target and drafter share: a table of all tokens, and positions from a row's first token on."""
 
-    @property
-    @abstractmethod
-    def embedding(self) -> CodeEmbedding:
-        """The table of all tokens."""
+    #: The name of the table.
+    table: ClassVar[str]
 
     def place_tables(self, device: torch.device) -> None:
         """Make what no checkpoint holds: rotary tables, float32, and the ids of the codes."""
         super().place_tables(device)
         ids = torch.tensor(self.config.token_ids(), dtype=self.ops.index, device=device)
-        self.embedding.code_ids = ids
+        self.get_submodule(self.table).code_ids = ids
 
     def dense_pass(self, mask: Tensor | None, prefix: int, count: int, like: Tensor) -> Pass:
         """Return what a pass without a cache reads; left padding has no position."""
@@ -144,7 +142,7 @@ class CodeNetwork(RotaryNetwork):
 class ChameleonGPT(CodeNetwork, Target):
     """The target model. Its features are the states after the final norm."""
 
-    own_prompts = True
+    own_prompts, table = True, "tok_embeddings"
     config: ChameleonConfig
     tok_embeddings: CodeEmbedding
 
@@ -155,11 +153,6 @@ class ChameleonGPT(CodeNetwork, Target):
         rows = config.token_count if config.text_head else config.vocab_size
         self.output = Projection(config.dim, rows, bias=False)
         self.place_tables(torch.device("cpu"))
-
-    @property
-    def embedding(self) -> CodeEmbedding:
-        """The table of all tokens."""
-        return self.tok_embeddings
 
     def embed_tokens(self, codes: Tensor) -> Tensor:
         """Embed codes, int ``[R, T]``, as ``[R, T, D]``."""

@@ -411,8 +411,7 @@ def manifest_of_module(weights: Checkpoint, config: dict[str, Any]) -> Chameleon
     if key_layout(weights) is None or not config.get("vocabulary_map"):
         raise CheckpointError(
             f"{weights.path} has no vocabulary_map in its configuration, or no norms of queries and "
-            "keys, so "
-            "it is not a Chameleon that draws; load Anole as transformers' "
+            "keys, so it is not a Chameleon that draws; load Anole as transformers' "
             "ChameleonForConditionalGeneration"
         )
     ids = ids_from_vocabulary(config["vocabulary_map"])

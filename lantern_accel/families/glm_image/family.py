@@ -13,7 +13,6 @@ from lantern_accel.errors import RequestError
 from lantern_accel.families.base import (
     Conditions,
     Model,
-    Prompt,
     Rows,
 )
 from lantern_accel.families.glm_image import official
@@ -36,7 +35,7 @@ from lantern_accel.families.prompted_family import PromptedFamily
 from lantern_accel.strategy.values import Sampling
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 
 class GlmImageFamily(PromptedFamily):
@@ -49,6 +48,7 @@ class GlmImageFamily(PromptedFamily):
     entries = ENTRIES
     detect = staticmethod(official.detect)
     from_entry = staticmethod(official.published_manifest)
+    paint = staticmethod(paint)
     #: One file holds all parts, and a half that reads pictures.
     beside = official.BESIDE
     rules = official.RULES
@@ -71,17 +71,6 @@ class GlmImageFamily(PromptedFamily):
     def pixels(self, model: Model, tokens: Tensor, shape: Hashable = None) -> Tensor:
         """Return no pixels, ``[n, 0, 0, 3]``: they need the prompt too (:meth:`paint`)."""
         return torch.zeros(len(tokens), 0, 0, 3, dtype=torch.uint8, device=tokens.device)
-
-    def paint(
-        self,
-        model: Model,
-        tokens: Tensor,
-        shape: Hashable,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[int],
-    ) -> list[Image]:
-        """Paint with the diffusion half, where it and diffusers are there; else say what is missing."""
-        return paint(model, tokens, shape, [str(prompt) for prompt in prompts], seeds)
 
     def codebook(self, model: Model) -> tuple[Tensor, bool]:
         """Return the tokenizer's rows, which it compares normalised."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lantern_accel.errors import LanternWarning, ModelError
-from lantern_accel.families.base import Model
+from lantern_accel.families.base import Model, Prompt
 from lantern_accel.families.glm_image.grids import PIXELS, prior_token_ids
 from lantern_accel.families.glm_image.text import GlmImageText
 from lantern_accel.families.releases import require
@@ -24,7 +24,7 @@ PARTS = ("model_index.json", "transformer", "vae", "scheduler", "text_encoder", 
 
 
 def paint(
-    model: Model, tokens: Tensor, shape: Hashable, prompts: Sequence[str], seeds: Sequence[int]
+    model: Model, tokens: Tensor, shape: Hashable, prompts: Sequence[Prompt], seeds: Sequence[int]
 ) -> list[Image]:
     """Return the pictures of tokens ``[n, N]``; [] and a warning where they cannot be painted here.
 
@@ -46,7 +46,7 @@ def paint(
     for prompt, seed, prior in zip(prompts, seeds, ids, strict=True):
         generator = torch.Generator().manual_seed(seed)
         done = pipe(
-            prompt=prompt,
+            prompt=str(prompt),
             height=rows * PIXELS,
             width=columns * PIXELS,
             prior_token_ids=prior.unsqueeze(0),

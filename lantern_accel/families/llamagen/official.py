@@ -127,10 +127,8 @@ def find_vq(found: Found, folders: Sequence[Path]) -> None:
             f"{path} is of another codebook: it has {other.codebook_size} codes, {name} draws from "
             f"{config.vocab_size}; name the right tokenizer with --vq"
         )
-    if len(fitting) > 1:
-        fitting = [p for p in fitting if configs[p].downsample == 16] or fitting
-    if len(fitting) > 1:
-        fitting = [p for p in fitting if hint in p.name] or fitting
+    fitting = [p for p in fitting if configs[p].downsample == 16] or fitting
+    fitting = [p for p in fitting if hint in p.name] or fitting
     if len(fitting) > 1:
         names = ", ".join(p.name for p in fitting)
         raise CheckpointError(f"several tokenizers fit {name} ({names}); name one with --vq")

@@ -126,15 +126,15 @@ def _model_rows(parts: bool, memory: bool) -> list[dict[str, Any]]:
 
 def _memory(name: str) -> dict[str, Any]:
     """Return peaks by dtype, and for each device with known memory the dtypes that fit it."""
-    from lantern_accel.device.datasheets import load_profile, profile_names
+    from lantern_accel.device.datasheets import all_profiles
     from lantern_accel.memory.plan import usual_peaks
 
     peaks = usual_peaks(name, LISTED)
-    fits = {}
-    for device in profile_names():
-        figure = load_profile(device).memory_bytes
-        if figure is not None:
-            fits[device] = [dtype for dtype, peak in peaks.items() if peak <= figure.value]
+    fits = {
+        one.name: [dtype for dtype, peak in peaks.items() if peak <= one.memory_bytes.value]
+        for one in all_profiles()
+        if one.memory_bytes is not None
+    }
     return {"memory_bytes": peaks, "fits": fits}
 
 
@@ -178,13 +178,9 @@ def check(
             say(f"{found.model} ({found.summary or found.family})", label="model", style="bold")
         styles = {"found": "green", "missing": "yellow", "unusable": "bold red"}
         for one in found.parts:
-            words = [one.state, one.path]
-            if one.parameters:
-                dtypes = " and ".join(one.dtypes)
-                words.append(f"{one.parameters / 1e6:.1f}M parameters, {dtypes}")
-            if one.nbytes:
-                words.append(human_size(one.nbytes))
-            words.append(one.detail)
+            many = f"{one.parameters / 1e6:.1f}M parameters, {' and '.join(one.dtypes)}"
+            bytes_ = human_size(one.nbytes) if one.nbytes else ""
+            words = (one.state, one.path, many if one.parameters else "", bytes_, one.detail)
             text = "; ".join(word for word in words if word)
             say(text, label=NAMES.get(one.part, one.part), style=styles[one.state])
         say("yes" if found.usable else "no", label="usable", style="bold")

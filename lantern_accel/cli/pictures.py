@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from lantern_accel.errors import RequestError
 from lantern_accel.files import check_target, read_json_file, write_json, write_whole
 from lantern_accel.generation.result import (
@@ -17,6 +19,7 @@ from lantern_accel.generation.result import (
     picture_format,
     save_image,
 )
+from lantern_accel.records import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +66,14 @@ def check_files(
         )
 
 
+class Notes(Record):
+    """What was asked, by digest, with which seed each run was begun, and which images are finished."""
+
+    command: str
+    seeds: dict[int, int] = Field(default_factory=dict)
+    finished: list[int] = Field(default_factory=list)
+
+
 class Pictures:
     """Where a command's images go: files of their own, or one picture at the end.
 
@@ -80,11 +91,7 @@ class Pictures:
         self.written: list[Path] = []
         self._notes = output.with_name(f".{output.name[:200]}.lantern.json")
         text = json.dumps(command, sort_keys=True, default=str)
-        self._state: dict[str, Any] = {
-            "command": hashlib.sha256(text.encode()).hexdigest(),
-            "seeds": {},
-            "finished": [],
-        }
+        self._state = Notes(command=hashlib.sha256(text.encode()).hexdigest())
         if resume:
             self._read()
 
@@ -92,35 +99,33 @@ class Pictures:
         if not self.each:
             raise RequestError("--resume continues single pictures; leave --grid out")
         try:
-            found = read_json_file(self._notes)
-            finished, seeds = [int(n) for n in found["finished"]], dict(found["seeds"])
+            found = Notes.model_validate(read_json_file(self._notes))
         except FileNotFoundError:
             return  # nothing was interrupted
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        except (OSError, ValueError):
             raise RequestError(f"{self._notes} is damaged; delete it to start again") from None
-        if found.get("command") != self._state["command"]:
+        if found.command != self._state.command:
             raise RequestError(
                 f"{self._notes} was left by another command; run that one with --resume, or leave "
                 "--resume out to start again"
             )
-        there = [n for n in finished if self._file(n).is_file()]
-        self._state = {**self._state, "seeds": seeds, "finished": there}
+        found.finished = [n for n in found.finished if self._file(n).is_file()]
+        self._state = found
 
     def _file(self, index: int) -> Path:
         return numbered(self.output, index, self.count)
 
     def has(self, index: int) -> bool:
         """Return whether an image was finished before."""
-        return index in self._state["finished"]
+        return index in self._state.finished
 
     def seed(self, run: int, given: int | None) -> int | None:
         """Return the seed of a run: the one it was begun with, else the one that was given."""
-        before = self._state["seeds"].get(str(run))
-        return given if before is None else int(before)
+        return self._state.seeds.get(run, given)
 
     def begin(self, run: int, seed: int) -> None:
         """Note a run's seed."""
-        self._state["seeds"][str(run)] = seed
+        self._state.seeds[run] = seed
 
     def add(self, index: int, image: Image) -> None:
         """Write an image that is done, or keep it for the one picture."""
@@ -135,8 +140,8 @@ class Pictures:
         save_image(image, self._file(index))
         self.written.append(self._file(index))
         if self.count > 1:
-            self._state["finished"].append(index)
-            write_json(self._notes, self._state)
+            self._state.finished.append(index)
+            write_json(self._notes, self._state.model_dump(mode="json"))
 
     def write_grid(self, columns: int) -> None:
         """Write all images into one picture, ``columns`` in a row."""

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from lantern_accel.distributed.painter import Batch, Painted, Painter
+from lantern_accel.distributed.painter import Batch, Painter
 from lantern_accel.errors import RequestError
 from lantern_accel.files import digest_of, read_json_file, write_json, write_whole
 from lantern_accel.prompts import Item, read_items
@@ -93,18 +93,17 @@ def draw_file(
     if seed is None:
         seed = secrets.randbits(31) if given is None else int(given)
     items = read_items(prompts, seed)
-    left = folder.left(items)
-    by_number = {item.number: item for item in left}
+    left = {item.number: item for item in items if item.number not in folder.finished}
     done = len(items) - len(left)
+    facts = {"prompts": str(prompts), "settings": asked["settings"]}
     if not left:
-        folder.begin(seed, {"prompts": str(prompts), "settings": asked["settings"]})
+        folder.begin(seed, facts)
         return folder.summarise([], [])
     with make() as workers:
         _agree(workers.workers)
-        facts = {"workers": workers.workers, "prompts": str(prompts), "settings": asked["settings"]}
-        folder.begin(seed, facts)
-        for batch in workers.draw(left):
-            folder.keep(batch, by_number)
+        folder.begin(seed, {**facts, "workers": workers.workers})
+        for batch in workers.draw([*left.values()]):
+            folder.keep(batch, left)
             done += len(batch.images)
             if on_progress is not None:
                 on_progress(min(done, len(items)), len(items))
@@ -190,10 +189,6 @@ class RunFolder:
                 if there:
                     self.finished.add(number)
 
-    def left(self, items: Sequence[Item]) -> list[Item]:
-        """Return the items that are still to be drawn."""
-        return [item for item in items if item.number not in self.finished]
-
     def keep(self, batch: Batch, items: Mapping[int, Item]) -> None:
         """Write a batch's images, then their lines, and count them for its device."""
         mine = self.devices.setdefault(
@@ -214,7 +209,17 @@ class RunFolder:
                 continue
             name = f"{items[one.number].name}{SUFFIX}"
             write_whole(self.path / name, one.picture)
-            lines.append(self._line(one, name, batch.worker))
+            line = {
+                "number": one.number,
+                "file": name,
+                "seed": one.seed,
+                "tokens_sha256": one.tokens_sha256,
+                "steps": one.steps,
+                "total_variation": one.price,
+                "worker": batch.worker,
+                **({} if one.note is None else {"note": one.note}),
+            }
+            lines.append(json.dumps(line, sort_keys=True))
             self.finished.add(one.number)
             self.failed.pop(one.number, None)
             mine["images"] += 1
@@ -222,19 +227,6 @@ class RunFolder:
             mine["steps"] += one.steps
             mine["total_variation"] += one.price
         self._append(lines)
-
-    def _line(self, one: Painted, name: str, worker: str) -> str:
-        kept = {
-            "number": one.number,
-            "file": name,
-            "seed": one.seed,
-            "tokens_sha256": one.tokens_sha256,
-            "steps": one.steps,
-            "total_variation": one.price,
-            "worker": worker,
-            **({} if one.note is None else {"note": one.note}),
-        }
-        return json.dumps(kept, sort_keys=True)
 
     def _append(self, lines: list[str]) -> None:
         if not lines:

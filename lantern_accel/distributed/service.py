@@ -85,15 +85,14 @@ class Artist:
 
 
 class Router:
-    """Passes every request on to a kind of device: ``names``, with their replicas and handles."""
+    """Passes every request on to a kind of device: ``replicas`` by its name, and their handles."""
 
     def __init__(
-        self, keys: Sequence[str], most_body: int, names: Sequence[str], replicas: Sequence[int],
-        *handles: Any,
-    ) -> None:  # fmt: skip
-        self.handles = dict(zip(names, handles, strict=True))
-        self.replicas = dict(zip(names, replicas, strict=True))
-        self.busy = dict.fromkeys(names, 0)
+        self, keys: Sequence[str], most_body: int, replicas: Mapping[str, int], *handles: Any
+    ) -> None:
+        self.handles = dict(zip(replicas, handles, strict=True))
+        self.replicas = replicas
+        self.busy = dict.fromkeys(replicas, 0)
         self.rows: dict[str, int] = {}
         self.most_body, self.keys = most_body, keys
 
@@ -178,7 +177,7 @@ def start(
     serve.start(http_options={"host": host, "port": port})
     given = {**settings}
     keys = given.pop("keys")
-    names, counts, handles = [], [], []
+    replicas, handles = {}, []
     for kind in kinds:
         options = placed(kind, threads)
         for name in ("max_restarts", "max_task_retries"):
@@ -191,13 +190,12 @@ def start(
             graceful_shutdown_timeout_s=given["grace"],
             ray_actor_options=options,
         )
-        names.append(kind.resource.lower())
-        counts.append(kind.count)
+        replicas[kind.resource.lower()] = kind.count
         handles.append(deployed.bind(kind.load(load, threads), given, slots))
     router = serve.deployment(
         Router,
         name="router",
-        max_ongoing_requests=ONGOING * max(1, sum(counts)),
+        max_ongoing_requests=ONGOING * max(1, sum(replicas.values())),
         ray_actor_options={"num_cpus": 0},
     )
-    serve.run(router.bind(keys, given["most_body"], names, counts, *handles), name="lantern_accel")
+    serve.run(router.bind(keys, given["most_body"], replicas, *handles), name="lantern_accel")

@@ -275,11 +275,9 @@ class Engines:
             self._warned = True
             # A step of several lengths is one thing to the reader, and its longest one tells most.
             kinds = {name.partition(" ")[0]: seconds for name, seconds, _ in reversed(left)}
-            names_left: list[str] = [name for name in ("prefill", "step") if name in kinds] or [
-                *kinds
-            ]
-            names, verb = " and the ".join(names_left), "run" + "s" * (len(names_left) < 2)
-            cost = " and ".join(f"{1000 * kinds[name]:.1f} ms" for name in names_left)
+            kinds = {name: kinds[name] for name in ("prefill", "step") if name in kinds} or kinds
+            names, verb = " and the ".join(kinds), "run" + "s" * (len(kinds) < 2)
+            cost = " and ".join(f"{1000 * seconds:.1f} ms" for seconds in kinds.values())
             warnings.warn(
                 f"the {names} cannot be captured on {self.backend.device} and {verb} operator by "
                 f"operator, which takes {'longer' if self.backend.simulated else cost + ' per call'} "

@@ -90,7 +90,7 @@ def test_the_kind_with_most_rows_to_spare_answers():
         Handle(1, start(200), part(b"slow")),
         Handle(8, start(200), part(b"fa"), part(b"st")),
     )
-    router = service.Router((), 100, ["slow", "fast"], [2, 1], slow, fast)
+    router = service.Router((), 100, {"slow": 2, "fast": 1}, slow, fast)
     status, headers, text = asked(router)
     assert (status, text, headers["x-one"], headers["x-device-kind"]) == (200, b"slow", "1", "slow")
     router.busy["slow"] = 1
@@ -105,24 +105,24 @@ def test_the_kind_with_most_rows_to_spare_answers():
 )
 def test_the_next_kind_is_asked_where_one_is_full_or_gone(first):
     full, other = Handle(1, *first), Handle(1, start(200), part(b"drawn"))
-    router = service.Router((), 100, ["full", "other"], [1, 1], full, other)
+    router = service.Router((), 100, {"full": 1, "other": 1}, full, other)
     assert asked(router)[2] == b"drawn"
     assert router.busy == {"full": 0, "other": 0}
 
 
 def test_the_last_kind_s_refusal_is_the_answer_and_no_device_is_an_error_object():
     both = [Handle(1, start(429), part(b"full")) for _ in range(2)]
-    router = service.Router((), 100, ["a", "b"], [1, 1], *both)
+    router = service.Router((), 100, {"a": 1, "b": 1}, *both)
     assert asked(router)[::2] == (429, b"full")
     gone = [Handle(1, RuntimeError("gone")) for _ in range(2)]
-    status, headers, text = asked(service.Router((), 100, ["a", "b"], [1, 1], *gone))
+    status, headers, text = asked(service.Router((), 100, {"a": 1, "b": 1}, *gone))
     assert status == 502 and headers["x-should-retry"] == "false"
     assert set(json.loads(text)["error"]) == {"message", "type", "param", "code"}
 
 
 def test_keys_and_sizes_are_looked_at_before_any_device_is_asked():
     one = Handle(1, start(200), part(b"drawn"))
-    router = service.Router(("secret",), 4, ["one"], [1], one)
+    router = service.Router(("secret",), 4, {"one": 1}, one)
     assert asked(router)[0] == 401
     assert asked(router, b"12345", key="secret")[0] == 413
     assert not one.asked

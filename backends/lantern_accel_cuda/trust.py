@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lantern_accel.cached import read_record, write_record
 from lantern_accel.errors import LanternWarning
-from lantern_accel.files import kept_dir
+from lantern_accel.files import kept_dir, read_record, write_record
 
 Check = Callable[[], object]
 PASSED = "agrees with the reference"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from lantern_accel.cached import read_record, write_record
-from lantern_accel.files import cache_dir
+from lantern_accel.files import cache_dir, read_record, write_record
 
 if TYPE_CHECKING:
     from pathlib import Path

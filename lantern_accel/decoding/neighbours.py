@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lantern_accel.cached import read_tensors, write_tensors
 from lantern_accel.errors import StrategyError
+from lantern_accel.files import read_tensors, write_tensors
 
 Space = Literal["decoder", "raw"]
 

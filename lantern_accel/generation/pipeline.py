@@ -33,10 +33,10 @@ from lantern_accel.generation.notebook import bar, notebook
 from lantern_accel.generation.request import (
     DEFAULT_STRATEGY,
     GenerationRequest,
+    RequestLock,
     build_request,
     wanted_images,
 )
-from lantern_accel.generation.request_lock import RequestLock
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds
 from lantern_accel.generation.settings import takes_settings
 from lantern_accel.generation.stream import Stream

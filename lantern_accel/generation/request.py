@@ -1,9 +1,11 @@
-"""Checks a request and fills in defaults before any work is done."""
+"""Checks a request and fills in defaults before any work is done; lets one call run at a time."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import Field
@@ -89,3 +91,33 @@ def wanted_images(request: GenerationRequest, only: Sequence[int] | None) -> lis
             f"only={shown(only)} does not name images of this request; give 0 to {request.count - 1}"
         )
     return wanted
+
+
+class RequestLock:
+    """Lets one call of a pipeline run at a time, from whatever thread, until :attr:`closed` is set."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._lock = threading.Lock()
+        self._inside: int | None = None
+
+    @contextmanager
+    def hold(self, last: bool = False) -> Iterator[None]:
+        """Hold the lock for one call; ``last``: also where the pipeline is closed already.
+
+        Raises RequestError where a call is made from within another, or too late.
+        """
+        me = threading.get_ident()
+        if self._inside == me:
+            raise RequestError(
+                "this pipeline is drawing, and was called again from within (by on_progress or "
+                "on_images); wait until the call returns, or load a second pipeline"
+            )
+        with self._lock:
+            if self.closed and not last:
+                raise RequestError("this pipeline is closed; load the model again")
+            self._inside = me
+            try:
+                yield
+            finally:
+                self._inside = None

@@ -19,14 +19,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from lantern_accel.cached import read_record, write_record
 from lantern_accel.decoding.logits import distribution
 from lantern_accel.decoding.rows import Guidance
 from lantern_accel.decoding.state import RuntimeParams
 from lantern_accel.device.backend import Backend, inferring
 from lantern_accel.errors import LanternWarning, ModelError
 from lantern_accel.families.base import Model, Prompt
-from lantern_accel.files import cache_dir
+from lantern_accel.files import cache_dir, read_record, write_record
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.generation.result import RoundingPrice
 from lantern_accel.nn.rounding import Rounding

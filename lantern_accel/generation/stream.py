@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from lantern_accel.families.base import Conditions
     from lantern_accel.generation.loaded import Loaded
-    from lantern_accel.generation.request import GenerationRequest
-    from lantern_accel.generation.request_lock import RequestLock
+    from lantern_accel.generation.request import GenerationRequest, RequestLock
 
 
 @dataclass(frozen=True)

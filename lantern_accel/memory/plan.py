@@ -293,8 +293,7 @@ def usual_peaks(model: str, dtypes: Sequence[str]) -> dict[str, int]:
     """Return the peak of one image by dtype, without a device, kept on disk from call to call."""
     import hashlib
 
-    from lantern_accel.cached import read_record, write_record
-    from lantern_accel.files import cache_dir
+    from lantern_accel.files import cache_dir, read_record, write_record
 
     planner = planner_for(model, dtype=dtypes[0])
     key = [__version__, torch.__version__, planner.manifest.model_dump_json()]

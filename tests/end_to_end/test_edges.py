@@ -194,7 +194,7 @@ def test_two_tuners_at_once_leave_one_whole_choice(
 
 def test_writers_of_one_entry_never_show_half_of_it(tmp_path: Path) -> None:
     """What two tuners share: whoever reads meanwhile finds a whole record, of one of them."""
-    from lantern_accel.cached import read_record, write_record
+    from lantern_accel.files import read_record, write_record
 
     path = tmp_path / "a.json"
     write_record(path, {"by": 0, "text": "x" * 20_000})

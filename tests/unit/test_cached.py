@@ -11,7 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lantern_accel.cached import (
+from lantern_accel.decoding.neighbours import cached_neighbour_table, neighbour_table
+from lantern_accel.families.llamagen.features import FeatureFile
+from lantern_accel.families.llamagen.t5 import T5Text
+from lantern_accel.files import (
     CHECKSUM,
     checksum,
     read_record,
@@ -19,9 +22,6 @@ from lantern_accel.cached import (
     write_record,
     write_tensors,
 )
-from lantern_accel.decoding.neighbours import cached_neighbour_table, neighbour_table
-from lantern_accel.families.llamagen.features import FeatureFile
-from lantern_accel.families.llamagen.t5 import T5Text
 
 BOOK = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
 

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern_accel.cached import read_tensors, write_tensors
 from lantern_accel.checkpoints.weights import shard_names
 from lantern_accel.errors import CheckpointError, LanternWarning, RequestError
 from lantern_accel.families.llamagen.captions import clean_caption
-from lantern_accel.files import cache_dir
+from lantern_accel.files import cache_dir, read_tensors, write_tensors
 
 #: Bytes of every weight file that go into the encoder's hash.
 SAMPLE_BYTES = 1 << 16

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,7 @@ from lantern_accel.errors import DataError, RequestError, did_you_mean
 from lantern_accel.files import check_target
 
 if TYPE_CHECKING:
-    from lantern_accel.evaluation.suite.captions import Captioned
     from lantern_accel.evaluation.suite.drawing import SuiteRequest
-    from lantern_accel.evaluation.suite.protocol import Protocol
     from lantern_accel.generation.pipeline import Pipeline
 
 SUITES = ("coco", "imagenet", "prompts")
@@ -134,14 +133,19 @@ def evaluate(
     from lantern_accel.quality.progress import console_progress
 
     names = strategy_words(strategy, presets=grid is None)
-    asked = None
+    ready = None
     if suite.suite is not None or suite.prompts is not None:
         if grid is not None:
             raise RequestError("--grid draws a grid and --suite a table; ask for one of them")
-        asked = _read(suite, images, output)
+        ready = _read(suite, images, output)
         if suite.write_prompts is not None:
-            say(str(_write_prompts(asked)), label="wrote", style="bold green")
-            return
+            from lantern_accel.evaluation.suite.captions import write_prompts
+
+            if (captioned := ready.keywords["captioned"]) is None:
+                raise RequestError("--write-prompts is for captions; class ids are counted from 0")
+            each = range(suite.per_prompt)
+            write_prompts(suite.write_prompts, [p for p in captioned.prompts for _ in each])
+            return say(str(suite.write_prompts), label="wrote", style="bold green")
         if images is not None and not (images / CAPTIONS).is_file():
             images = None  # the parts read another list
     elif suite.captions is not None or suite.reference is not None:
@@ -159,23 +163,16 @@ def evaluate(
         if grid is not None:
             from lantern_accel.evaluation.grid import FORTY, draw_grid
 
-            draw_grid(
-                pipeline,
-                prompt or FORTY,
-                grid,
-                seed=seed,
-                strategies=names,
-                say=note,
-            )
-            say(str(grid), label="wrote", style="bold green")
-            return
+            drawn = prompt or FORTY
+            draw_grid(pipeline, drawn, grid, seed=seed, strategies=names, say=note)
+            return say(str(grid), label="wrote", style="bold green")
         from lantern_accel.evaluation.run import Evaluator
 
         settings = Settings.quick(seed) if quick else Settings(seed=seed)
         source = context.obj(settings.images, settings.seed) if context.obj else None
-        made = None if asked is None else _request(asked, pipeline, names, seed)
+        made = None if ready is None else _request(ready, suite, pipeline, names, seed)
         run = Evaluator(pipeline, output, settings, images, source, plots, console_progress())
-        report = run.run(tuple(part) or (PARTS if asked is None else ()), made)
+        report = run.run(tuple(part) or (PARTS if ready is None else ()), made)
     for name, why in report.skipped.items():
         warn(why, f"left out {name}")
     say(str(output), label="wrote", style="bold green")
@@ -188,24 +185,13 @@ def evaluate(
         say(str(plots), label="wrote", style="bold green")
 
 
-@dataclass(frozen=True)
-class PreparedSuite:
-    """A suite that was read and checked as far as that goes without a model."""
-
-    asked: SuiteOptions
-    output: Path
-    protocol: Protocol
-    captioned: Captioned | None
-    weights: Mapping[str, Path]
-    pictures: Mapping[str, Path]
-
-
-def _read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSuite:
-    """Read the files of a suite and check its options; raises a LanternError in one sentence.
+def _read(asked: SuiteOptions, images: Path | None, output: Path) -> partial[SuiteRequest]:
+    """Read a suite as far as that goes without a model; raises a LanternError in one sentence.
 
     ``images``: the folder of the captions' images.
     """
     from lantern_accel.evaluation.suite.captions import prompts_alone, read_captions
+    from lantern_accel.evaluation.suite.drawing import SuiteRequest
     from lantern_accel.evaluation.suite.networks import read_given
     from lantern_accel.evaluation.suite.protocol import PROTOCOLS, USUAL
     from lantern_accel.evaluation.tables import check_targets
@@ -229,7 +215,7 @@ def _read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSui
     for path in (asked.save_reference, asked.write_prompts, asked.geneval and asked.geneval / "a"):
         if path is not None:
             check_target(path)
-    captioned = None
+    captioned: Any = None  # of classes: the model says how many
     if asked.name == "coco":
         assert asked.captions is not None and images is not None
         captioned = read_captions(asked.captions, images, protocol.caption)
@@ -241,24 +227,18 @@ def _read(asked: SuiteOptions, images: Path | None, output: Path) -> PreparedSui
                 f"--geneval copies the lines of GenEval's evaluation_metadata.jsonl, and {asked.prompts} "
                 "is no .jsonl; name that file with --prompts"
             )
-    if captioned is not None:
-        captioned = captioned.first(asked.count)
-    weights = read_given(list(asked.metric_weights))
-    pictures = dict(map(_named_folder, asked.pictures))
-    return PreparedSuite(asked, output, protocol, captioned, weights, pictures)
-
-
-def _write_prompts(ready: PreparedSuite) -> Path:
-    """Write the suite's prompts, one line per picture; return the file."""
-    from lantern_accel.evaluation.suite.captions import write_prompts as write
-
-    path = ready.asked.write_prompts
-    assert path is not None
-    if ready.captioned is None:
-        raise RequestError("--write-prompts is for captions; class ids are counted from 0")
-    prompts = [one for one in ready.captioned.prompts for _ in range(ready.asked.per_prompt)]
-    write(path, prompts)
-    return path
+    return partial(
+        SuiteRequest,
+        name=asked.name,
+        protocol=protocol,
+        captioned=None if captioned is None else captioned.first(asked.count),
+        prompts_source=str((asked.captions or asked.prompts or Path("class ids")).name),
+        work=asked.work or output.with_suffix(".pictures"),
+        pictures=dict(map(_named_folder, asked.pictures)),
+        weights=read_given(list(asked.metric_weights)),
+        host=asked.metrics_on_host,
+        **{name: getattr(asked, name) for name in AS_ASKED},
+    )
 
 
 def _named_folder(text: str) -> tuple[str, Path]:
@@ -293,36 +273,27 @@ def _fits(asked: SuiteOptions, images: Path | None) -> None:
 
 
 def _request(
-    ready: PreparedSuite, pipeline: Pipeline, strategies: Sequence[str], seed: int
+    ready: partial[SuiteRequest],
+    asked: SuiteOptions,
+    pipeline: Pipeline,
+    strategies: Sequence[str],
+    seed: int,
 ) -> SuiteRequest:
     """Return the suite's request on a loaded model, its strategies resolved and tried."""
     from lantern_accel.evaluation.suite.captions import class_prompts
-    from lantern_accel.evaluation.suite.drawing import SuiteRequest, choose_strategies
+    from lantern_accel.evaluation.suite.drawing import choose_strategies
 
-    asked, target = ready.asked, pipeline.model.manifest.target
+    target, known = pipeline.model.manifest.target, ready.keywords
     of_classes = getattr(target, "conditioning", "text") == "class"
     if of_classes != (asked.name == "imagenet"):
         kind = "draws classes" if of_classes else "draws from text"
         better = "--suite imagenet" if of_classes else "--suite coco or --prompts FILE"
         raise RequestError(f"the model {pipeline.model.manifest.name!r} {kind}; use {better}")
-    captioned = ready.captioned
-    source = str((asked.captions or asked.prompts or Path("class ids")).name)
-    if captioned is None:
-        captioned = class_prompts(target.num_classes, asked.count, ready.protocol.count)
+    captioned = known["captioned"] or class_prompts(
+        target.num_classes, asked.count, known["protocol"].count
+    )
     example: Any = captioned.prompts[0]
     settings = {"batch_size": asked.batch, **asked.sampling}
     sampling = pipeline.request(example, preset=asked.preset, **settings).sampling
-    return SuiteRequest(
-        name=asked.name,
-        protocol=ready.protocol,
-        captioned=captioned,
-        prompts_source=source,
-        strategies=choose_strategies(pipeline, strategies, sampling, asked.batch, example),
-        sampling=sampling,
-        work=asked.work or ready.output.with_suffix(".pictures"),
-        seed=seed,
-        pictures=ready.pictures,
-        weights=ready.weights,
-        host=asked.metrics_on_host,
-        **{name: getattr(asked, name) for name in AS_ASKED},
-    )
+    chosen = choose_strategies(pipeline, strategies, sampling, asked.batch, example)
+    return ready(captioned=captioned, strategies=chosen, sampling=sampling, seed=seed)

@@ -117,16 +117,15 @@ def measure_fleet(
 def _measured(
     ray: Any, worker: Any, kind: Kind, words: Sequence[str], key: str, patience: float
 ) -> Measured:
+    fate = "could not begin"
     try:
         ray.get(worker.answer.remote(), timeout=patience)
+        fate = "was lost"
+        return Measured(kind.name, *ray.get(worker.measure.remote(list(words), key)))
     except ray.exceptions.GetTimeoutError:
         return Measured(kind.name, b"", f"it did not answer within {patience:g} s")
     except ray.exceptions.RayError as error:
-        return Measured(kind.name, b"", f"its worker could not begin ({lines_of(error)[0][:200]})")
-    try:
-        return Measured(kind.name, *ray.get(worker.measure.remote(list(words), key)))
-    except ray.exceptions.RayError as error:
-        return Measured(kind.name, b"", f"its worker was lost ({lines_of(error)[0][:200]})")
+        return Measured(kind.name, b"", f"its worker {fate} ({lines_of(error)[0][:200]})")
 
 
 def write_runs(

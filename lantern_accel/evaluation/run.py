@@ -86,7 +86,8 @@ class Evaluator:
         ``suite``: what to draw and measure for the papers' tables, which are written next to ``out``, as
         ``.md``, ``.tex`` and ``.html``.
         """
-        own, stored = self._weights(), self.report.environment.get("weights", "full")
+        own = environment(self.pipeline)["weights"]
+        stored = self.report.environment.get("weights", "full")
         if parts and own != stored:
             raise DataError(
                 f"{self.out} was measured with {stored} weights, and the model has {own} ones; "
@@ -113,10 +114,6 @@ class Evaluator:
         if self.report.suite is not None:
             write_tables(self.report, self.out)
         return self.report
-
-    def _weights(self) -> str:
-        rounding = self.pipeline.model.rounding
-        return "full" if rounding is None else str(rounding.weights)
 
     def _keep_suite(self, suite: Suite) -> None:
         self.report.suite = suite

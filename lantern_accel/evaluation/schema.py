@@ -12,8 +12,6 @@ from lantern_accel.quality.scoring import Ambiguity, Likelihood
 from lantern_accel.records import Record
 from lantern_accel.strategy.values import Strategy
 
-SCHEMA: Literal[2] = 2
-
 
 class Settings(Record):
     """How much is measured, and from which seed; the same settings give the same figures."""
@@ -197,7 +195,7 @@ class Suite(Record):
 class Evaluation(Record):
     """One evaluation; a part that could not be measured is None and ``skipped`` says why."""
 
-    schema_version: Literal[2] = SCHEMA
+    schema_version: Literal[2] = 2
     model: str
     weights_hash: str
     settings: Settings

@@ -94,8 +94,3 @@ def seconds_left(cells: Sequence[Cell], plan: Plan, session: int, images: int = 
         usual = COLD if not cell.warmup else WARM
         total += waiting + (0.0 if ready else max(usual - warm, 0) * each)
     return total + (images * statistics.median(per_image) if per_image else 0.0)
-
-
-def countdown(pieces: int, done: int, seconds: float) -> float | None:
-    """Return the seconds left of ``pieces`` alike when ``done`` took ``seconds``; None: none is done."""
-    return seconds / done * max(pieces - done, 0) if done else None

@@ -40,7 +40,6 @@ from lantern_accel.measure.record import (
 from lantern_accel.measure.rounds import (
     MOST_SAMPLES,
     about,
-    countdown,
     interleave,
     seconds_left,
 )
@@ -383,8 +382,9 @@ class Profiler:
         began = time.perf_counter()
 
         def tell(text: str) -> None:
-            left = countdown(pieces, study.drawn, time.perf_counter() - began)
-            self.say(text if left is None else f"{text}; {about(left)} left")
+            each = (time.perf_counter() - began) / max(study.drawn, 1)
+            left = about(each * max(pieces - study.drawn, 0))
+            self.say(f"{text}; {left} left" if study.drawn else text)
 
         study = PriceStudy(
             self.pipeline, self.prompts, images, self.request.seed, temperature, tell

@@ -219,10 +219,3 @@ def take_sample(
             others_cpu=load.others(),
         )
     )
-
-
-def warm_sample(pipeline: Pipeline, cell: Cell, prompts: Sequence[Prompt]) -> None:
-    """Serve a request of a cell that is not counted among its samples."""
-    before = list(cell.samples)
-    take_sample(pipeline, cell, prompts, seed=0)
-    cell.samples = before

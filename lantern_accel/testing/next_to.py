@@ -35,8 +35,9 @@ def next_to_cpu(backend: Backend, *, family: str = "", seed: int = 4) -> Measure
         error = float((found - reference).abs().max()) / scale
         if not error <= TOLERANCE:
             at = int((found - reference).abs().nan_to_num(nan=float("inf")).argmax())
+            where = f"step {step}" if step else "the prefill"
             raise Failed(
-                f"the logits of {_named(step)} are off: code {at % found.shape[-1]} has "
+                f"the logits of {where} are off: code {at % found.shape[-1]} has "
                 f"{found.flatten()[at]:.6g}, expected {reference.flatten()[at]:.6g}",
                 error=error,
                 tolerance=TOLERANCE,
@@ -75,10 +76,3 @@ def _decoded(backend: Backend, family: str, seed: int) -> tuple[Tensor, list[Ten
     tiny.start(engine, seed)
     tokens = engine.run(None).tokens.cpu()
     return tokens, seen
-
-
-def _named(step: int) -> str:
-    return "the prefill" if step == 0 else f"step {step}"
-
-
-__all__ = ["TOLERANCE", "check_tokens", "next_to_cpu"]

@@ -41,20 +41,18 @@ class NeedsCard(NotApplicable):
         super().__init__(f"needs a card: {what}")
 
 
-class _Now:
-    """What is being checked at this moment, in words."""
-
-    words = ""
+#: What is being checked at this moment, in words; another thread reads it.
+_NOW = [""]
 
 
 def doing(what: str) -> None:
     """Say what a check does now: told where it takes long, is stopped, or raises."""
-    _Now.words = what
+    _NOW[0] = what
 
 
 def doing_now() -> str:
     """Return what was said last."""
-    return _Now.words
+    return _NOW[0]
 
 
 def on_card(backend: Backend, what: str) -> None:

@@ -155,14 +155,18 @@ def rule(name: str, what: str, *, always: bool = True) -> Callable[[Backend], Me
     """Return the check that no step breaks a rule; ``always`` False: a rule only some backends have."""
 
     def check(backend: Backend) -> Measured:
-        if not always and name not in backend.operator_rules():
+        listed = name == "operators" and backend.operators() is not None
+        if not (always or listed or name in backend.operator_rules()):
             raise NotApplicable(f"backend {backend.name!r} has no rule for {name}")
-        seen = 0
+        seen, first, names = 0, "", dict[str, None]()
         for where, recorder in traces(backend):
             seen += len(recorder.signature)
-            for violation in recorder.violations:
-                if violation.rule == name:
-                    raise Failed(f"{where}: {violation}")
+            wrong = [one for one in recorder.violations if one.rule == name]
+            first = first or (f"{where}: {wrong[0]}" if wrong else "")
+            names |= dict.fromkeys(one.operator for one in wrong)
+        if first:
+            others = f"; of all that are run, these break the rule: {', '.join(names)}"
+            raise Failed(first + (others if len(names) > 1 else ""))
         return Measured(f"{what} in {seen} operators")
 
     return check
@@ -202,22 +206,6 @@ def one_graph(backend: Backend) -> Measured:
                         raise Failed(f"{where}, {at}: {change}")
                     seen += bool(step)
     return Measured(f"{seen} steps, no new graph")
-
-
-def operators(backend: Backend) -> Measured:
-    """Hold the operators of every step to those that the backend lists, or gives reasons against."""
-    if backend.operators() is None and "operators" not in backend.operator_rules():
-        raise NotApplicable(f"backend {backend.name!r} lists no operators")
-    seen, first, names = 0, "", dict[str, None]()
-    for where, recorder in traces(backend):
-        seen += len(recorder.signature)
-        wrong = [one for one in recorder.violations if one.rule == "operators"]
-        first = first or (f"{where}: {wrong[0]}" if wrong else "")
-        names |= dict.fromkeys(one.operator for one in wrong)
-    if first:
-        others = f"; of all that are run, these are missing: {', '.join(names)}"
-        raise Failed(first + (others if len(names) > 1 else ""))
-    return Measured(f"only operators that the backend lists in {seen} operators")
 
 
 # --- what a step keeps and changes --------------------------------------------------------------

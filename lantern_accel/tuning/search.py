@@ -14,7 +14,7 @@ from lantern_accel.generation.pipeline import Pipeline, Prompt
 from lantern_accel.measure.prompts import built_in_prompts
 from lantern_accel.measure.record import Cell
 from lantern_accel.measure.rounds import about, interleave
-from lantern_accel.measure.samples import take_sample, warm_sample
+from lantern_accel.measure.samples import request, take_sample
 from lantern_accel.records import Record
 from lantern_accel.strategy.choices import Choice, Measured, choice_path, write_choice
 from lantern_accel.strategy.values import Strategy
@@ -113,7 +113,7 @@ class Search(ABC, Generic[EvidenceT]):
 
     def warm(self, cell: Cell) -> None:
         """Decode once with a cell's strategy, uncounted: capturing and compiling are over then."""
-        warm_sample(self.pipeline, cell, self.prompts)
+        request(self.pipeline, cell, self.prompts, 0)
 
     def race(
         self, cells: Mapping[str, Cell], repeats: int, say: Callable[[int, int], None] | None = None

@@ -242,14 +242,6 @@ def _distances(features: np.ndarray, real: Real | str, resamples: int) -> Mappin
     return dict(zip(DISTANCES, (fid, infinity, kid), strict=True))
 
 
-def unknown_speed(reason: str) -> Speed:
-    """Return the speed of pictures whose drawing was not seen."""
-    unknown = not_measured(reason)
-    return Speed(
-        seconds_per_image=unknown, speedup=unknown, tokens_per_step=unknown, total_variation=unknown
-    )
-
-
 def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
     """Return a strategy's speed from its chunks; ``vanilla``'s drew the same prompts."""
     counted = ([float(c.tokens - c.images) for c in chunks], [float(c.steps) for c in chunks])

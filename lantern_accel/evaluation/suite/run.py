@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lantern_accel.errors import RequestError
-from lantern_accel.evaluation.schema import Reading, Row, Suite
+from lantern_accel.evaluation.schema import Reading, Row, Speed, Suite
 from lantern_accel.evaluation.suite.captions import digest
 from lantern_accel.evaluation.suite.drawing import (
     Chunk,
@@ -19,11 +19,12 @@ from lantern_accel.evaluation.suite.drawing import (
     drawn_pictures,
     save_geneval,
 )
-from lantern_accel.evaluation.suite.measuring import Judges, speed_of, unknown_speed
+from lantern_accel.evaluation.suite.measuring import Judges, speed_of
 from lantern_accel.evaluation.suite.pictures import Real
 from lantern_accel.evaluation.suite.protocol import published_rows
 from lantern_accel.generation.pipeline import Pipeline
 from lantern_accel.quality.progress import Progress
+from lantern_accel.records import not_measured
 from lantern_accel.store import check_same
 
 #: Prompts that are checked together, their captions encoded and kept.
@@ -119,7 +120,8 @@ class SuiteRun:
                 save_geneval(r.geneval / folder.name, paths, r.captioned.metadata, r.per_prompt)
         for label, paths in elsewhere.items():
             figures = judged(label, paths, r.work / f"elsewhere-{digest([label])[:8]}")
-            speed = unknown_speed("the pictures were drawn elsewhere")
+            unknown = not_measured("the pictures were drawn elsewhere")
+            speed = Speed(**dict.fromkeys(Speed.model_fields, unknown))
             row = Row(label=label, strategy=None, images=len(paths), speed=speed, metrics=figures)
             self._keep(row)
         return self.suite

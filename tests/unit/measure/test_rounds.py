@@ -6,7 +6,7 @@ import pytest
 from support.runs import invented_cell, strategies
 
 from lantern_accel.measure.record import Cell, Plan, Warmup
-from lantern_accel.measure.rounds import COLD, WARM, countdown, request_seconds, seconds_left
+from lantern_accel.measure.rounds import COLD, WARM, request_seconds, seconds_left
 
 PLAN = Plan(quick=True, samples=10, seconds=0, quality_images=0)
 
@@ -61,9 +61,3 @@ def test_it_shrinks_while_samples_are_taken() -> None:
     left = [seconds_left([cell(samples=n), untouched("eagle")], PLAN, 1) for n in range(1, 11)]
     assert left == sorted(left, reverse=True)
     assert len(set(left)) == len(left)
-
-
-def test_a_countdown_knows_nothing_before_the_first_piece() -> None:
-    assert countdown(10, 0, 5.0) is None
-    assert countdown(10, 2, 6.0) == 24.0
-    assert countdown(10, 12, 6.0) == 0.0

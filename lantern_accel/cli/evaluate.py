@@ -231,7 +231,7 @@ def _read(asked: SuiteOptions, images: Path | None, output: Path) -> partial[Sui
         SuiteRequest,
         name=asked.name,
         protocol=protocol,
-        captioned=None if captioned is None else captioned.first(asked.count),
+        captioned=captioned and captioned.first(asked.count),
         prompts_source=str((asked.captions or asked.prompts or Path("class ids")).name),
         work=asked.work or output.with_suffix(".pictures"),
         pictures=dict(map(_named_folder, asked.pictures)),

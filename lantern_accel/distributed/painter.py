@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import os
 import platform
 import time
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lantern_accel.errors import LanternWarning, NotFiniteError, RequestError, noted
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-    from torch import Tensor
-
     from lantern_accel.families.base import Conditions
     from lantern_accel.generation.slots import Drawn
     from lantern_accel.prompts import Item
@@ -160,23 +156,21 @@ class Painter:
                     found.append(self._painted(item, conditions, made))
         return found
 
-    def _picture(self, item: Item, tokens: Tensor, shape: Hashable) -> Image:
-        """Draw tokens, in float32 on the host where pictures must not depend on the device."""
-        from lantern_accel.generation.result import pictures
-
-        if self._host is None:
-            made = self.pipeline.pictures(tokens, shape, [item.prompt], [item.seed + item.index])
-            assert made, "a worker that cannot draw was refused when it began"
-            return made[0]
-        return pictures(self._host.family.pixels(self._host, tokens, shape))[0]
-
     def _painted(self, item: Item, conditions: Conditions, drawn: Drawn) -> Painted:
-        done, stream = drawn.decoded, io.BytesIO()
-        self._picture(item, done.tokens, conditions.shape).save(stream, format="PNG")
+        """Draw tokens, in float32 on the host where pictures must not depend on the device."""
+        from lantern_accel.generation.result import pictures, png_bytes
+
+        done, shape, host = drawn.decoded, conditions.shape, self._host
+        if host is None:
+            seeds = [item.seed + item.index]
+            made = self.pipeline.pictures(done.tokens, shape, [item.prompt], seeds)
+            assert made, "a worker that cannot draw was refused when it began"
+        else:
+            made = pictures(host.family.pixels(host, done.tokens, shape))
         tokens = done.tokens.contiguous().numpy()
         return Painted(
             number=item.number,
-            picture=stream.getvalue(),
+            picture=png_bytes(made[0]),
             tokens_sha256=hashlib.sha256(tokens.tobytes()).hexdigest(),
             tokens=int(tokens.size),
             steps=int(done.steps.sum()),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lantern_accel.decoding.base import Decoded
-from lantern_accel.device.backend import inferring
 from lantern_accel.errors import NotFiniteError, RequestError
 from lantern_accel.generation.result import GenerationResult, PhaseSeconds, png_bytes
 from lantern_accel.generation.slots import Drawn, Slots
@@ -18,7 +17,6 @@ from lantern_accel.generation.slots import Drawn, Slots
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from lantern_accel.families.base import Conditions
     from lantern_accel.generation.loaded import Loaded
     from lantern_accel.generation.request import GenerationRequest, RequestLock
 
@@ -98,10 +96,11 @@ class Stream:
         return self._result
 
     def _run(self) -> Iterator[Progress]:
-        pipeline, request = self._pipeline, self.request
+        pipeline, request, model = self._pipeline, self.request, self._pipeline.model
         # The lock is held between events, the device's inference mode is not: it is the thread's.
         with self._lock.hold(), pipeline.backend.stopwatch() as total:
-            conditions = self._conditions()
+            with self._timed("text"):
+                conditions = pipeline.conditions(request.prompts, request.size)
             wanted = list(range(request.count))
             asked = request.strategy, request.sampling
             size = request.batch_size or pipeline.engines.usual_batch(request.count, *asked)
@@ -111,17 +110,24 @@ class Stream:
             done: dict[int, tuple[Decoded, Image | None]] = {}
             while len(done) < request.count:
                 while wanted and slots.joinable:
-                    self._join(slots, conditions, wanted.pop(0))
+                    with self._timed("prefill"):
+                        index = wanted.pop(0)
+                        picked = conditions.pick([index // request.num_images])
+                        rows_ = model.family.rows(model, picked, request.sampling)
+                        slots.join(index, rows_, request.seed, index)
                 with self._timed("decode"):
                     slots.advance()
                 for index, one in slots.news():
                     if isinstance(one, NotFiniteError):
                         raise one
                     if isinstance(one, Drawn):
-                        tokens = one.decoded.tokens[0]
-                        image = self._pixels(one.decoded, conditions, index)
+                        drawn, tokens = one.decoded, one.decoded.tokens[0]
+                        prompt = request.prompts[index // request.num_images]
+                        with self._timed("pixels"):
+                            of = conditions.shape, [prompt], [request.seed + index]
+                            image = next(iter(pipeline.pictures(drawn.tokens, *of)), None)
                         rows = 0 if image is None else image.height
-                        done[index] = one.decoded, image
+                        done[index] = drawn, image
                     else:
                         tokens, image, rows = slots.so_far(one), None, 0
                         share = len(tokens) * (self._partials + 1) // slots.tokens
@@ -144,30 +150,7 @@ class Stream:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        """Count the block's seconds for a phase."""
-        with self.backend.stopwatch() as watch:
+        """Let the block infer, and count its seconds for a phase."""
+        with self.backend.inference(), self.backend.stopwatch() as watch:
             yield
         self._seconds[phase] += watch.seconds
-
-    @inferring
-    def _conditions(self) -> Conditions:
-        with self._timed("text"):
-            return self._pipeline.conditions(self.request.prompts, self.request.size)
-
-    @inferring
-    def _join(self, slots: Slots[int], conditions: Conditions, index: int) -> None:
-        model, request = self._pipeline.model, self.request
-        with self._timed("prefill"):
-            picked = conditions.pick([index // request.num_images])
-            rows = model.family.rows(model, picked, request.sampling)
-            slots.join(index, rows, request.seed, index)
-
-    @inferring
-    def _pixels(self, drawn: Decoded, conditions: Conditions, index: int) -> Image | None:
-        request = self.request
-        with self._timed("pixels"):
-            prompt = request.prompts[index // request.num_images]
-            made = self._pipeline.pictures(
-                drawn.tokens, conditions.shape, [prompt], [request.seed + index]
-            )
-            return next(iter(made), None)

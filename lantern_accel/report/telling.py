@@ -242,11 +242,8 @@ def _price(runs: Mapping[str, Quality]) -> str:
         missing = f"was not measured: {why}" if why else prices[0].distance
         return f"{text}the distance of its images {missing}."
     far = [run for run, d in known.items() if d.p_value < LEVEL]
-    verdict = (
-        "are farther from vanilla's than chance explains"
-        if far
-        else "were not shown to differ from vanilla's"
-    )
+    verdict = "were not shown to differ from vanilla's"
+    verdict = "are farther from vanilla's than chance explains" if far else verdict
     weakest = max(known, key=lambda run: known[run].detectable)
     limits = power(known[weakest], runs[weakest].images)
     if len(runs) > 1:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from lantern_accel.evaluation.suite.networks import (
 )
 from lantern_accel.evaluation.suite.pictures import (
     Real,
+    Seen,
     identity,
     kept_path,
     look_once,
@@ -168,36 +171,56 @@ class Judges:
 
     def measure(self, paths: Sequence[Path], folder: Path) -> dict[str, Reading]:
         """Return a strategy's figure in every column; ``folder`` keeps features for the next run."""
-        p, found = self.protocol, dict[str, Reading]()
-        advance, covered = self.say.advance, self.covered
-        if self.network is None:
-            found |= _none((*DISTANCES, "inception_score"), self.reasons["network"])
-        else:
-            seen = look_once(paths, self.network, p.preprocessing, folder, "features", advance)
-            found |= _distances(seen.features, self.real, self.request.resamples)
-            if seen.logits is None:
-                found |= _none(("inception_score",), f"{self.network.name} has no classes")
-            else:
-                logits = seen.logits
-                found["inception_score"] = _tried(lambda: inception_score(logits, p.is_splits))
-        if self.manifold is None:
-            found |= _none(COVERING, self.reasons["manifold"])
-        elif isinstance(covered, str) or covered.features is None:
-            found |= _none(COVERING, covered if isinstance(covered, str) else MOMENTS_ONLY)
-        else:
-            rule = p.manifold_preprocessing
-            seen = look_once(paths, self.manifold, rule, folder, "features", advance)
+        found = dict[str, Reading]()
+        columns: dict[tuple[str, ...], Callable[[Sequence[Path], Path], tuple[Reading, ...]]] = {
+            DISTANCES: self._distances,
+            ("inception_score",): self._inception,
+            COVERING: self._covering,
+            **{(key,): partial(self._score, key) for key in SCORERS},
+        }
+        for keys, figures in columns.items():
             try:
-                both = precision_recall(seen.features, covered.features, p.k)
-                found |= dict(zip(COVERING, both, strict=True))
-            except ValueError as error:  # so few images have none
-                found |= _none(COVERING, str(error))
-        for key in SCORERS:
-            if key in self.scorers:
-                found[key] = mean(self._scores(paths, folder, key, self.scorers[key]))
-            else:
-                found |= _none((key,), self.reasons[key])
+                found |= dict(zip(keys, figures(paths, folder), strict=True))
+            except (Unavailable, ValueError) as reason:  # ValueError: so few images have none
+                found |= dict.fromkeys(keys, not_measured(str(reason)))
         return found
+
+    def _seen(self, role: Literal["network", "manifold"], paths: Sequence[Path], at: Path) -> Seen:
+        """Return what the network of a role sees; raises :class:`Unavailable` where there is none."""
+        network, p = getattr(self, role), self.protocol
+        if network is None:
+            raise Unavailable(self.reasons[role])
+        rule = p.preprocessing if role == "network" else p.manifold_preprocessing
+        return look_once(paths, network, rule, at, "features", self.say.advance)
+
+    def _distances(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
+        seen, real = self._seen("network", paths, folder), self.real
+        if isinstance(real, str):
+            raise Unavailable(real)
+        fid, infinity = frechet(seen.features, real.moments, self.request.resamples)
+        kid: Reading = not_measured(MOMENTS_ONLY)
+        if real.features is not None:
+            both = (x[:MOST_KID].astype(np.float64) for x in (seen.features, real.features))
+            kid = unpaired_distance(*both)
+        return fid, infinity, kid
+
+    def _inception(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
+        logits = self._seen("network", paths, folder).logits
+        if logits is None:
+            assert self.network is not None
+            raise Unavailable(f"{self.network.name} has no classes")
+        return (inception_score(logits, self.protocol.is_splits),)
+
+    def _covering(self, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
+        if isinstance(self.covered, str) or self.covered.features is None:
+            raise Unavailable(self.covered if isinstance(self.covered, str) else MOMENTS_ONLY)
+        seen = self._seen("manifold", paths, folder)
+        return precision_recall(seen.features, self.covered.features, self.protocol.k)
+
+    def _score(self, key: str, paths: Sequence[Path], folder: Path) -> tuple[Reading, ...]:
+        if key not in self.scorers:
+            raise Unavailable(self.reasons[key])
+        return (mean(self._scores(paths, folder, key, self.scorers[key])),)
 
     def _scores(self, paths: Sequence[Path], folder: Path, key: str, scorer: Scorer) -> list[float]:
         """Return a score per picture, from ``folder`` where it was stored for the same ones."""
@@ -218,30 +241,6 @@ class Judges:
         return scores
 
 
-def _none(keys: Sequence[str], reason: str) -> dict[str, str]:
-    """Return columns that could not be measured."""
-    return dict.fromkeys(keys, not_measured(reason))
-
-
-def _tried(figure: Callable[[], Reading]) -> Reading:
-    """Return a figure, or the reason for which so few images have none."""
-    try:
-        return figure()
-    except ValueError as error:
-        return not_measured(str(error))
-
-
-def _distances(features: np.ndarray, real: Real | str, resamples: int) -> Mapping[str, Reading]:
-    if isinstance(real, str):
-        return _none(DISTANCES, real)
-    fid, infinity = frechet(features, real.moments, resamples)
-    kid: Reading = not_measured(MOMENTS_ONLY)
-    if real.features is not None:
-        ours, theirs = (x[:MOST_KID].astype(np.float64) for x in (features, real.features))
-        kid = unpaired_distance(ours, theirs)
-    return dict(zip(DISTANCES, (fid, infinity, kid), strict=True))
-
-
 def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
     """Return a strategy's speed from its chunks; ``vanilla``'s drew the same prompts."""
     counted = ([float(c.tokens - c.images) for c in chunks], [float(c.steps) for c in chunks])
@@ -257,23 +256,18 @@ def speed_of(chunks: Sequence[Chunk], vanilla: Sequence[Chunk] | None) -> Speed:
         )
     else:
         seconds = paired(share, [c.seconds for c in warm], [float(c.images) for c in warm])
-        if vanilla is None:
+        pairs = [] if vanilla is None else zip(vanilla, chunks, strict=True)
+        both = [(a.seconds, b.seconds) for a, b in pairs if a.warm and b.warm]
+        if both:
+            faster = paired(share, *(list(side) for side in zip(*both, strict=True)))
+        elif vanilla is None:
             faster = not_measured("vanilla is not among the strategies")
         else:
-            both = [
-                (a.seconds, b.seconds)
-                for a, b in zip(vanilla, chunks, strict=True)
-                if a.warm and b.warm
-            ]
-            faster = (
-                paired(share, *([list(side) for side in zip(*both, strict=True)]))
-                if both
-                else not_measured("no chunk was drawn warm by vanilla too")
-            )
+            faster = not_measured("no chunk was drawn warm by vanilla too")
     return Speed(
         seconds_per_image=seconds,
         speedup=faster,
-        tokens_per_step=_tried(lambda: paired(share, *counted))
+        tokens_per_step=paired(share, *counted)
         if all(counted[1])
         else not_measured("no step was taken"),
         total_variation=paired(share, moved, [float(c.tokens) for c in chunks]),

@@ -176,12 +176,10 @@ class Fleet:
         *,
         threads: int | None = None,
         slots: int | None = None,
-        patience: float = PATIENCE,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.ray, self.say = ray, say
         self.lost: list[str] = []
-        self.workers: list[dict[str, Any]] = []
         self._actors: dict[str, Any] = {}
         remote = ray.remote(Painter)
         for kind in kinds:
@@ -190,27 +188,27 @@ class Fleet:
                 self._actors[name] = remote.options(**placed(kind, threads)).remote(
                     kind.load(load, threads), dict(settings), slots=slots, name=name
                 )
-        self._await(patience)
-
-    def _await(self, patience: float) -> None:
-        """Wait until the workers have loaded; drop and name those that fail or never answer."""
-        asked = {actor.facts.remote(): name for name, actor in self._actors.items()}
-        ready, silent = self.ray.wait(list(asked), num_returns=len(asked), timeout=patience)
-        for one in silent:
-            self._drop(asked[one], f"did not answer within {patience:g} s")
-        for one in ready:
-            try:
-                self.workers.append(self.ray.get(one))
-            except Exception as error:
-                self._drop(asked[one], _cause(error))
+        self.workers = sorted(
+            self._answers("could not be used: {}"), key=lambda o: str(o["worker"])
+        )
         if not self._actors:
             raise BackendError(f"no worker could begin: {'; '.join(self.lost)}")
-        self.workers.sort(key=lambda one: str(one["worker"]))
 
-    def _drop(self, name: str, why: str) -> None:
-        self.lost.append(f"{name} {why}")
-        self.say(f"the worker {name} {why}; the others go on without it")
-        self.ray.kill(self._actors.pop(name))
+    def _answers(self, failed: str) -> Iterator[dict[str, Any]]:
+        """Yield the facts of the workers that answer; drop and name the others, ``failed`` with why."""
+        asked = {actor.facts.remote(): name for name, actor in self._actors.items()}
+        self.ray.wait(list(asked), num_returns=len(asked), timeout=PATIENCE)
+        for one, name in asked.items():
+            try:
+                yield self.ray.get(one, timeout=0)
+            except Exception as error:
+                # Its last line is the actor's own, without Ray's traceback.
+                why = failed.format(lines_of(error)[-1][:300])
+                if isinstance(error, self.ray.exceptions.GetTimeoutError):
+                    why = f"did not answer within {PATIENCE:g} s"
+                self.lost.append(f"{name} {why}")
+                self.say(f"the worker {name} {why}; the others go on without it")
+                self.ray.kill(self._actors.pop(name))
 
     def draw(self, items: Sequence[Item]) -> Iterator[Batch]:
         """Draw items on whichever worker is free; batches come as they are finished.
@@ -242,18 +240,8 @@ class Fleet:
             try:
                 yield pool.get_next_unordered()
             except self.ray.exceptions.RayActorError:
-                self._bury()
+                list(self._answers("was lost: {}"))  # drops those that are gone for good
                 return  # the rest is shared out anew, among those that live
-
-    def _bury(self) -> None:
-        """Drop the workers that are gone for good."""
-        asked = {actor.facts.remote(): name for name, actor in self._actors.items()}
-        self.ray.wait(list(asked), num_returns=len(asked), timeout=PATIENCE)
-        for one, name in asked.items():
-            try:
-                self.ray.get(one, timeout=0)
-            except Exception as error:
-                self._drop(name, f"was lost ({_cause(error)})")
 
     def close(self) -> None:
         """Stop the workers."""
@@ -266,11 +254,6 @@ class Fleet:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _cause(error: Exception) -> str:
-    """Return the last line of what an actor raised: its own error, without Ray's traceback."""
-    return f"could not be used: {lines_of(error)[-1][:300]}"
 
 
 def lines_of(error: Exception) -> list[str]:

@@ -121,15 +121,15 @@ class Replay:
 
     def __init__(self, pipeline: Any, recorder: Recorder) -> None:
         self.recorder, self.counts, self.request = recorder, recorder.counts, (0, 0)
-        made = pipeline.engines._captured
+        make = pipeline.engines._made
 
-        def captured(engine: Any) -> Any:
-            ready = made(engine)
-            if isinstance(engine, AdaptiveEngine):
-                self._wrap(engine)
+        def made(*given: Any) -> Any:
+            ready = make(*given)
+            if isinstance(ready.engine, AdaptiveEngine):
+                self._wrap(ready.engine)
             return ready
 
-        pipeline.engines._captured = captured
+        pipeline.engines._made = made
         # Counts that are replayed are no reason to choose anything later, and a drafter has none.
         auto = pipeline.auto
         auto.trees = lambda asked: None

@@ -6,9 +6,7 @@ it. All decisions are float32 tensors of fixed shape; nothing is read by the hos
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +14,6 @@ from torch import Tensor
 from lantern_accel.decoding.logits import Filters, distribution
 from lantern_accel.decoding.rule import TINY, Rule, allowance
 from lantern_accel.decoding.trees import DraftTree, Ranks
-from lantern_accel.device.sampling import SamplingOps
 from lantern_accel.nn.transformer import REFERENCE
 from lantern_accel.strategy.rules import Tried
 
@@ -190,21 +187,7 @@ def accept(
     )
     if done is not None:
         return Accepted(*done)
-    inner, last = _rows(logits, tree.parents), partial(row_at, logits)
-    allowed = None
-    if masked and rule.residual == "official":
-        allowed = inner > float("-inf")
-    probs = distribution(inner, filters) if tree.max_children else inner
-    return _walk(
-        tree,
-        probs,
-        lambda node: distribution(last(node), filters),
-        rule,
-        uniforms,
-        bonus_uniform,
-        allowed,
-        filters.draws.draw,
-    )
+    return accept_sampling(tree, logits, rule, uniforms, bonus_uniform, filters, masked)
 
 
 def accept_sampling(
@@ -213,20 +196,58 @@ def accept_sampling(
     rule: Rule,
     uniforms: Tensor,
     bonus_uniform: Tensor,
-    allowed: Tensor | None = None,
-    ops: SamplingOps = REFERENCE,
+    filters: Filters | None = None,
+    masked: bool = False,
 ) -> Accepted:
-    """Walk down the tree, trying the children of the accepted node in order.
+    """Test every family of siblings in order, then follow the children that are kept.
 
-    ``probs`` float32 ``[B, T, V]``: the target's processed distribution at each node. ``uniforms``
-    ``[B, sum(max_children)]``: one for each level and sibling slot. A draft x is kept where
-    ``u <= A(x) / q(x)``; after a refusal the distribution becomes the residual. ``allowed`` bool
-    ``[B, T, V]``: the codes that may follow each node, read by the official residual; None: any.
-    ``ops`` draws the bonus token.
+    ``probs`` float32 ``[B, T, V]``: the target's processed distribution at each node; with ``filters``
+    guided logits, of which the rows that are visited become distributions. ``uniforms [B,
+    sum(max_children)]``: one for each level and sibling slot. A draft x is kept where ``u <= A(x) /
+    q(x)``; after a refusal the distribution becomes the residual. Whether a child is kept depends on its
+    parent's distribution and siblings alone, not on how the parent was reached. ``masked``: logits of
+    -inf are codes that may not follow, as the official residual has to know.
     """
-    inner = _rows(probs, tree.parents)
-    may = None if allowed is None else _rows(allowed, tree.parents)
-    return _walk(tree, inner, partial(row_at, probs), rule, uniforms, bonus_uniform, may, ops.draw)
+    draw = REFERENCE.draw if filters is None else filters.draws.draw
+
+    def last(node: Tensor) -> Tensor:
+        row = row_at(probs, node)
+        return row if filters is None else distribution(row, filters)
+
+    depth = len(tree.max_children)
+    if not depth:
+        node = torch.zeros_like(tree.tokens[:, 0])
+        p = last(node)
+        bonus = draw(p, bonus_uniform)
+        return Accepted(node.unsqueeze(1), node, bonus, p, p[:, :0])
+    inner, allowed = _rows(probs, tree.parents), None
+    if masked and rule.residual == "official":
+        allowed = inner > float("-inf")
+    if filters is not None:
+        inner = distribution(inner, filters)
+    ranks = tree.ranks()
+    chosen, price, left = _test_families(tree, ranks, inner, rule, uniforms, allowed)
+    if tree.parents is not None:
+        # From groups to nodes; a node without children stays where it is.
+        chosen = ranks.ids.scatter(1, ranks.parent, chosen)
+        price = ranks.nothing.scatter(1, ranks.parent, price)
+    path = [ranks.ids[:, 0], chosen[:, 0]]
+    while len(path) <= depth:
+        path.append(entry_at(chosen, path[-1]))
+    node, steps = path[-1], torch.stack(path, dim=1)
+    length = entry_at(tree.depth, node)
+    unpaid = ranks.levels > length.unsqueeze(1)
+    paid = price.gather(1, steps[:, :-1]).masked_fill(unpaid, 0)
+    if tree.parents is None:
+        p = row_at(left, node)
+    else:
+        assert tree.group is not None
+        p = torch.where(
+            entry_at(ranks.leaf, node).unsqueeze(-1),
+            last(node),
+            row_at(left, entry_at(tree.group, node)),
+        )
+    return Accepted(steps, length, draw(p, bonus_uniform), p, paid)
 
 
 def _rows(table: Tensor, nodes: Tensor | None) -> Tensor:
@@ -336,53 +357,6 @@ def _test_families(
         return chosen, torch.zeros(chosen.shape, device=p.device), p
     price = _price(masses, shares, tried)
     return chosen, price if extra is None else price + extra, p
-
-
-def _walk(
-    tree: DraftTree,
-    inner: Tensor,
-    last: Callable[[Tensor], Tensor],
-    rule: Rule,
-    uniforms: Tensor,
-    bonus_uniform: Tensor,
-    allowed: Tensor | None,
-    draw: Callable[[Tensor, Tensor], Tensor],
-) -> Accepted:
-    """Test every family at once, then follow the children that are kept.
-
-    Whether a child is kept depends on its parent's distribution and siblings alone, not on how the
-    parent was reached. ``inner`` float32 ``[B, G, V]``: distributions of the nodes ``tree.parents``;
-    ``last(node)`` returns those of nodes ``[B]``; ``allowed`` as ``inner``.
-    """
-    depth = len(tree.max_children)
-    if not depth:
-        node = torch.zeros_like(tree.tokens[:, 0])
-        p = last(node)
-        bonus = draw(p, bonus_uniform)
-        return Accepted(node.unsqueeze(1), node, bonus, p, p[:, :0])
-    ranks = tree.ranks()
-    chosen, price, left = _test_families(tree, ranks, inner, rule, uniforms, allowed)
-    if tree.parents is not None:
-        # From groups to nodes; a node without children stays where it is.
-        chosen = ranks.ids.scatter(1, ranks.parent, chosen)
-        price = ranks.nothing.scatter(1, ranks.parent, price)
-    path = [ranks.ids[:, 0], chosen[:, 0]]
-    while len(path) <= depth:
-        path.append(entry_at(chosen, path[-1]))
-    node, steps = path[-1], torch.stack(path, dim=1)
-    length = entry_at(tree.depth, node)
-    unpaid = ranks.levels > length.unsqueeze(1)
-    paid = price.gather(1, steps[:, :-1]).masked_fill(unpaid, 0)
-    if tree.parents is None:
-        p = row_at(left, node)
-    else:
-        assert tree.group is not None
-        p = torch.where(
-            entry_at(ranks.leaf, node).unsqueeze(-1),
-            last(node),
-            row_at(left, entry_at(tree.group, node)),
-        )
-    return Accepted(steps, length, draw(p, bonus_uniform), p, paid)
 
 
 def accept_greedy(tree: DraftTree, logits: Tensor, rule: Rule) -> Accepted:

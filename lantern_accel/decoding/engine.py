@@ -92,10 +92,8 @@ class Engine(StepEngine):
         self.source.begin(self.state, features)
 
     def _draft(self) -> Drafted:
-        g, state, uniforms = self.geometry, self.state, None
-        if not g.keyed:
-            now = state.step.clamp(max=g.tokens - 1)
-            uniforms = state.uniforms.index_select(1, now).squeeze(1)
+        state = self.state
+        uniforms = None if self.geometry.keyed else state.drawn()
         window = self.verifying.window(state) if self.source.tables is not None else None
         return self.source.draft(state, uniforms, window), uniforms
 
@@ -158,16 +156,11 @@ def commit(
     length = (state.length + gained).clamp(max=last)
     drafts.after(state, Kept(open_, accepted.path, following, gained, features))
     state.root.copy_(torch.where(open_, accepted.bonus, state.root))
-    # What is dropped is counted nowhere; a complete image gains nothing.
-    counts = verifying.slots[1 : state.histogram.shape[1] + 1]  # of the widest tree here
-    state.histogram.add_(counts == (length - state.length).unsqueeze(1))
-    state.steps.add_(open_)
     dropped = column[:, : g.depth] == g.tokens
     state.price.add_(accepted.price.masked_fill(dropped, 0).sum(dim=1))
     put_first(state.last_path, accepted.path)
-    state.last_length.copy_(torch.where(open_, accepted.length, verifying.no_length))
-    state.length.copy_(length)
-    state.step.add_(1)
+    counted = torch.where(open_, accepted.length, verifying.no_length)
+    state.advance(length, length - state.length, open_, counted)
 
 
 def _enter_slots(

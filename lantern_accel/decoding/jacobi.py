@@ -174,11 +174,8 @@ class JacobiEngine(StepEngine):
         self.ring = longest.ring
 
     def _draft_with(self, drafter: Drafter | None) -> None:
-        g, ops, device = self.geometry, self.ops, self.state.length.device
+        g = self.geometry
         self.forward = WindowPass(self.verifying, g, self.siblings.counts)
-        #: What a step may gain, by the columns of the histogram, which the longest window has made.
-        longest = self.state.histogram.shape[1]
-        self.counts = torch.arange(1, longest + 1, dtype=ops.index, device=device)
         self.drafts = (InvariantWindow if g.keyed else MaximalWindow)(
             self, self.window, self.ring, self.fresh, self.siblings, self.forward.depths
         )
@@ -261,13 +258,7 @@ class JacobiEngine(StepEngine):
         open_ = state.length < g.tokens - 1
         length = (state.length + coupled.count).clamp(max=g.tokens - 1)
         gained = length - state.length
-        entry = self.forward.chain
-        # Drafts past the end of the image are dropped, and counted nowhere; a complete one gains nothing.
-        state.histogram.add_(self.counts == gained.unsqueeze(1))
-        state.steps.add_(open_)
         if self.rule.relaxed and coupled.price is not None:
-            unused = entry[:-1] >= gained.unsqueeze(1)
+            unused = self.forward.chain[:-1] >= gained.unsqueeze(1)
             state.price.add_(coupled.price.masked_fill(unused, 0).sum(dim=1))
-        state.last_length.copy_(gained - 1)
-        state.length.copy_(length)
-        state.step.add_(1)
+        state.advance(length, gained, open_, gained - 1)

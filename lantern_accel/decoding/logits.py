@@ -18,19 +18,15 @@ class Draws:
     """A device's draws; ``sums``: what :meth:`.SamplingOps.running_sums` made for them, if anything."""
 
     ops: SamplingOps = REFERENCE
-    sums: Tensor | None = None
+    sums: tuple[Tensor, ...] = ()
 
     def draw(self, weights: Tensor, uniform: Tensor) -> Tensor:
         """Draw codes ``[...]`` as :meth:`.SamplingOps.draw` does."""
-        if self.sums is None:
-            return self.ops.draw(weights, uniform)
-        return self.ops.draw(weights, uniform, self.sums)
+        return self.ops.draw(weights, uniform, *self.sums)
 
     def draw_without_replacement(self, weights: Tensor, uniforms: Tensor) -> Tensor:
         """Draw codes ``[..., K]`` as :meth:`.SamplingOps.draw_without_replacement` does."""
-        if self.sums is None:
-            return self.ops.draw_without_replacement(weights, uniforms)
-        return self.ops.draw_without_replacement(weights, uniforms, self.sums)
+        return self.ops.draw_without_replacement(weights, uniforms, *self.sums)
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,8 @@ class Filters:
             never=never,
         )
         object.__setattr__(self, "given", given)
-        object.__setattr__(self, "draws", Draws(self.ops, self.sums))
+        sums = () if self.sums is None else (self.sums,)
+        object.__setattr__(self, "draws", Draws(self.ops, sums))
 
     @classmethod
     def of(cls, sampling: Sampling) -> Filters:

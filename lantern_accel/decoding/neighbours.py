@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,9 +12,6 @@ from torch.nn import functional as F
 
 from lantern_accel.errors import StrategyError
 from lantern_accel.files import read_tensors, write_tensors
-
-Space = Literal["decoder", "raw"]
-
 
 #: Codebooks up to this size are sorted whole: fast enough, and no value is looked at.
 SORTED = 4096

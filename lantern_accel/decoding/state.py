@@ -61,43 +61,63 @@ class State(StaticBuffers):
     ) -> None:
         """``dtype``: the weights'."""
 
-        def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        ints = partial(floats, dtype=index)
+        ints = partial(zeros, dtype=index)
         self.condition = condition
         self.length = ints(g.batch)
         self.tokens = ints(g.batch, g.tokens + 1)
         masks = g.rows if g.own_prompts else g.batch
-        self.prefix_mask = floats(masks, g.prefix, dtype=torch.bool)
-        self.uniforms = floats(g.batch, g.tokens, g.columns)
-        self.keys = floats(g.batch, 3, dtype=torch.int32)
+        self.prefix_mask = zeros(masks, g.prefix, dtype=torch.bool)
+        self.uniforms = zeros(g.batch, g.tokens, g.columns)
+        self.keys = zeros(g.batch, 3, dtype=torch.int32)
         self.step = ints(1)
         self.steps = ints(g.batch)
         self.histogram = ints(g.batch, g.depth + 1)
-        self.price = floats(g.batch)
+        self.price = zeros(g.batch)
         self.last_length = ints(g.batch)
         self.start = ints(g.rows if g.own_prompts else 0)
+        #: What a step may gain, by the columns of the histogram.
+        self._gains = torch.arange(1, g.depth + 2, dtype=index, device=device)
         self.in_place = g.in_place
         if self.in_place:
             self.newest = ints(g.batch)
-            self.q = floats(g.batch, g.kept + 1, g.vocab) if g.kept else floats(0)
+            self.q = zeros(g.batch, g.kept + 1, g.vocab) if g.kept else zeros(0)
             held = (g.batch, g.passes, g.depth + 1) if g.passes else (0, 0, 0)
             # Half the bytes do: what is drawn from them is what they are after this rounding.
             rows = (0, 0, 0) if g.keyed else held
-            self.row_probs = floats(*rows, g.vocab, dtype=torch.bfloat16)
+            self.row_probs = zeros(*rows, g.vocab, dtype=torch.bfloat16)
             self.row_keys, self.row_previous = ints(*held), ints(*held)
             self.row_tokens = ints(*held) if g.keyed else ints(0, 0, 0)
             return
         self.root = ints(g.batch)
         self.pending_tokens = ints(g.batch, g.depth + 1)
         self.pending_count = ints(g.batch)
-        self.pending_features = floats(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
+        self.pending_features = zeros(g.rows, g.depth + 1, (g.taps + 1) * g.dim, dtype=dtype)
         self.last_path = ints(g.batch, g.depth + 1)
         self.slot_of = ints(g.batch, g.image_slots)
         self.place_of = ints(g.batch, g.image_slots)
         self._slots = torch.arange(g.image_slots, dtype=index, device=device)
         self.reset()
+
+    def drawn(self, back: int = 0) -> Tensor:
+        """Return the uniforms ``[B, columns]`` of this step, or of the one ``back`` before it."""
+        step = self.step - back if back else self.step
+        now = step.clamp(max=self.uniforms.shape[1] - 1)
+        return self.uniforms.index_select(1, now).squeeze(1)
+
+    def advance(self, length: Tensor, gained: Tensor, open_: Tensor, accepted: Tensor) -> None:
+        """Move images on to ``length [B]``, ``gained`` tokens further, and count the step.
+
+        Of images that are complete, and not ``open_``, nothing is counted, nor is what a step drafts past
+        their end. ``accepted``: the step's drafts that were accepted, -1 of complete images.
+        """
+        self.histogram.add_(self._gains == gained.unsqueeze(1))
+        self.steps.add_(open_)
+        self.last_length.copy_(accepted)
+        self.length.copy_(length)
+        self.step.add_(1)
 
     def rewind(self, position: int, pending: int) -> None:
         """Let images be known up to ``position``, for a step there to be timed.

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lantern_accel.decoding.rows import Allowed
+from lantern_accel.decoding.rows import Allowed, HasRotary
 from lantern_accel.nn.transformer import Pass
 
 
@@ -48,11 +48,8 @@ class DrafterSizes(Sizes, Protocol):
     def mask_padding(self) -> bool: ...
 
 
-class Target(Protocol):
+class Target(HasRotary, Protocol):
     """The model whose distribution is sampled. Its features are the states after the final norm."""
-
-    rope_cos: Tensor
-    rope_sin: Tensor
 
     @property
     def config(self) -> TargetSizes: ...
@@ -92,11 +89,8 @@ class Target(Protocol):
         ...
 
 
-class Drafter(Protocol):
+class Drafter(HasRotary, Protocol):
     """A model that predicts the target's next feature from its last ones and the token drawn."""
-
-    rope_cos: Tensor
-    rope_sin: Tensor
 
     @property
     def config(self) -> DrafterSizes: ...

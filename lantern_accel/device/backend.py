@@ -216,16 +216,15 @@ class Backend(TensorOps, ABC):
             raise DeviceRequestError(
                 f"no capability is named {capability!r}{did_you_mean(capability, CAPABILITIES)}"
             )
+        yes, no = False, f"backend {self.name!r} runs each step eagerly"
         if capability in DTYPES:
             yes = DTYPES[capability] in self.compute_dtypes()
-            return Support(yes, "" if yes else f"{self.device} does not compute in {capability}")
-        if capability == "energy":
-            yes = self.energy_mj() is not None
-            return Support(yes, "" if yes else f"backend {self.name!r} reads no energy meter")
-        if capability == "memory":
-            yes = self.memory().in_use is not None
-            return Support(yes, "" if yes else f"backend {self.name!r} reads no memory use")
-        return Support(False, f"backend {self.name!r} runs each step eagerly")
+            no = f"{self.device} does not compute in {capability}"
+        elif capability == "energy":
+            yes, no = self.energy_mj() is not None, f"backend {self.name!r} reads no energy meter"
+        elif capability == "memory":
+            yes, no = self.memory().in_use is not None, f"backend {self.name!r} reads no memory use"
+        return Support(yes, "" if yes else no)
 
     def dtypes(self, requested: str = "auto") -> DTypePolicy:
         """Choose the dtypes for ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``.

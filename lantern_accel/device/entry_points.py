@@ -46,11 +46,8 @@ class Offers(Generic[OfferT]):
     broken: dict[str, str] = field(default_factory=dict)
 
 
-Plugins = Offers[BackendSpec]
-
-
 @functools.cache
-def load_plugins() -> Plugins:
+def load_plugins() -> Offers[BackendSpec]:
     """Load every backend once; ``load_plugins.cache_clear()`` forgets them."""
     return load_offers(HOOK, "backend", check_backend)
 

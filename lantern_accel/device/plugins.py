@@ -100,7 +100,10 @@ class Chosen:
             first_use(backend)
             return use(backend, self)
         except BaseException as error:
-            _close_quietly(backend)
+            # What it says while it is closed would hide the reason.
+            with warnings.catch_warnings(), contextlib.suppress(Exception):
+                warnings.simplefilter("ignore")
+                close_in_time(backend.name, backend.close)
             known = None
             if isinstance(error, Exception) and not isinstance(error, LanternError):
                 known = backend.explain(error)
@@ -312,13 +315,6 @@ def _open(spec: BackendSpec, index: int, options: Mapping[str, Any]) -> Backend:
             f"version; {REPORT}"
         )
     return backend
-
-
-def _close_quietly(backend: Backend) -> None:
-    """Close a backend that failed; what it says then would hide the reason."""
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
-        warnings.simplefilter("ignore")
-        close_in_time(backend.name, backend.close)
 
 
 # --- what is opened -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from lantern_accel.device import plugins
 from lantern_accel.device.backend import Backend, DeviceFacts
 from lantern_accel.device.capture import Replay
-from lantern_accel.device.entry_points import Plugins
+from lantern_accel.device.entry_points import Offers
 from lantern_accel.device.spec import BackendSpec, Probe
 from lantern_accel.errors import BackendError, NotCapturableError
 
@@ -89,6 +89,6 @@ class CardSpec(BackendSpec):
 def install(monkeypatch: pytest.MonkeyPatch, fails: str) -> CardSpec:
     """Put the card next to the CPU for the length of a test."""
     spec = CardSpec(fails)
-    found = Plugins({"card": spec, "cpu": plugins.backend_specs()["cpu"]})
+    found = Offers({"card": spec, "cpu": plugins.backend_specs()["cpu"]})
     monkeypatch.setattr(plugins, "load_plugins", lambda: found)
     return spec

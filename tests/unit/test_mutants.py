@@ -21,6 +21,7 @@ from support.tree_tensors import draft_tree
 from torch import Tensor
 
 from lantern_accel.decoding.base import Decoded
+from lantern_accel.decoding.engine import Engine
 from lantern_accel.decoding.jacobi import JacobiEngine
 from lantern_accel.decoding.rule import Rule
 from lantern_accel.device.operations import TensorOps
@@ -88,7 +89,8 @@ def _llamagen() -> Any:
 def every_step_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(tree=NoTree(), coupling="maximal")
-    engine = module.Engine(model.target, None, TensorOps(), strategy, Sampling())
+    engine = Engine(model.target, None, TensorOps(), strategy, Sampling())
+    engine.state.drawn = types.MethodType(module.State.drawn, engine.state)  # type: ignore[method-assign]
     read = _rows_used(engine)
     assert len(set(read)) == len(read) == 20
 
@@ -97,8 +99,7 @@ def every_window_has_numbers_of_its_own(module: Any) -> None:
     model = _llamagen()
     strategy = Strategy(tree=Window(length=2, fresh="uniform", tail="anew"), coupling="maximal")
     engine = JacobiEngine(model.target, None, TensorOps(), strategy, Sampling())
-    e: Any = engine
-    e.drafts = module.MaximalWindow(e, e.window, e.ring, e.fresh, e.siblings, e.forward.depths)
+    engine.state.drawn = types.MethodType(module.State.drawn, engine.state)  # type: ignore[method-assign]
     assert len(set(_rows_used(engine))) >= 20  # a step reads its own for tests, then for drafts
 
 
@@ -221,15 +222,15 @@ DECODING = "lantern_accel.decoding."
 MUTANTS: dict[str, tuple[Law, str, str, str]] = {
     "the same uniforms for every later step": (
         every_step_has_numbers_of_its_own,
-        DECODING + "engine",
-        "state.step.clamp(max=g.tokens - 1)",
-        "state.step.clamp(max=8)",
+        DECODING + "state",
+        "step.clamp(max=self.uniforms.shape[1] - 1)",
+        "step.clamp(max=8)",
     ),
     "the same uniforms for every later window": (
         every_window_has_numbers_of_its_own,
-        DECODING + "sources.window",
-        "(state.step - back).clamp(max=self.geometry.tokens - 1)",
-        "(state.step - back).clamp(max=8)",
+        DECODING + "state",
+        "step.clamp(max=self.uniforms.shape[1] - 1)",
+        "step.clamp(max=8)",
     ),
     "aggregate falls back to all codes alike": (
         where_nothing_is_left_the_target_draws,

@@ -53,17 +53,15 @@ class Picks:
 
 @dataclass(frozen=True)
 class Level:
-    """Nodes of one depth that are run, in scratch slots of their own.
+    """Nodes of one depth of a static tree that are run.
 
     ``codes`` of the level before it, and the nodes there whose ``features`` go with them; ``seen``: the
-    device's form of the mask ``[M, 1, n, L - base]`` of what is behind the image; ``address`` of their
-    slots. All but the last are None where they follow from the drafts.
+    device's form of the mask ``[M, 1, n, L - base]`` of what is behind the image.
     """
 
-    codes: Picks | None
-    features: Picks | None
-    seen: Tensor | None
-    address: Tensor
+    codes: Picks
+    features: Picks
+    seen: Tensor
 
 
 @dataclass(frozen=True)
@@ -103,13 +101,14 @@ class Drafting(Drafts[DrafterTree]):
         self.behind = self.slots[: self.base] - self.prefix
         self.branches = Branches(g.batch, g.branches, g.prefix, g.own_prompts)
         self._rows = self.branches.rows
-        #: Which picks of each level are nodes of the tree, and the levels behind the root's.
+        #: Which picks of each level are nodes of the tree; the levels behind the root's, and the scratch
+        #: slots that each level writes.
         self.kept: list[Picks] = []
         self.levels: list[Level] = []
+        self.written: list[Tensor] = []
         if self.dynamic is not None:
             k = self.dynamic.top_k
-            for level in range(self.dynamic.depth):
-                self.levels.append(Level(None, None, None, self._scratch(level * k, k)))
+            self.written = [self._scratch(level * k, k) for level in range(self.dynamic.depth)]
         if self.tables is not None:
             self._plan_levels(self.tables, device)
 
@@ -153,9 +152,9 @@ class Drafting(Drafts[DrafterTree]):
                     Picks(inputs, device, self.ops.index),
                     Picks(parents, device, self.ops.index),
                     self._mask(seen.repeat(self.branches.masks, 1, 1).to(device)).clone(),
-                    self._scratch(first, len(following)),
                 )
             )
+            self.written.append(self._scratch(first, len(following)))
             first += len(following)
         # Picks that are no views of their level are taken of all levels at once.
         self.order = Picks(order, device, self.ops.index)
@@ -251,7 +250,7 @@ class Drafting(Drafts[DrafterTree]):
         count = codes.shape[1]
         mask = torch.cat((ahead.committed.expand(-1, -1, count, -1), seen), dim=-1)
         cos, sin = (t[:, depth : depth + 1].expand(-1, count, -1, -1) for t in ahead.rotary)
-        at = self._pass((cos, sin), self.levels[depth - 1].address, mask)
+        at = self._pass((cos, sin), self.written[depth - 1], mask)
         out: Tensor = self.drafter(self._rows(codes), features, at)
         return out
 
@@ -307,8 +306,6 @@ class Drafting(Drafts[DrafterTree]):
             tokens.append(self.kept[depth].of(codes) if self.kept else codes)
             if depth < len(self.levels):
                 level = self.levels[depth]
-                assert level.codes is not None and level.features is not None
-                assert level.seen is not None
                 features = self._level(
                     ahead, depth + 1, level.codes.of(codes), level.features.of(features), level.seen
                 )

@@ -254,19 +254,12 @@ class MaximalWindow(WindowDrafts):
         self.fresh_column = most - 1
         self.looked_up = 0 if self.recall is None else len(self.recall.slots)
 
-    def _uniforms(self, back: int = 0) -> Tensor:
-        """Return the uniforms ``[B, columns]`` of the step ``back`` before this one."""
-        state = self.state
-        now = (state.step - back).clamp(max=self.geometry.tokens - 1)
-        here: Tensor = state.uniforms.index_select(1, now).squeeze(1)
-        return here
-
     def draft(self, newest: Tensor, back: int = 0) -> None:
         """Draw fresh drafts behind ``newest [B]``, by uniforms of the step ``back`` before this one."""
         state, fresh = self.state, self.initial
         targets = fresh.targets(newest)
         rows = fresh.rows(self._given(*fresh.sources(newest)), targets)
-        here = self._uniforms(back)[:, self.fresh_column :][:, : targets.shape[1]]
+        here = state.drawn(back)[:, self.fresh_column :][:, : targets.shape[1]]
         drawn = self.filters.draws.draw(rows, here)
         state.tokens.scatter_(1, targets.clamp(max=self.geometry.tokens), drawn)
         if fresh.certain:
@@ -286,7 +279,7 @@ class MaximalWindow(WindowDrafts):
         if not self.siblings.total:
             return None
         first = sum(self.columns[:2])
-        drawn = self._uniforms()[:, first : first + self.siblings.total]
+        drawn = self.state.drawn()[:, first : first + self.siblings.total]
         rows = self.sibling_rows(chain)
         deep = len(self.siblings.counts)
         return self.siblings.draft(x[:, :deep], rows, drawn, self.filters.draws), rows
@@ -300,12 +293,12 @@ class MaximalWindow(WindowDrafts):
         self.finite.note(p)
         if length == 1:  # there is nothing to test
             self.ring.write(state.q, chain + 1, p)
-            return Coupled(self.filters.draws.draw(p, self._uniforms()[:, -1:]), self.ahead, None)
+            return Coupled(self.filters.draws.draw(p, state.drawn()[:, -1:]), self.ahead, None)
         q = self.ring.read(state.q, chain[:, 1:])
         rows = p[:, :length]
         places = state.length.unsqueeze(1) + self.ahead
         self.ring.write(state.q, places, rows)
-        uniforms = self._uniforms()
+        uniforms = state.drawn()
         tests, draws = uniforms[:, : length - 1], uniforms[:, -length:]
         coupled = couple(
             x, rows, q, self.rule, tests, draws, anew=self.window.tail == "anew",

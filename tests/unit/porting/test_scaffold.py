@@ -13,7 +13,7 @@ import pytest
 
 from lantern_accel.cli import main
 from lantern_accel.device import plugins
-from lantern_accel.device.entry_points import Plugins
+from lantern_accel.device.entry_points import Offers
 from lantern_accel.errors import BackendError
 from lantern_accel.porting import scaffold
 from lantern_accel.testing import static
@@ -132,7 +132,7 @@ def test_a_name_that_no_device_can_have_is_a_sentence(
 def test_the_name_of_a_broken_plugin_is_taken(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(plugins, "load_plugins", lambda: Plugins({}, {"slate": "no chalk"}))
+    monkeypatch.setattr(plugins, "load_plugins", lambda: Offers({}, {"slate": "no chalk"}))
     with pytest.raises(BackendError, match=r"has the name 'slate', although .*no chalk"):
         scaffold.scaffold("slate", tmp_path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -170,9 +171,10 @@ def test_a_tree_is_walked_as_the_reference_walks(
             filters = Filters(Sampling(top_k=top_k, top_p=0.95), 0.9, 0.95, backend)
             tests, bonus = uniform(seed, 4, sum(tree.max_children)), uniform(seed + 1, 4)
             got = accept(tree, logits, filters, rule, tests, bonus, masked=masked)
-            probs = backend.filter(logits, filters.given)
-            allowed = logits > float("-inf") if masked else None
-            want = accept_sampling(tree, probs, rule, tests, bonus, allowed, Exactly())
+            exactly: Any = Exactly()
+            exactly.filter = backend.filter
+            given = replace(filters, ops=exactly)
+            want = accept_sampling(tree, logits, rule, tests, bonus, given, masked)
             assert torch.equal(got.path, want.path)
             assert torch.equal(got.length, want.length)
             assert torch.equal(got.bonus, want.bonus)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,21 @@ from lantern_accel.bounds import MOST_SEED, whole
 from lantern_accel.cli.console import bar, note, print_json, say, warn
 from lantern_accel.cli.options import LoadingParts, strategy_words, with_options
 from lantern_accel.errors import RequestError, did_you_mean, shown
-from lantern_accel.files import write_json
+from lantern_accel.files import cache_dir, read_record, write_json, write_record
 from lantern_accel.generation.settings import check_prompts, exactly, option_name, read_settings
 from lantern_accel.prompts import read_prompts
 from lantern_accel.strategy.values import StaticTree
 
 if TYPE_CHECKING:
     from lantern_accel.generation.pipeline import Pipeline
-    from lantern_accel.generation.result import GenerationResult
+    from lantern_accel.generation.result import GenerationResult, GenerationStats
+
+#: What others are compared with: no drafts, and what is chosen by measurement.
+BASES = ("vanilla", "auto")
+#: Below this share of a base it is said; processes vary by less.
+SLOWER = 0.85
+#: A strategy that drafts and brings fewer tokens per step has hardly drafted anything.
+FEW_TOKENS = 1.15
 
 
 @with_options
@@ -148,12 +156,15 @@ def generate(
     elif grid:
         pictures.write_grid(settings["num_images"] or 1)
     pictures.done()
-    _report(results, as_json, stats_path)
+    figures = [one.stats.model_dump(mode="json") for one in results]
+    stats = figures[0] if len(figures) == 1 else figures  # a list where several runs were made
+    if as_json:
+        print_json(stats)
+    if stats_path is not None:
+        write_json(stats_path, stats)
     if not quiet and not as_json:
         if not results:
             say("every image is there already", label="nothing to draw", style="bold")
-        from lantern_accel.cli.rates import remark
-
         for result in results:
             _summary(result)
             if (slower := remark(result.stats)) is not None:
@@ -206,16 +217,6 @@ def _seeds(text: str) -> list[int]:
             raise RequestError(f"{word[:40]!r} is not a seed; write numbers such as 1,2,3")
         found.append(seed)
     return found
-
-
-def _report(results: Sequence[GenerationResult], as_json: bool, path: Path | None) -> None:
-    """Print or write the figures: one object, or a list where several runs were made."""
-    figures = [one.stats.model_dump(mode="json") for one in results]
-    whole: Any = figures[0] if len(figures) == 1 else figures
-    if as_json:
-        print_json(whole)
-    if path is not None:
-        write_json(path, whole)
 
 
 def _summary(result: GenerationResult) -> None:
@@ -317,7 +318,46 @@ def _workers(
             note(f"workers: {', '.join(map(str, kinds))}")
         given = replace(load, threads=None).keywords()  # a kind of device has its own
         tell = partial(warn, label="fleet")
-        with Fleet(
-            ray, kinds, given, settings, threads=load.threads, slots=slots, say=tell
+        with closing(
+            Fleet(ray, kinds, given, settings, threads=load.threads, slots=slots, say=tell)
         ) as fleet:
             yield fleet
+
+
+def remark(stats: GenerationStats) -> str | None:
+    """Keep a base's rate, or say that a named strategy was slower than one; None: nothing to say.
+
+    Rates are kept for the device, model, dtype, batch and guidance, the highest of each base.
+    """
+    rate = stats.tokens_per_second
+    if rate is None or stats.simulated:
+        return None
+    name = "auto" if stats.auto is not None else stats.strategy.name
+    path = _path(stats)
+    found = read_record(path) or {}
+    kept = {n: float(found[n]) for n in BASES if isinstance(found.get(n), int | float)}
+    if name in BASES:
+        if rate > kept.get(name, 0.0):
+            write_record(path, {**kept, name: rate})
+        return None
+    base = max(kept, key=lambda one: kept[one], default=None)
+    if base is not None and rate < SLOWER * kept[base]:
+        plain = "plain decoding" if base == "vanilla" else "auto"
+        return (
+            f"{stats.strategy.name} drew {rate:.0f} tokens/s, and {plain} drew {kept[base]:.0f} here "
+            "before; leave --strategy and --preset out to let auto choose"
+        )
+    if stats.step_compression < FEW_TOKENS:
+        return (
+            f"{stats.step_compression:.2f} tokens per step: hardly a draft was accepted, so plain "
+            "decoding is likely faster; leave --strategy and --preset out to let auto choose"
+        )
+    return None
+
+
+def _path(stats: GenerationStats) -> Path:
+    kind = [stats.device_name, stats.device, stats.backend, stats.backend_version, stats.model]
+    kind += [stats.weights_hash, stats.dtype, str(stats.batch_size), str(stats.sampling.guided)]
+    kind += [stats.torch, "" if stats.rounding is None else stats.rounding.text()]
+    digest = hashlib.sha256("\n".join(kind).encode()).hexdigest()[:24]
+    return cache_dir() / "rates" / f"{digest}.json"

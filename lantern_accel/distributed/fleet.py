@@ -165,7 +165,7 @@ def placed(kind: Kind, threads: int | None) -> dict[str, Any]:
 
 
 class Fleet:
-    """Workers on a cluster, made for one run; close it, or use it with ``with``."""
+    """Workers on a cluster, made for one run; :meth:`close` stops them."""
 
     def __init__(
         self,
@@ -248,12 +248,6 @@ class Fleet:
         for actor in self._actors.values():
             self.ray.kill(actor)
         self._actors.clear()
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def lines_of(error: Exception) -> list[str]:

@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,16 +55,11 @@ __all__ = ["CapturedEngine", "Pipeline", "Prompt"]
 OnImages = Callable[[int, "list[Image]"], None]
 
 
-def _reporter(
-    report: Callable[[int, int], None] | None, before: int, images: int, count: int, size: int
-) -> Callable[[int], None] | None:
-    """Turn a batch's progress, tokens of ``size`` known by its slowest image, into the request's.
-
-    ``before``: images of earlier batches; ``images``: of this one; ``count``: of the request.
-    """
-    if report is None:
-        return None
-    return lambda known: report(before * size + known * images, count * size)
+def _told(
+    report: Callable[[int, int], None], before: int, images: int, count: int, known: int
+) -> None:
+    """Report tokens of a request of ``count``, ``known`` by the slowest of a batch's ``images``."""
+    report(before + known * images, count)
 
 
 class Pipeline(Loaded):
@@ -279,8 +275,9 @@ class Pipeline(Loaded):
                     ready.begin(rows, request.seed, full)
                     if spare:  # rows that nobody asked for are finished
                         engine.leave_out(len(chunk))
-                part = len(images), len(chunk), len(wanted)
-                report = _reporter(on_progress, *part, size=engine.geometry.tokens)
+                tokens = engine.geometry.tokens
+                part = len(images) * tokens, len(chunk), len(wanted) * tokens
+                report = None if on_progress is None else partial(_told, on_progress, *part)
                 with watch() as decode, of_image(chunk):
                     done = engine.run(ready.steps, report)
                 used = used or self.auto.resolve(strategy, size, sampling)

@@ -82,11 +82,11 @@ def size(count: Reading) -> str:
     if not is_measured(count):
         return MISSING
     value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
             return f"{number(value)} {unit}"
         value /= 1024
-    raise AssertionError
+    return f"{number(value)} GiB"
 
 
 def joined(words: Iterable[object]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lantern_accel.cli.console import markdown, show_markdown, show_table
-from lantern_accel.cli.rates import remark
+from lantern_accel.cli.generate import remark
 
 HEAD, ROWS = ["name", "speed", "a long column of words"], [["a", "1.0", "x"], ["b|c", "2", ""]]
 

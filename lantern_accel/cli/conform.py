@@ -58,7 +58,9 @@ def conform(
         certificate=certificate,
         on_outcome=None if as_json else _tell,
         limit=limit,
-        on_wait=_wait,
+        on_wait=lambda check, doing, seconds: say(
+            f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True
+        ),
     )
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
@@ -71,18 +73,10 @@ def conform(
 
 
 def _tell(outcome: Outcome) -> None:
-    figure = ""
+    text = f"{outcome.name}: {outcome.detail}"
     if outcome.error is not None:
-        figure = f" (error {outcome.error:.2g}, tolerance {outcome.tolerance:.2g})"
-    say(
-        f"{outcome.name}: {outcome.detail}{figure}",
-        label=outcome.state,
-        style=STYLES[outcome.state],
-    )
-
-
-def _wait(check: str, doing: str, seconds: float) -> None:
-    say(f"{doing or 'running'}, {seconds:.0f} s", label=check, style="dim", to_stderr=True)
+        text += f" (error {outcome.error:.2g}, tolerance {outcome.tolerance:.2g})"
+    say(text, label=outcome.state, style=STYLES[outcome.state])
 
 
 def port(

@@ -214,6 +214,7 @@ def plan(
 
     Exit code 1 if it does not fit.
     """
+    from lantern_accel.families.registry import entry, is_published
     from lantern_accel.memory.plan import parse_size, planner_for
 
     if text_device not in ("device", "cpu"):
@@ -238,7 +239,9 @@ def plan(
     largest = None if made.capacity is None else fitting(made.capacity)
     usual: dict[str, dict[str, int]] = {}
     if largest is None and device:
-        beside = {"": 0, **_beside(model)}
+        # What another library loads for a published model on the same device, in bytes by name.
+        config = entry(model).config if is_published(model) else {}
+        beside = {"": 0, **config.get("beside", {})}
         usual = {
             card: {what: fitting(held - taken) for what, taken in beside.items()}
             for card, held in USUAL_MEMORY.items()
@@ -294,15 +297,6 @@ def _tell_plan(made: MemoryPlan, largest: int | None, usual: dict[str, dict[str,
         for what, count in fitting.items():
             verdict = f"yes; {together(count)}" if count else "no"
             say(verdict, label=f"fits {card}{what and ' next to ' + what}", style="bold")
-
-
-def _beside(model: str) -> dict[str, int]:
-    """Return what another library loads for a published model on the same device, in bytes by name."""
-    from lantern_accel.families.registry import entry, is_published
-
-    if not is_published(model):
-        return {}
-    return {str(name): int(held) for name, held in entry(model).config.get("beside", {}).items()}
 
 
 @commands.command("fetch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -282,6 +282,7 @@ def _measure_folder(
     from lantern_accel.cli.compare import compare
     from lantern_accel.distributed.fleet import connected
     from lantern_accel.distributed.measuring import measure_fleet, models_of, write_runs
+    from lantern_accel.measure.reading import check_comparable, read_file
     from lantern_accel.report import render
 
     for name, one in clash.items():
@@ -302,23 +303,16 @@ def _measure_folder(
             words += [] if one is None else [name, str(one)]
     with connected() as ray:
         models = models_of(ray.cluster_resources(), workers)
-        found = write_runs(
-            output, measure_fleet(ray, models, words, patience=patience, say=tell), tell
-        )
-    usable = [str(path) for path in found if _readable(path, tell)]
+        runs = measure_fleet(ray, models, words, patience=patience, say=tell)
+        found = write_runs(output, runs, tell)
+    usable = []
+    for path in found:  # one that cannot be compared must not cost the others their report
+        try:
+            run: Any = read_file(path)
+            check_comparable([run], [str(path)])
+            usable.append(str(path))
+        except LanternError as error:
+            tell(f"left out of the report: {error}")
     if not usable:
         raise RequestError(f"no run in {output} can be compared; repeat the command")
     compare(usable, report, [], None, 0.0)
-
-
-def _readable(path: Path, tell: Callable[[str], None]) -> bool:
-    """Return whether a run can be compared; says why not: it must not cost the others their report."""
-    from lantern_accel.measure.reading import check_comparable, read_file
-
-    try:
-        run: Any = read_file(path)
-        check_comparable([run], [str(path)])
-        return True
-    except LanternError as error:
-        tell(f"left out of the report: {error}")
-        return False

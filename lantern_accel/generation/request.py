@@ -14,7 +14,7 @@ from lantern_accel.bounds import MOST_BATCH, MOST_IMAGES, SEEDS
 from lantern_accel.errors import RequestError, shown
 from lantern_accel.generation.settings import check_prompts, read_settings
 from lantern_accel.records import Frozen
-from lantern_accel.strategy.choose import choose_strategy
+from lantern_accel.strategy.choose import CHANGES, choose_strategy
 from lantern_accel.strategy.presets import preset_for
 from lantern_accel.strategy.rules import validated
 from lantern_accel.strategy.values import AUTO, Sampling, Strategy
@@ -50,7 +50,7 @@ def build_request(
     """
     prompts = check_prompts(prompt)
     settings = read_settings(given)
-    changes = settings.strategy_changes()
+    changes = {name: getattr(settings, name) for name in CHANGES}
     sampling: dict[str, Any] = {}
     name = settings.strategy
     if settings.preset is not None:

@@ -170,7 +170,11 @@ class GenerationResult:
                 f"there are no pictures to write to {path}: the result is tokens (result.tokens), which "
                 "another program paints from"
             )
-        return save_images(self.images, path)
+        count = len(self.images)
+        written = [numbered(Path(path), index, count) for index in range(count)]
+        for image, out in zip(self.images, written, strict=True):
+            save_image(image, out)
+        return written
 
 
 def png_bytes(image: Image) -> bytes:
@@ -231,11 +235,3 @@ def save_image(image: Image, path: Path) -> None:
     """Write one picture, whole or not at all."""
     kind = picture_format(path)
     write_whole(path, lambda stream: image.save(stream, format=kind))
-
-
-def save_images(images: Sequence[Image], path: str | Path) -> list[Path]:
-    """Write an image to ``path``, or several as ``name-0.png``, ``name-1.png``, ...; return the files."""
-    written = [numbered(Path(path), i, len(images)) for i in range(len(images))]
-    for image, out in zip(images, written, strict=True):
-        save_image(image, out)
-    return written

@@ -110,12 +110,6 @@ class Settings(Frozen):
         names = [name for name in Sampling.model_fields if name in type(self).model_fields]
         return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
 
-    def strategy_changes(self) -> dict[str, Any]:
-        """Return what changes a part of the strategy; None where it was left out."""
-        from lantern_accel.strategy.choose import CHANGES
-
-        return {name: getattr(self, name) for name in CHANGES}
-
 
 #: In this dtype no rounding of a product over more rows changes a decision: `conform` checks on every
 #: device that greedy exact strategies give vanilla's tokens.

@@ -171,7 +171,9 @@ def _model_sizes(comparison: Comparison, runs: Sequence[Run]) -> dict[str, list[
             _log_log(axes)
             axes.set_xlim(*ends)
             axes.margins(y=0.1)
-            axes.xaxis.set_major_formatter(lambda at, _: _bytes_word(at))
+            axes.xaxis.set_major_formatter(
+                lambda at, _: f"{at / 1e9:g} GB" if at >= 1e9 else f"{at / 1e6:g} MB"
+            )
             axes.yaxis.set_major_formatter(lambda at, _: f"{at:g}")
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_minor_formatter(lambda at, _: "")
@@ -190,10 +192,6 @@ def _size_points(run: Run, rows: Sequence[Row]) -> Iterator[tuple[float, Interva
     best = max(exact, key=lambda row: row.tokens_per_second.value)
     for row in [plain, best] if best is not plain else [plain]:
         yield _step_bytes(work), row.tokens_per_second, row.strategy, run.settings.model
-
-
-def _bytes_word(count: float) -> str:
-    return f"{count / 1e9:g} GB" if count >= 1e9 else f"{count / 1e6:g} MB"
 
 
 def _step_bytes(work: Mapping[str, Any]) -> float:

@@ -64,9 +64,8 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 
 def _commit(run: Run) -> str:
     commit = run.environment.commit
-    known = COMMIT.fullmatch(commit)
     changed = " with changes" if run.environment.dirty is True else ""
-    return (commit[:READ] if known else "unknown") + changed
+    return (commit[:READ] if COMMIT.fullmatch(commit) else "unknown") + changed
 
 
 def _options(run: Run) -> str:
